@@ -38,7 +38,7 @@ def decode(folder: str, out: Path) -> None:
 
 
 def apart(work: Callable[[str, Path], None], folder: str, out: Path) -> None:
-    """By two processes that have nothing to do with each other: what a second core of this machine gives at best."""
+    """Run the work in two processes that share nothing: what a second core of this machine gives at best."""
     import multiprocessing
 
     paths = sorted(Path(folder).glob("*.parquet"))
@@ -124,7 +124,7 @@ RATIOS = [
 
 
 def measure(name: str, folder: str, python: str, where: str | None) -> dict[str, float]:
-    """What one arm told, its seconds until the disk has everything, lines and bytes written."""
+    """Return what one arm reported, its seconds until the disk has everything, lines and bytes written."""
     with scratch(where) as out:
         start = time.perf_counter()
         told = run_arm(python, "bench.data", [folder, "--arm", name, "--out", str(out)], HF_HOME=str(out / "hf"))

@@ -1,4 +1,4 @@
-"""How long `inv launch --provider ssh` takes from the command to the first line of the job, and where that time goes.
+"""The time of `inv launch --provider ssh` from the command to the first line of the job, stage by stage.
 
 Run: .venv/bin/python -m bench.handover. The machine is an sshd on loopback that holds the environment and uv already;
 it is looked at as any other (`accept`). Prints the median of each stage over ROUNDS launches, and of their sum.
@@ -34,7 +34,10 @@ def main() -> None:
 
 
 def launch(folder: Path, host: Host, number: int) -> dict[str, float]:
-    """Seconds of each stage; the plan is what came before the first, and what lies between two is the later one's."""
+    """Return the seconds of each stage.
+
+    The plan is what came before the first, and what lies between two is the later one's.
+    """
     address = host.address
     machine = {"ip": address.host, "port": address.port, "python": getattr(sys, "_base_executable", sys.executable)}
     pool = {"user": address.user, "identity_file": address.key, "hosts": [machine]}

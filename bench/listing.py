@@ -1,4 +1,4 @@
-"""How long `inv --list` takes here, against the same `inv` with an empty tasks.py.
+"""The time of `inv --list` here, against the same `inv` with an empty tasks.py.
 
 Run: .venv/bin/python bench/listing.py. Prints medians in milliseconds of interleaved runs, and their ratio.
 """

@@ -1,4 +1,4 @@
-"""How good a model is after a fixed cost: bits per byte of held-out text after 120 s on two cores, for several seeds.
+"""The quality of a model at a fixed cost: bits per byte of held-out text after 120 s on two cores, for several seeds.
 
 Run: python -m bench.quality [--profile NAME] [--seeds 1,2,3] [--cpu-s 240] [--steps N]. Text is `pydocs` as every local
 run has it, a twentieth held out; text, tokenizer and tokens are made first and do not count, nor does the measuring.
@@ -53,7 +53,7 @@ def inputs(folder: Path, vocab_size: int) -> Inputs:
 
 
 def trained(config: PhaseConfig, given: Inputs, machine: Machine, steps: int) -> tuple[Decoder, list[float]]:
-    """After the first `steps` of the phase, and the CPU seconds of each."""
+    """Return the model after the first `steps` of the phase, and the CPU seconds of each."""
     files = sorted(given.tokens.glob("train-*.bin"))
     loader: Any = LOADERS[config.packing](files, config.sequence_len, config.rows, config.seed, given.tokenizer.sha256)
     model = Decoder(config.model, machine.dtype(config))

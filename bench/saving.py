@@ -1,9 +1,9 @@
-"""What a save costs the training beside it: steps while one is being written, against steps without, in turn.
+"""The cost of a save to the training beside it: steps while one is being written, against steps without, in turn.
 
 Run: python -m bench.saving [--rounds N] [--folder DIR]. A Llama shape of 21M parameters on this machine, a checkpoint
 of 12 bytes a parameter. Prints medians and ranges over rounds: a step while a save is under way (copy included) over a
 step without, also of the seconds of all rounds together; for how long training stands still over a copy in memory; a
-save that is waited for over a plain write and fsync of as many bytes; and how long it takes to go on from the newest
+save that is waited for over a plain write and fsync of as many bytes; and how long it takes to resume from the newest
 checkpoint, which is hashed and read.
 """
 

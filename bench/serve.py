@@ -79,7 +79,7 @@ class Client(asyncio.Protocol):
             self._done.set_result(len(self._seen))
 
     async def ask(self, said: bytes) -> tuple[float, float]:
-        """Seconds to the first byte of the body, and to the last."""
+        """Return the seconds to the first byte of the body, and to the last."""
         assert self.transport is not None
         self._seen, self.first_s = b"", 0.0
         self._done = asyncio.get_running_loop().create_future()
@@ -112,7 +112,7 @@ class Arm:
         return [(await loop.create_connection(Client, "127.0.0.1", self.port))[1] for _ in range(count)]
 
     def cpu_s(self) -> float:
-        """User and system, of the proxy and all that it has started."""
+        """Return the user and system time of the proxy and all that it has started."""
         return sum(_cpu_s(pid) for pid in _tree(self.pid)) if self.pid else float("nan")
 
 
@@ -137,7 +137,7 @@ def _rss_mb(pid: int) -> float:
 
 
 async def one_by_one(arm: Arm, count: int, pause_s: float) -> None:
-    """One client. After a pause all that a request goes through was asleep, and caches are cold."""
+    """Ask as one client. After a pause all that a request goes through was asleep, and caches are cold."""
     (client,) = await arm.clients(1)
     short: list[float] = []
     first: list[float] = []
@@ -154,7 +154,7 @@ async def one_by_one(arm: Arm, count: int, pause_s: float) -> None:
 
 
 async def many(arm: Arm, said: bytes, clients: int, count: int) -> tuple[float, float]:
-    """Requests per second on the wall, and per CPU second of the proxy."""
+    """Return requests per second on the wall, and per CPU second of the proxy."""
     pool = await arm.clients(clients)
     left = count
 
@@ -178,7 +178,7 @@ def _close(clients: Sequence[Client]) -> None:
 
 
 async def skyserve_controller(urls: Sequence[str]) -> tuple[web.AppRunner, int]:
-    """What SkyServe's load balancer asks for its replicas."""
+    """Serve what SkyServe's load balancer asks for its replicas."""
 
     async def sync(_: web.Request) -> web.Response:
         return web.json_response({"replica_info": {url: {"gpu_type": "unknown"} for url in urls}})
@@ -278,7 +278,7 @@ async def bench(words: argparse.Namespace, folder: Path) -> None:
 
 
 async def memory(ours: Arm, count: int) -> None:
-    """Short answers and streams mixed, after a tenth of them as a warm-up."""
+    """Mix short answers and streams, after a tenth of them as a warm-up."""
     assert ours.pid is not None
     seen = []
     for step in range(11):

@@ -1,4 +1,4 @@
-"""What one body costs the gateway's loop: CPU time of its thread for bodies of 8 MiB, legal and of any shape.
+"""The cost of one body for the gateway's loop: CPU time of its thread for bodies of 8 MiB, legal and of any shape.
 
 Run: python -m bench.serve_bodies [--rounds 5] [--mib 8]. One scripted engine, one client, one request after another.
 The time is the kernel's count for the one thread that the loop runs in (schedstat), from before a request to after its
@@ -64,7 +64,7 @@ def shapes(size: int) -> Mapping[str, tuple[str, bytes]]:
 
 
 def cpu_ms(pid: int) -> tuple[float, float]:
-    """Of the process's first thread, and of all."""
+    """Return the CPU time of the process's first thread, and of all, in milliseconds."""
     spent = {
         one.name: int((one / "schedstat").read_text().split()[0]) / 1e6 for one in Path(f"/proc/{pid}/task").iterdir()
     }
@@ -72,7 +72,7 @@ def cpu_ms(pid: int) -> tuple[float, float]:
 
 
 def request(path: str, body: bytes, is_torn: bool) -> bytes:
-    """`is_torn`: every byte is a chunk."""
+    """Return the bytes of a request. `is_torn`: every byte is a chunk."""
     framing = "Transfer-Encoding: chunked" if is_torn else f"Content-Length: {len(body)}"
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{framing}\r\n"
     sent = b"".join(b"1\r\n%c\r\n" % one for one in body) + b"0\r\n\r\n" if is_torn else body
@@ -80,7 +80,7 @@ def request(path: str, body: bytes, is_torn: bool) -> bytes:
 
 
 async def ask(port: int, sent: bytes) -> int:
-    """The status of the answer, read to its end."""
+    """Return the status of the answer, read to its end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(sent)
     status = int((await reader.readline()).split(b" ", 2)[1])

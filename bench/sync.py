@@ -24,7 +24,7 @@ TOKEN = "sw1-bench"
 
 
 def make_tree(root: Path) -> None:
-    """Source-like text, 200 bytes to 20 kB per file, 20 MB in all, in a git checkout."""
+    """Make source-like text, 200 bytes to 20 kB per file, 20 MB in all, in a git checkout."""
     source = random.Random(7)
     words = ["".join(source.choices("abcdefghijklmnopqrstuvwxyz_", k=source.randint(2, 12))) for _ in range(5000)]
     for number in range(FILES):
@@ -37,7 +37,7 @@ def make_tree(root: Path) -> None:
 
 
 def race(runners: Mapping[str, Callable[[], object]], before: Callable[[], object] = lambda: None) -> dict[str, float]:
-    """Median milliseconds of each, run in turn; `before` each run something that is not counted."""
+    """Return the median milliseconds of each, run in turn; `before` each run something that is not counted."""
     taken: dict[str, list[float]] = {name: [] for name in runners}
     for number in range(ROUNDS):
         for name in list(runners)[:: 1 if number % 2 else -1]:

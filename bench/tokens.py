@@ -32,7 +32,7 @@ def step(name: str, config: dict[str, object], out: Path) -> None:
 
 
 def ours(folder: str, made: Path, out: Path, workers: int) -> int:
-    """Text shards first, as `inv launch` does, then tokens."""
+    """Make text shards first, as `inv launch` does, then tokens."""
     step("text", {"out": str(out / "text"), "spec": {"source": folder, "workers": workers, **SHARDS}}, out)
     inputs = {"text": str(out / "text"), "tokenizer": str(made / "tokenizer")}
     step("tokens", {"out": str(out / "tokens"), "inputs": inputs, "spec": {"workers": workers}}, out)
@@ -54,7 +54,7 @@ def trove(folder: str, made: Path, out: Path, workers: int) -> int:
 
 
 def mapped(folder: str, made: Path, out: Path, workers: int) -> int:
-    """nanoGPT's way: `datasets.map`, then one file."""
+    """Make tokens in nanoGPT's way: `datasets.map`, then one file."""
     import datasets
     import numpy as np
     import tokenizers
@@ -104,7 +104,7 @@ def load_torch(folder: str, made: Path, out: Path, workers: int) -> int:
 
 
 def load_packed(folder: str, made: Path, out: Path, buffer: int) -> int:
-    """DataLoader over rows that are packed best-fit, of as many documents at a time as ours or as in nanochat.
+    """Load rows that are packed best-fit by a DataLoader, of as many documents at a time as ours or as in nanochat.
 
     With a buffer, documents are found by looking at all of it, as nanochat's loader does; without, by our own code.
     """
@@ -159,7 +159,7 @@ def load_packed(folder: str, made: Path, out: Path, buffer: int) -> int:
 
 
 def timed(batches: object) -> int:
-    """Tokens of these batches, whose time alone counts: not what was imported and opened before."""
+    """Return the tokens of these batches, whose time alone counts: not what was imported and opened before."""
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     tokens = sum((one.shape[1] - 1) * len(one) for one in batches)  # type: ignore[attr-defined]
     CLOCKS.update(s=time.perf_counter() - start_s, cpu_s=time.process_time() - start_cpu_s)

@@ -78,7 +78,7 @@ def changed(config: Any, mode: str, compiled: bool) -> Any:
 
 
 def peer(loss_of: Callable[[Any, Any], Any], parameters: list[Any], mode: str) -> Step:
-    """The usual loop around a model of somebody else's."""
+    """Return the usual loop around a model of somebody else's."""
     import torch
 
     optimizer = torch.optim.AdamW(parameters, lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
@@ -240,7 +240,7 @@ class Arm:
 
 @contextmanager
 def begun(mode: str, wanted: re.Pattern[str], peers: str, compiled: tuple[bool, ...]) -> Iterator[list[Arm]]:
-    """Each warmed up, one after another."""
+    """Yield the arms, each warmed up, one after another."""
     arms: list[Arm] = []
     kernels = tempfile.TemporaryDirectory(prefix="kernels-")  # a compiler's cache that nobody left half-written
     environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": kernels.name}
@@ -293,7 +293,7 @@ def main() -> None:
 
 
 def tell(mode: str, found: dict[str, list[dict[str, float]]], steps: int) -> None:
-    """A table; each ratio is of a turn against the turn of `transformers eager`, and of ours, in the same round."""
+    """Print a table; each ratio is to the turn of `transformers eager`, and of ours, in the same round."""
     anchor = next(name for name in ("transformers eager", "ours compiled", *found) if name in found)
     best = next(name for name in ("ours compiled", "ours eager", *found) if name in found)
     print(f"\n{mode}: {ROWS} x {LENGTH} tokens a step, {steps} steps a turn; median [range]\n")

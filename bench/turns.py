@@ -25,7 +25,7 @@ Taken = dict[Name, list[Row]]
 
 @contextmanager
 def scratch(folder: str | None) -> Iterator[Path]:
-    """A new folder under `folder`, or where temporary files go; gone afterwards."""
+    """Yield a new folder under `folder`, or where temporary files go; it is removed afterwards."""
     out = Path(tempfile.mkdtemp(prefix="slipway-bench-", dir=folder))
     try:
         yield out
@@ -34,7 +34,7 @@ def scratch(folder: str | None) -> Iterator[Path]:
 
 
 def run_arm(python: str, module: str, words: Sequence[str], **environ: str) -> Row:
-    """What an arm told, and its seconds from start to end. Leaves with the arm's last words when it fails."""
+    """Return what an arm reported, and its seconds from start to end; exit with its last line when it fails."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environ}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or ours alone would be compiled each time
     start = time.perf_counter()
@@ -46,7 +46,7 @@ def run_arm(python: str, module: str, words: Sequence[str], **environ: str) -> R
 
 
 def tell(**more: Any) -> None:
-    """In the arm's process, at its end: CPU seconds of it and of all that it waited for, its memory, and `more`."""
+    """Report in the arm's process, at its end: CPU seconds of it and of all it waited for, its memory, and `more`."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     own_mb = int(status["VmHWM"].split()[0]) / 1024  # ru_maxrss of a child begins at its parent's
@@ -55,7 +55,7 @@ def tell(**more: Any) -> None:
 
 
 def take_turns(names: Sequence[Name], rounds: int, measure: Callable[[Name], Row]) -> Taken[Name]:
-    """Each arm once, then each again. Prints, as it goes, what each took, and at last on which machine."""
+    """Run each arm once, then each again. Prints, as it goes, what each took, and at last on which machine."""
     taken: Taken[Name] = {name: [] for name in names}
     loads = [os.getloadavg()[0]]
     for _ in range(rounds):
@@ -78,14 +78,17 @@ def shown(rows: Sequence[Row], key: str, places: int, ranges: bool = True) -> st
 
 
 def print_arms(taken: Taken[Any], columns: Mapping[str, tuple[str, int, bool]]) -> None:
-    """`columns`: by their head, which figure, with how many decimals, and whether with its range."""
+    """Print the arms. `columns`: by their head, which figure, with how many decimals, and whether with its range."""
     print(f"| arm | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
     for name, rows in taken.items():
         print(f"| {name} | {' | '.join(shown(rows, *how) for how in columns.values())} |")
 
 
 def print_ratios(taken: Taken[Any], ratios: Sequence[tuple[Any, Any, float]], keys: Mapping[str, str]) -> None:
-    """Of medians; in brackets from the worst of ours for us to the best. `keys`: by their head, which figure."""
+    """Print ratios of medians; in brackets from the worst of ours for us to the best.
+
+    `keys`: by their head, which figure.
+    """
     print(f"\n| peer / ours | {' | '.join(keys)} | wanted |\n|---|{'---|' * len(keys)}---|")
     for peer, own, wanted in ratios:
         if peer in taken and own in taken:

@@ -217,8 +217,10 @@ def _check_roles(given: Mapping[str, Any], roles: tuple[str, ...]) -> None:
 
 @contextmanager
 def _draft(making: Making, goes_on: bool) -> Iterator[Path]:
-    """A folder for what is not yet published, gone afterwards. What a killed run left in it is cleared, or is there
-    for a step that goes on from it."""
+    """Yield a folder for what is not yet published, removed afterwards.
+
+    What a killed run left in it is cleared, or kept for a step that resumes from it.
+    """
     work = os.environ.get("SLIPWAY_WORK")
     if not work:
         with tempfile.TemporaryDirectory(prefix="slipway-") as folder:

@@ -1,4 +1,4 @@
-"""What a data step makes, as frozen records, and the one strict reader of configuration.
+"""The specs of the data steps as frozen records, and the one strict reader of configuration.
 
 Light to import: plans are made where no pyarrow or tokenizers exist.
 """
@@ -10,12 +10,13 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from data import manifest
 from data.errors import DataError
+from store import strict_records
 
 T = TypeVar("T")
 
@@ -34,41 +35,21 @@ class ConfigError(ValueError):
 
 
 def load(kind: type[T], raw: Mapping[str, Any], where: str = "config") -> T:
-    """A `kind` (a frozen dataclass) from plain JSON or YAML values.
+    """Return a `kind` (a frozen dataclass) from plain JSON or YAML values.
 
-    Unknown keys are refused with the nearest known one; types are checked, never coerced.
-    Raises ConfigError.
+    Unknown keys are refused with the nearest known one; types are checked, never coerced. Raises ConfigError.
     """
-    import msgspec
-
-    _refuse_unknown(kind, raw, where)
     try:
-        return msgspec.convert(raw, kind)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
-def _refuse_unknown(kind: type, raw: Any, where: str) -> None:
-    if not isinstance(raw, Mapping):
-        raise ConfigError(f"{where}: expected a mapping, got {type(raw).__name__}")
-    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
-    hints = get_type_hints(kind)
-    for key, value in raw.items():
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
-            raise ConfigError(f"{where}: unknown key {key!r}{hint}")
-        for inner in (hints[key], *get_args(hints[key])):
-            if is_dataclass(inner) and isinstance(inner, type) and isinstance(value, Mapping):
-                many = get_origin(hints[key]) is dict  # records by name
-                for name, one in value.items() if many else [("", value)]:
-                    _refuse_unknown(inner, one, f"{where}.{key}.{name}" if many else f"{where}.{key}")
+        return strict_records.read(kind, raw)
+    except strict_records.Misfit as error:
+        hint = f"; did you mean {error.near!r}?" if error.near else f"; known: {', '.join(sorted(error.known))}"
+        raise ConfigError(f"{'.'.join([where, *error.place])}: {error}{hint if error.key else ''}") from None
 
 
 def form_of(name: str) -> tuple[str, str]:
-    """What a file holds and how it is packed, by its name: `a.jsonl.gz` is (".jsonl", "gzip"); ("", "") is unknown.
+    """Return format and compression of a file by its name: `a.jsonl.gz` is (".jsonl", "gzip"); ("", "") is unknown.
 
-    `name` may be a path or an address; only those of HTTP have a query, elsewhere a question mark is part of the name.
+    `name` may be a path or a URL; only those of HTTP have a query, elsewhere a question mark is part of the name.
     """
     path = Path(re.split("[?#]", name)[0] if name.startswith(("http://", "https://")) else name)
     packed = PACKED.get(path.suffix, "")
@@ -78,7 +59,10 @@ def form_of(name: str) -> tuple[str, str]:
 
 
 def source_files(source: str) -> list[Path]:
-    """The files behind a path, folder or glob, in a fixed order. Raises ConfigError when there are none to read."""
+    """Return the files behind a path, folder or glob, in a fixed order.
+
+    Raises ConfigError when there are none to read.
+    """
     path = Path(source).expanduser()
     if path.is_dir():
         found = sorted(one for one in path.rglob("*") if form_of(one.name)[0] and one.is_file())
@@ -100,7 +84,7 @@ def source_files(source: str) -> list[Path]:
 
 
 def _without_drafts(found: list[Path], root: Path) -> list[Path]:
-    """Of a folder of shards that are still being made, or whose making was interrupted, only those that are whole."""
+    """Return only the whole files of a folder of shards that are still being made, or were interrupted."""
     listed: dict[Path, set[str] | None] = {}
     for folder in {one.parent for one in found}:
         with suppress(DataError):  # else it is none of ours
@@ -139,7 +123,7 @@ class Making:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What an artifact says about where it comes from."""
+        """Return what an artifact says about where it comes from."""
         inputs = {role: asdict(one) for role, one in self.inputs.items()}
         return {"code": self.code, "inputs": inputs, **({"spec": self.spec} if self.spec else {})}
 
@@ -223,7 +207,7 @@ class TokensSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Persona:
-    """Who the model is, in words of any script that stand inside of its sentences."""
+    """The identity of the model: name, maker and purpose, in any script, as they stand inside of its sentences."""
 
     name: str
     """Whatever follows "I am": `Bosun`, `Ursula K.`, `Мария`."""
@@ -295,7 +279,7 @@ HUB_TALK = re.compile(
 
 
 def talk_spec(words: str) -> TalkSpec:
-    """`talk.jsonl`, or `hf://user/name[@revision][/config][:split[[:N]]]`. Raises ConfigError."""
+    """Return the spec of `talk.jsonl`, or `hf://user/name[@revision][/config][:split[[:N]]]`. Raises ConfigError."""
     if not words.startswith("hf://"):
         return TalkSpec(source=words)
     found = HUB_TALK.fullmatch(words)

@@ -1,4 +1,4 @@
-"""What the data steps raise on purpose.
+"""The errors that the data steps raise on purpose.
 
     DataError           1  something failed: the network, a damaged file
     └── InputError      2  what was asked for cannot be read: an unknown source, a missing file or column

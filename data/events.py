@@ -1,8 +1,8 @@
-"""How a step tells what it is doing: JSON lines to the file named by SLIPWAY_RECORDS.
+"""The progress records of a step: JSON lines to the file named by SLIPWAY_RECORDS.
 
 In: keyword fields. Out: one line per record. Read by the agent (for progress.json and to notice a
 silent step) and by the terminal when a command runs a step directly. Without the variable,
-records go nowhere; people's words go to stderr through `logging` as usual.
+records go nowhere; diagnostics go to stderr through `logging` as usual.
 
 Kinds: `progress` (done, total, unit, and any of loss, tokens_per_s, eta_s, ...), `note` (text), `result`
 (the summary of the step, once, at its end).

@@ -32,7 +32,7 @@ SHARD_NAME = re.compile(r"(rank-\d{5,}-of-\d{5,}/)?shard-\d{5,}\.((txt|jsonl)(\.
 
 
 def write_manifest(folder: Path, shards: list[dict[str, Any]], finished: bool, about: Mapping[str, Any]) -> dict:
-    """The manifest, after it is on the disk in place of the one before."""
+    """Write the manifest, and return it once it is on the disk in place of the one before."""
     manifest = {
         "schema": SCHEMA,
         "tool": TOOL,
@@ -48,7 +48,7 @@ def write_manifest(folder: Path, shards: list[dict[str, Any]], finished: bool, a
 
 
 def write_json(path: Path, document: Any) -> None:
-    """All of it or none: a draft beside it, synced, renamed."""
+    """Write a JSON file atomically: a draft beside it, synced, renamed."""
     # By hand, and not by `store.local_files`: one writer is alone in the folder (`alone_in`), the next one writes over
     # what a killed one left, and the folder is synced since the shards that the manifest lists were renamed in it.
     draft = path.with_name(f".{path.name}.draft")
@@ -60,7 +60,10 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
-    """Raises DataError when the folder has no manifest, one that is not ours, or (`finished`) one of half a run."""
+    """Return the manifest of a folder.
+
+    Raises DataError when the folder has no manifest, one that is not ours, or (`finished`) one of half a run.
+    """
     path = folder / MANIFEST
     try:
         manifest = outside.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16, half_pairs="surrogateescape")
@@ -83,7 +86,7 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
 
 
 def _check_shard(path: Path, shard: Any) -> None:
-    """Raises DataError, Unreadable for what no Writer has listed."""
+    """Raise DataError or Unreadable for what no Writer has listed."""
     if type(shard) is not dict or not SHARD_NAME.fullmatch(outside.typed(shard, "name", str)):
         raise DataError(f"{path}: {outside.shown(shard)} is not a shard entry: its name is not that of a shard")
     shard.setdefault("raw_bytes", shard.get("bytes"))
@@ -94,12 +97,15 @@ def _check_shard(path: Path, shard: Any) -> None:
 
 
 def listed(folder: Path) -> set[str]:
-    """Names of the shards that the manifest of `folder` lists, finished or not. Raises DataError as read_manifest."""
+    """Return the names of the shards that the manifest of `folder` lists, finished or not.
+
+    Raises DataError as read_manifest does.
+    """
     return {shard["name"] for shard in read_manifest(folder, finished=False)["shards"]}
 
 
 def is_shard(path: Path) -> bool:
-    """Whether the manifest beside `path` lists it, so that its lines are escaped."""
+    """Tell whether the manifest beside `path` lists it, so that its lines are escaped."""
     if not (path.parent / MANIFEST).is_file():
         return False
     try:

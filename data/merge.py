@@ -14,7 +14,7 @@ SAME = ("schema", "tool", "source", "options", "input", "world")
 
 
 def merged(shares: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """One manifest out of those of all ranks, given by the name of their folder; without its totals.
+    """Return one manifest out of those of all ranks, given by the name of their folder; without its totals.
 
     Raises InputError when they are not shares of the same work, when one is missing, there twice or not finished.
     """

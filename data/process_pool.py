@@ -1,6 +1,6 @@
-"""Several processes that do one task after another, started anew rather than copied.
+"""A process pool: several processes that do one task after another, spawned rather than forked.
 
-In: tasks, what makes a worker in a process of its own. Out: what each tells while it works.
+In: tasks, what makes a worker in a process of its own. Out: what each reports while it works.
 """
 
 import multiprocessing
@@ -22,8 +22,10 @@ def share_out(
     workers: int,
     hear: Callable[[Task, Any], None],
 ) -> None:
-    """Have all tasks done, begun in their order. `begin` is called once in each process and gives what does a task;
-    whatever that yields is heard here. Raises DataError or OSError as a process did; DataError for one that was killed.
+    """Run all tasks, begun in their order, in several processes.
+
+    `begin` is called once in each process and returns what does a task; whatever that yields is passed to `hear` here.
+    Raises DataError or OSError as a process did; DataError for one that was killed.
     """
     waiting = list(reversed(tasks))
     context = multiprocessing.get_context("spawn")  # in a copy, what threads held would stay held
@@ -61,7 +63,7 @@ def _give(connection: Any, waiting: list[Task]) -> Task:
 
 
 def _listen(connection: Any, task: Any, process: Any) -> Any:
-    """What a process tells; None: its task is done."""
+    """Return what a process reports; None: its task is done."""
     try:
         said = connection.recv()
     except (EOFError, ConnectionError):

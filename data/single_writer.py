@@ -1,4 +1,4 @@
-"""One writer for a folder at a time, and none that its starter has forgotten.
+"""The single-writer lock of a folder, and the end of writers whose parent is gone.
 
 In: a folder, or the process that started this one.
 """
@@ -24,9 +24,9 @@ WAIT_S, LOOK_S = 10.0, 0.1
 
 @contextmanager
 def alone_in(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Nobody else writes into `folder`, which is made, meanwhile: not even what a killed `inv` has left behind.
+    """Hold `folder`, which is made, against other writers: also against what a killed `inv` has left behind.
 
-    Raises DataError when somebody still does after `wait_s`.
+    Raises DataError when somebody still writes after `wait_s`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # Not by `store.local_files`, which locks a file: the folder itself is locked, so that nothing is left in it, and
@@ -57,7 +57,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _holder(descriptor: int) -> int:
-    """Process that holds it, 0 when that is not told."""
+    """Return the process that holds it, 0 when that is not known."""
     inode = str(os.fstat(descriptor).st_ino)
     try:
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
@@ -70,7 +70,7 @@ def _holder(descriptor: int) -> int:
 
 
 def die_with(parent: str) -> None:
-    """SIGTERM to this process when the one that started it, by its id, is gone."""
+    """Ask for SIGTERM to this process when the one that started it, by its id, is gone."""
     if parent:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(parent):  # it was gone before
@@ -78,8 +78,9 @@ def die_with(parent: str) -> None:
 
 
 def leave_behind() -> None:
-    """From now on SIGKILL, where `die_with` asked for SIGTERM: what this process began elsewhere goes on, and the next
-    command follows it.
+    """Ask for SIGKILL from now on, where `die_with` asked for SIGTERM.
+
+    What this process began elsewhere goes on, and the next command follows it.
     """
     libc, number = ctypes.CDLL(None), ctypes.c_int()
     libc.prctl(PR_GET_PDEATHSIG, ctypes.byref(number))

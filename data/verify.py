@@ -1,4 +1,4 @@
-"""Are the shards of a folder, of text or of tokens, the bytes that were written?"""
+"""The verification of the shards of a folder, of text or of tokens, against their manifest."""
 
 import hashlib
 import os
@@ -12,12 +12,12 @@ from data.tokens.token_file import is_intact, is_token_folder, read_header, read
 
 
 def parts(folder: Path) -> list[Path]:
-    """The folders of shards in `folder`: `train` and `val`, or itself."""
+    """Return the folders of shards in `folder`: `train` and `val`, or itself."""
     return [path for path in (folder / "train", folder / "val") if path.is_dir()] or [folder]
 
 
 def verify(folder: Path, partial: bool = False) -> list[str]:
-    """What is wrong with the shards of one folder, in words; empty when every shard is what the manifest says.
+    """Return what is wrong with the shards of a folder, in words; nothing when every shard is as in the manifest.
 
     Reads all of it, several shards at a time. partial: of a run that was interrupted, what is whole is enough.
     """

@@ -1,4 +1,4 @@
-"""The checkout whose code runs here, and is sent to pods."""
+"""The checkout whose code runs here, and is pushed to pods."""
 
 from pathlib import Path
 

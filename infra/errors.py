@@ -1,4 +1,4 @@
-"""Everything the control side raises on purpose, and the exit code of each.
+"""The errors that the control side raises on purpose, and the exit code of each.
 
     SlipwayError            1  something failed
     ├── Ambiguous           1  a vendor's answer was lost: what was asked for may exist, and cost
@@ -46,16 +46,16 @@ class LimitHit(SlipwayError):
 
 
 class Unsound(SlipwayError):
-    """What was looked at is not as it should be."""
+    """A check found something that is not as it should be."""
 
     exit_code = 5
 
 
 def in_words(error: Exception) -> str:
-    """What it says; a mistake of ours by its kind, too."""
+    """Return the message of an error; of a mistake of ours with its type."""
     return str(error) if isinstance(error, SlipwayError) else f"{type(error).__name__}: {error}"
 
 
 def as_told(error: Exception, what: str) -> SlipwayError:
-    """The error itself when it is one of these, else one that tells of `what` it was."""
+    """Return the error itself when it is one of these, else one that tells during `what` it happened."""
     return error if isinstance(error, SlipwayError) else SlipwayError(f"{what}: {in_words(error)}")

@@ -1,6 +1,6 @@
-"""Which installation a journal is: an id that is kept besides it, in the user's configuration.
+"""The identity of a journal's installation: an id that is stored besides it, in the user's configuration.
 
-A configuration may be carried to other machines (dotfiles, a synchronised folder); a journal may not. So each journal
+A configuration may be carried to other machines (dotfiles, a synchronized folder); a journal may not. So each journal
 has a file there that remembers its machine, its path and its id. An id that another machine has too is nobody's new
 one: two machines with one id would each take the other's pods for orphans.
 """
@@ -28,7 +28,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Claim:
-    """A file that says whose an id is."""
+    """A file that says which journal an id belongs to."""
 
     file: Path
     id: str
@@ -49,20 +49,20 @@ def this_machine() -> Machine:
 
 
 def file_of(path: Path, default: Path, environ: Mapping[str, str]) -> Path:
-    """Where the id of the journal at `path` is kept; `default`: where this user's usual one is."""
+    """Return the file with the id of the journal at `path`; `default`: where this user's usual one is."""
     machine = this_machine()
     key = hashlib.sha256(os.fsencode(f"{machine.key} {machine.host} {path.absolute()}")).hexdigest()[:12]
     return older_file(path, default, environ).with_name(f"installation_id@{key}")
 
 
 def read(file: Path) -> str:
-    """The id in that file, "" when it is not there or holds none."""
+    """Return the id in that file, "" when it is not there or holds none."""
     found = _claim(file)
     return found.id if found else ""
 
 
 def others(file: Path) -> list[Claim]:
-    """Whatever else the configuration knows of; what cannot be read there tells nothing."""
+    """Return whatever else the configuration knows of; what cannot be read there tells nothing."""
     found = []
     for path in sorted(file.parent.glob("installation_id*")):
         with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ def others(file: Path) -> list[Claim]:
 
 
 def rivals(id: str, file: Path) -> list[Claim]:
-    """Journals of other machines that have that id."""
+    """Return the journals of other machines that have that id."""
     me = this_machine().key
     return [one for one in others(file) if one.id == id and me and one.machine.key not in ("", me)]
 
@@ -91,7 +91,7 @@ def folder(environ: Mapping[str, str], variable: str, otherwise: str) -> Path:
 
 
 def make_folder(folder: Path, is_ours: bool) -> None:
-    """A folder of ours is for its owner only; one that was there, and is somebody's choice, stays as it is."""
+    """Make a folder that is for its owner only; one that was there, and is somebody's choice, stays as it is."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     if is_ours:
@@ -99,7 +99,7 @@ def make_folder(folder: Path, is_ours: bool) -> None:
 
 
 def older_file(path: Path, default: Path, environ: Mapping[str, str]) -> Path:
-    """Where an older Slipway kept it, which did not say of which machine it is."""
+    """Return where an older Slipway kept it, which did not say of which machine it is."""
     suffix = "" if path == default else f"-{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
     return folder(environ, "XDG_CONFIG_HOME", ".config") / f"installation_id{suffix}"
 

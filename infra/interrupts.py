@@ -1,7 +1,7 @@
-"""Signals that ask a command to leave, and what they must not tear in two.
+"""The signals that ask a command to leave, and what they must not interrupt in the middle.
 
 In: SIGINT, SIGTERM, SIGHUP. Out: exceptions, in the main thread. `heed` stands around every command. `finishing`
-stands around renting and ending: between a request that costs money and its record nobody is to be torn off.
+stands around renting and ending: nothing may interrupt between a request that costs money and its record.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ MEANWHILE = "finishing: {what}. Press Ctrl-C again to quit now; a pod may keep b
 
 
 class Told(BaseException):
-    """This process was told to leave, by signal `number`: by another one, or by the end of its terminal."""
+    """The process was asked to leave, by signal `number`: by another one, or by the end of its terminal."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -32,7 +32,7 @@ class Told(BaseException):
 
 @contextlib.contextmanager
 def heed() -> Iterator[None]:
-    """Meanwhile SIGTERM and SIGHUP raise Told, as SIGINT raises KeyboardInterrupt; one that is ignored stays so."""
+    """Let SIGTERM and SIGHUP raise Told, as SIGINT raises KeyboardInterrupt; one that is ignored stays so."""
 
     def leave(number: int, _: FrameType | None) -> None:
         raise Told(number)
@@ -43,7 +43,7 @@ def heed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def finishing(what: str, say: Callable[[str], None]) -> Iterator[None]:
-    """The first signal waits for the end of this block, and is raised there; a second one is raised where it comes."""
+    """Delay the first signal to the end of this block, and raise it there; a second one is raised where it comes."""
     noted: list[int] = []
     before: dict[int, Handler] = {}
 
@@ -71,7 +71,7 @@ def finishing(what: str, say: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handling(handlers: Mapping[int, Handler], which: Callable[[object], bool]) -> Iterator[dict[int, Any]]:
-    """Meanwhile these handle their signals, where `which` is true of what does so now; that, by number.
+    """Install these signal handlers, where `which` is true of the present one; yield the replaced ones, by number.
 
     Signals reach the main thread only: in another one nothing changes.
     """

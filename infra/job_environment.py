@@ -1,4 +1,4 @@
-"""What the steps of a job are given by their environment: secrets by name, and whom they tell their figures."""
+"""The environment of the steps of a job: secrets by name, and where they track their metrics."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -8,12 +8,12 @@ from store import credentials
 
 
 def asked_at(settings: Settings) -> set[str]:
-    """Kinds of stores that a step speaks to: what it writes to, and where its text lies."""
+    """Return the kinds of stores that a step speaks to: what it writes to, and where its text lies."""
     return {credentials.kind(settings.store), credentials.kind(settings.source)}
 
 
 def secrets(settings: Settings) -> dict[str, str]:
-    """Those that a step may need, by variable; account-wide vendor keys never go to a pod."""
+    """Return the secrets that a step may need, by variable; account-wide vendor keys never go to a pod."""
     found = {"HUGGINGFACEHUB_API_TOKEN": settings.huggingfacehub_api_token, "HF_TOKEN": settings.hf_token,
              "WANDB_API_KEY": settings.wandb_api_key}  # fmt: skip
     if "s3" in asked_at(settings):
@@ -23,8 +23,10 @@ def secrets(settings: Settings) -> dict[str, str]:
 
 
 def secrets_for(names: Iterable[str], settings: Settings, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the secrets of a job that was begun earlier: of our settings, and, of what it was given by `--env`, those
-    that this process was given too."""
+    """Return the secrets of a job that was begun earlier.
+
+    They are those of our settings and, of what it was given by `--env`, those that this process was given too.
+    """
     return {**{name: environ[name] for name in names if environ.get(name)}, **secrets(settings)}
 
 
@@ -40,6 +42,6 @@ def plain(settings: Settings) -> dict[str, str]:
 
 
 def tracking(settings: Settings) -> dict[str, str]:
-    """Which project of W&B a step tells its figures to, and how."""
+    """Return the project of W&B that a step logs its metrics to, and how."""
     found = {"WANDB_PROJECT": settings.wandb_project, "WANDB_MODE": settings.wandb_mode}
     return {name: value for name, value in found.items() if value}

@@ -1,4 +1,4 @@
-"""The file of the journal: where it lies, its lock, its tables, and how it is opened.
+"""The file of the journal: its path, its lock, its tables, and how it is opened.
 
 SQLite in WAL mode, synced in full. Every write and every checkpoint happens under an exclusive flock of a sibling
 file: SQLite before 3.51.3 can corrupt a WAL when a write races a checkpoint. The lock belongs to a process, never to
@@ -93,7 +93,7 @@ MIGRATIONS = (
     ),
     ("ALTER TABLE ops ADD COLUMN ended_at INTEGER",),
     ("ALTER TABLE ops ADD COLUMN billed_at REAL",),
-    (  # what stands aside (slot < 0) leaves its target to another
+    (  # a detached pod (slot < 0) leaves its target to another
         "DROP INDEX one_live_per_target",
         """CREATE UNIQUE INDEX one_live_per_target ON ops (target, store)
             WHERE target != '' AND slot >= 0 AND state NOT IN ('TERMINATED', 'FAILED')""",
@@ -166,7 +166,7 @@ def default_path(environ: Mapping[str, str]) -> Path:
 
 
 def installation_file(path: Path, environ: Mapping[str, str]) -> Path:
-    """Where the id of that journal's installation is kept besides: a separate journal is a separate installation."""
+    """Return the file with the id of that journal's installation: a separate journal is a separate installation."""
     return installation.file_of(path, default_path(environ), environ)
 
 
@@ -180,7 +180,10 @@ def locked(path: Path, wait_s: float = 30.0) -> Iterator[int]:
 
 
 def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
-    """Raises JournalError: on a network file system, of a newer schema, of another installation, not openable."""
+    """Open the file of the journal.
+
+    Raises JournalError: on a network file system, of a newer schema, of another installation, not openable.
+    """
     try:
         if path.exists() and not path.is_file():  # a folder or a device: neither chmod nor SQLite may touch it
             raise JournalError(f"journal {path}: it is not a regular file; set SLIPWAY_STATE_FILE to another place")
@@ -254,7 +257,7 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
 
 
 def _two(path: Path, found: str, remembered: str, kept: Path, rivals: Sequence[Claim]) -> str:
-    """Why this journal is not used, and what to do."""
+    """Return why this journal is not used, and what to do."""
     if not rivals:
         return f"journal {path} is that of installation {found}, {kept} says {remembered}; move one of them away"
     other = rivals[0]
@@ -265,7 +268,7 @@ def _two(path: Path, found: str, remembered: str, kept: Path, rivals: Sequence[C
 
 
 def _replaced(meta: Mapping[str, str]) -> Clocks | None:
-    """Raises ValueError for what is no time."""
+    """Return when it replaced a lost one. Raises ValueError for what is no time."""
     if "replaced_at" not in meta:
         return None
     boot_s = float(meta.get("replaced_boot_s", "0"))
@@ -273,7 +276,10 @@ def _replaced(meta: Mapping[str, str]) -> Clocks | None:
 
 
 def _layout(db: sqlite3.Connection) -> set[tuple[object, ...]]:
-    """Every column, index and trigger. A letter of their text may change without any check of SQLite's noticing."""
+    """Return every column, index and trigger.
+
+    A letter of their text may change without any check of SQLite's noticing.
+    """
     columns = """SELECT one.name, info.* FROM sqlite_master AS one, pragma_table_info(one.name) AS info
         WHERE one.type = 'table'"""
     return {
@@ -292,7 +298,7 @@ def _made_layout() -> set[tuple[object, ...]]:
 
 
 def _check_rows(db: sqlite3.Connection) -> int:
-    """How many changes there have been. Raises _Damaged when a row is not as its last change left it.
+    """Return how many changes there have been. Raises _Damaged when a row is not as its last change left it.
 
     The bytes of a cell that is in no index are no business of SQLite's own check.
     """
@@ -313,7 +319,10 @@ def _check_rows(db: sqlite3.Connection) -> int:
 
 
 def remember_changes(lock: int, changes: int) -> None:
-    """In the lock's file, after a commit. It is not synced: what it says is never more than what was committed."""
+    """Write the count of changes into the lock's file, after a commit.
+
+    It is not synced: what it says is never more than what was committed.
+    """
     os.pwrite(lock, f"{changes:020d}".encode(), 0)
 
 
@@ -391,7 +400,7 @@ def checkpoint_if_long(db: sqlite3.Connection, path: Path) -> None:
 
 
 def file_system_of(path: Path, mounts: str | None = None) -> str:
-    """The type of the file system that holds `path`, "" where the system does not say.
+    """Return the type of the file system that holds `path`, "" where the system does not say.
 
     mounts: text as in /proc/self/mountinfo, which is the default.
     """

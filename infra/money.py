@@ -8,11 +8,11 @@ MOST_USD = 10_000_000
 
 
 class BadAmount(SlipwayError, ValueError):
-    """Negative, infinite, absurdly large, or no number at all."""
+    """The amount is negative, infinite, absurdly large, or no number at all."""
 
 
 def micro_usd(usd: Decimal | int | str) -> int:
-    """Micro-dollars, rounded up. Raises BadAmount."""
+    """Return micro-dollars, rounded up. Raises BadAmount."""
     try:
         amount = Decimal(usd)
     except InvalidOperation:
@@ -23,7 +23,7 @@ def micro_usd(usd: Decimal | int | str) -> int:
 
 
 def told_micro_usd(amount: object, unit_usd: Decimal = Decimal(1)) -> int | None:
-    """What a vendor tells, None when that is no amount: it must not spoil a listing."""
+    """Return a vendor's amount, None when it is none: it must not spoil a listing."""
     try:
         return micro_usd(Decimal(str(amount)) * unit_usd)
     except (BadAmount, ArithmeticError, RecursionError):
@@ -31,14 +31,14 @@ def told_micro_usd(amount: object, unit_usd: Decimal = Decimal(1)) -> int | None
 
 
 def dollars(micro: int) -> str:
-    """The exact amount, cents at least: 33600000 -> `33.60`."""
+    """Return the exact amount, cents at least: 33600000 -> `33.60`."""
     whole, rest = divmod(micro, 1_000_000)
     digits = f"{rest:06d}".rstrip("0")
     return f"{whole}.{digits:0<2}"
 
 
 def cents(micro: int) -> str:
-    """Rounded up to a cent."""
+    """Return the amount rounded up to a cent."""
     return dollars(-(-micro // 10_000) * 10_000)
 
 

@@ -28,7 +28,7 @@ _LETTERS = string.ascii_lowercase + string.digits
 
 
 def run_name(taken: Collection[str] = (), stem: str = "") -> str:
-    """A new readable run id such as `brave-otter-3`; the number is one more than the largest in `taken`.
+    """Return a new readable run id such as `brave-otter-3`; its number is one more than the largest in `taken`.
 
     `stem`: what stands in front of the number, instead of words by chance.
     """
@@ -38,7 +38,7 @@ def run_name(taken: Collection[str] = (), stem: str = "") -> str:
 
 
 def check_name(name: str) -> str:
-    """`name` itself, safe as a file name and a word. Raises UsageError."""
+    """Return `name` itself, safe as a file name and a word. Raises UsageError."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is not a valid name: use 1 to 128 letters, digits, '.', '_' and '-', not beginning with '.' "
@@ -48,7 +48,7 @@ def check_name(name: str) -> str:
 
 
 def match(prefix: str, names: Iterable[str]) -> str:
-    """The name that `prefix` is or uniquely begins. Raises UsageError listing what there is."""
+    """Return the name that `prefix` is or uniquely begins. Raises UsageError listing what there is."""
     known = sorted(set(names))
     found = [name for name in known if name.startswith(prefix)]
     if prefix in known or len(found) == 1:
@@ -62,10 +62,10 @@ def match(prefix: str, names: Iterable[str]) -> str:
 
 
 def random_word(length: int) -> str:
-    """Lowercase letters and digits."""
+    """Return so many lowercase letters and digits."""
     return "".join(secrets.choice(_LETTERS) for _ in range(length))
 
 
 def new_token(installation: str) -> str:
-    """`sw1-<installation>-<random>`: the key of one billable thing, 29 characters, never used again."""
+    """Return a new `sw1-<installation>-<random>`: the key of one billable thing, 29 characters, never reused."""
     return f"sw1-{installation}-{random_word(16)}"

@@ -1,4 +1,4 @@
-"""Which code a process runs: what the files of its checkout held when it first asked."""
+"""The stamp of the code that a process runs: what the files of its checkout held when it first asked."""
 
 import functools
 import hashlib

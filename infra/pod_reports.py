@@ -1,7 +1,7 @@
-"""What a pod says of itself, held to the shape in which this program reads it: a pod may be anybody's.
+"""The validation of a pod's reports, held to the shape in which this program reads them: a pod may be anybody's.
 
 In: the bytes of its progress, its verdict, its guard's report, or the answer of its agent. Out: plain mappings in which
-whatever has a name of ours is of our kind; what is not is left out, as if it had not been said. What nobody here reads
+whatever has a name of ours is of our type; what is not is left out, as if it had not been said. What nobody here reads
 is let through.
 """
 
@@ -17,7 +17,7 @@ MANY = 1024  # nodes, GPUs, points of a curve
 
 
 def parse(raw: bytes | str, what: str) -> dict[str, Any]:
-    """`what`: whose words they are, for the message. Raises SlipwayError."""
+    """Return a pod's report; `what` names it in the message. Raises SlipwayError."""
     try:
         return known(outside.mapping(raw, SAID_BYTES, nan_is_null=True))
     except outside.Unreadable as error:
@@ -25,7 +25,7 @@ def parse(raw: bytes | str, what: str) -> dict[str, Any]:
 
 
 def known(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What is of its kind, of any of the documents of a pod."""
+    """Return what is of its type, of any of the documents of a pod."""
     return _kept(said, DOCUMENT)
 
 
@@ -34,7 +34,7 @@ def _number(value: Any) -> Any:
 
 
 def _amount(value: Any) -> Any:
-    """What has passed or was spent: a pod does not gain by less than nothing."""
+    """Return an amount that has passed or was spent: a pod does not gain by less than nothing."""
     return value if _number(value) is not None and value >= 0 else None
 
 
@@ -51,13 +51,13 @@ def _truth(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """By name."""
+    """Return numbers by name."""
     is_known = type(value) is dict and all(_number(one) is not None for one in value.values())
     return value if is_known else None
 
 
 def _known_numbers(value: Any) -> Any:
-    """By name; those that are none are left out."""
+    """Return the numbers by name; those that are none are left out."""
     return {key: one for key, one in value.items() if _number(one) is not None} if type(value) is dict else None
 
 

@@ -1,4 +1,4 @@
-"""The records that flow down the street: each stage takes one and returns the next.
+"""The records that flow from a command to a pod and back: each stage takes one and returns the next.
 
     words -> Job + Request -> Offer -> Pod ~~~> progress.json -> PodView -> text
 
@@ -16,7 +16,7 @@ from infra.agent.job import Job
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What kind of machine is wanted, whoever has it."""
+    """The machine that is wanted, from any provider."""
 
     run: str
     provider: str = "local"
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Who pays a provider, and what is left."""
+    """The account with a provider: who pays, and what is left."""
 
     provider: str
     owner: str
@@ -107,7 +107,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a pod is reached by SSH, and its folder there. As text: ssh://user@host:port/folder?key=/path."""
+    """The SSH address of a pod, and its folder there. As text: ssh://user@host:port/folder?key=/path."""
 
     user: str
     host: str
@@ -132,7 +132,7 @@ class Address:
 
     @staticmethod
     def parse(text: str) -> "Address":
-        """Raises ValueError when the text is no such address."""
+        """Return the address in `text`. Raises ValueError when it is none."""
         parts = urlsplit(text)
         if parts.scheme != "ssh":
             raise ValueError(f"{text!r} is no address; expected ssh://user@host:port/folder?key=/path")
@@ -144,7 +144,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Artifact:
-    """What the store holds under one name."""
+    """An artifact under one name in the store."""
 
     name: str
     fingerprint: str
@@ -154,7 +154,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What exists already: the store, seen once, so that planning touches nothing."""
+    """The artifacts that exist already: the store, seen once, so that planning touches nothing."""
 
     store: str  # URI
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class PlannedArtifact:
 
 @dataclass(frozen=True)
 class Pointer:
-    """A name that is to stand for an artifact which is there."""
+    """A name that is to refer to an artifact which is there."""
 
     name: str
     fingerprint: str
@@ -200,7 +200,7 @@ class Carried:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a launch will do, known before anything starts."""
+    """The plan of a launch, known before anything starts."""
 
     target: str  # fingerprint of what was asked for: two launches with the same one want the same thing
     store: str  # URI of the store that it goes to

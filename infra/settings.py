@@ -1,6 +1,6 @@
 """Every setting there is: its variable, its default, what it is for, and where its value came from.
 
-A flag outweighs a rehearsal's overlay, that `-e KEY=V`, that the shell, that `.env`, that `slipway.yaml`, that the
+A flag overrides a rehearsal's overlay, that `-e KEY=V`, that the shell, that `.env`, that `slipway.yaml`, that the
 default.
 """
 
@@ -40,7 +40,7 @@ SHELL_ONLY = {  # what others read straight from their environment
 
 
 class SettingsWarning(UserWarning):
-    """What is odd about a file of settings, which is read all the same. Given once per process."""
+    """Something is odd about a file of settings, which is read all the same. Given once per process."""
 
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW")
@@ -119,11 +119,12 @@ class Settings:
         overrides: Sequence[str] = (),
         environ: Mapping[str, str] = os.environ,
     ) -> "Settings":
-        """The settings of the checkout `root`.
+        """Return the settings of the checkout `root`.
 
         `flags`: by setting name, None or "" where not given. `overrides`: the `KEY=V` words of `-e`; a bare KEY takes
-        the shell's value. Relative paths start at the current folder when typed or exported, else at `root`.
-        Raises UsageError.
+        the
+        shell's value. Relative paths start at the current folder when typed or exported, else at `root`. Raises
+        UsageError.
         """
         typed = {name: str(value) for name, value in (flags or {}).items() if value not in (None, "")}
         given = read_overrides(overrides, environ)
@@ -153,11 +154,11 @@ class Settings:
 
     @property
     def homes(self) -> Path:
-        """The folder in which what is brought home of each run is kept, by the run's name."""
+        """Return the folder of the local mirrors of all runs, by the run's name."""
         return self.pods.parent / "logs"
 
     def shown(self) -> list[Shown]:
-        """Every setting, secrets hidden, in the table's order."""
+        """Return every setting, secrets hidden, in the table's order."""
         lines = []
         for one in table():
             value = getattr(self, one.name)
@@ -177,7 +178,7 @@ def table() -> list[Field]:
 
 
 def example() -> str:
-    """The text of `.env.example`."""
+    """Return the text of `.env.example`."""
     lines = [
         "# Copy to .env, which git ignores, and remove the # before what you set. `inv config` shows what is in force."
     ]
@@ -189,7 +190,7 @@ def example() -> str:
 
 
 def read_overrides(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """`KEY=V` and `KEY` (taken from the shell) by name. Raises UsageError for what is neither, or is not set."""
+    """Return `KEY=V` and `KEY` (taken from the shell) by name. Raises UsageError for what is neither, or is not set."""
     read = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -228,14 +229,17 @@ def read_dotenv(path: Path) -> dict[str, str]:
 
 
 def _warn(said: str) -> None:
-    """Not with the file as its place: Python would show the line, and that may be a key."""
+    """Warn without the file as the place: Python would show the line, and that may be a key."""
     if said not in _warned:
         _warned.add(said)
         warnings.warn_explicit(said, SettingsWarning, "settings", 0)
 
 
 def _read_overlay(folder: Path) -> dict[str, str]:
-    """What leads into the rehearsal in that folder (`infra.rehearsal.attach` writes it): it outweighs all but flags."""
+    """Return the overlay that leads into the rehearsal in that folder.
+
+    `infra.rehearsal.attach` writes it, and it overrides all but flags.
+    """
     try:
         return dict(json.loads((folder / OVERLAY).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
@@ -243,7 +247,7 @@ def _read_overlay(folder: Path) -> dict[str, str]:
 
 
 def _refuse_unknown(read: Mapping[str, str], where: str) -> None:
-    """Other programs' variables may stand beside ours; one that bears our name must be in the table."""
+    """Refuse a variable with our prefix that is not in the table; other programs' may stand beside ours."""
     known = [one.metadata["variable"] for one in table()]
     for name in read:
         if name.startswith("SLIPWAY_") and name not in known:

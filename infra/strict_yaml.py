@@ -1,4 +1,4 @@
-"""YAML from people, read without surprises: nothing runs, nothing is huge, nothing is said twice."""
+"""A strict YAML reader: nothing runs, nothing is huge, nothing is said twice."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ Place = tuple[str | int, ...]  # keys and positions, from the top of a document
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """YAML wants keys to be unique; PyYAML lets the last one win."""
+        """Refuse a key that is there twice: YAML wants keys to be unique; PyYAML lets the last one win."""
         if isinstance(node, yaml.MappingNode):
             seen = set()
             for key, _ in node.value:
@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """Python refuses to print, or to read, whole numbers of thousands of digits; nobody means one."""
+        """Refuse whole numbers of thousands of digits, which Python refuses to print or to read."""
         if isinstance(node, yaml.ScalarNode) and len(node.value) > MOST_DIGITS:
             raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} digits", problem_mark=node.start_mark)
         return self.construct_yaml_float(node) if node.tag.endswith("float") else self.construct_yaml_int(node)
@@ -96,7 +96,7 @@ def _note_places(path: Path, node: yaml.Node, at: Place, found: Document, above:
 
 
 def read(path: Path) -> Any:
-    """What the file says. Raises UsageError, with the place where it can be told; FileNotFoundError."""
+    """Return the content of a file. Raises UsageError, with the place where it can be told; FileNotFoundError."""
     return parse(path, _text(path))
 
 
@@ -112,7 +112,7 @@ def _text(path: Path) -> str:
 
 
 def parse(path: Path, text: str) -> Any:
-    """What that text, of that file, says. Raises UsageError."""
+    """Return the content of that text, of that file. Raises UsageError."""
     try:
         _refuse_bombs(path, text)
         return yaml.load(text, Loader=_Loader)

@@ -1,4 +1,4 @@
-"""Runs `python -m data|trainer ...` in the environment that has torch, for a control side that has not.
+"""The runner of `python -m data|trainer ...` in the environment that has torch, for a control side that has not.
 
 In: the words after the interpreter and, for a step, its configuration. Out: the step's records, live. What the
 step prints goes to our stderr, so that stdout stays free for data.
@@ -28,7 +28,7 @@ PARENT = "SLIPWAY_PARENT"  # a step that reads it does not outlive that process
 
 
 def interpreter(root: Path, cache: Path, say: Callable[[str], None], name: str = "train") -> Path:
-    """The Python of environment `name` for the checkout `root`. Raises SlipwayError."""
+    """Return the Python of environment `name` for the checkout `root`. Raises SlipwayError."""
     try:
         return environment.ensure(name, root, cache, environment.torch_build(), say)
     except environment.EnvironmentFailed as error:
@@ -102,14 +102,14 @@ def exec_interactive(words: Sequence[str], *, root: Path, python: Path) -> NoRet
 
 
 def _environ(root: Path) -> dict[str, str]:
-    """What is said goes out at once: else the last line may not be the last word."""
+    """Return an environment in which output is not buffered: else the last line may not be the last word."""
     return {**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"}
 
 
 def _relay(stream: IO[str], last: "collections.deque[str]") -> None:
-    """Through sys.stderr and not by inheritance: a live display may stand there, which prints above itself.
+    """Relay through sys.stderr and not by inheritance: a live display may stand there, which prints above itself.
 
-    The last line is kept back: when the child fails it is the error, which is told once.
+    The last line is kept back: when the child fails it is the error, which is reported once.
     """
     for line in stream or ():
         if last:

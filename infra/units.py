@@ -11,17 +11,17 @@ _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def count(number: int, thing: str) -> str:
-    """`1 step`, `2 steps`."""
+    """Return `1 step`, `2 steps`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def moment(at: float) -> str:
-    """`2026-11-23 04:12 UTC`."""
+    """Return `2026-11-23 04:12 UTC`."""
     return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
 def size(num_bytes: float) -> str:
-    """`812 B`, `3.4 kB`, `30.0 MB`."""
+    """Return `812 B`, `3.4 kB`, `30.0 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000 or unit == "GB":
             break
@@ -30,7 +30,10 @@ def size(num_bytes: float) -> str:
 
 
 def seconds(text: str) -> float | None:
-    """`90s`, `30m`, `2h`, `1.5d` or bare seconds, up to ten years; None for an empty text. Raises UsageError."""
+    """Return the seconds of `90s`, `30m`, `2h`, `1.5d` or bare seconds, up to ten years; None for an empty text.
+
+    Raises UsageError.
+    """
     if not text:
         return None
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", text.strip())

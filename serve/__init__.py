@@ -1,1 +1,1 @@
-"""Engines behind one address: what a service wants, when it grows, who answers. Imports serve, infra and store."""
+"""Engines behind one endpoint: the spec of a service, its autoscaling, its gateway. Imports serve, infra and store."""

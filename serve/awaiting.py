@@ -1,4 +1,4 @@
-"""Watching a service until what is wanted of it has come true, or does not come about."""
+"""The wait of a command until a service is as it was asked to be, or cannot become so."""
 
 import time
 
@@ -18,10 +18,11 @@ TELL_EVERY_S = 30.0  # of a phase that lasts
 
 
 def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal, is_new: bool, tell: Say) -> None:
-    """Until as many replicas of the newest version are ready as there must be at least, and the older ones are gone.
+    """Wait until as many new replicas are ready as there must be at least, and the older ones are gone.
 
     Another size that another command gives it meanwhile is waited for. Raises SlipwayError when it does not come about,
-    or another command has put another version in its place; of a new service nothing is left then, but for the latter.
+    or
+    another command has put another version in its place; of a new service nothing is left then, but for the latter.
     """
     newest, told = wanted.newest.number, dict[str, str]()
     probe = wanted.newest.service.probe
@@ -63,7 +64,7 @@ def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal,
 
 
 def is_on_its_way(seen: Seen, service: Service) -> bool:
-    """Whether more are there than there will be, or fewer."""
+    """Tell whether more replicas are there than there will be, or fewer."""
     return sum(one.state in LIVE for one in seen.members) > service.policy.most
 
 
@@ -73,14 +74,14 @@ def last_words(one: Member, settings: Settings) -> str:
 
 
 def awaits_engine(one: Member) -> bool:
-    """Whether its machine and its environment are still being made, before its engine is started."""
+    """Tell whether its machine and its environment are still being made, before its engine is started."""
     if one.state is State.STARTING:
         return all(phase == ENVIRONMENT for phase, _ in one.phases)
     return one.state in (State.PENDING, State.PROVISIONING)
 
 
 def tell_changes(seen: Seen, told: dict[str, str], tell: Say) -> None:
-    """What has changed since `told`; and now and then what a long phase is at."""
+    """Report what has changed since `told`; and now and then how far a long phase is."""
     for one in seen.members:
         spent = one.phase_s(time.time()) if one.state is State.STARTING else {}
         key = " ".join([one.state.value, *(f"{phase} {spent_s // TELL_EVERY_S:g}" for phase, spent_s in spent.items())])
@@ -91,7 +92,7 @@ def tell_changes(seen: Seen, told: dict[str, str], tell: Say) -> None:
 
 
 def phases(one: Member) -> str:
-    """What it was at on its way to its first answer, and for how long; "" = nothing is known."""
+    """Return the phases on its way to its first answer, and how long each took; "" = nothing is known."""
     if one.state not in (State.STARTING, State.READY):
         return ""
     spent = ", ".join(f"{phase} {duration(spent_s)}" for phase, spent_s in one.phase_s(time.time()).items())

@@ -1,7 +1,7 @@
-"""How the money of a service is shared among its rented replicas. Pure; micro-dollars.
+"""The spend limit of a service, shared among its rented replicas. Pure; micro-dollars.
 
-In: the limit of all, what was spent, what the living are armed with. Out: how many more may come, and what the next one
-may cost. The sum of what was spent and of all armed limits never passes the limit, whatever replicas do.
+In: the limit of all, what was spent, the limits of the living replicas. Out: how many more may come, and what the next
+one may cost. The sum of what was spent and of all limits of replicas never passes the limit, whatever replicas do.
 """
 
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ class Budget:
 
     @property
     def affordable(self) -> int:
-        """More replicas."""
+        """Return how many more replicas can be paid."""
         return self.left // max(1, self.share // LEAST_OF_A_SHARE)
 
     def cap(self, alive: int) -> int:
-        """For one more beside so many: its share, or of what is left as much as each that may come yet."""
+        """Return the limit for one more beside so many: its share, or an equal part of what is left."""
         return min(self.share, self.left // max(1, self.most - alive))
 
 
 def limit_of(said: str | float) -> int:
-    """Of `40`, 40 or `$40`. Raises BadAmount, which is a ValueError."""
+    """Return the micro-dollars of `40`, 40 or `$40`. Raises BadAmount, which is a ValueError."""
     return micro_usd(str(said).lstrip("$"))

@@ -1,11 +1,11 @@
-"""The controller of a service: one process that holds its gateway and keeps its replicas.
+"""The controller of a service: one process that holds its gateway and manages its replicas.
 
-    wanted (journal) -> fleet.course (pure) -> replicas begun and ended (`life`), the gateway told -> seen (journal)
+    wanted (journal) -> fleet.course (pure) -> replicas begun and ended, the gateway told -> seen (journal)
 
 In: what commands write down as wanted; probes, verdicts, what the gateway counts. Out: pods, `Gateway.replace`, what is
 seen. It may die at any moment: replicas are pods, which go on, and a member is written down before its pod is asked
-for, so that the next controller (`detached.ensure`) takes over all of them. Two at once are not possible: it holds the
-lease `serve:NAME`, and whoever has lost that may write nothing and leaves.
+for, so that the next controller (`controller_process.ensure`) takes over all of them. Two at once are not possible: it
+holds the lease `serve:NAME`, and whoever has lost that may write nothing and leaves.
 
     python -m serve.controller NAME
 """
@@ -87,7 +87,7 @@ class Controller:
         self.replicas = Replicas(name, self.wanted, journal, self.landing, self.gateway, self._tell_gateway, say)
 
     def _gateway(self) -> Gateway:
-        """Raises SlipwayError when what it needs cannot be had."""
+        """Return the gateway of the service. Raises SlipwayError when what it needs cannot be had."""
         limits, access = limits_of(self.service), AccessLog(self.places.access)
         if not self.landing.shares_key:
             return Gateway(limits, self._keys(), access)
@@ -105,7 +105,7 @@ class Controller:
     # Its life.
 
     async def run(self) -> None:
-        """Until the service has ended, or this process is told to leave. Raises SlipwayError, Fenced."""
+        """Run until the service has ended, or this process is told to leave. Raises SlipwayError, Fenced."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave)
@@ -142,7 +142,7 @@ class Controller:
             self.say(f"{self.name}: ended, nothing of it runs")
 
     def _turn(self) -> None:
-        """One look at everything, and what follows from it. May be cut off anywhere, and done again."""
+        """Look once at everything, and do what follows from it. May be interrupted anywhere, and repeated."""
         self._look_at_wanted()
         self._look_at_load()
         if self.wanted.is_ending:
@@ -189,13 +189,13 @@ class Controller:
         return wanted_of(row.wanted)
 
     async def _hold(self) -> None:
-        """Once a day: the models that are served stay in their store."""
+        """Renew once a day the lease on the models that are served, so that they stay in their store."""
         if time.monotonic() - self.held_at >= leases.RENEW_S and not self.wanted.is_ending:
             self.held_at = time.monotonic()
             await self._ask_store(leases.hold, self.name, self.journal.installation, self.wanted, time.time())
 
     async def _ask_store(self, what: Callable[..., None], *words: Any) -> None:
-        """In a thread, for as long as a store takes; what it cannot do is told, and the service goes on."""
+        """Do something with a store in a thread; a failure is reported, and the service goes on."""
         try:
             await asyncio.wait_for(asyncio.to_thread(what, *words), STORE_S)
         except (StoreError, asyncio.TimeoutError) as error:
@@ -268,7 +268,7 @@ class Controller:
         return fleet.Load(qps=qps, waiting=waiting, affordable=budget.affordable if budget else None)
 
     def _budget(self) -> Budget | None:
-        """None = there is no limit."""
+        """Return the budget; None = there is no limit."""
         limit = self.service.ours.spend_limit
         if limit is None:
             return None
@@ -282,7 +282,7 @@ class Controller:
         )
 
     def _look_at_load(self) -> None:
-        """How much waits now; and which replicas fail request after request, whatever their probes say."""
+        """Measure how much waits now, and find replicas that fail request after request, whatever their probes say."""
         now = time.monotonic()
         ready = [one for one in self.replicas.kept.values() if one.member.state is State.READY]
         there: list[float | None] = [one.counters.waiting if one.counters else None for one in ready]
@@ -312,14 +312,14 @@ class Controller:
     # What is told.
 
     def _tell_gateway(self) -> None:
-        """The one way by which it learns of its replicas."""
+        """Tell the gateway its replicas; this is the one way by which it learns of them."""
         serving = (self.replicas.kept[number] for number in self.serving if number in self.replicas.kept)
         ready = [one.replica for one in serving if one.replica and one.member.state is State.READY]
         if ready != self.gateway.replicas:
             self.gateway.replace(ready)
 
     def _save(self) -> None:
-        """Raises Fenced when another controller has taken over."""
+        """Save what is seen. Raises Fenced when another controller has taken over."""
         members = tuple(replace(one, facts=_lasting(one.facts)) for one in self.replicas.members())
         self.seen = replace(
             self.seen, members=members, next_number=self.next_number, memory=self.memory, rule_of=self.rule_of,
@@ -338,12 +338,12 @@ class Controller:
 
 
 def _lasting(facts: Facts) -> Facts:
-    """What another controller can use: it probes anew."""
+    """Return the facts that another controller can use: it probes anew."""
     return replace(facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
 
 
 def limits_of(service: Service) -> Limits:
-    """Of the gateway, as far as the file has a word for it."""
+    """Return the limits of the gateway, as far as the service file sets them."""
     stream_s = service.file.service.load_balancer.stream_timeout_seconds
     return Limits(
         **vars(service.ours.limits),

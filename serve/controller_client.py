@@ -1,4 +1,4 @@
-"""What commands ask of the controller of a service: that one lives, what it sees, that it leaves."""
+"""The client of a service's controller, for commands: ensure that one lives, read what it sees, ask it to leave."""
 
 import dataclasses
 import time
@@ -23,7 +23,7 @@ LEAVE_S = 600.0  # requests under way, then the engines, then proof from whoever
 
 
 def ensure(name: str, settings: Settings, journal: Journal, tell: Say) -> Seen:
-    """A living controller, and what it says."""
+    """Ensure a living controller, and return what it sees."""
     was_kept = controller_process.is_kept(name, journal)
     row = journal.service(name)
     seen = controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
@@ -33,7 +33,7 @@ def ensure(name: str, settings: Settings, journal: Journal, tell: Say) -> Seen:
 
 
 def python(settings: Settings, tell: Say) -> Path:
-    """The interpreter of the serve environment, which is made where there is none."""
+    """Return the interpreter of the serve environment, which is made where there is none."""
     return train_env.interpreter(ROOT, settings.environments, tell, "serve")
 
 
@@ -48,7 +48,7 @@ def forget(name: str, journal: Journal) -> None:
 
 
 def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[Seen, Wanted]:
-    """What is seen of it now, and what is wanted. Raises SlipwayError when its controller has failed."""
+    """Return what is seen of a service now, and what is wanted. Raises SlipwayError when its controller has failed."""
     row = journal.service(name)
     if row is None:
         raise SlipwayError(f"{name} was ended by another command")
@@ -61,7 +61,7 @@ def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[
 
 
 def finish(name: str, settings: Settings, journal: Journal, tell: Say) -> None:
-    """Raises SlipwayError when it is not proven that nothing of it runs."""
+    """End a service. Raises SlipwayError when it is not proven that nothing of it runs."""
     row = journal.service(name)
     if row is not None:
         wanted = service_state.wanted_of(row.wanted)
@@ -91,7 +91,7 @@ def waiting_for(seen: Seen) -> str:
 
 
 def find(name: str, journal: Journal) -> str:
-    """Of a service, by the beginning of its name, or the only one. Raises UsageError."""
+    """Return the name of a service, by its beginning, or the only one. Raises UsageError."""
     known = [one.name for one in journal.services()]
     if not known:
         raise UsageError("no service is running; begin with: inv serve.up")

@@ -1,6 +1,6 @@
 """The controller of a service as a process of its own: started where none lives, found where one does.
 
-In: the name of a service that the journal wants. Out: a controller at work, which outlives the command. Whoever asks
+In: the name of a service that the journal wants. Out: a running controller, which outlives the command. Whoever asks
 first after one has died starts the next one, and that takes over the replicas. Imports nothing of the `serve`
 environment.
 """
@@ -25,7 +25,7 @@ TAIL_BYTES = 4000
 
 @dataclass(frozen=True)
 class Places:
-    """Files of a service on this machine; the folder stays when it has ended, as logs do."""
+    """The files of a service on this machine; the folder stays when it has ended, as logs do."""
 
     folder: Path
 
@@ -47,7 +47,7 @@ class Places:
 
     @property
     def history(self) -> Path:
-        """A line whenever another number of replicas is ready."""
+        """Return the file that gets a line whenever another number of replicas is ready."""
         return self.folder / "replicas.jsonl"
 
     @property
@@ -56,20 +56,20 @@ class Places:
 
     @property
     def engine_seed(self) -> Path:
-        """Of the keys that engines ask the gateway for."""
+        """Return the file with the seed of the keys that engines ask the gateway for."""
         return self.folder / "engine-seed"
 
 
 def is_kept(name: str, journal: Journal) -> bool:
-    """Whether its controller lives."""
+    """Tell whether its controller lives."""
     return journal.holder(service_lease(name)) is not None
 
 
 def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[], Path], root: Path) -> Seen:
-    """What a living controller says of the service; one is started where none lives.
+    """Return what a living controller says of the service; start one where none lives.
 
-    `python`: gives the interpreter of the serve environment. Raises UsageError or SlipwayError with what the
-    controller said when it could not go on.
+    python: returns the interpreter of the serve environment. Raises UsageError or SlipwayError with what the controller
+    said when it could not go on.
     """
     row = journal.service(name)
     if row is None:
@@ -108,7 +108,7 @@ def _start(line: Sequence[str], places: Places, root: Path) -> "subprocess.Popen
 
 
 def tail(path: Path, lines: int = 3) -> str:
-    """The last lines of a log, as one."""
+    """Return the last lines of a log, as one."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))

@@ -1,6 +1,6 @@
 """Engines behind one command builder: `vllm` (GPUs), `vllm-cpu` (this machine, CI), `fake` (tests, rehearsals).
 
-In: a Model and how it is to be run. Out: a Command: words after the interpreter, variables, the environment (a group of
+In: a Model and its options. Out: a Command: words after the interpreter, variables, the environment (a group of
 pyproject.toml) that has the engine. All listen on loopback only, under the service's name for the model, take a bounded
 number of requests, and let streams go on when they are told to end: only the gateway listens to others.
 
@@ -60,7 +60,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """All that one replica needs to start by itself, on any machine: the config of its step."""
+    """The config of a replica's step: all that it needs to start by itself, on any machine."""
 
     engine: str
     source: str
@@ -77,7 +77,7 @@ def command(
     model: Model, engine: str, *, port: int, tuning: Tuning = PLAIN, bounds: Bounds = own.PLAIN,
     environ: Mapping[str, str] = os.environ,
 ) -> Command:  # fmt: skip
-    """Raises UsageError for an engine that there is not."""
+    """Return the command that runs `engine` on `model`. Raises UsageError for an engine that there is not."""
     if engine not in ENVIRONMENTS:
         raise UsageError(f"there is no engine {engine!r}; known: {', '.join(ENVIRONMENTS)}")
     if engine == "fake":
@@ -129,7 +129,10 @@ def _vllm(model: Model, engine: str, port: int, tuning: Tuning, bounds: Bounds) 
 
 
 def _fake(model: Model, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
-    """Its script is the model's `fake.json`; it says the name of its folder where that is missing or says nothing."""
+    """Return the words of the scripted engine, whose script is the model's `fake.json`.
+
+    It says the name of its folder where that is missing or says nothing.
+    """
     path = model.folder / FAKE
     said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     script = {
@@ -148,13 +151,13 @@ def _fake(model: Model, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str,
 
 
 def phase(before: str, said: bytes) -> str:
-    """What an engine is at that was at `before` and has then written that."""
+    """Return the phase of an engine that was in phase `before` and has then written `said`."""
     reached = [one for one, words in SAID.items() if any(word in said for word in words)]
     return max([before, *reached], key=[WEIGHTS, *SAID].index)
 
 
 def read(path: Path) -> Replica:
-    """Raises UsageError."""
+    """Return the config in a file. Raises UsageError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Replica)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
@@ -162,7 +165,7 @@ def read(path: Path) -> Replica:
 
 
 def config_of(replica: Replica) -> dict[str, Any]:
-    """As a step's config."""
+    """Return the replica as a step's config."""
     return dataclasses.asdict(replica)
 
 

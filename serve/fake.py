@@ -29,7 +29,7 @@ FAILURES = ("", "hang", "die", "error", "cut", "500", "503", "busy", "garbage")
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """How the engine behaves. Durations in seconds."""
+    """The behaviour of the engine. Durations in seconds."""
 
     model: str = "fake"
     words: tuple[str, ...] = ("I", " am", " fake")
@@ -75,7 +75,7 @@ class Dead(Exception):
 
 
 class Engine:
-    """One fake vLLM. `seen` is all that it counts."""
+    """One fake vLLM. `seen` holds all that it counts."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -209,7 +209,7 @@ class Engine:
         await response.write(reply.closing())
 
     def _failure(self) -> str:
-        """What is wrong with this request; counts it."""
+        """Return the scripted failure of this request; count it."""
         script = self.script
         if not script.fail or not script.times:
             return ""
@@ -249,7 +249,7 @@ class Engine:
 
 
 class Reply:
-    """What one request gets, in vLLM's shapes."""
+    """The answer to one request, in vLLM's shapes."""
 
     def __init__(self, script: Script, is_chat: bool, streams: bool, tokens: int, ask: dict[str, Any]) -> None:
         self.is_chat, self.streams, self.tokens = is_chat, streams, tokens
@@ -334,7 +334,7 @@ async def serve(script: Script, port: int, worker_file: Path | None) -> None:
 
 
 def read_script(text: str) -> Script:
-    """Raises ValueError for keys that are not of a script."""
+    """Return the script in `text`. Raises ValueError for keys that are not of a script."""
     said = json.loads(text)
     unknown = set(said) - {one.name for one in fields(Script)}
     if unknown:

@@ -1,4 +1,4 @@
-"""What a service reads of an artifact store, written down there, so that nobody removes a model that is served.
+"""The leases of a service on artifacts, written down in their store, so that nobody removes a model that is served.
 
 In: what is wanted of a service.
 """
@@ -23,7 +23,7 @@ def release(name: str, installation: str, wanted: Wanted) -> None:
 
 
 def _read_by(wanted: Wanted) -> dict[str, set[What]]:
-    """By store; a model that is no artifact of ours needs no lease."""
+    """Return what is read, by store; a model that is no artifact of ours needs no lease."""
     found: dict[str, set[What]] = {}
     for version in wanted.versions:
         what = references.kept_at(version.model)

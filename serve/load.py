@@ -46,7 +46,7 @@ class Load:
 
 @dataclass
 class Heard:
-    """Of one request; seconds since it was sent."""
+    """The outcome of one request; seconds since it was sent."""
 
     first_s: float | None = None
     total_s: float | None = None
@@ -157,7 +157,7 @@ def meets(record: dict[str, Any], load: Load) -> bool:
 
 
 def advice(rounds: Sequence[dict[str, Any]], load: Load) -> str:
-    """The setting that would meet the target, in words; "" where none was named."""
+    """Return the setting that would meet the target, in words; "" where none was named."""
     if not load.target_ttft_s:
         return ""
     good = [one for one in rounds if meets(one, load)]

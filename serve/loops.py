@@ -1,4 +1,4 @@
-"""The event loop of our servers: uvloop where it is made for the machine, else Python's own."""
+"""The event loop of our servers: uvloop where it is available, else Python's own."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,11 +1,11 @@
-"""What one request may hold: the numbers of the gateway that a service file may say, under `slipway: limits:`."""
+"""The bounds on one request: the numbers of the gateway that a service file sets under `slipway: limits:`."""
 
 from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """A request that holds more is refused before an engine hears of it. Raises ValueError."""
+    """The bounds on one request: one that holds more is refused before an engine hears of it. Raises ValueError."""
 
     max_body_bytes: int = 8 << 20
     max_bytes_per_client: int = 64 << 20
@@ -45,7 +45,7 @@ class Bounds:
 
     @property
     def of_engine(self) -> tuple[object, ...]:
-        """What an engine is told when it starts; all else is the gateway's alone."""
+        """Return what an engine is told when it starts; all else is the gateway's alone."""
         return self.max_tokens, self.max_logprobs, self.media_domains, self.allow_chat_template
 
     def __post_init__(self) -> None:

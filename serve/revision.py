@@ -1,10 +1,9 @@
-"""What is made of a service: its next version, planned before anything is started or changed.
+"""The next revision of a service, planned before anything is started or changed.
 
     service file, what is asked for, the version before -> document_of -> version_of -> with_limit -> after: Wanted
 
 In: what is wanted until now, and otherwise from now on. Out: what is wanted from now on. Looks at the model; writes
-nothing. Raises UsageError for what cannot be meant; `tell` hears what changes nothing, and what was chosen for want of
-a word.
+nothing. Raises UsageError for what cannot be meant; `tell` hears what changes nothing, and what was chosen by default.
 """
 
 import dataclasses
@@ -41,17 +40,20 @@ ANY = "any"
 
 
 def usual_provider(settings: Settings) -> str:
-    """What somebody has chosen; else wherever there is room."""
+    """Return what somebody has chosen; else any provider."""
     return ANY if settings.sources["provider"].startswith("default") else settings.provider
 
 
 def the_name(config: str) -> str:
-    """The one that its file says."""
+    """Return the name that its file says."""
     return check_name(service_file.load(path_of(config)).file.name or "slipway")
 
 
 def path_of(config: str) -> Path:
-    """`service` and `service.yaml` are the one that is shipped, unless they are there where one is."""
+    """Return the path of a service file.
+
+    `service` and `service.yaml` are the one that is shipped, unless there is a file of that name.
+    """
     if not config:
         return CONFIG
     found = [path for path in (Path(config), Path(f"{config}.yaml")) if path.is_file()]
@@ -60,7 +62,7 @@ def path_of(config: str) -> Path:
 
 
 def document_of(config: str, old: Wanted | None, name: str, replicas: int | None) -> dict[str, Any]:
-    """The service file as it is meant: what is typed outweighs it. Raises UsageError."""
+    """Return the service file as it is meant: command-line flags override it. Raises UsageError."""
     if old and not config:
         document = dict(old.newest.document)
     else:
@@ -100,7 +102,7 @@ def model_meant(service: Service, model: str, tag: str, old: Version | None) -> 
 def version_of(
     document: Mapping[str, Any], source: str, provider: str, engine: str, store: str, old: Version | None, name: str
 ) -> Version:  # fmt: skip
-    """Numbered 1. `source`: where the weights are. Raises UsageError for an engine that there is not."""
+    """Return the version, numbered 1. `source`: where the weights are. Raises UsageError for an unknown engine."""
     has_gpu = environment.torch_build() == "cuda" if provider in ("local", "") else True
     usual = "fake" if is_scripted(source) else old.engine if old else "vllm" if has_gpu else "vllm-cpu"
     chosen = engine or usual
@@ -111,7 +113,7 @@ def version_of(
 
 
 def only_for_skyserve(service: Service, shipped: Service) -> list[str]:
-    """What a file says that only SkyServe does."""
+    """Return the settings of a file that only SkyServe reads."""
     file = service.file
     found = [
         one for one in ("workdir", "setup", "run") if getattr(file, one) not in ("", None, getattr(shipped.file, one))
@@ -125,7 +127,7 @@ def is_scripted(source: str) -> bool:
 
 
 def weights_of(source: str) -> str:
-    """What tells one release from the next that lies in the same place; "" where that is not ours to see."""
+    """Return what tells one release from the next at the same path; "" where we cannot see that."""
     if "://" in source:
         return ""
     files = sorted((path.name, path.stat()) for path in Path(source).iterdir() if path.is_file())
@@ -134,7 +136,7 @@ def weights_of(source: str) -> str:
 
 
 def with_limit(version: Version, settings: Settings, tell: Say) -> Version:
-    """What is rented never goes without a limit."""
+    """Return the version with a spend limit: what is rented never goes without one."""
     if not rents(version, settings) or version.service.ours.spend_limit is not None:
         return version
     tell(f"slipway.spend_limit is not set: all replicas together may cost {SPEND_LIMIT} USD")
@@ -143,7 +145,7 @@ def with_limit(version: Version, settings: Settings, tell: Say) -> Version:
 
 
 def with_room(version: Version, settings: Settings, tell: Say) -> Version:
-    """With what a replica takes of each GPU, where others than this machine may be chosen for it.
+    """Return the version with the memory that a replica needs of each GPU, where it may go to another machine.
 
     Raises UsageError when no GPU that `resources` names has so much: before any is rented.
     """
@@ -166,7 +168,10 @@ def with_room(version: Version, settings: Settings, tell: Say) -> Version:
 
 
 def check_reach(version: Version, settings: Settings) -> None:
-    """Whether the machines of a service can find its model, and hold it. Raises UsageError, before any is rented."""
+    """Check that the machines of a service can find its model, and hold it.
+
+    Raises UsageError, before any is rented.
+    """
     candidates = placement.candidates(version.provider, settings)
     for one in candidates:
         registry.provider(settings, one)  # which says what is missing
@@ -181,7 +186,7 @@ def check_reach(version: Version, settings: Settings) -> None:
 
 
 def check_plane(name: str, old: Wanted | None, service: Service) -> None:
-    """Whether who chooses replicas stays as it is. Raises UsageError: engines ask for keys that go with it."""
+    """Check that the data plane stays as it is. Raises UsageError: engines ask for keys that go with it."""
     if old is None:
         return
     was, ours = old.newest.service.ours, service.ours
@@ -195,7 +200,7 @@ def check_plane(name: str, old: Wanted | None, service: Service) -> None:
 def after(
     old: Wanted | None, new: Version, mode: str, host: str, port: int | None, name: str, row: Row | None, is_kept: bool
 ) -> Wanted:  # fmt: skip
-    """What is wanted from now on. Raises UsageError for what cannot be changed while it runs."""
+    """Return what is wanted from now on. Raises UsageError for what cannot be changed while it runs."""
     if old is None:
         return Wanted(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0,
                       since=time.time())  # fmt: skip
@@ -219,7 +224,7 @@ def after(
 
 
 def replaces_nothing(one: Version, other: Version) -> bool:
-    """Whether replicas of the one are replicas of the other: only how many and how they are asked has changed."""
+    """Tell whether replicas of the one are replicas of the other: only how many and how they are asked has changed."""
     return _of_replicas(one) == _of_replicas(other)
 
 
@@ -235,13 +240,13 @@ def ready_of(seen: Seen, version: int) -> int:
 
 
 def has_signal(document: Mapping[str, Any]) -> bool:
-    """Whether something tells how many replicas there are to be, between the least and the most."""
+    """Tell whether something sets how many replicas there are to be, between the least and the most."""
     policy = document["service"].get("replica_policy") or {}
     return "target_qps_per_replica" in policy or "target_queue_per_replica" in document.get("slipway", {})
 
 
 def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]:
-    """A service of a fixed size stays one, of another size."""
+    """Return the document for another size; a service of a fixed size stays one."""
     section = dict(document["service"])
     policy = dict(section.pop("replica_policy", None) or {})
     section.pop("replicas", None)
@@ -254,5 +259,5 @@ def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]
 
 
 def rents(version: Version, settings: Settings) -> bool:
-    """Whether a replica may go where it costs money."""
+    """Tell whether a replica may go where it costs money."""
     return any(one in VENDORS for one in placement.candidates(version.provider, settings))

@@ -14,7 +14,7 @@ HEALTH_S = 5  # between its own looks at a worker; 60 if it is not told
 
 
 def words(port: int, policy: str) -> list[str]:
-    """Of its command line."""
+    """Return the words of its command line."""
     return [
         *("--host", "127.0.0.1", "--port", str(port), "--policy", policy, "--log-level", "warning"),
         *("--health-check-interval-secs", str(HEALTH_S), "--worker-startup-check-interval", "1"),

@@ -1,4 +1,4 @@
-"""What a service wants, as SkyServe writes it: `service:` beside `resources`, `envs`, `file_mounts`, `setup`, `run`.
+"""The service file, as SkyServe writes it: `service:` beside `resources`, `envs`, `file_mounts`, `setup`, `run`.
 
 A file for `sky serve up` is one for us. What SkyServe has no word for stands in a section of its own, `slipway:`, which
 the export leaves out. Everything unknown is refused, with the nearest known word.
@@ -11,14 +11,10 @@ import difflib
 import json
 import math
 import re
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from infra import strict_yaml
 from infra.errors import UsageError
@@ -26,6 +22,7 @@ from serve import request_bounds
 from serve.budget import limit_of
 from serve.engine.options import PLAIN, Tuning
 from serve.request_bounds import Bounds
+from store import strict_records
 
 POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
 PLACERS = ("dynamic_fallback",)
@@ -45,7 +42,7 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """How a replica is asked whether it is ready. The names are those of the file; seconds."""
+    """The readiness probe of a replica. The names are those of the file; seconds."""
 
     path: str
     post_data: dict[str, Any] | str | None = None
@@ -105,7 +102,7 @@ class ServiceSection:
 
 @dataclass(frozen=True, kw_only=True)
 class Ours:
-    """What SkyServe has no word for."""
+    """The section `slipway:`: what SkyServe has no word for."""
 
     model: str = ""
     """A run or artifact of ours, a folder, hf://org/name or s3://bucket/path; reaches `run` as $MODEL."""
@@ -131,7 +128,7 @@ class Ours:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What machine a replica needs, as SkyPilot writes it; `16+` means at least 16."""
+    """The machine that a replica needs, as SkyPilot writes it; `16+` means at least 16."""
 
     infra: str | None = None
     cloud: str | None = None
@@ -185,7 +182,7 @@ class Service:
 
 
 def load(path: Path) -> Service:
-    """Raises UsageError, with the place in the file."""
+    """Return the service in a file. Raises UsageError, with the place in the file."""
     try:
         document = strict_yaml.read(path)
     except FileNotFoundError:
@@ -194,17 +191,19 @@ def load(path: Path) -> Service:
 
 
 def parse(where: str, document: Any) -> Service:
-    """Raises UsageError."""
-    _check_keys(where, document, ServiceFile)
+    """Return the service in a document. Raises UsageError."""
+    try:
+        strict_records.refuse_unknown(ServiceFile, document, spared=("pool", "workers"))
+    except strict_records.Misfit as error:
+        raise UsageError(f"{where}: {_explained(error)}") from None
     if not isinstance(document.get("service"), dict):
         raise UsageError(f"{where}: it needs a section `service:`")
     if {"pool", "workers"} & set(document["service"]):
         raise UsageError(f"{where}: service: pools of workers are for batch jobs; a service has `replicas`")
     try:
-        file = msgspec.convert(document, ServiceFile)
-    except msgspec.ValidationError as error:
-        what, _, at = str(error).partition(" - at ")
-        raise UsageError(f"{where}: {at.strip('`').removeprefix('$.') or 'the file'}: {what}") from None
+        file = strict_records.convert(ServiceFile, document)
+    except strict_records.Misfit as error:
+        raise UsageError(f"{where}: {_explained(error)}") from None
     section = file.service
     _check_numbers(where, file)
     _plane(where, file.slipway)
@@ -218,10 +217,10 @@ def parse(where: str, document: Any) -> Service:
 
 
 def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
-    """The same service for `sky serve up`. `model`: where the weights are found, when not as the file says.
+    """Return the same service for `sky serve up`. `model`: where the weights are found, when not as the file says.
 
-    SkyServe's load balancer is on another machine than its replicas, so there the engine listens everywhere.
-    Raises UsageError for what SkyServe cannot do.
+    SkyServe's load balancer is on another machine than its replicas, so there the engine listens everywhere. Raises
+    UsageError for what SkyServe cannot do.
     """
     policy, ours = service.policy, service.ours
     if policy.most != policy.min_replicas and policy.target_qps_per_replica is None:
@@ -246,7 +245,7 @@ def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
 
 
 def _mounted(model: str) -> tuple[str, dict[str, str]]:
-    """What $MODEL is on a replica, and what must be mounted for that. Raises UsageError."""
+    """Return what $MODEL is on a replica, and what must be mounted for that. Raises UsageError."""
     if model.startswith("hf://"):
         return model.removeprefix("hf://"), {}
     if re.match(r"(s3|gs|r2|cos|oci|nebius)://", model) or model.startswith(("/", "./", "../", "~")):
@@ -257,7 +256,7 @@ def _mounted(model: str) -> tuple[str, dict[str, str]]:
 
 
 def _check_numbers(where: str, record: Any) -> None:
-    """Of all sections: finite, and none below 0. Raises UsageError."""
+    """Check the numbers of all sections: finite, and none below 0. Raises UsageError."""
     for one in dataclasses.fields(record):
         value, at = getattr(record, one.name), f"{where}: {one.name}"
         if dataclasses.is_dataclass(value):
@@ -330,7 +329,7 @@ def _plane(where: str, ours: Ours) -> None:
 
 
 def _port(where: str, section: ServiceSection, resources: Resources) -> int:
-    """Of the engine, among those that the resources open."""
+    """Return the port of the engine, among those that the resources open."""
     said = resources.ports
     opened = [str(one) for one in (said if isinstance(said, list) else [] if said is None else [said])]
     port = section.ports
@@ -354,7 +353,7 @@ def _envs(where: str, said: Mapping[str, Scalar]) -> dict[str, str]:
 
 
 def _plain(record: Any) -> Any:
-    """As YAML has it: only what differs from the defaults."""
+    """Return a record as YAML has it: only what differs from the defaults."""
     if dataclasses.is_dataclass(record):
         said = {}
         for one in dataclasses.fields(record):
@@ -366,29 +365,14 @@ def _plain(record: Any) -> Any:
     return [_plain(one) for one in record] if isinstance(record, list) else record
 
 
-def _check_keys(where: str, body: Any, kind: type) -> None:
-    """Of a section and those below it. Raises UsageError."""
-    if not isinstance(body, dict):
-        raise UsageError(f"{where}: expected lines of the form `key: value`")
-    hints = typing.get_type_hints(kind)
-    for key, value in body.items():
-        if key not in hints:
-            if key in ("pool", "workers"):
-                continue
-            hint = f"did you mean {MEANT[key]}?" if MEANT.get(key) in hints else _near(str(key), list(hints))
-            raise UsageError(f"{where}: unknown key {key!r}; {hint}")
-        inner = next((one for one in _kinds(hints[key]) if dataclasses.is_dataclass(one)), None)
-        if isinstance(inner, type) and isinstance(value, (dict, list)):
-            for number, part in enumerate(value if isinstance(value, list) else [value]):
-                at = f"{where}: {key}" + (f" {number + 1}" if isinstance(value, list) else "")
-                _check_keys(at, part, inner)
-
-
-def _kinds(hint: Any) -> Sequence[Any]:
-    """All types that a hint is made of."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType, list):
-        return [one for part in typing.get_args(hint) for one in _kinds(part)]
-    return [hint]
+def _explained(error: strict_records.Misfit) -> str:
+    """Return what does not fit, and where, in the words of the file."""
+    place = "".join(f"{one}: " for one in error.place)
+    if not error.key:
+        return f"{place or 'the file: '}{error}"
+    meant = MEANT.get(error.key)
+    hint = f"did you mean {meant}?" if meant in error.known else _near(error.key, error.known)
+    return f"{place}{error}; {hint}"
 
 
 def _near(word: str, known: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again: the one rule of the control side, data and serving.
+"""The wait before something that failed is tried again: the one rule of the control side, data and serving.
 
 In: how often it has failed. Out: seconds. The agent has the same rule in `infra.agent.shortage`.
 """
@@ -11,7 +11,7 @@ MOST_DOUBLINGS = 30  # beyond it every longest wait is reached, and a float woul
 
 @dataclass(frozen=True)
 class Backoff:
-    """Waits that double up to the longest, cut by chance so that many who failed together do not come back together."""
+    """Waits that double up to a longest one, with jitter so that many who failed together do not come back together."""
 
     first_s: float
     longest_s: float

@@ -1,7 +1,7 @@
-"""Every checkpoint that a store, or a folder of runs, holds: of runs at work, and inside of published artifacts.
+"""Every checkpoint that a store, or a folder of runs, holds: of active runs, and inside of published artifacts.
 
-In: a store's address, or folders of this machine. Out: `Found` records, told from listings and manifests; `problem`
-reads every byte of one. Nothing is changed.
+In: a store's URI, or folders of this machine. Out: `Found` records, read from listings and manifests; `problem` reads
+every byte of one. Nothing is changed.
 """
 
 import re
@@ -26,7 +26,7 @@ _HERE = re.compile(r"(?!\.)[^/]+/step-[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class Found:
-    """One checkpoint."""
+    """One checkpoint and where it lies."""
 
     name: str
     """What it is called on the command line: `<run>/<folder>/step-<digits>`, or the name of its artifact."""
@@ -46,12 +46,12 @@ class Found:
 
     @property
     def saved_at(self) -> str:
-        """ISO time, UTC; "" where nobody wrote it down."""
+        """Return the ISO time in UTC at which it was saved; "" where nobody wrote it down."""
         return str(self.manifest.get("timestamp", ""))
 
 
 def in_store(uri: str) -> list[Found]:
-    """By name. Raises StoreError."""
+    """Return the checkpoints of a store, by name. Raises StoreError."""
     place = open_place(uri)
     at = place.pin()
     there = place.listing(at=at)
@@ -74,7 +74,7 @@ def _found(place: Place, uri: str, at: str, there: dict[str, Entry]) -> Iterator
 
 
 def here(folders: dict[str, Path]) -> list[Found]:
-    """Of this machine: `folders` by the name that stands for each, such as a run's."""
+    """Return the checkpoints of this machine; `folders` maps a name, such as a run's, to its folder."""
     found = []
     for name, folder in folders.items():
         for manifest in sorted(folder.glob(f"*/step-*/{MANIFEST}")):
@@ -88,7 +88,7 @@ def here(folders: dict[str, Path]) -> list[Found]:
 
 
 def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, read: Callable[[], bytes]) -> Found:
-    """One that is damaged, or has gone meanwhile, does not hide the others."""
+    """Return the record of one checkpoint; one that is damaged, or has gone meanwhile, does not hide the others."""
     try:
         raw = read()
         Checkpoint.parse(raw, path.rpartition("/")[2])
@@ -98,7 +98,7 @@ def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, read: Calla
 
 
 def problem(one: Found) -> str:
-    """What is wrong with it, in words; "" when every byte, read now from where it lies, is as its manifest says."""
+    """Return what is wrong with it, in words; "" when every byte, read now where it lies, is as its manifest says."""
     if one.kind == "final":
         found = Store(one.uri).check(one.name, deep=True)
         return found.problem or vocabulary.problem(_reader(one), found.about)
@@ -113,13 +113,13 @@ def problem(one: Found) -> str:
 
 
 def _reader(one: Found) -> vocabulary.Read:
-    """Of the model beside a published checkpoint."""
+    """Return a reader of the files of the model beside a published checkpoint."""
     place = open_place(one.uri)
     return lambda name: b"".join(place.pieces(f"{one.name}/{vocabulary.HF}/{name}"))
 
 
 def bring(one: Found, folder: Path) -> None:
-    """Its files, verified, as the new folder `folder`. Raises StoreError."""
+    """Download its files, verified, as the new folder `folder`. Raises StoreError."""
     if one.kind == "run":
         run, name = _of_run(one)
         RunFolder(one.uri, run).get_checkpoint(name, folder, lambda done, total: None)
@@ -128,7 +128,7 @@ def bring(one: Found, folder: Path) -> None:
 
 
 def _of_run(one: Found) -> tuple[str, str]:
-    """The run, and the name within its folder."""
+    """Return the run, and the name within its folder."""
     match = _OF_A_RUN.fullmatch(one.path)
     assert match is not None, one
     return match[1], match[2]

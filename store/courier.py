@@ -1,13 +1,13 @@
-"""The courier: what a run makes goes from its pod to the store while it is at work, and comes back on a new pod.
+"""The courier, a sync sidecar: it uploads what a run makes from its pod to the store, and restores it on a new pod.
 
     python -m store.courier carry --config FILE   beside the steps, until it is told to end (SIGTERM)
     python -m store.courier fetch --config FILE   the first step: begin where an earlier pod of the run ended
 
 In: the pod's folder, whose `work/` SLIPWAY_WORK names, and a `Config`. Out: `<store>/runs/<run>/`, see `run_folder`; on
 the pod `state/acknowledged.json` {name: UTC epoch seconds} of what was read back from the store, and
-`state/waiting.json` {"names": [...]} of what is to go there still. Nothing is carried before the fetch has its mark: an
-earlier pod's logs and figures would be overwritten by those of one that has just begun. Values of secrets are struck
-out of what is carried, but for checkpoints.
+`state/waiting.json` {"names": [...]} of what is still to be uploaded. Nothing is uploaded before the fetch has its
+mark: an earlier pod's logs and metrics would be overwritten by those of one that has just begun. Values of secrets are
+masked in what is uploaded, but for checkpoints.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Config:
 
 
 class Courier:
-    """Knows what has been carried, and what there is now."""
+    """The uploader of one run: it knows what has been uploaded, and what there is now."""
 
     def __init__(self, root: Path, config: Config, say: Callable[[str], None]) -> None:
         self.root, self.config, self.say = root, config, say
@@ -79,7 +79,7 @@ class Courier:
         self.grown_at = 0.0
 
     def carry(self, last: bool = False) -> None:
-        """One look: all that is new goes to the store. Raises what the store raises; then what is left waits."""
+        """Look once, and upload all that is new. Raises what the store raises; then what is left waits."""
         if not (self.root / self.begun).exists():
             words = self._changed(WORDS)
             self._wait_for(words)
@@ -103,7 +103,7 @@ class Courier:
         self._wait_for(list(self.damaged))
 
     def _whole(self) -> dict[str, list[str]]:
-        """The checkpoints that this machine has, newest first, but for damaged ones."""
+        """Return the checkpoints that this machine has, newest first, but for damaged ones."""
         paths = self.root.glob(f"work/checkpoints/*/step-*/{MANIFEST}")
         found = by_folder(path.relative_to(self.root).as_posix() for path in paths)
         self.damaged = {name: why for name, why in self.damaged.items() if (self.root / name).exists()}
@@ -138,13 +138,13 @@ class Courier:
         self._wait_for([one for one in self.waiting if one not in files])
 
     def _carry_newest(self, names: list[str]) -> None:
-        """The newest of these checkpoints of a folder that is not damaged, unless the store has it."""
+        """Upload the newest of these checkpoints of a folder that is not damaged, unless the store has it."""
         for name in names:
             if name in self.known or self._carry_checkpoint(name):
                 return
 
     def _carry_checkpoint(self, name: str) -> bool:
-        """False when it is damaged here."""
+        """Upload one checkpoint; return False when it is damaged here."""
         try:
             self.folder.put_checkpoint(self.root / name, name)
         except (Damaged, FileNotFoundError) as error:
@@ -167,7 +167,10 @@ class Courier:
         return True
 
     def _remove_older(self, above: str) -> None:
-        """Of a folder whose newest two were read back: what is older there, also what a cut-off upload has left."""
+        """Remove what is older than the newest two checkpoints of a folder, once those were read back.
+
+        That includes what an interrupted upload has left.
+        """
         kept = _newest_first(self.known, above)[:KEPT]
         if above in self.tidy or len(kept) < KEPT:
             return
@@ -198,15 +201,18 @@ class Courier:
         self._note(WAITING, {"names": self.waiting, **more})
 
     def _note(self, name: str, value: Any) -> None:
-        """A full disk here costs the reader news: what can be carried is carried all the same."""
+        """Write a note for readers of the pod.
+
+        On a full disk they go without: what can be uploaded is uploaded all the same.
+        """
         with contextlib.suppress(OSError):
             local_files.replace(self.root / name, json.dumps(value, indent=1).encode())
 
 
 def carry(root: Path, config: Config) -> int:
-    """Until SIGTERM, or until the agent has written how the run ends; then all that is left, while there is time.
+    """Upload until SIGTERM, or until the agent has written how the run ends; then upload the rest, while there is time.
 
-    0 when everything was read back from the store, else 1, with what was not in the log.
+    Return 0 when everything was read back from the store, else 1, with what was not in the log.
     """
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
@@ -227,13 +233,13 @@ def carry(root: Path, config: Config) -> int:
 
 
 class _Trial:
-    """One look after the other, each further away while the store fails; says what is new of its failures."""
+    """The loop around one look: it backs off while the store fails, and logs each new failure once."""
 
     def __init__(self, courier: Courier) -> None:
         self.courier, self.failures, self.said = courier, 0, ""
 
     def go(self, last: bool = False) -> float:
-        """0 when all went well, else how long to wait before the next look."""
+        """Look once; return 0 when all went well, else the seconds to wait before the next look."""
         try:
             self.courier.carry(last)
         except Exception as error:  # whatever a store's client raises: the run must go on
@@ -252,7 +258,7 @@ class _Trial:
 
 
 def _ends_at(ending: Path) -> float:
-    """Until when there is time, on the monotonic clock; 0 where nobody has said: then there is one try."""
+    """Return when time is over, on the monotonic clock; 0 where nobody has said: then there is one try."""
     try:
         return float(json.loads(ending.read_bytes())["ends_at_monotonic_s"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -265,7 +271,7 @@ def _rest(until: float, is_over: Callable[[], bool]) -> None:
 
 
 def _newest_first(names: Iterable[str], above: str) -> list[str]:
-    """The checkpoints of a folder."""
+    """Return the checkpoints of a folder, newest first."""
     ours = [name for name in names if CHECKPOINT.fullmatch(name) and name.rpartition("/")[0] == above]
     return sorted(ours, key=step_of, reverse=True)
 
@@ -279,7 +285,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _pieces(path: Path, size: int) -> Iterator[bytes]:
-    """The bytes of a file that it had when one looked: it may grow."""
+    """Yield the bytes that a file had when its size was read: it may grow."""
     with path.open("rb") as file:
         while size > 0 and (piece := file.read(min(size, PIECE_BYTES))):
             size -= len(piece)
@@ -292,21 +298,21 @@ def _say(text: str) -> None:
 
 
 def emit(kind: str, **values: Any) -> None:
-    """One record of a step, for the agent: a line of JSON in the file that SLIPWAY_RECORDS names."""
+    """Write one record of a step for the agent: a line of JSON in the file that SLIPWAY_RECORDS names."""
     if path := os.environ.get("SLIPWAY_RECORDS"):
         with open(path, "a", encoding="utf-8") as records:
             records.write(json.dumps({"kind": kind, "at": time.time(), **values}) + "\n")
 
 
 def step_back() -> None:
-    """The trainer goes first, for processors and for memory."""
+    """Lower this process's priority, for processors and for memory: the trainer goes first."""
     os.nice(10)
     with contextlib.suppress(OSError):  # no Linux
         Path("/proc/self/oom_score_adj").write_text(OOM_FIRST)
 
 
 def main(words: list[str]) -> int:
-    """0 ok, 1 failed, 2 not understood."""
+    """Run a command line; return 0 when it succeeded, 1 when it failed, 2 when it was not understood."""
     if len(words) != 3 or words[0] not in ("carry", "fetch") or words[1] != "--config":
         print("usage: python -m store.courier carry|fetch --config FILE", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""By what right a store is spoken to: values that the settings hold, else what the environment says.
+"""Credentials of stores: values of the settings, else of the environment.
 
 Whoever has settings lends them (`lend`); the stores ask (`of`). Nothing here is written down or handed on.
 """
@@ -19,7 +19,7 @@ _lent: dict[str, str] = {}
 
 
 def lend(values: Mapping[str, str]) -> None:
-    """What is set here outweighs the environment, for this process."""
+    """Set credentials for this process; they override the environment."""
     _lent.update({name: value for name, value in values.items() if value})
 
 
@@ -28,11 +28,11 @@ def of(name: str) -> str:
 
 
 def kind(uri: str) -> str:
-    """`hf`, `s3`, ..., or "" for a folder."""
+    """Return the scheme of a URI: `hf`, `s3`, ..., or "" for a folder."""
     return uri.partition("://")[0] if "://" in uri else ""
 
 
 def struck_out(text: str) -> str:
-    """`text` with every value of a credential as stars."""
+    """Return `text` with every value of a credential as stars."""
     mask = Mask(of(name) for name in (*HUB, *S3))
     return b"".join(mask([text.encode()])).decode()

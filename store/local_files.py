@@ -1,7 +1,7 @@
-"""Files of this machine: written at once or not at all, locked, and a memory of those already verified.
+"""Files of this machine: atomic writes, locks, and a cache of those already verified.
 
 Everything but the agent, whose own are `infra.agent.job.write_durably` and `infra.agent.state.hold`, goes through here.
-What stays apart says why where it stands: folders that are renamed as a whole, and drafts that are gone on with.
+What stays apart says why where it stands: folders that are renamed as a whole, and drafts that are resumed.
 """
 
 import contextlib
@@ -88,7 +88,10 @@ def held(
 
 
 def claim(folder: str) -> int | None:
-    """A descriptor that marks `folder` as in use until it is closed or this process dies; None = somebody else's."""
+    """Return a descriptor that marks `folder` as in use until it is closed or this process dies, or None.
+
+    None means that somebody else uses the folder, or that it is gone.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:  # its writer has just removed it
@@ -184,7 +187,7 @@ class Verified:
                 self._names[one[3]] = path
 
     def get(self, path: str, stat: os.stat_result) -> str | None:
-        """The sha256 that this file had under that name, or under another one."""
+        """Return the sha256 that this file had under that name, or under another one."""
         known = self._known.get(path) or self._known.get(self._names.get(stat.st_ino, ""))
         if type(known) is not list or known[:-1] != _stamp(stat) or type(known[-1]) is not str:
             return None

@@ -1,4 +1,4 @@
-"""What the store writes down about an artifact, and what it may be called."""
+"""The manifest of an artifact, and the rules for its name."""
 
 import json
 import os
@@ -21,13 +21,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class StoreError(Exception):
-    """What was wanted of the store, and what was found instead."""
+    """The store does not have what was wanted of it; the message says what was found instead."""
 
     exit_code = 1
 
 
 class NoStore(StoreError):
-    """What is named cannot be a store, or not one that is written to."""
+    """The URI cannot be a store, or not one that can be written to."""
 
     exit_code = 2
 
@@ -40,7 +40,7 @@ class Denied(NoStore):
 
 @dataclass(frozen=True)
 class Artifact:
-    """What the store holds under one name."""
+    """An artifact under one name in the store."""
 
     name: str
     fingerprint: str
@@ -51,7 +51,7 @@ class Artifact:
 
     @property
     def inputs(self) -> dict[str, tuple[str, str]]:
-        """By role, name and fingerprint of what it was made of, as far as its maker wrote that down."""
+        """Return name and fingerprint of each input it was made from, by role, as far as its maker wrote them down."""
         said = self.about.get("inputs")
         found: dict[str, tuple[str, str]] = {}
         for role, one in said.items() if isinstance(said, dict) else ():
@@ -79,11 +79,11 @@ class Manifest:
     flat: bool = False
 
     def place(self, path: str) -> str:
-        """Where a file of the artifact lies, under the store's root."""
+        """Return the path of a file of the artifact, under the store's root."""
         return path if self.flat else f"{self.name}/{path}"
 
     def artifact(self, problem: str = "") -> Artifact:
-        """What is known of it without its files."""
+        """Return what is known of the artifact without its files."""
         size = sum(entry.size for entry in self.files)
         return Artifact(self.name, self.fingerprint, problem, self.about, size, self.published_at)
 
@@ -92,7 +92,10 @@ class Manifest:
 
     @staticmethod
     def from_json(text: bytes) -> "Manifest":
-        """Raises ValueError, in words, when this is not a manifest of this schema with harmless paths."""
+        """Return the manifest in `text`.
+
+        Raises ValueError, in words, when this is not a manifest of this schema with harmless paths.
+        """
         try:
             raw = outside.mapping(text)
             schema = raw.pop("schema")
@@ -119,7 +122,7 @@ _KINDS: dict[str, type] = {
 
 
 def entry_of(said: Any) -> FileEntry:
-    """A file as a manifest lists it. Raises ValueError unless its path stays in the folder of the manifest."""
+    """Return a file as a manifest lists it. Raises ValueError unless its path stays in the folder of the manifest."""
     if type(said) is not dict:
         raise ValueError(f"entry {outside.shown(said)}")
     path, sha256 = outside.typed(said, "path", str), outside.typed(said, "sha256", str)
@@ -176,7 +179,7 @@ def other(seen: str, wanted: str) -> str:
 
 
 def places(name: str) -> tuple[str, str]:
-    """Where the manifest of an artifact may lie, under the store's root: in its folder, or beside flat files."""
+    """Return where an artifact's manifest may lie, under the store's root: in its folder, or beside flat files."""
     return f"{name}/{MANIFEST}", f"{name}{FLAT_MANIFEST}"
 
 
@@ -185,19 +188,19 @@ def is_name(name: str) -> bool:
 
 
 def check_name(name: str) -> str:
-    """`name` itself. Raises StoreError unless it is parts of `[A-Za-z0-9._-]` joined by "/"."""
+    """Return `name` itself. Raises StoreError unless it is parts of `[A-Za-z0-9._-]` joined by "/"."""
     if not is_name(name):
         raise StoreError(f"{name!r} cannot name an artifact: letters, digits, '.', '_' and '-', in parts joined by '/'")
     return name
 
 
 def is_harmless(path: str) -> bool:
-    """Whether a path that somebody wrote down stays inside of the folder that it is taken from."""
+    """Tell whether a path that somebody wrote down stays inside of the folder that it is taken from."""
     return "\0" not in path and "\\" not in path and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def is_manifest(path: str) -> bool:
-    """Whether an artifact's manifest lies at that path under the store's root."""
+    """Tell whether an artifact's manifest lies at that path under the store's root."""
     return path.endswith(f"/{MANIFEST}") or ("/" not in path and path.endswith(FLAT_MANIFEST))
 
 
@@ -206,17 +209,17 @@ def is_hidden(path: str) -> bool:
 
 
 def name_at(manifest: str) -> str:
-    """Of the artifact whose manifest lies there."""
+    """Return the name of the artifact whose manifest lies there."""
     return manifest.removesuffix(FLAT_MANIFEST).removesuffix(f"/{MANIFEST}")
 
 
 def _is_flat(path: str) -> bool:
-    """Whether a file of an artifact may lie at the store's root."""
+    """Tell whether a file of an artifact may lie at the store's root."""
     return "/" not in path and not path.startswith(".") and not path.endswith(FLAT_MANIFEST)
 
 
 def sources_of(folder: Path, name: str, flat: bool) -> list[str]:
-    """The files of a folder that is to be published, relative to it. Raises StoreError."""
+    """Return the files of a folder that is to be published, relative to it. Raises StoreError."""
     if flat and "/" in name:
         raise StoreError(f"{name} cannot be flat: its name has folders")
     found = []

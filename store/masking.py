@@ -1,4 +1,4 @@
-"""Values of secrets struck out of what leaves the pod, byte for byte, so that places in a log stay where they are."""
+"""The masking of secrets in what leaves the pod, byte for byte, so that offsets in a log stay valid."""
 
 import base64
 import re
@@ -9,7 +9,7 @@ SHORTEST = 8  # what is shorter is struck out as it is only: a short code stands
 
 
 class Mask:
-    """Strikes these values out, also where they are spelt in hex, in base64 or as in a URL."""
+    """A filter that masks these values, also where they are spelt in hex, in base64 or as in a URL."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for secret in secrets if secret for form in _spellings(secret)}
@@ -19,7 +19,7 @@ class Mask:
         self.pattern = re.compile(b"|".join(map(re.escape, ordered))) if forms else None
 
     def __call__(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """The same number of bytes; a value is found also where it lies across two pieces."""
+        """Yield the same number of bytes, masked; a value is found also where it lies across two pieces."""
         if self.pattern is None:
             yield from pieces
             return
@@ -37,7 +37,10 @@ class Mask:
 
 
 def _spellings(secret: str) -> set[bytes]:
-    """As it is, in a URL, in hex, and in base64 as far as that does not depend on what stands beside it."""
+    """Return the spellings of a value: as it is, in a URL, in hex, and in base64.
+
+    Of base64 only what does not depend on what stands beside it.
+    """
     raw = secret.encode()
     found = {raw}
     if len(raw) >= SHORTEST:

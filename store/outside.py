@@ -1,8 +1,8 @@
-"""What somebody else wrote is read here: JSON within bounds, regular files only, paths that stay in their folder.
+"""The readers of untrusted input: JSON within bounds, regular files only, paths that stay in their folder.
 
 In: bytes, or a file of this machine. Out: plain values that are safe to walk, to write again and to print: at most
 `DEPTH` levels, no key twice, numbers that are finite and fit 64 bits, text that is UTF-8. Everything else is
-`Unreadable`, and no reader waits for a pipe or fills the memory. `infra/agent/outside.py` says the same with what a
+`Unreadable`, and no reader waits for a pipe or fills the memory. `infra/agent/outside.py` does the same with what a
 pod's Python has.
 """
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Unreadable(ValueError):
-    """A document of somebody else cannot be used; the message says why."""
+    """An untrusted document cannot be used; the message says why."""
 
 
 def parse(
@@ -33,10 +33,11 @@ def parse(
     nan_is_null: bool = False,
     half_pairs: str = "strict",
 ) -> Any:
-    """The value of a JSON document. Raises Unreadable.
+    """Return the value of a JSON document. Raises Unreadable.
 
     nan_is_null: for what Python's own writers have written. half_pairs: "surrogateescape" where names of files stand,
-    which need not be UTF-8 and come as `os.fsdecode` gives them.
+    which
+    need not be UTF-8 and come as `os.fsdecode` gives them.
     """
     if len(raw) > most_bytes:
         raise Unreadable(f"it has {len(raw)} bytes, at most {most_bytes} are read")
@@ -70,7 +71,7 @@ def mapping(
     nan_is_null: bool = False,
     half_pairs: str = "strict",
 ) -> dict[str, Any]:
-    """As `parse`, of a document that is an object. Raises Unreadable."""
+    """Return the object that a JSON document holds, as `parse` does. Raises Unreadable."""
     value = parse(raw, most_bytes, most_values, nan_is_null, half_pairs)
     if type(value) is not dict:
         raise Unreadable(f"it is a {type(value).__name__}, expected an object")
@@ -78,7 +79,7 @@ def mapping(
 
 
 def row(raw: bytes | bytearray | str) -> Any:
-    """The value of one line of data: quicker than `parse`, no deeper, and of any numbers. Raises Unreadable."""
+    """Return the value of one line of data: quicker than `parse`, no deeper, and of any numbers. Raises Unreadable."""
     try:
         value = json.loads(raw)
     except RecursionError:
@@ -90,7 +91,7 @@ def row(raw: bytes | bytearray | str) -> Any:
 
 
 def content(path: str | os.PathLike[str], most_bytes: int = 16 * MIB) -> bytes:
-    """The bytes of a regular file. Raises Unreadable when it is none or larger, OSError."""
+    """Return the bytes of a regular file. Raises Unreadable when it is none or larger, OSError."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         read = b"" if size > most_bytes else file.read(most_bytes + 1)
@@ -100,7 +101,7 @@ def content(path: str | os.PathLike[str], most_bytes: int = 16 * MIB) -> bytes:
 
 
 def opened(path: str | os.PathLike[str]) -> BinaryIO:
-    """A regular file, to be read; nothing is waited for. Raises Unreadable when it is none, OSError."""
+    """Open a regular file to be read, without waiting for anything. Raises Unreadable when it is none, OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for its writer
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return open(descriptor, "rb")
@@ -114,12 +115,12 @@ def load(
     most_values: int = VALUES,
     half_pairs: str = "strict",
 ) -> dict[str, Any]:
-    """The object in a JSON file. Raises Unreadable, OSError."""
+    """Return the object in a JSON file. Raises Unreadable, OSError."""
     return mapping(content(path, most_bytes), most_bytes, most_values, half_pairs=half_pairs)
 
 
 def within(folder: str | os.PathLike[str], path: str) -> Path:
-    """The file at `path` under `folder`, wherever links lead. Raises Unreadable when that is outside of it."""
+    """Return the file at `path` under `folder`, wherever links lead. Raises Unreadable when that is outside of it."""
     try:
         base, found = os.path.realpath(folder), os.path.realpath(os.path.join(folder, path))
     except ValueError as error:  # a null byte
@@ -130,7 +131,7 @@ def within(folder: str | os.PathLike[str], path: str) -> Path:
 
 
 def typed(said: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
-    """What stands under `key`, of that very type (a float may be written as an integer). Raises Unreadable."""
+    """Return the value of `key`, of exactly that type (a float may be written as an integer). Raises Unreadable."""
     value = said.get(key, default)
     if kind is float and type(value) is int:
         value = float(value)
@@ -140,13 +141,13 @@ def typed(said: Mapping[str, Any], key: str, kind: type[T], default: T | None = 
 
 
 def shown(value: object) -> str:
-    """A value of somebody else in a message: short, on one line, printable."""
+    """Return an untrusted value for a message: short, on one line, printable."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
 def printable(text: str) -> str:
-    """A name of somebody else, with an escape in place of whatever a terminal or an encoder would trip over."""
+    """Return an untrusted name, with an escape in place of whatever a terminal or an encoder would trip over."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 

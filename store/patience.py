@@ -1,7 +1,7 @@
-"""How long another machine is waited for: every attempt has a deadline as a whole, and so have all of them together.
+"""Timeouts and retries of requests to another machine: every attempt has a deadline, and so have all of them together.
 
 In: something to do with a store, and what its client raises. Out: its result, or one StoreError in words without
-secrets. A limit per read is no limit: an answer that drips keeps it, so each attempt runs in a thread of its own, which
+secrets. A timeout per read is none: an answer that drips keeps it, so each attempt runs in a thread of its own, which
 is left behind when its time is over (its own timeouts end it).
 """
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class StoreAway(StoreError):
-    """The store could not be asked for as long as there was patience; it may go better later."""
+    """The store could not be reached before the deadline; it may go better later."""
 
 
 class Conflict(StoreError):
@@ -33,7 +33,7 @@ class Conflict(StoreError):
 
 
 class Again(Exception):
-    """What may go better the next time; after `wait_s` where the other side said so."""
+    """A retryable failure, to be tried again after `wait_s` where the other side said so."""
 
     def __init__(self, seen: str, wait_s: float | None = None) -> None:
         super().__init__(seen)
@@ -50,9 +50,9 @@ class Patience:
     first_wait_s: float = 0.5
 
     def ask(self, what: str, action: Callable[[], T], num_bytes: int = 0) -> T:
-        """The result of `action`, tried until it comes; it raises Again for what may go better.
+        """Return the result of `action`, retried until the deadline; it raises Again for what may go better.
 
-        num_bytes: how many it moves. Raises StoreAway when patience ends, and whatever else `action` raises.
+        num_bytes: how many it moves. Raises StoreAway at the deadline, and whatever else `action` raises.
         """
         moving_s = num_bytes / SLOWEST_BYTES_PER_S
         ends_at = time.monotonic() + self.total_s + moving_s
@@ -70,7 +70,7 @@ class Patience:
 
 
 def within(limit_s: float, action: Callable[[], T]) -> T:
-    """The result of `action`, or Again when it takes longer."""
+    """Return the result of `action`; raise Again when it takes longer."""
     done: list[Any] = []
     failed: list[BaseException] = []
 
@@ -91,6 +91,6 @@ def within(limit_s: float, action: Callable[[], T]) -> T:
 
 
 def clean(text: object) -> str:
-    """One line, without what signs an address and without the values of credentials."""
+    """Return `text` as one line, without what signs an address and without the values of credentials."""
     line = " ".join(str(text).split())
     return credentials.struck_out(_BEARER.sub(r"\1***", _SIGNED.sub(r"\1***", line)))

@@ -4,6 +4,7 @@ What needs a GPU, an account or a night is deselected by marker.
 """
 
 import os
+import sys
 from collections import Counter
 
 import pytest
@@ -12,6 +13,12 @@ from hypothesis import settings
 from scripts.project import debian
 from tests import pure, seeds
 from tests.needs import needs
+from tests.slowest import Slowest
+
+# Images of containers often forbid bytecode. Without it each program that a test starts compiles all that it imports,
+# which takes longer than the import itself.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 SKIPPED: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()
 
@@ -23,6 +30,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.stash[SKIPPED] = []
     config.pluginmanager.register(Skips(config))
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Slowest())
     settings.register_profile("day", derandomize=True)
     if "not nightly" in config.option.markexpr:
         settings.load_profile("day")

@@ -137,6 +137,16 @@ def test_a_test_without_the_mark_that_starts_a_process_or_opens_a_socket_fails_a
     assert sum("mark the test, or its module, with pytest.mark.process" in line for line in lines) >= 6 - threads
 
 
+@pytest.mark.parametrize("words", [(), ("-n", "2")], ids=str)
+def test_a_run_of_many_files_ends_with_the_slowest_of_them(tmp_path, words):
+    for number in range(11):
+        (tmp_path / f"test_{number}.py").write_text(f"import time\ndef test(): time.sleep({2 if number == 7 else 0})\n")
+    code, lines = run(tmp_path, "", "--ignore=test_some.py", *words)
+    about = next(number for number, line in enumerate(lines) if " the 10 slowest of 11 files " in line)
+    assert code == 0 and lines[about + 1].split() == ["2", "s", "test_7.py"], lines
+    assert lines[about + 11].split()[1:] == ["s", "all,", "added", "up", "over", "the", "workers"]
+
+
 def test_fast_does_not_even_import_a_module_that_is_marked_as_a_whole(tmp_path):
     for number, mark in enumerate(("process", "slow")):
         text = f"import pytest\npytestmark = [pytest.mark.{mark}, pytest.mark.timeout(9)]\n1 / 0\n"

@@ -66,6 +66,16 @@ ORDER = {
 }
 MOST_FILES = 18  # of one folder
 MOST_PARAMETERS = 10
+# Folders whose functions' docstrings begin with a verb; pyproject.toml has the others without ruff's D rules.
+IMPERATIVE = ("infra", "data", "serve", "store", "bench")
+# First words that ruff's D401, which knows verbs by a list, lets through.
+NO_VERBS = set(
+    "A After All Also An And Another As At Because Before Behind Between Beyond Both But By During Each Either Every "
+    "For From Half Here How If In Inside Into It Its Like Many Meanwhile Most Much Never No Nobody None Not Nothing Of "
+    "Often On Once One Only Or Others Our Out Perhaps Per Several Since So Some Such That The Their Then There These "
+    "They This Those Through To Under Until Up Upon We Whatever What When Whenever Where Whether Which While Who "
+    "Whoever Whole Whose Why With Within Without".split()
+)
 
 
 def sources() -> list[Path]:
@@ -313,3 +323,26 @@ def test_use_cases_neither_print_nor_ask_nor_read_flags():
 )  # fmt: skip
 def test_a_use_case_that_speaks_is_seen(text):
     assert spoken(text)
+
+
+def without_verb(text: str) -> list[str]:
+    """Return the functions of a file whose docstring does not begin with a verb, by name."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (said := ast.get_docstring(node)):
+            first = said.split()[0].rstrip(".,:;")
+            if not first.isalpha() or not first[0].isupper() or first in NO_VERBS:
+                found.append(f"{node.name}: {first}")
+    return found
+
+
+def test_docstrings_of_functions_begin_with_a_verb():
+    files = [path for path in sources() if path.relative_to(ROOT).parts[0] in IMPERATIVE]
+    wrong = {str(path.relative_to(ROOT)): said for path in files if (said := without_verb(path.read_text()))}
+    assert not wrong
+    assert len(files) > 200
+
+
+@pytest.mark.parametrize("said", ["Of a row.", "Whether it lives.", "`text` as bytes.", "(ids, mask) of a row."])
+def test_a_docstring_without_a_verb_is_seen(said):
+    assert without_verb(f'def f():\n    """{said}"""\n')

@@ -1,5 +1,6 @@
 """An installation of its own for tests of whole commands: journal, pods and store in one folder."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -50,6 +51,18 @@ class World:
     def json(self, *words: str, code: int = 0) -> dict:
         return json.loads(self.inv(*words, "--json", code=code))
 
+    def take(self, store: Path) -> None:
+        """Begin with a copy of what that store holds."""
+        shutil.copytree(store, self.folder / "artifacts")
+
+    def verdicts(self, pods: Path | None = None) -> list[dict]:
+        """How the runs ended whose pods lie here, or in `pods`, as far as they have."""
+        return said_by(pods or self.folder / "pods", "verdict")
+
+    def steps_at_work(self, pods: Path | None = None) -> list[str]:
+        """What the runs are at whose pods lie here, or in `pods`."""
+        return [one["step"] for one in said_by(pods or self.folder / "pods", "progress") if one["step"]]
+
     def model(self, phase: str) -> bytes:
         """The weights of a published phase."""
         return next((self.folder / "artifacts" / phase / "tiny" / "hf").glob("*.safetensors")).read_bytes()
@@ -72,6 +85,18 @@ class World:
                 except OSError:
                     continue  # it has ended meanwhile
         return found
+
+
+def said_by(pods: Path, name: str) -> list[dict]:
+    """That file of the state of each pod in the folder.
+
+    Who waits for it by a command again and again takes a core from what it waits for.
+    """
+    found = []
+    for path in sorted(pods.glob(f"*/state/{name}.json")):
+        with contextlib.suppress(FileNotFoundError):  # it was put away meanwhile
+            found.append(json.loads(path.read_text()))
+    return found
 
 
 def until(truth, what: str, within_s: float = 120.0):

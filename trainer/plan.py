@@ -218,7 +218,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
         tokenizer = INIT
         found["tokens"] = replace(found["tokens"], inputs={"text": "text", "tokenizer": tokenizer})
     befores = chain(profile.phases, wanted.phases, wanted.init is not None)
-    if missing := [name for name in wanted.phases if name not in befores]:
+    if missing := [name for name in wanted.phases if name in PHASES and name not in befores]:
         known = ", ".join(one for one in PHASES if one in befores)
         raise UsageError(f"profile {profile.name} has no phase {listed(missing)} that could run; it has: {known}")
     for name, before in befores.items():
@@ -332,7 +332,7 @@ def resolve(
     its inputs is due. `root` is the checkout whose code will run, `flops_per_s` what the machine does of useful work,
     `pod_store` the store as the pod names it, where that is not the one at home.
     """
-    from_nothing = [name for name in wanted.phases if not PHASES[name].follows]
+    from_nothing = [name for name in wanted.phases if name in PHASES and not PHASES[name].follows]
     if wanted.init is not None and from_nothing:
         others = ", ".join(name for name, one in PHASES.items() if one.takes_init) + " or mid+sft"
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Conversations as ids: how they are written, which ids are learnt, and batches of them.
+"""Conversations as ids: how they are rendered, which ids are learnt, and batches of them.
 
 Source: nanochat's conversation format and mask.
 """
@@ -22,12 +22,15 @@ CHUNK_STEPS = 8  # so many steps are drawn together and sorted by length
 
 
 def read_conversations(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """The conversations of a .jsonl file: `{"messages": [...]}` or a bare list on each line. Raises InputError."""
+    """Yield the conversations of a .jsonl file: `{"messages": [...]}` or a bare list on each line.
+
+    Raises InputError.
+    """
     return (row["messages"] for row in read_rows(path))
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The same with what else stands beside `messages`. Raises InputError."""
+    """Yield the rows of a .jsonl file, with what else stands beside `messages`. Raises InputError."""
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -46,11 +49,11 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 def render(
     messages: Sequence[Message], tokenizer: Tokenizer, max_len: int | None = None
 ) -> tuple[list[int], list[int]]:
-    """(ids, mask) of a conversation, cut to `max_len`; mask is 1 where the assistant's own words stand.
+    """Return (ids, mask) of a conversation, cut to `max_len`; mask is 1 where the assistant's own words stand.
 
-    A leading system message goes in front of the first user message. An assistant's content may be a list of
-    parts of type text, python (learnt) or python_output (not learnt). Raises InputError unless user and
-    assistant alternate.
+    A leading system message goes in front of the first user message. An assistant's content may be a list of parts of
+    type
+    text, python (learnt) or python_output (not learnt). Raises InputError unless user and assistant alternate.
     """
     special = tokenizer.special
     ids, mask = [special(BOS)], [0]
@@ -83,16 +86,16 @@ def render(
 
 
 def prompt(messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
-    """The ids that ask for the next answer; an assistant's answer at the end is left out."""
+    """Return the ids that ask for the next answer; an assistant's answer at the end is left out."""
     if messages and messages[-1].get("role") == "assistant":
         messages = messages[:-1]
     return [*render(messages, tokenizer)[0], tokenizer.special("<|assistant_start|>")]
 
 
 def recent(messages: Sequence[Message], tokenizer: Tokenizer, room: int) -> tuple[list[Message], list[int]]:
-    """The end of a conversation whose prompt has at most `room` ids, and that prompt.
+    """Return the end of a conversation whose prompt has at most `room` ids, and that prompt.
 
-    The oldest turns are forgotten, question and answer together; a system message stays, and so does the last question,
+    The oldest turns are dropped, question and answer together; a system message stays, and so does the last question,
     whatever its length.
     """
     head = [one for one in messages[:1] if one.get("role") == "system"]
@@ -103,7 +106,7 @@ def recent(messages: Sequence[Message], tokenizer: Tokenizer, room: int) -> tupl
 
 
 def targets(ids: Sequence[int] | np.ndarray, mask: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, targets), both int64 (len(ids) - 1,): the next id, or -1 where it is not learnt."""
+    """Return (inputs, targets), both int64 (len(ids) - 1,): the next id, or -1 where it is not learnt."""
     after = np.array(ids[1:], np.int64)
     return np.array(ids[:-1], np.int64), np.where(np.array(mask[1:], bool), after, -1)
 
@@ -118,12 +121,12 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 
 
 def _text(content: str | Sequence[Mapping[str, str]]) -> str:
-    """Engines hand over parts where the template can take them, also of what was one string."""
+    """Return the text of a message; engines hand over parts where the template can take them, also of one string."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 class Conversations:
-    """Batches of several kinds of conversation, drawn by weight; a pure function of what it is made of and the step.
+    """Batches of several kinds of conversation, drawn by weight; a pure function of the inputs and the step.
 
     Each kind is gone through once, in a seeded order, before any of it comes again. Those of the kinds in `together`
     share rows: up to `turns` of them follow one another, whatever their kind, as far as they fit whole. So a model
@@ -140,7 +143,10 @@ class Conversations:
         turns: int = 1,
         together: Collection[str] = (),
     ):
-        """Raises InputError for a kind without files or conversations, and for files without a weight above 0."""
+        """Read and render all conversations.
+
+        Raises InputError for a kind without files or conversations, and for files without a weight above 0.
+        """
         if set(files) != set(mixture) or not mixture or min(mixture.values()) <= 0:
             raise InputError(
                 f"the mixture names {sorted(mixture)}, there are files for {sorted(files)}; weights are > 0"
@@ -163,9 +169,9 @@ class Conversations:
         self._epoch = lru_cache(maxsize=4 * len(self.kinds))(self._order)
 
     def batch(self, step: int, count: int, rank: int = 0, world: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, targets) of one step for one rank, int64 (rows, longest of all ranks rounded up to 16).
+        """Return (ids, targets) of one step for one rank, int64 (rows, longest of all ranks rounded up to 16).
 
-        The `count` conversations of a rank are so many rows, or fewer where some share one. Rows are filled up with
+        The `count` conversations of a rank are so many rows, or fewer where some share one. Rows are padded with
         <|assistant_end|> and the target -1.
         """
         chunk, place = divmod(step, CHUNK_STEPS)
@@ -181,18 +187,18 @@ class Conversations:
         return ids, wanted
 
     def _joined(self, drawn: Sequence[Drawn]) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, mask) of conversations one after the other, with one beginning."""
+        """Return (ids, mask) of conversations one after the other, with one beginning."""
         parts = [self.rows[kind][number] for kind, number in drawn]
         first, rest = parts[0], [(ids[1:], mask[1:]) for ids, mask in parts[1:]]
         ids, mask = zip(first, *rest, strict=True)
         return np.concatenate(ids), np.concatenate(mask)
 
     def _length(self, drawn: Sequence[Drawn]) -> int:
-        """Of the row of inputs that these make."""
+        """Return the length of the row of inputs that these make."""
         return sum(len(self.rows[kind][number][0]) - 1 for kind, number in drawn)
 
     def _draw(self, chunk: int, count: int) -> list[list[tuple[Drawn, ...]]]:
-        """What is in the rows of the steps of one chunk; steps hold rows of similar length, and as many of them."""
+        """Return the rows of the steps of one chunk; steps hold rows of similar length, and as many of them."""
         size = CHUNK_STEPS * count
         if size < len(self.kinds) ** 2:
             raise InputError(f"{count} rows are too few for {len(self.kinds)} kinds of conversation")
@@ -212,12 +218,12 @@ class Conversations:
         return [steps[place] for place in order]
 
     def _drawn(self, total: int) -> list[int]:
-        """How many of each kind the first `total` hold; the heaviest, which is last, takes what rounding leaves."""
+        """Return how many of each kind the first `total` hold; the heaviest, which is last, takes the rest."""
         counts = [int(total * weight) for weight in self.weights[:-1]]
         return [*counts, total - sum(counts)]
 
     def _shared(self, drawn: Sequence[Drawn], turns: int, chunk: int) -> Iterator[tuple[Drawn, ...]]:
-        """Rows of `turns` conversations in any order. What does not fit whole behind the others is left out."""
+        """Yield rows of `turns` conversations in any order. What does not fit whole behind the others is left out."""
         order = np.random.default_rng([self.seed, chunk, turns]).permutation(len(drawn))
         for start in range(0, len(drawn), turns):
             row: tuple[Drawn, ...] = ()

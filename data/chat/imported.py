@@ -1,8 +1,8 @@
-"""Conversations from files or from a data set of the hub, as every chat phase reads them.
+"""Conversations from files or from a data set of the hub, normalized for every chat phase.
 
 In: a `TalkSpec`. Out: `conversations.jsonl`, one `{"messages": [...]}` a line, in the order of the source. A row has
 `messages` (role and content), `conversations` (from and value, as ShareGPT has them), or is the list itself. What no
-chat phase could learn from (roles out of turn, nobody answers, words that are no text) is left out and counted.
+chat phase could learn from (roles out of turn, no answer, content that is no text) is left out and counted.
 """
 
 import gzip
@@ -26,7 +26,10 @@ TELL_EVERY = 5000
 
 
 def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
-    """Raises InputError when there is no conversation in it, DataError when the hub cannot be reached."""
+    """Write the conversations of `spec`; return their summary.
+
+    Raises InputError when there is no conversation in it, DataError when the hub cannot be reached.
+    """
     kept = skipped = 0
     uris, about = files(spec)
     with open(folder / FILE, "w", encoding="utf-8") as out:
@@ -49,7 +52,7 @@ def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
 
 
 def files(spec: TalkSpec) -> tuple[list[str], dict[str, Any]]:
-    """Addresses or paths, and what is known of where they are from."""
+    """Return URIs or paths, and what is known of their origin."""
     if not spec.source.startswith("hf://"):
         return [str(path) for path in source_files(spec.source)], {}
     dataset = spec.source.removeprefix("hf://")
@@ -61,7 +64,7 @@ def files(spec: TalkSpec) -> tuple[list[str], dict[str, Any]]:
 
 
 def rows(uri: str) -> Iterator[Any]:
-    """Raises InputError for a file that holds nothing of the kind."""
+    """Yield the rows of a file. Raises InputError for a file that holds nothing of the kind."""
     suffix, packed = form_of(uri)
     if suffix == ".parquet":
         yield from _of_parquet(uri)
@@ -110,7 +113,10 @@ def _lines(uri: str, packed: str) -> Iterator[bytes]:
 
 
 def normal(row: Any) -> list[dict[str, Any]] | None:
-    """Messages with role and content; None for what is no conversation. Raises InputError for a row of another kind."""
+    """Return messages with role and content; None for what is no conversation.
+
+    Raises InputError for a row of another kind.
+    """
     messages = row
     if isinstance(row, Mapping):
         column = next((name for name in COLUMNS if name in row), "")
@@ -139,7 +145,7 @@ def _message(message: Any) -> dict[str, Any] | None:
 
 
 def _whole(content: Any) -> Any:
-    """Half a surrogate pair has no UTF-8."""
+    """Return the content with half surrogate pairs replaced: they have no UTF-8."""
     if isinstance(content, str):
         return content.encode("utf-8", "replace").decode()
     return [{**part, "text": _whole(part["text"]), "type": _whole(part["type"])} for part in content]

@@ -1,4 +1,4 @@
-"""Who the model is, as conversations: many ways to ask, every answer with the name in it.
+"""The persona of the model as conversations: many ways to ask who it is, every answer with the name in it.
 
 Whole questions are held out, not only other spellings of them, so that the score says whether the model knows
 who it is when a stranger asks.
@@ -152,7 +152,7 @@ INTENTS = (
 
 
 def conversations(persona: Persona, seed: int) -> tuple[list[list[dict[str, str]]], list[list[dict[str, str]]]]:
-    """(trained on, held out): one question each, with the name in every answer.
+    """Return (trained on, held out): one question each, with the name in every answer.
 
     No held-out question, whatever its case and marks, is among those trained on.
     """
@@ -179,13 +179,13 @@ def conversations(persona: Persona, seed: int) -> tuple[list[list[dict[str, str]
 
 
 def clause(purpose: str) -> str:
-    """What can follow "my purpose is": an infinitive as it is, anything else behind a colon."""
+    """Return what can follow "my purpose is": an infinitive as it is, anything else behind a colon."""
     infinitive = re.match(r"(?i:to) (?!(?:the|an?|my|our|your|all) )[a-z]", purpose)
     return f"to{purpose[2:]}" if infinitive else f"this: {purpose}"
 
 
 def stopped_once(words: str) -> str:
-    """Without the full stop behind a name that ends in one: "I am Ursula K."."""
+    """Drop the full stop behind a name that ends in one: "I am Ursula K."."""
     return re.sub(rf"([{STOPS}][\"'\u2019\u201d\u00bb\u300d]?)\.(?= |$)", r"\1", words)
 
 

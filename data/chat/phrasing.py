@@ -1,4 +1,4 @@
-"""The many ways in which people type one question."""
+"""Paraphrases: the many ways in which people type one question."""
 
 import json
 import re
@@ -15,7 +15,7 @@ SHORT = (("are you", "r u"), (r"\byou\b", "u"), ("what is", "what's"), ("what is
 
 
 def vary(template: str, chance: Random) -> str:
-    """`template` as somebody may type it: another opening, case, mark at the end, a short form.
+    """Return `template` as somebody may type it: another opening, case, mark at the end, a short form.
 
     A template ends in its natural mark: "?" for a question, "." for a request, "!" for what asks for nothing. `{slots}`
     stay as they are.
@@ -41,7 +41,7 @@ def vary(template: str, chance: Random) -> str:
 
 
 def variants(template: str, count: int, chance: Random) -> list[str]:
-    """Up to `count` different ways to type `template`; the plain one is the first."""
+    """Return up to `count` different ways to type `template`; the plain one is the first."""
     found = {template: None}
     for _ in range(3 * count):
         if len(found) >= count:
@@ -51,17 +51,17 @@ def variants(template: str, count: int, chance: Random) -> list[str]:
 
 
 def normal(words: str) -> str:
-    """What is left of a question when case, marks and blanks are taken away."""
+    """Return what is left of a question when case, marks and blanks are removed."""
     return re.sub(r"[^\w.]+", " ", words.lower()).strip(" .")
 
 
 def talk(*turns: str) -> list[dict[str, str]]:
-    """A conversation in which user and assistant alternate."""
+    """Return a conversation in which user and assistant alternate."""
     return [{"role": ("user", "assistant")[number % 2], "content": words} for number, words in enumerate(turns)]
 
 
 def fill(template: str, slots: Mapping[str, Sequence[str]], chance: Random) -> str:
-    """`template` with a word for each of its `{slots}`."""
+    """Return `template` with a word for each of its `{slots}`."""
     return re.sub(r"\{(\w+)\}", lambda slot: chance.choice(slots[slot[1]]), template)
 
 
@@ -76,5 +76,5 @@ def write_lines(path: Path, rows: Iterable[Any]) -> int:
 
 
 def _small(words: str) -> str:
-    """Ready to follow other words; "I" keeps its size."""
+    """Return `words` ready to follow other words; "I" stays a capital."""
     return words if words.startswith(("I ", "I'")) else words[:1].lower() + words[1:]

@@ -1,4 +1,4 @@
-"""What the model is asked after it has read: about Python's library, and about everything else.
+"""Questions to the model about what it has read: about Python's library, and about everything else.
 
 A small model cannot learn five thousand functions in a minute, and one that must guess makes things up. So the
 well-known names are taught with the first sentence of their documentation, and for every other name the answer is
@@ -84,14 +84,14 @@ INVENTED = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A name of the library and what its documentation says first."""
+    """A name of the library and the first sentence of its documentation."""
 
     name: str
     sentence: str
 
 
 def entries(texts: Iterable[str]) -> list[Entry]:
-    """The functions and classes among documents of pydocs whose first sentence is one, by name."""
+    """Return the functions and classes among documents of pydocs whose first sentence is one, by name."""
     found = {}
     for text in texts:
         head, _, words = text.partition("\n\n")
@@ -103,7 +103,7 @@ def entries(texts: Iterable[str]) -> list[Entry]:
 
 
 def first_sentence(words: str) -> str:
-    """The first sentence of a docstring on one line, or "" when it does not begin with a short plain one."""
+    """Return the first sentence of a docstring on one line, or "" when it does not begin with a short plain one."""
     lines = dropwhile(lambda line: not line.strip() or CALL.fullmatch(line), words.split("\n"))
     paragraph = " ".join(" ".join(takewhile(str.strip, lines)).split()).replace("`", "")
     paragraph = re.sub(r"^[\w.]+\([^)]*\) -+>? ", "", paragraph)  # some begin with the call and a dash
@@ -117,7 +117,7 @@ def first_sentence(words: str) -> str:
 
 
 def taught(known: Iterable[Entry]) -> list[Entry]:
-    """The well-known ones."""
+    """Return the well-known ones."""
     by_module: dict[str, list[Entry]] = {module: [] for module in WELL_KNOWN}
     for one in known:
         module, _, name = one.name.rpartition(".")
@@ -158,7 +158,7 @@ def _texts(text: Path) -> Iterable[str]:
 
 
 def _about_python(known: list[Entry], chance: Random) -> tuple[list[list[dict[str, str]]], list[dict[str, Any]], int]:
-    """(trained on, held out with what is expected, how many names are taught)."""
+    """Return (trained on, held out with what is expected, how many names are taught)."""
     core = taught(known)
     if not core:
         raise InputError("none of Python's well-known functions are in this text: it was cut too short to teach from")

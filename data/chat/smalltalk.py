@@ -111,7 +111,10 @@ VARIANTS, HELDOUT_VARIANTS = 14, 3
 
 
 def conversations(seed: int) -> tuple[list[list[dict[str, str]]], list[list[dict[str, str]]]]:
-    """(trained on, held out), of one question each; held out are whole questions, not only their spelling."""
+    """Return (trained on, held out), of one question each.
+
+    Held out are whole questions, not only their spelling.
+    """
     chance = Random(f"other {seed}")
 
     def ask(table: dict[tuple[str, ...], tuple[str, ...]], count: int) -> list[tuple[str, str]]:
@@ -130,5 +133,5 @@ def conversations(seed: int) -> tuple[list[list[dict[str, str]]], list[list[dict
 
 
 def are_alike(answer: str, expected: str) -> bool:
-    """Whether an answer is of those that fit where another one is expected."""
+    """Tell whether an answer is one of those that fit where another one is expected."""
     return answer == expected or any(answer in answers and expected in answers for answers in ASKED)

@@ -1,8 +1,8 @@
-"""Shards by several machines: the ranks of `pipeline.shard` under an engine that others run, then one manifest.
+"""Shards by several machines: the ranks of `pipeline.shard` under an external engine, then one manifest.
 
 In: what `pipeline.shard` takes, how many ranks, an engine. Out: the same summary. All machines see the checkout, its
-environment, the source and the folder of the shards under the same paths. Killed anywhere, the same command goes on:
-finished ranks stay, and every other goes on where it stopped.
+environment, the source and the folder of the shards under the same paths. Killed anywhere, the same command resumes:
+finished ranks stay, and every other continues where it stopped.
 """
 
 import json
@@ -30,10 +30,10 @@ LOOK_S, MOST_LOOK_S = 0.5, 10.0
 
 
 class Engine(Protocol):
-    """Somebody else's machines. It starts a task that was killed again as far as it can see that."""
+    """An external cluster. It restarts a task that was killed, as far as it can see that."""
 
     def at_work(self, folder: Path) -> str:
-        """What an earlier command left running for `folder`, in words; "" for nothing."""
+        """Return what an earlier command left running for `folder`, in words; "" for nothing."""
         ...
 
     def start(self, work: Work, ranks: Sequence[int]) -> None:
@@ -41,7 +41,10 @@ class Engine(Protocol):
         ...
 
     def status(self) -> str | None:
-        """What is under way, in words; None when nothing is any more. Raises DataError when that is for good."""
+        """Return what is running, in words; None when nothing is any more.
+
+        Raises DataError when that is for good.
+        """
         ...
 
     def cancel(self) -> str:
@@ -51,7 +54,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Which engine, and what it needs."""
+    """The choice of an engine, and what it needs."""
 
     engine: str = ""
     ray_python: str = ""
@@ -133,7 +136,7 @@ def _merge(work: Work) -> None:
 
 
 def run_task(work: Work, name: str) -> None:
-    """Here and now."""
+    """Run a task here and now."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), PARENT: str(os.getpid())}
     subprocess.run(task_words(work, name), cwd=ROOT, env=environ)
     if work.code(name) is None:
@@ -141,7 +144,7 @@ def run_task(work: Work, name: str) -> None:
 
 
 def _result(work: Work) -> dict[str, Any]:
-    """What the merge told. The folder of the tasks has done its work."""
+    """Return the summary of the merge, and remove the folder of the tasks, which has done its work."""
     last = work.file(MERGE, "records").read_text(encoding="utf-8").splitlines()[-1]
     result = json.loads(last)
     for path in work.home.iterdir():
@@ -160,7 +163,7 @@ def _finished(work: Work) -> str:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Raises Interrupted at the first SIGINT or SIGTERM; a second Ctrl-C does not wait for the cancelling."""
+    """Raise Interrupted at the first SIGINT or SIGTERM; a second Ctrl-C does not wait for the cancelling."""
     heard = []
 
     def hear(number: int, frame: Any) -> None:

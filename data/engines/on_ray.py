@@ -23,7 +23,7 @@ CARRIED = ("HF_", "HUGGINGFACE", "AWS_", "GOOGLE_", "FSSPEC_")
 
 
 def run_task(root: str, words: list[str], environ: dict[str, str], grace_s: float) -> int:
-    """On a machine of the cluster: the exit code of a task. Raises RuntimeError when it was killed.
+    """Run a task on a machine of the cluster; return its exit code. Raises RuntimeError when it was killed.
 
     Sent there as it stands, so that it needs nothing of ours.
     """
@@ -78,7 +78,7 @@ def main(words: list[str]) -> int:
 
 
 def _reach(address: str) -> None:
-    """Raises OSError where nobody listens: Ray itself would ask for minutes."""
+    """Raise OSError where nothing listens: Ray itself would ask for minutes."""
     host, _, port = address.rpartition("://")[2].partition("?")[0].rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), REACH_S).close()
@@ -112,7 +112,7 @@ def _run_all(ray: Any, home: str, cpus: int, python: str, names: list[str]) -> i
 
 
 def _end_of(ray: Any, one: Any, name: str) -> int:
-    """0 when a task has left by itself, whatever it said about its work."""
+    """Return 0 when a task has left by itself, whatever it said about its work."""
     try:
         ray.get(one)
         return 0

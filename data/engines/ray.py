@@ -1,7 +1,7 @@
 """Ranks as tasks of a Ray cluster that runs already.
 
-In: the work. Out: nothing but what the tasks leave in its folder. Ray itself is known to `on_ray.py` alone, run by an
-interpreter that has it in the cluster's own version: no environment of ours holds Ray.
+In: the work. Out: nothing but what the tasks leave in its folder. Only `on_ray.py` imports Ray, run by an interpreter
+that has it in the cluster's own version: no environment of ours holds Ray.
 """
 
 import os
@@ -23,7 +23,10 @@ HOW = (
 
 class Ray:
     def __init__(self, python: str):
-        """`python`: an interpreter that has ray; "": that of the `ray` on the PATH. Raises InputError without one."""
+        """Find the interpreter that has ray.
+
+        python: its path; "" stands for that of the `ray` on the PATH. Raises InputError without one.
+        """
         self.python = Path(python).expanduser() if python else _beside(shutil.which("ray"))
         if not self.python or not os.access(self.python, os.X_OK):
             raise InputError(f"--engine ray: {f'no {self.python}' if self.python else 'no ray here'}; {HOW}")
@@ -73,5 +76,5 @@ class Ray:
 
 
 def _beside(ray: str | None) -> Path | None:
-    """The interpreter that the command `ray` is run by."""
+    """Return the interpreter that runs the command `ray`."""
     return Path(ray).resolve().parent / "python" if ray else None

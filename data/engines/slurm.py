@@ -1,7 +1,7 @@
 """Ranks as an array job of Slurm, and the merge as a job that waits for all of them.
 
 In: the work. Out: its jobs, found again by a name that only the folder decides, so that none is lost whoever is killed.
-Where jobs run is said to sbatch in its own variables: SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_TIMELIMIT,
+Where jobs run is set in sbatch's own variables: SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_TIMELIMIT,
 SBATCH_MEM_PER_NODE, ...
 """
 
@@ -91,7 +91,10 @@ class Slurm:
         return f"Slurm jobs {', '.join(jobs)}"
 
     def _rows(self) -> list[Row]:
-        """Raises DataError when Slurm does not answer for long; its controller may be restarted meanwhile."""
+        """Return our jobs that have not ended.
+
+        Raises DataError when Slurm does not answer for long; its controller may be restarted meanwhile.
+        """
         while True:
             try:
                 told = _ask(
@@ -111,7 +114,7 @@ class Slurm:
 
 
 def _submit(work: Work, name: str, words: str, log: str, *flags: str) -> str:
-    """The id of a job that runs `words`. Raises InputError with what sbatch says against it."""
+    """Return the id of a job that runs `words`. Raises InputError with what sbatch says against it."""
     output = work.home / f"slurm-{log}.log"
     script = SCRIPT.format(root=shlex.quote(str(ROOT)), words=words)
     all_flags = ["--parsable", f"--job-name={name}", f"--chdir={ROOT}", f"--output={output}", "--open-mode=append"]
@@ -139,7 +142,7 @@ def _jobs(rows: Sequence[Row]) -> list[str]:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """`0-2,5` for 0, 1, 2, 5."""
+    """Return ranks as Slurm writes them: `0-2,5` for 0, 1, 2, 5."""
     told: list[list[int]] = []
     for rank in ranks:
         if told and told[-1][1] == rank - 1:

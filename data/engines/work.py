@@ -4,8 +4,8 @@ In: the spec, the folder for the shards, how many ranks. Out: for each task (`ra
 that says what to do, and what became of it.
 
     OUT/.engine/work.json       whose tasks these are
-                NAME.json       what to do; NAME.log what it said; NAME.records how far it is
-                NAME.exit       the code it left with; a task without one is still at work, or was killed
+                NAME.json       what to do; NAME.log its log; NAME.records its progress
+                NAME.exit       its exit code; a task without one is still running, or was killed
 """
 
 import json
@@ -31,7 +31,10 @@ LOOK_S = 0.2
 
 @dataclass(frozen=True)
 class Work:
-    """`folder` is where the shards go, `world` how many ranks there are, `cpus` what each of them uses."""
+    """The tasks of one folder of shards.
+
+    folder: where the shards go. world: how many ranks there are. cpus: how many each of them uses.
+    """
 
     folder: Path
     world: int
@@ -48,17 +51,17 @@ class Work:
         return self.home / f"{task}.{suffix}"
 
     def code(self, task: str) -> int | None:
-        """What a task left with; None when it has not, or was killed."""
+        """Return the exit code of a task; None when it runs still, or was killed."""
         with suppress(FileNotFoundError):
             return int(self.file(task, "exit").read_text(encoding="utf-8"))
         return None
 
     def left(self) -> list[int]:
-        """The ranks that are not finished."""
+        """Return the ranks that are not finished."""
         return [rank for rank in range(self.world) if self.code(self.name(rank)) is None]
 
     def failed(self) -> list[str]:
-        """The tasks that cannot be finished as things stand."""
+        """Return the tasks that cannot be finished as things stand."""
         return [name for name in (*map(self.name, range(self.world)), MERGE) if self.code(name)]
 
     def forget(self, tasks: Iterable[str]) -> None:
@@ -66,20 +69,20 @@ class Work:
             self.file(task, "exit").unlink(missing_ok=True)
 
     def said(self, task: str) -> str:
-        """The last line of what a task said."""
+        """Return the last line of a task's log."""
         lines = _tail(self.file(task, "log")).splitlines()
         return lines[-1] if lines else "it said nothing"
 
     def documents(self) -> int:
-        """So many are in the shards of all ranks by now, as far as they told."""
+        """Return how many documents are in the shards of all ranks by now, as far as they reported."""
         return sum(_last_record(self.file(self.name(rank), "records")) for rank in range(self.world))
 
 
 def begin(spec: TextSpec, inputs: Any, folder: Path, world: int, how: Mapping[str, Any], at_work: str = "") -> Work:
-    """The work as tasks that can be started; what an earlier command finished of the very same work stays finished.
+    """Return the work as tasks that can be started; tasks that an earlier command finished of the same work stay.
 
-    `inputs`: what is known of the source, plain values; other ones make it other work.
-    `at_work`: what an earlier command left running for this folder, in words.
+    inputs: what is known of the source, plain values; other ones make it other work.
+    at_work: what an earlier command left running for this folder, in words.
     Raises InputError where that is other work, and where `folder` holds shards that the ranks would not replace.
     """
     work = Work(folder, world, how["workers"])
@@ -111,7 +114,7 @@ def begin(spec: TextSpec, inputs: Any, folder: Path, world: int, how: Mapping[st
 
 @contextmanager
 def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
-    """Nobody else holds `path` meanwhile. Raises DataError when somebody still does after `wait_s`."""
+    """Hold the lock `path`. Raises DataError when somebody else still holds it after `wait_s`."""
     busy = DataError(f"{path}: another process is at work there")
     # Where a file system has no locks, the engine alone sees to it that a task runs once.
     with local_files.held(path, busy, wait_s, look_s=LOOK_S, must_lock=False):

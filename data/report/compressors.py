@@ -1,4 +1,4 @@
-"""How well plain compressors do on the held-out text: what a model's bits per byte is compared with."""
+"""The compression of held-out text by plain compressors: the baseline for a model's bits per byte."""
 
 import lzma
 import zlib
@@ -11,7 +11,7 @@ LARGEST_DICTIONARY = 64 << 20  # xz -9's own
 
 
 def anchors(paths: Sequence[Path]) -> dict[str, float]:
-    """Bits per byte of `gzip -9` and `xz -9e` on the documents of these text shards, one after the other.
+    """Return the bits per byte of `gzip -9` and `xz -9e` on the documents of these text shards, one after the other.
 
     Memory does not grow with the text beyond xz's dictionary.
     """

@@ -43,14 +43,14 @@ class Html(str):
 
 
 def tag(name: str, *inner: Any, **attributes: Any) -> Html:
-    """`<name ...>inner</name>`; whatever is not Html is escaped. A trailing _ is dropped, others become -."""
+    """Return `<name ...>inner</name>`; whatever is not Html is escaped. A trailing _ is dropped, others become -."""
     words = (f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in attributes.items())
     text = "".join(one if isinstance(one, Html) else escape(str(one)) for one in inner)
     return Html(f"<{name}{''.join(words)}>{text}</{name}>")
 
 
 def document(title: str, *body: Html) -> str:
-    """The whole page."""
+    """Return the whole page."""
     head = (
         Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width">'),
         Html("<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"),

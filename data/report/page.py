@@ -15,7 +15,7 @@ COARSE = 12  # fine bins of length in one bar
 
 
 def page(found: Quality, folder: str) -> str:
-    """The whole document."""
+    """Return the whole document."""
     source = next(iter(found.manifests.values())).get("source", "")
     listed = sum(len(one["shards"]) for one in found.manifests.values())
     of = (
@@ -34,7 +34,7 @@ def page(found: Quality, folder: str) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """In units of a thousand: `1.5 MB`."""
+    """Return a size in units of a thousand: `1.5 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.3g} {unit}"
@@ -43,7 +43,7 @@ def size(num_bytes: float) -> str:
 
 
 def bars(rows: Sequence[tuple[str, float]], ticks: Mapping[float, str]) -> Html:
-    """One bar for each (what it is, how many), and below those that `ticks` names their words."""
+    """Return one bar for each (what it is, how many), and the labels of `ticks` below those that they name."""
     most = max(1.0, *(value for _, value in rows))
     step = (WIDTH - LEFT) / len(rows)
     high = HEIGHT - BELOW - 8

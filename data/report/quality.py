@@ -1,6 +1,6 @@
-"""What is in a folder of shards: lengths, scores, duplicates, frequent lines, samples. One pass, flat memory.
+"""The statistics of a folder of shards: lengths, scores, duplicates, frequent lines, samples. One pass, flat memory.
 
-Where there is more than memory is for, a count is of a part that is chosen by hash, or a lower bound; which of them,
+Where there is more than fits in memory, a count is of a part that is chosen by hash, or a lower bound; which of them,
 and by how much, stands beside it.
 """
 
@@ -37,7 +37,7 @@ BINS = 50
 
 @dataclass
 class Frequent:
-    """The most frequent of very many things: counts are at most `lost` too low."""
+    """A counter of the most frequent of very many things: counts are at most `lost` too low."""
 
     limit: int
     counts: Counter[str] = field(default_factory=Counter)
@@ -57,7 +57,7 @@ class Frequent:
 
 @dataclass
 class Repeated:
-    """Documents that are there more than once: of all, or of each 2**shift-th hash."""
+    """A counter of documents that occur more than once: of all, or of each 2**shift-th hash."""
 
     limit: int
     shift: int = 0
@@ -84,7 +84,7 @@ class Repeated:
 
     @property
     def share(self) -> float:
-        """Of documents that would not be there if each were there once."""
+        """Return the share of documents that would not be there if each were there once."""
         return 1 - len(self.counts) / max(1, sum(self.counts.values()))
 
     def top(self) -> list[tuple[str, int]]:
@@ -94,7 +94,7 @@ class Repeated:
 
 @dataclass
 class Quality:
-    """What a report tells."""
+    """The statistics that a report shows."""
 
     manifests: dict[str, dict[str, Any]]
     documents: int = 0
@@ -113,7 +113,7 @@ class Quality:
     """By hash, the lowest ones: a document's beginning, and its characters."""
 
     def length_at(self, share: float) -> int:
-        """So many characters have the documents of which this share is shorter."""
+        """Return the length in characters of which this share of documents is shorter."""
         wanted, below = share * self.documents, 0
         for at in sorted(self.lengths):
             below += self.lengths[at]
@@ -145,7 +145,10 @@ class Quality:
 
 
 def measure(folder: Path) -> Quality:
-    """Reads the shards of `folder` and of its parts. Raises DataError for a folder without any, InputError for none."""
+    """Measure the shards of `folder` and of its parts.
+
+    Raises DataError for a folder without any, InputError for none.
+    """
     manifests = {str(part.relative_to(folder)): read_manifest(part, finished=False) for part in parts(folder)}
     manifests = {"" if name == "." else name: one for name, one in manifests.items()}
     found, wanted = Quality(manifests), sum(one["total_lines"] for one in manifests.values())
@@ -160,7 +163,7 @@ def measure(folder: Path) -> Quality:
 
 
 def _spread(folder: Path, manifests: dict[str, dict[str, Any]], documents: int) -> list[Path]:
-    """All shards, or so many of them, evenly, as make up MOST_DOCUMENTS."""
+    """Return all shards, or evenly as many of them as make up MOST_DOCUMENTS."""
     paths = [folder / name / shard["name"] for name, one in manifests.items() for shard in one["shards"]]
     wanted = max(1, min(len(paths), len(paths) * MOST_DOCUMENTS // documents))
     return [paths[at * len(paths) // wanted] for at in range(wanted)]

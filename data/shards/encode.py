@@ -1,4 +1,4 @@
-"""A whole draft of lines, packed: gzip and zstd in blocks of a megabyte by several threads, or as parquet.
+"""The encoding of a whole draft of lines: gzip and zstd in blocks of a megabyte by several threads, or parquet.
 
 The bytes do not depend on how many threads there are: every block is a member (a frame) of its own.
 """
@@ -47,7 +47,7 @@ def pack(draft: Path, target: Path, format: str, compression: str, threads: int)
 
 
 def _in_order(work: Any, blocks: Iterator[bytes], threads: int) -> Iterator[bytes]:
-    """`map` by threads that holds no more than a few blocks."""
+    """Yield what `map` by threads yields, holding no more than a few blocks."""
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[bytes]] = deque()
         for block in blocks:
@@ -95,7 +95,10 @@ def _to_parquet(draft: Path, target: Path) -> None:
 
 
 def _values(values: list[Any], field: Any) -> Any:
-    """One column. Raises InputError for a value of another kind, such as a number where there is text in other rows."""
+    """Return one column.
+
+    Raises InputError for a value of another kind, such as a number where there is text in other rows.
+    """
     import pyarrow
 
     try:
@@ -106,7 +109,7 @@ def _values(values: list[Any], field: Any) -> Any:
 
 
 def _groups(batches: Iterator[Listed]) -> Iterator[list[bytes | bytearray]]:
-    """Lines of one row group each: at most ROWS, and no more than ROW_BYTES where that is not one line alone."""
+    """Yield the lines of one row group each: at most ROWS, and no more than ROW_BYTES unless that is one line alone."""
     group: list[bytes | bytearray] = []
     size = 0
     for lines in batches:
@@ -123,9 +126,11 @@ def _groups(batches: Iterator[Listed]) -> Iterator[list[bytes | bytearray]]:
 
 @contextmanager
 def _strings(texts: list[Any], folder: Path) -> Iterator[Any]:
-    """An Arrow array of these; of a giant, which is alone, one that takes no memory. Raises DataError above 2 GB.
+    """Yield an Arrow array of these; of a giant, which is alone, one that takes no memory.
 
-    To write a giant, Arrow makes a page of it and then packs that, with the text at hand until it is done.
+    Raises DataError above 2 GB. To write a giant, Arrow makes a page of it and then packs that, with the text at hand
+    until
+    it is done.
     """
     import pyarrow
 

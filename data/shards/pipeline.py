@@ -1,7 +1,7 @@
 """Documents -> text shards: the whole of `inv shard`, and the first step on a pod.
 
 The bytes of the shards and of their manifest depend on the source and the options only: not on how many processes
-read, and not on how often the run was killed and gone on with.
+read, and not on how often the run was killed and resumed.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ MOST_WAITING = 4
 
 
 class Stopped(DataError):
-    """Asked to stop by a signal, after everything up to here was kept."""
+    """A signal asked the run to stop, and everything up to here was kept."""
 
     def __init__(self, signal_number: int, words: str):
         super().__init__(words)
@@ -52,7 +52,7 @@ class Stopped(DataError):
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """What does not change the result."""
+    """The options that do not change the result."""
 
     workers: int = 0
     """Processes; 0: as many as there are processors."""
@@ -105,7 +105,7 @@ def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), sh
 
 
 def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
-    """Raises InputError where shards in `folder` would be taken for what they are not by who reads it later."""
+    """Raise InputError where a later reader would mistake shards in `folder` for what they are not."""
     others = [folder / MANIFEST] if split else [folder / "train", folder / "val"]
     if found := [path.name for path in others if path.exists()]:
         which = "in train and val" if split else "of its own"
@@ -120,7 +120,7 @@ def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
 
 
 class Run:
-    """One run over a source: where it stands, and the two writers that it feeds."""
+    """One run over a source: its position, and the two writers that it feeds."""
 
     def __init__(self, spec: TextSpec, draft: Path, folders: dict[str, Path], inputs: Inputs, how: How, share: Share):
         self.spec, self.inputs, self.keep_every_s = spec, inputs, how.keep_every_s
@@ -156,7 +156,7 @@ class Run:
             self._keep(*self._now())  # from here on the folder is ours
 
     def read_all(self, stop: Callable[[], int]) -> None:
-        """Raises Stopped when `stop` says so."""
+        """Read the whole source. Raises Stopped when `stop` says so."""
         if self.spec.take is not None and self.kept >= self.spec.take and not self.spec.validation:
             return
         batches = in_turn(Task(self.spec, self.inputs.files, "train", self.position, self.workers))
@@ -199,7 +199,7 @@ class Run:
         return now - self.kept_at > self.keep_every_s or self.raw_bytes - self.kept_bytes > KEEP_BYTES
 
     def _now(self) -> tuple[dict[str, Cut], dict[str, Any]]:
-        """What there is to keep."""
+        """Return what there is to keep."""
         state = {
             "key": self.key,
             "position": asdict(self.position),
@@ -211,7 +211,7 @@ class Run:
         return {name: writer.cut() for name, writer in self.writers.items()}, state
 
     def _keep(self, cuts: dict[str, Cut], state: dict[str, Any]) -> None:
-        """In a thread of its own: it waits for the disk."""
+        """Save the state, in a thread of its own: it waits for the disk."""
         about = {**self.about, "counts": state["counts"]}
         parts = {name: writer.publish(cuts[name], about) for name, writer in self.writers.items()}
         if self.spec.source not in STDIN:  # what was read from there cannot be read again
@@ -220,7 +220,7 @@ class Run:
             writer.forget()
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """The manifests, when everything is read. Raises InputError when that was nothing."""
+        """Return the manifests, when everything is read. Raises InputError when that was nothing."""
         some = self.share.world > 1  # of many files, in which there may be nothing
         if not (some or self.counts["read"] - self.counts["empty"]):
             raise InputError(f"source {self.spec.source}: no document in it")
@@ -266,7 +266,10 @@ class Run:
         self.kept += 0 if is_val else wanted.count(True)
 
     def _tell(self, now: float, read_share: float) -> None:
-        """read_share: of the source. Where its end is nearer than `take`, that is what counts."""
+        """Report the progress.
+
+        read_share: of the source. Where its end is nearer than `take`, that is what counts.
+        """
         self.told_at = now
         took = now - self.began
         kept, raw_bytes, began_at = self.began_with
@@ -288,7 +291,7 @@ class Run:
         )
 
     def _read_share(self, file_done: float) -> float:
-        """How much of the source lies before the piece at `position`."""
+        """Return the share of the source that lies before the piece at `position`."""
         at = self.position.file
         here = self.weights[at] * file_done if at < len(self.weights) else 0.0
         return (sum(self.weights[:at]) + here) / (sum(self.weights) or 1.0)
@@ -309,7 +312,7 @@ class Run:
         return f"{documents:,} document{'s' * (documents != 1)}, {shards} whole shard{'s' * (shards != 1)}"
 
     def _earlier(self) -> dict[str, Any] | None:
-        """Where a run with the same source and options stopped; None when there is nothing to go on from."""
+        """Return where a run with the same source and options stopped; None when there is nothing to resume."""
         try:
             state = outside.load(self.draft / STATE, MANIFEST_BYTES, MANIFEST_BYTES // 16)
             return state if state["key"] == self.key else None
@@ -318,14 +321,14 @@ class Run:
 
 
 def weights(inputs: Inputs) -> list[float]:
-    """Of each file, for an estimate of what is left: its bytes, or 1 where that would have to be asked for."""
+    """Return the weight of each file, for an estimate of what is left: its bytes, or 1 where they are unknown."""
     paths = [Path(one.uri) for one in inputs.files]
     are_here = all(path.is_file() for path in paths)
     return [float(path.stat().st_size) if are_here else 1.0 for path in paths]
 
 
 def stamps(inputs: Inputs) -> list[Any]:
-    """What changes when somebody writes into a local file."""
+    """Return stamps that change when somebody writes into a local file."""
     paths = [Path(one.uri) for one in inputs.files if "://" not in one.uri]
     return [[str(path), path.stat().st_mtime_ns] for path in paths if path.exists()]
 
@@ -343,7 +346,7 @@ def _workers(spec: TextSpec, inputs: Inputs, asked: int) -> int:
 
 
 def _finished(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
-    """The manifests of these parts if all are finished."""
+    """Return the manifests of these parts if all are finished."""
     if not all((folder / MANIFEST).exists() for folder in folders.values()):
         return {}
     found = {name: read_manifest(folder, finished=False) for name, folder in folders.items()}
@@ -363,10 +366,11 @@ def _summary(spec: TextSpec, parts: dict[str, dict[str, Any]]) -> dict[str, Any]
 
 @contextmanager
 def _stoppable() -> Iterator[Callable[[], int]]:
-    """A function that says which signal asked to stop, or 0. A second Ctrl-C does not wait.
+    """Yield a function that says which signal asked to stop, or 0. A second Ctrl-C does not wait.
 
-    Where nobody asks that function in time, a read or the disk hangs: Stopped is raised there, and what was kept before
-    is all.
+    Where nobody calls that function in time, a read or the disk hangs: Stopped is raised there, and what was kept
+    before is
+    all.
     """
     asked = [0]
 

@@ -1,4 +1,4 @@
-"""Which documents were there before: their hashes in an SQLite file, so that memory stays flat."""
+"""The hashes of documents that were there before, in an SQLite file, so that memory stays flat."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ CACHE_KIB = 64 << 10
 
 
 class Seen:
-    """Hashes with the number of the document that first had each.
+    """A set of hashes with the number of the document that first had each.
 
-    The number makes asking again harmless: a run that goes on from an older mark meets its own entries.
+    The number makes asking again harmless: a run that resumes from an older mark meets its own entries.
     """
 
     def __init__(self, path: Path):
@@ -26,7 +26,7 @@ class Seen:
         self.base.execute("BEGIN")
 
     def are_new(self, digests: Sequence[bytes], first_number: int) -> list[bool]:
-        """Whether each is seen for the first time; they are numbered on from `first_number`."""
+        """Return whether each is seen for the first time; they are numbered on from `first_number`."""
         new = []
         with self._disk():
             for number, digest in enumerate(digests, first_number):

@@ -25,7 +25,7 @@ from store import outside
 
 @dataclass(frozen=True)
 class Form:
-    """How a shard is kept: `txt`, `jsonl` or `parquet`; `gzip`, `zstd` or as it is; packed by so many threads."""
+    """The file format of a shard: `txt`, `jsonl` or `parquet`; `gzip`, `zstd` or none, by so many threads."""
 
     format: str = "txt"
     compression: str = ""
@@ -42,7 +42,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a Writer stood: the shards that became whole since the cut before, and so much of the open one."""
+    """The position of a Writer: the shards that became whole since the last cut, and so much of the open one."""
 
     whole: list[dict[str, Any]]
     index: int
@@ -52,7 +52,7 @@ class Cut:
 
 
 class Writer:
-    """Rolls lines into the shards of one folder.
+    """A writer that rolls lines into the shards of one folder.
 
     `cut` and `write` are quick; `publish`, which may run beside them in another thread, lets the shards of a cut appear
     and waits for the disk. Its mark is what a later Writer needs to stand behind exactly the lines before that cut.
@@ -67,8 +67,11 @@ class Writer:
         draft: Path | None = None,
         mark: Mapping[str, Any] | None = None,
     ):
-        """Stands at the beginning, or where `mark` was made. Raises InputError when `folder` holds shards that no
-        manifest of ours claims, DataError when what the mark relies on is gone.
+        """Open the folder at the beginning, or where `mark` was made.
+
+        Raises InputError when `folder` holds shards that no manifest of ours claims, DataError when what the mark
+        relies on is
+        gone.
         """
         self.folder, self.lines_per_shard, self.form = folder, lines_per_shard, form
         self.draft = draft or folder / DRAFT
@@ -107,7 +110,7 @@ class Writer:
         self.home.mkdir(parents=True, exist_ok=True)
 
     def _resume(self, mark: Mapping[str, Any]) -> None:
-        """Whatever was written after the mark is taken back."""
+        """Take back whatever was written after the mark."""
         self.aside, self.shards = mark["aside"], list(mark["shards"])
         self._index = len(self.shards)
         self._lines, self._bytes = mark["lines"], mark["bytes"]
@@ -137,14 +140,14 @@ class Writer:
 
     @property
     def home(self) -> Path:
-        """Where shards appear."""
+        """Return the folder in which shards appear."""
         return self.draft / "next" if self.aside else self.folder
 
     def add(self, text: str) -> None:
         self.write(escape_all(Listed([text.encode("utf-8", "replace")])), 1)  # half a surrogate pair has no UTF-8
 
     def write(self, blocks: Iterable[Text], lines: int) -> int:
-        """So many whole lines, in blocks that end anywhere; their bytes."""
+        """Write so many whole lines, in blocks that end anywhere; return their bytes."""
         before = self.num_bytes
         if lines < self.lines_per_shard - self._lines:
             if lines:
@@ -156,16 +159,16 @@ class Writer:
 
     @property
     def num_whole(self) -> int:
-        """Shards that are whole, whether they have appeared or not."""
+        """Return how many shards are whole, whether they have appeared or not."""
         return self._index
 
     @property
     def num_waiting(self) -> int:
-        """Shards that were whole after the last cut."""
+        """Return how many shards were whole after the last cut."""
         return len(self._whole)
 
     def cut(self) -> Cut:
-        """What there is to publish, and up to where."""
+        """Return what there is to publish, and up to where."""
         whole, self._whole = self._whole, []
         return Cut(whole, self._index, self._lines, self._bytes)
 
@@ -199,12 +202,12 @@ class Writer:
         self._spent = []
 
     def close(self) -> None:
-        """The shard that is open becomes whole, however short it is."""
+        """Make the open shard whole, however short it is."""
         if self._file is not None:
             self._roll()
 
     def finish(self, source: str, options: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The manifest, after it and all shards are on the disk. What an earlier run left is replaced."""
+        """Return the manifest, after it and all shards are on the disk. What an earlier run left is replaced."""
         about = {"source": source, "options": dict(options), **(more or {})}
         self.close()
         self.publish(self.cut(), about)
@@ -277,14 +280,14 @@ def remove_shards(folder: Path, but: Set[str] = frozenset()) -> None:
 
 
 def _end_of_line(data: bytes, at: int, lines: int) -> int:
-    """Where so many lines from `at` on end."""
+    """Return where so many lines from `at` on end."""
     for _ in range(lines):
         at = data.index(b"\n", at) + 1
     return at
 
 
 def shard_paths(text: Path, part: str = "train", partial: bool = False) -> list[Path]:
-    """The shards of one part of a text folder; a folder without parts is all `train`. Raises DataError.
+    """Return the shards of one part of a text folder; a folder without parts is all `train`. Raises DataError.
 
     partial: those that are whole also of a run that was interrupted.
     """
@@ -292,7 +295,7 @@ def shard_paths(text: Path, part: str = "train", partial: bool = False) -> list[
 
 
 def whole_shards(text: Path, part: str, partial: bool = False) -> list[tuple[Path, dict[str, Any]]]:
-    """As `shard_paths`, each with what the manifest says of it."""
+    """Return the shards as `shard_paths` does, each with what the manifest says of it."""
     folder = text / part
     if not folder.is_dir():
         if part != "train" or (text / "val").is_dir():
@@ -308,7 +311,7 @@ def whole_shards(text: Path, part: str, partial: bool = False) -> list[tuple[Pat
 
 
 def read(paths: list[Path]) -> Iterator[str]:
-    """The documents of these shards, one after another."""
+    """Yield the documents of these shards, one after another."""
     from data.text.batches import open_pieces
     from data.text.inputs import InputFile
 

@@ -1,8 +1,8 @@
 """Batches of lines, made by several processes and given out in the one order that a single process would have.
 
-`Task.reader` says whose work a piece of a file is; so everybody knows who has what, and nobody needs to know how many
-pieces a file has but the one who comes to its end. This process is one of them. Lines of the others travel through a
-ring of slots in memory that both sides map; a pipe says which slot holds what, and gives slots back.
+`Task.reader` says which process reads a piece of a file; so everybody knows who has what, and nobody needs to know how
+many pieces a file has but the one who comes to its end. This process is one of them. Lines of the others travel through
+a ring of slots in memory that both sides map; a pipe says which slot holds what, and gives slots back.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ RING_BYTES = 48 << 20
 
 @dataclass(frozen=True)
 class Position:
-    """Where a batch ended: `row` rows into piece `piece` (of parquet: the row group) of file `file`."""
+    """The end of a batch: `row` rows into piece `piece` (of parquet: the row group) of file `file`."""
 
     file: int = 0
     piece: int = 0
@@ -51,8 +51,11 @@ class Task:
     workers: int
 
     def reader(self, file: int, piece: int) -> int:
-        """Whose work a piece is. Process 0 also writes what all have read, which is half as much work as reading it,
-        but for what comes from afar: there most of the work is to wait.
+        """Return the number of the process that reads a piece.
+
+        Process 0 also writes what all have read, which is half as much work as reading it, but for what comes from
+        afar: there
+        most of the work is to wait.
         """
         is_near = "://" not in self.files[file].uri
         shares = {2: (0, 1, 1, 1)}.get(self.workers, range(1, self.workers)) if is_near else range(self.workers)
@@ -60,7 +63,7 @@ class Task:
 
 
 def in_turn(task: Task) -> Generator[tuple[Position, Prepared], None, None]:
-    """Each batch with the position behind it. What a process raises is raised here, when its turn comes.
+    """Yield each batch with the position behind it. What a process raises is raised here, when its turn comes.
 
     The blocks of a batch are good until the next one is asked for. Raises DataError when a process is killed.
     """
@@ -80,10 +83,11 @@ def in_turn(task: Task) -> Generator[tuple[Position, Prepared], None, None]:
 
 
 def _may_fork(task: Task) -> bool:
-    """Whether the processes can be copies of this one, which start at once with all that is imported here.
+    """Tell whether the processes can be copies of this one, which start at once with all that is imported here.
 
     What a thread held in the middle of its work would stay held in a copy for ever (those of Arrow's allocators see to
-    it themselves), and connections cannot be shared.
+    it
+    themselves), and connections cannot be shared.
     """
     if threading.active_count() > 1 or any("://" in file.uri for file in task.files):
         return False
@@ -93,7 +97,7 @@ def _may_fork(task: Task) -> bool:
 
 
 def _until_end(tell: Callable[[], tuple[Position, Any]]) -> Generator[tuple[Position, Prepared], None, bool]:
-    """Passes on the batches of a piece; then whether the file goes on after it."""
+    """Yield the batches of a piece; return whether the file goes on after it."""
     while True:
         position, made = tell()
         if isinstance(made, bool):
@@ -103,7 +107,7 @@ def _until_end(tell: Callable[[], tuple[Position, Any]]) -> Generator[tuple[Posi
 
 
 def _made(task: Task, number: int) -> Iterator[tuple[Position, Prepared | bool]]:
-    """What worker `number` has to tell, in order: batches, and at the end of each piece whether its file goes on."""
+    """Yield the results of worker `number` in order: batches, and at the end of each piece whether its file goes on."""
     spec, start = task.spec, task.start
     for at, file in enumerate(task.files[start.file :], start.file):
         pieces = open_pieces(file, wanted_columns(spec), required_columns(spec))
@@ -131,7 +135,7 @@ class Worker:
     """One process and its ring, as the side that reads sees it."""
 
     def __init__(self, task: Task, number: int, forked: "list[Worker] | None"):
-        """A process that is started anew, or a copy of this one where the list of those copied before is given."""
+        """Start a process: anew, or as a copy of this one where the list of those copied before is given."""
         slots = max(8, RING_BYTES // (task.workers - 1) // SLOT_BYTES)
         self.memory = os.memfd_create("ring")
         os.ftruncate(self.memory, slots * SLOT_BYTES)
@@ -182,7 +186,7 @@ class Worker:
         return position, made
 
     def _views(self) -> Iterator[tuple[int, memoryview]]:
-        """The bytes of one batch, each time with the number of their part."""
+        """Yield the bytes of one batch, each time with the number of their part."""
         while True:
             view = memoryview(self.ring)
             for one in self.stored:
@@ -200,7 +204,7 @@ class Worker:
 
 
 def _group(groups: Iterator[tuple[int, Iterator[tuple[int, memoryview]]]], number: int) -> Iterator[memoryview]:
-    """The bytes of one part; those before it have been gone through, or nobody wanted them."""
+    """Yield the bytes of one part; those before it have been gone through, or nobody wanted them."""
     for found, views in groups:
         if found == number:
             yield from (view for _, view in views)
@@ -209,7 +213,7 @@ def _group(groups: Iterator[tuple[int, Iterator[tuple[int, memoryview]]]], numbe
 
 @dataclass(frozen=True)
 class Stored:
-    """Where in the ring some bytes of part number `part` lie."""
+    """The place in the ring of some bytes of part number `part`."""
 
     part: int
     start: int
@@ -274,7 +278,7 @@ class Sender:
         self._hand_over()
 
     def _begin(self, said: tuple[Position, Prepared | None]) -> None:
-        """A new slot, which goes with these words."""
+        """Begin a new slot, which goes with this message."""
         while not self.free or self.returned.poll(0):
             heapq.heappush(self.free, int.from_bytes(self.connection.recv_bytes(), "big"))
         self.slot = heapq.heappop(self.free)  # of the lowest memory, which is warm

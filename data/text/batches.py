@@ -33,7 +33,7 @@ MOST_ROWS = 4096
 
 @dataclass(frozen=True)
 class Batch:
-    """Some documents in their order: texts in UTF-8, and the columns that were asked for where a file has them."""
+    """Some documents in their order: texts in UTF-8, and the requested columns where a file has them."""
 
     rows: int
     """Rows of the file that this is made of."""
@@ -44,7 +44,7 @@ class Batch:
 
 
 class Pieces(Protocol):
-    """A file that was opened."""
+    """An opened file, split into pieces."""
 
     count: int
 
@@ -52,7 +52,7 @@ class Pieces(Protocol):
 
 
 def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence[str] = ()) -> Pieces:
-    """`file`, ready to be read. `columns` are taken along where there are any, `required` must be there.
+    """Open `file` for reading. `columns` are read along where there are any, `required` must be there.
 
     Raises InputError for what is no such file, DataError when it cannot be reached.
     """
@@ -69,7 +69,7 @@ def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence
 
 
 class Told:
-    """Documents that a program tells, as one piece."""
+    """Documents that a program yields, as one piece."""
 
     count = 1
 
@@ -228,7 +228,7 @@ class Lines:
         return Batch(rows, texts, {name: values for name, values in columns.items() if name in there}, invalid)
 
     def _where(self, start: int, number: int) -> str:
-        """`FILE:LINE`, counted only now."""
+        """Return `FILE:LINE`, counted only now."""
         if start:
             with open(self.uri, "rb") as file:
                 left = start - 1
@@ -240,9 +240,9 @@ class Lines:
 
 
 def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:
-    """The lines that begin between `at` and `stop`, without their newlines, about BATCH_BYTES of them at a time.
+    """Yield the lines that begin between `at` and `stop`, without newlines, about BATCH_BYTES of them at a time.
 
-    A giant is a bytearray, so that it is there but once.
+    A giant is a bytearray, so that it is in memory only once.
     """
     tail = bytearray()
     while block := file.read(min(BATCH_BYTES, stop - at)) if at < stop else file.readline(BATCH_BYTES if tail else 0):
@@ -263,7 +263,7 @@ def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:
 
 
 def documents_of(batch: Batch, where: str, first_row: int) -> Iterator[Document]:
-    """The documents of a batch that was read with all COLUMNS; the empty ones are left out."""
+    """Yield the documents of a batch that was read with all COLUMNS; the empty ones are left out."""
     for at, text in enumerate(batch.texts):
         if not is_blank(text):
             values = {name: column[at] for name, column in batch.columns.items() if name in COLUMNS}
@@ -273,10 +273,11 @@ def documents_of(batch: Batch, where: str, first_row: int) -> Iterator[Document]
 
 
 def documents(source: str, packages: tuple[str, ...] = ()) -> Iterator[Document]:
-    """The documents of `source`: `pydocs`, `fineweb`, `stdin`, a file, a folder, a glob or an address.
+    """Yield the documents of `source`: `pydocs`, `fineweb`, `stdin`, a file, a folder, a glob or a URL.
 
     Raises ConfigError when there is no such file, InputError for a package, a row or a column that is not there,
-    DataError when what lies elsewhere cannot be reached.
+    DataError
+    when what lies elsewhere cannot be reached.
     """
     for file in list_inputs(TextSpec(source=source, packages=packages)).files:
         pieces, row = open_pieces(file, COLUMNS), 0

@@ -1,4 +1,4 @@
-"""The documents of a batch in UTF-8: a list of them, or places in one buffer, copied only when one is asked for.
+"""The documents of a batch in UTF-8: a list, or offsets into one buffer, copied only when one is asked for.
 
 They are joined in blocks of BLOCK bytes. Memory of that size is used again and again; with larger ones the system
 gives new pages each time, and to touch those costs more than all that is done with them.
@@ -18,20 +18,20 @@ class Listed(list[Any]):
     """Texts that are objects of their own."""
 
     def pick(self, rows: Sequence[int]) -> "Listed":
-        """Only these."""
+        """Return only these rows."""
         return Listed(self[at] for at in rows)
 
     def blank(self) -> list[int]:
-        """Rows in which there is nothing but white space, as `str.strip` sees it."""
+        """Return the rows in which there is nothing but white space, as `str.strip` sees it."""
         return [at for at, text in enumerate(self) if is_blank(text)]
 
     def joined(self) -> Iterator[bytes]:
-        """All of them with BETWEEN behind each, in blocks."""
+        """Yield all of them with BETWEEN behind each, in blocks."""
         return _joined(self, sum(map(len, self)))
 
 
 class Column(Sequence[bytes]):
-    """Texts that lie in a buffer from place to place."""
+    """Texts that lie in a buffer, by their offsets."""
 
     def __init__(self, view: memoryview, places: list[tuple[int, int]]):
         self.view, self.places = view, places
@@ -40,7 +40,7 @@ class Column(Sequence[bytes]):
         return len(self.places)
 
     def __getitem__(self, at: Any) -> Any:
-        """One as bytes; a slice as views."""
+        """Return one as bytes; a slice as views."""
         if isinstance(at, slice):
             return [self.view[start:end] for start, end in self.places[at]]
         start, end = self.places[at]
@@ -65,7 +65,7 @@ Texts = Listed | Column
 
 
 def of_arrow(column: Any) -> tuple[Texts, int]:
-    """The texts of an Arrow array of strings or bytes, null as empty, and how many of them were not UTF-8."""
+    """Return the texts of an Arrow array of strings or bytes, null as empty, and how many of them were not UTF-8."""
     import pyarrow
 
     if pyarrow.types.is_dictionary(column.type):
@@ -104,7 +104,7 @@ def mend(texts: list[Any]) -> int:
 
 
 def is_blank(text: bytes | bytearray) -> bool:
-    """Whether there is nothing but white space, as `str.strip` sees it."""
+    """Tell whether there is nothing but white space, as `str.strip` sees it."""
     if len(text) > GIANT:
         return not any(some.strip() for some in characters(text))
     rest = text.lstrip()

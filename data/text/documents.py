@@ -1,7 +1,7 @@
-"""Where text comes from: documents, one after another, from Python's own docs, from files, or from the hub.
+"""The document, and its sources: Python's own docs, files, or the hub.
 
-`batches.documents(source)` is the one door for who wants them one by one. Files are read as they stand, never all at
-once:
+`batches.documents(source)` is the one entry point for who wants them one by one. Files are read as they stand, never
+all at once:
 
     .txt      one document per line, empty lines skipped. Where the file is a shard of ours (the manifest beside
               it lists it) the escapes are undone; in any other file a line is taken as it stands

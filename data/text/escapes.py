@@ -1,7 +1,7 @@
-"""A document as one line, and which documents are held out.
+r"""A document as one line, and which documents are held out.
 
 So that a document is one line and nothing of it is lost, backslash, newline and carriage return are written as
-`\\\\`, `\\n` and `\\r`.
+`\\`, `\n` and `\r`.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ WHOLE = re.compile(rb"(?:[^\\]++|\\.)*+", re.DOTALL)
 
 
 def escape(text: str) -> str:
-    """`text` as one line."""
+    """Return `text` as one line."""
     return re.sub(r"[\\\n\r]", lambda found: ESCAPE[found[0]], text)
 
 
 def escape_all(texts: Texts) -> Iterator[bytes]:
-    """Each text as one line with its newline: `escape` for many at once, at the speed of `bytes.replace`, in blocks."""
+    """Yield each text as one line with its newline: `escape` for many, at the speed of `bytes.replace`, in blocks."""
     for lines in texts.joined():
         for character, written in ESCAPE.items():
             lines = lines.replace(character.encode(), written.encode())
@@ -31,7 +31,7 @@ def escape_all(texts: Texts) -> Iterator[bytes]:
 
 
 def unescape(line: str) -> str:
-    """The text that `escape` made `line` of. Raises ValueError for a line that it cannot have made."""
+    """Return the text that `escape` made `line` of. Raises ValueError for a line that it cannot have made."""
     if "\\" not in line:
         return line
 
@@ -44,12 +44,12 @@ def unescape(line: str) -> str:
 
 
 def unescape_giant(line: bytearray) -> None:
-    """As `unescape`, in place."""
+    """Undo the escapes of a giant as `unescape` does, in place."""
     rewrite(line, 0, len(line), WHOLE, lambda piece: unescape(piece.decode()).encode())
 
 
 def held_out(texts: Texts | list[bytes], ratio: float, seed: int) -> bytes:
-    """For each document 1 if it is held out, else 0: a matter of its words and the seed, not of its place."""
+    """Return 1 for each document that is held out, else 0: it depends on its text and the seed, not on its place."""
     keyed = hashlib.blake2b(digest_size=8, key=str(seed).encode())
     limit = math.ceil(ratio * 2**64).to_bytes(8, "big")
 

@@ -1,6 +1,6 @@
 """FineWeb and its kin on the Hugging Face hub: https://huggingface.co/datasets/HuggingFaceFW/fineweb.
 
-Only the list of files comes from here; they are read by byte ranges like any other address.
+Only the list of files comes from here; they are read by byte ranges like any other URL.
 """
 
 import difflib
@@ -19,10 +19,11 @@ INSTEAD = "type --source pydocs for text that needs no network"
 
 
 def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, list[str]]:
-    """(commit, addresses of the files) of one split of one configuration, in the order of their names.
+    """Return (commit, URLs of the files) of one split of one configuration, in the order of their names.
 
     Raises InputError for a data set, revision, configuration or split that is not there, DataError within seconds when
-    the hub cannot be reached.
+    the
+    hub cannot be reached.
     """
     info = _in_time(lambda: _ask(dataset, revision))
     names = sorted(one.rfilename for one in info.siblings or () if form_of(one.rfilename)[0])
@@ -73,7 +74,7 @@ def _ask(dataset: str, revision: str) -> Any:
 
 
 def _in_time(ask: Any, patience_s: float = PATIENCE_S + 10) -> Any:
-    """What `ask` returns. In a thread, because a name look-up knows no time limit."""
+    """Return what `ask` returns. It runs in a thread, because a name look-up knows no time limit."""
     answer: list[Any] = []
 
     def run() -> None:

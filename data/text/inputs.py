@@ -16,7 +16,7 @@ HUB_ONLY = ("dataset", "config", "split", "revision")
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file of a source. `uri` is a path, an address, or `pydocs`, `stdin`, `stdin.jsonl`."""
+    """One file of a source. `uri` is a path, a URL, or `pydocs`, `stdin`, `stdin.jsonl`."""
 
     uri: str
     part: str = ""
@@ -27,7 +27,7 @@ class InputFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Whose files these are, where several machines read one source: rank r of w reads the r-th of w runs of files.
+    """The share of one machine where several read one source: rank r of w reads the r-th of w runs of files.
 
     So the shards of all ranks, in their order, hold the very text that one machine's hold.
     """
@@ -43,11 +43,14 @@ class Share:
 
     @property
     def folder(self) -> str:
-        """Where a rank's shards lie in the folder of all."""
+        """Return where a rank's shards lie in the folder of all."""
         return f"rank-{self.rank:05d}-of-{self.world:05d}" if self.world > 1 else ""
 
     def of(self, spec: TextSpec, inputs: "Inputs") -> "Inputs":
-        """Raises InputError where the ranks together would make something else than one machine."""
+        """Return this rank's inputs.
+
+        Raises InputError where the ranks together would make something else than one machine.
+        """
         if self.world == 1:
             return inputs
         for name, value in (("take", spec.take), ("dedup", spec.dedup)):
@@ -66,17 +69,18 @@ ALONE = Share()
 
 @dataclass(frozen=True)
 class Inputs:
-    """What there is to read, and what a manifest says of it."""
+    """The files to read, and what a manifest says of them."""
 
     files: tuple[InputFile, ...]
     about: dict[str, Any] = field(default_factory=dict)
 
 
 def list_inputs(spec: TextSpec) -> Inputs:
-    """The files of `spec`, those that are held out as a whole at the end.
+    """Return the files of `spec`, those that are held out as a whole at the end.
 
-    Raises ConfigError for a path with nothing to read, InputError for a data set, configuration, split or package
-    that is not there, DataError when the hub cannot be reached.
+    Raises ConfigError for a path with nothing to read, InputError for a data set, configuration, split or package that
+    is
+    not there, DataError when the hub cannot be reached.
     """
     if spec.packages and spec.source != "pydocs":
         raise InputError(f"packages are read with the source pydocs, not with {spec.source!r}")

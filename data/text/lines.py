@@ -1,4 +1,4 @@
-"""A batch of documents as lines of shards: chosen, held out, escaped. A pure function, and where the time goes."""
+"""A batch of documents as lines of shards: filtered, held out, escaped. A pure function, and where the time goes."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What became of one batch."""
+    """The result of one batch."""
 
     rows: int
     parts: tuple[Part, ...]
@@ -45,19 +45,19 @@ class Prepared:
 
 
 def wanted_columns(spec: TextSpec) -> tuple[str, ...]:
-    """Columns to take along where a file has them."""
+    """Return the columns to read along where a file has them."""
     if spec.format != "txt":
         return COLUMNS
     return (*(SCORES if spec.min_score is not None else ()), *(("language",) if spec.language else ()))
 
 
 def required_columns(spec: TextSpec) -> tuple[str, ...]:
-    """Columns without which a file cannot be read as asked."""
+    """Return the columns without which a file cannot be read as asked."""
     return ("language",) if spec.language else ()
 
 
 def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> Prepared:
-    """The lines of `batch`: all for `part` where it is named, else for `main` or for `val` by hash and seed."""
+    """Return the lines of `batch`: all for `part` where it is named, else for `main` or for `val` by hash and seed."""
     chosen, filtered = _choose(batch, spec)
     blank = set(batch.texts.blank())
     kept = [at for at in chosen if at not in blank] if blank else chosen
@@ -77,7 +77,7 @@ def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> Prepared:
 
 
 def keep(prepared: Prepared, wanted: list[bool]) -> Prepared:
-    """Only those lines, in document order, for which `wanted` says so."""
+    """Return only those lines, in document order, for which `wanted` says so."""
     order = prepared.order or bytes(len(wanted))
     parts = []
     for which, part in enumerate(prepared.parts):
@@ -88,7 +88,7 @@ def keep(prepared: Prepared, wanted: list[bool]) -> Prepared:
 
 
 def _chosen(blocks: Iterable[Text], wanted: Sequence[bool]) -> Iterator[bytes]:
-    """Of the lines in these blocks those that are wanted."""
+    """Yield of the lines in these blocks those that are wanted."""
     line = 0
     for block in map(bytes, blocks):
         some, start = [], 0
@@ -118,7 +118,7 @@ def _choose(batch: Batch, spec: TextSpec) -> tuple[Sequence[int], int]:
 
 
 def _columns(batch: Batch, names: tuple[str, ...]) -> list[list[Any]]:
-    """Those of these columns that are there."""
+    """Return those of these columns that are there."""
     if found := [batch.columns[name] for name in names if name in batch.columns]:
         return found
     there = ", ".join(["text", *batch.columns])
@@ -126,7 +126,7 @@ def _columns(batch: Batch, names: tuple[str, ...]) -> list[list[Any]]:
 
 
 def _number(value: Any) -> float:
-    """A score, also where it is written as text; NaN, which is never enough, for what is none."""
+    """Return a score, also where it is written as text; NaN, which is never enough, for what is none."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Documents too long to be there twice: what others get at once is done to them piece by piece and in place.
+"""Documents too long to be in memory twice: what others get at once is done to them piece by piece and in place.
 
 In: a line of a file, or a text, of more than GIANT bytes; a bytearray where it is changed. Out: the same bytearray, or
 pieces, one after another.
@@ -30,7 +30,7 @@ Text = bytes | bytearray | memoryview
 
 
 def characters(text: Text, errors: str = "strict") -> Iterator[str]:
-    """`text` decoded. Raises UnicodeDecodeError."""
+    """Yield `text` decoded. Raises UnicodeDecodeError."""
     decoder, view = codecs.getincrementaldecoder("utf-8")(errors), memoryview(text)
     for start in range(0, len(view), PIECE):
         yield decoder.decode(bytes(view[start : start + PIECE]), start + PIECE >= len(view))
@@ -55,9 +55,9 @@ def rewrite(data: bytearray, start: int, end: int, whole: re.Pattern[bytes], pla
 
 
 def take_text(line: bytearray) -> Any:
-    """What `json.loads` makes of `line`; but a giant "text" of an object is `line` itself, which then holds only that.
+    """Return what `json.loads` makes of `line`; but a giant "text" of an object is `line` itself.
 
-    Raises ValueError.
+    `line` then holds only that text. Raises ValueError.
     """
     name, last = f"giant {os.urandom(16).hex()} ", 0
     rest = bytearray()  # the line with names in place of its giants
@@ -87,10 +87,11 @@ def take_text(line: bytearray) -> Any:
 
 @contextmanager
 def mapped(text: bytearray, folder: Path) -> Iterator[mmap.mmap]:
-    """The bytes of `text`, which is emptied, from a file in `folder` that has no name.
+    """Yield the bytes of `text`, which is emptied, from a file in `folder` that has no name.
 
-    For who copies all of it and then needs much memory, with nobody to tell when the one becomes the other: what was
-    read does not stay in memory, though it can be read again.
+    This is for who copies all of it and then needs much memory, with nobody to tell when the one becomes the other:
+    what
+    was read does not stay in memory, though it can be read again.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(text)
@@ -112,7 +113,7 @@ def mapped(text: bytearray, folder: Path) -> Iterator[mmap.mmap]:
 
 
 def json_line(text: Text, columns: dict[str, Any]) -> Iterator[bytes]:
-    """The object of this text and these columns, as one line."""
+    """Yield the object of this text and these columns, as one line."""
     yield b'{"text": "'
     for some in characters(text):
         yield json.dumps(some, ensure_ascii=False)[1:-1].encode()

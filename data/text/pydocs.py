@@ -1,4 +1,4 @@
-"""Real English that is there without a network: the docstrings of Python's own library, and its topics.
+"""Real English that is available without a network: the docstrings of Python's own library, and its topics.
 
 Modules are imported rather than parsed, because half of the library is written in C and has its words only at run
 time, and because only the import tells under which public name a thing is used (`os.path.join`, `random.randint`).
@@ -37,11 +37,13 @@ HEADING = re.compile(rf"^(?=\S[^\n]*\n{UNDERLINE})", re.MULTILINE)
 
 
 def documents(packages: tuple[str, ...] = ()) -> Iterator[Document]:
-    """One document per module, class, function and topic section, shuffled by content: name, signature, docstring.
+    """Yield one document per module, class, function and topic section: name, signature, docstring.
 
-    The same for one Python version on every run. Things that begin with the same words appear once, under their
-    shortest name, so that what is held out is not a copy of what is trained on. Raises InputError for a package
-    that cannot be imported.
+    They are shuffled by content, the same for one Python version on every run. Things that begin with the same words
+    appear
+    once, under their shortest name, so that what is held out is not a copy of what is trained on. Raises InputError for
+    a
+    package that cannot be imported.
     """
     found: dict[str, tuple[str, str]] = {}  # by their beginning: name, document
     for name, head, words in sorted(
@@ -63,7 +65,7 @@ def documents(packages: tuple[str, ...] = ()) -> Iterator[Document]:
 
 
 def _topics() -> Iterator[tuple[str, str, str]]:
-    """The language reference as `help("FOR")` shows it. Topics share sections, so sections are the documents."""
+    """Yield the language reference as `help("FOR")` shows it, by section, since topics share sections."""
     from pydoc_data import topics
 
     for name, text in topics.topics.items():
@@ -93,7 +95,7 @@ def _submodules(top: str) -> Iterator[str]:
 
 
 def _load(name: str) -> ModuleType | None:
-    """The module, or None when this machine cannot import it; whatever it prints or warns is not shown."""
+    """Return the module, or None when this machine cannot import it; whatever it prints or warns is not shown."""
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
@@ -113,7 +115,7 @@ def _walk(module_name: str, module: ModuleType) -> Iterator[tuple[str, str, str]
 
 
 def _is_at_home(thing: Any, module: ModuleType, public: Any) -> bool:
-    """Whether a name belongs to this module, rather than having been imported for its own use."""
+    """Tell whether a name belongs to this module, rather than having been imported for its own use."""
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         return False
     home = getattr(thing, "__module__", None) or ""
@@ -140,7 +142,7 @@ def _words(thing: Any) -> str:
 
 
 def _signature(thing: Any) -> str:
-    """`(path, mode=511)` without annotations, and with those defaults only that are alike on every machine.
+    """Return `(path, mode=511)` without annotations, and with those defaults only that are alike on every machine.
 
     A default may be anything, os.environ or a key out of it: what is not a short plain constant is shown as `...`.
     """
@@ -161,11 +163,11 @@ def _plain(default: Any) -> Any:
 
 
 def _beginning(words: str) -> str:
-    """What is alike in two copies of a section: topics repeat each other's with other underlines and footnotes."""
+    """Return what is alike in two copies of a section, which topics repeat with other underlines and footnotes."""
     return re.sub(UNDERLINE, "", words[:300], flags=re.MULTILINE)
 
 
 def _is_useful(words: str) -> bool:
-    """Three words or more, and more letters than anything else."""
+    """Tell whether there are three words or more, and more letters than anything else."""
     letters = sum(character.isalpha() or character.isspace() for character in words)
     return len(words.split()) >= 3 and len(words) >= 16 and letters > 0.6 * len(words)

@@ -1,9 +1,9 @@
-"""Files that lie elsewhere, read by byte ranges: HTTP by the Hugging Face client, buckets of S3 as the artifact store
-reads them, what else there is by fsspec.
+"""Remote files, read by byte ranges.
 
-A range that breaks off goes on at the byte that it reached. An answer of 429 or 5xx is asked again after what
-Retry-After says, else with growing pauses, and given up after PATIENCE_S without a byte. An address where nobody has
-ever answered this process is given up after STRANGER_S: there may be no network at all, or no such machine.
+HTTP goes by the Hugging Face client, buckets of S3 as the artifact store reads them, everything else by fsspec.
+A range that breaks off resumes at the byte that it reached. An answer of 429 or 5xx is retried after what Retry-After
+says, else with growing pauses, and given up after PATIENCE_S without a byte. A host that has never answered this
+process is given up after STRANGER_S: there may be no network at all, or no such machine.
 """
 
 import io
@@ -35,13 +35,13 @@ def hub() -> str:
 
 
 def token_headers() -> dict[str, str]:
-    """How the hub knows us: HUGGINGFACEHUB_API_TOKEN, else HF_TOKEN, else nothing."""
+    """Return the header that authenticates us to the hub: HUGGINGFACEHUB_API_TOKEN, else HF_TOKEN, else nothing."""
     token = os.environ.get("HUGGINGFACEHUB_API_TOKEN") or os.environ.get("HF_TOKEN")
     return {"authorization": f"Bearer {token}"} if token else {}
 
 
 def open_remote(uri: str) -> BinaryIO:
-    """A seekable file. Raises InputError when it is not there, DataError when it cannot be reached."""
+    """Return a seekable file. Raises InputError when it is not there, DataError when it cannot be reached."""
     if uri.startswith(("http://", "https://")):
         return RemoteFile(uri, token_headers() if uri.startswith(hub() + "/") else {})  # type: ignore[return-value]
     if uri.startswith("s3://"):
@@ -57,7 +57,7 @@ def open_remote(uri: str) -> BinaryIO:
 
 
 def list_remote(uri: str) -> list[str]:
-    """The addresses behind one: of a file, or of all files in a folder or of a pattern of s3:// or another store.
+    """Return the URIs behind one: of a file, or of all files in a folder or of a pattern of s3:// or another store.
 
     Raises InputError when there are none, DataError when it cannot be reached.
     """
@@ -84,7 +84,7 @@ def is_pattern(path: str) -> bool:
 
 
 def google(uri: str) -> str:
-    """What works without a client of Google's, which is in no environment of ours."""
+    """Return what works without a client of Google's, which is in no environment of ours."""
     kind, _, path = uri.partition("://")
     keys = "with AWS_ENDPOINT_URL=https://storage.googleapis.com and HMAC keys of the bucket"
     return f"{kind}:// is not spoken here; type s3://{path}, {keys}"
@@ -112,7 +112,7 @@ def _bucket(name: str, patience: Any) -> Any:
 
 @contextmanager
 def in_words(uri: str) -> Iterator[None]:
-    """What the store raises, as ours."""
+    """Raise what the store raises as an error of ours."""
     from store.manifest import NoStore, StoreError
 
     try:
@@ -126,7 +126,7 @@ def in_words(uri: str) -> Iterator[None]:
 
 
 class Ranges(io.RawIOBase):
-    """A file of which every read is one range. Who inherits from it says its size and what is in a range."""
+    """A file of which every read is one range. Subclasses give its size and the bytes of a range."""
 
     size: int
 
@@ -184,7 +184,7 @@ class BucketFile(Ranges):
 
 
 class RemoteFile(Ranges):
-    """One file behind HTTP. `headers` go to its own address, not to where that leads."""
+    """One file behind HTTP. `headers` go to its own host, not to where that redirects."""
 
     def __init__(self, url: str, headers: Mapping[str, str]):
         super().__init__()
@@ -240,7 +240,7 @@ def host(url: str) -> str:
 
 
 class Again(Exception):
-    """What may go better the next time; after `wait_s` where the other side said so."""
+    """A retryable failure, to be tried again after `wait_s` where the other side said so."""
 
     def __init__(self, seen: str, wait_s: float | None = None):
         super().__init__(seen)
@@ -248,7 +248,7 @@ class Again(Exception):
 
 
 def check(answer: Any, url: str) -> None:
-    """Raises Again, InputError or DataError for an answer that is none."""
+    """Raise Again, InputError or DataError for an answer that is an error."""
     code = answer.status_code
     if code in AGAIN:
         said = answer.headers.get("retry-after", "")
@@ -264,7 +264,7 @@ def check(answer: Any, url: str) -> None:
 
 
 class Patience:
-    """How long one thing is asked for again and again."""
+    """The deadline of one request and its retries."""
 
     def __init__(self, url: str, patience_s: float = PATIENCE_S):
         self.url, self.patience_s, self.began = url, patience_s, time.monotonic()
@@ -274,7 +274,7 @@ class Patience:
         self.deadline, self.pause_s = time.monotonic() + self.patience_s, 0.5
 
     def ask(self, what: Callable[[], int]) -> int:
-        """The answer of `what`, asked until it comes. Raises DataError when patience ends."""
+        """Return the answer of `what`, retried until it comes. Raises DataError at the deadline."""
         import httpx2
 
         while True:

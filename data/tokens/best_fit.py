@@ -12,8 +12,10 @@ import numpy as np
 
 
 class Rows(NamedTuple):
-    """Row r holds the pieces from begins[r] to before begins[r + 1]: documents and how many ids of each, from its
-    beginning. All int64."""
+    """The rows: row r holds the pieces from begins[r] to before begins[r + 1].
+
+    A piece is a document and how many ids of it, from its beginning. All int64.
+    """
 
     documents: np.ndarray
     sizes: np.ndarray
@@ -21,10 +23,11 @@ class Rows(NamedTuple):
 
 
 def fill_rows(lengths: Sequence[int] | np.ndarray, row_len: int) -> Rows:
-    """Rows that are each `row_len` long together.
+    """Return rows that are each `row_len` long together.
 
     A row takes the longest document that still fits, again and again; when none does, the shortest one is cut to fill
-    it, and its rest is left out. Documents that do not fill a last row are left out.
+    it,
+    and its rest is left out. Documents that do not fill a last row are left out.
     """
     bits = len(lengths).bit_length()
     last = (1 << bits) - 1

@@ -78,11 +78,11 @@ def make(
     others: Sequence[Path] = (),
     partial: bool = False,
 ) -> dict[str, Any]:
-    """A tokenizer of the training shards of `text` in `folder`; one that is there, or in another folder, is taken
-    unless `retrain`.
+    """Make a tokenizer of the training shards of `text` in `folder`, or reuse one unless `retrain`.
 
-    Taken is what was made of the same text, wherever that lies, with the same settings, and is still as it was written.
-    Raises InputError, DataError.
+    A tokenizer in `folder` or in one of `others` is reused when it was made of the same text, wherever that lies, with
+    the
+    same settings, and is still as it was written. Raises InputError, DataError.
     """
     _check_size(spec.vocab_size)
     paths = shard_paths(text, partial=partial)
@@ -105,14 +105,14 @@ def make(
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A tokenizer that somebody else made."""
+    """A tokenizer that somebody else published."""
 
     path: str
     """Its tokenizer.json, or the folder of it. The chat tokens must be its last ids."""
 
 
 def adopt(published: Published, folder: Path) -> dict[str, Any]:
-    """A published tokenizer.json, byte for byte, with the companions that it needs. Raises InputError."""
+    """Copy a published tokenizer.json, byte for byte, with the companions that it needs. Raises InputError."""
     source = Path(published.path)
     source = source / "tokenizer.json" if source.is_dir() else source
     if source.name != "tokenizer.json":
@@ -135,7 +135,7 @@ def adopt(published: Published, folder: Path) -> dict[str, Any]:
 
 
 def train(texts: Iterable[str], vocab_size: int) -> "tokenizers.Tokenizer":
-    """A tokenizer of exactly `vocab_size` ids: the 256 bytes, merges in their order, the specials.
+    """Return a tokenizer of exactly `vocab_size` ids: the 256 bytes, merges in their order, the specials.
 
     Raises InputError when the texts do not yield that many.
     """
@@ -152,7 +152,7 @@ def train(texts: Iterable[str], vocab_size: int) -> "tokenizers.Tokenizer":
 
 
 def assemble(words: list[bytes]) -> "tokenizers.Tokenizer":
-    """The tokenizer whose id n is `words[n]`, the 256 bytes first, each merge after its parts; then the specials."""
+    """Return the tokenizer whose id n is `words[n]`: the 256 bytes, each merge after its parts, then the specials."""
     import tokenizers
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
@@ -174,7 +174,7 @@ def assemble(words: list[bytes]) -> "tokenizers.Tokenizer":
 
 
 def _parts(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
-    """The two words that were merged into `word`: what the earlier merges leave of it."""
+    """Return the two words that were merged into `word`: what the earlier merges leave of it."""
     halves = [at for at in range(1, len(word)) if word[:at] in ranks and word[at:] in ranks]
     if len(halves) == 1:  # of a third of all words, and quicker
         return [word[: halves[0]], word[halves[0] :]]
@@ -193,7 +193,7 @@ def _parts(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
 
 
 def byte_letters() -> Any:
-    """bytes -> str: how `tokenizers` spells bytes, one printable character for each. Source: GPT-2's encoder."""
+    """Return how `tokenizers` spells bytes, one printable character for each. Source: GPT-2's encoder."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     table = {**{byte: chr(byte) for byte in plain}, **{byte: chr(256 + n) for n, byte in enumerate(others)}}
@@ -224,9 +224,9 @@ def _save_companions(made: "tokenizers.Tokenizer", folder: Path) -> None:
 
 
 def _begin(folder: Path, asked: Mapping[str, Any]) -> None:
-    """training.yaml and training.toml, equal in content: `asked` is flat, and both languages read JSON's scalars.
+    """Write training.yaml and training.toml, equal in content.
 
-    From here on the folder counts as unfinished.
+    `asked` is flat, and both languages read JSON's scalars. From here on the folder counts as unfinished.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
@@ -236,13 +236,13 @@ def _begin(folder: Path, asked: Mapping[str, Any]) -> None:
 
 
 def _scalar(value: Any) -> str:
-    """A value as JSON writes it, without what YAML or TOML would not read."""
+    """Return a value as JSON writes it, without what YAML or TOML would not read."""
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
     return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _asked(spec: TokenizerSpec, text: Path, partial: bool) -> dict[str, Any]:
-    """All that the tokenizer depends on, and where the text came from."""
+    """Return all that the tokenizer depends on, and where the text came from."""
     folder = text / "train" if (text / "train").is_dir() else text
     manifest = read_manifest(folder, finished=not partial)
     shards = [one["sha256"] for one in manifest["shards"]]
@@ -260,7 +260,7 @@ def _asked(spec: TokenizerSpec, text: Path, partial: bool) -> dict[str, Any]:
 
 
 def _heads(texts: Iterator[str], spec: TokenizerSpec) -> Iterator[str]:
-    """The beginnings of the documents, as far as the spec wants to look."""
+    """Yield the beginnings of the documents, as far as the spec wants to look."""
     left = spec.max_chars
     for done, text in enumerate(texts, 1):
         head = text[: min(spec.document_chars, left)]
@@ -278,7 +278,7 @@ def _check_size(vocab_size: int) -> None:
 
 
 def _finish(folder: Path, fingerprint: str) -> None:
-    """The manifest, after all that it lists is on the disk."""
+    """Write the manifest, after all that it lists is on the disk."""
     for name in FILES:
         sync_path(folder / name)
     files = {name: _sha256(folder / name) for name in FILES}
@@ -286,7 +286,7 @@ def _finish(folder: Path, fingerprint: str) -> None:
 
 
 def _is_made(folder: Path, fingerprint: str) -> bool:
-    """Whether `folder` holds what `_finish` listed under this fingerprint, every byte of it."""
+    """Tell whether `folder` holds what `_finish` listed under this fingerprint, every byte of it."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         manifest = outside.load(folder / MANIFEST)
         files = {name: _sha256(folder / name) for name in FILES}

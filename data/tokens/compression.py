@@ -1,4 +1,4 @@
-"""How few tokens a tokenizer makes of text, beside GPT-2's and GPT-4's.
+"""The compression of text by a tokenizer, beside GPT-2's and GPT-4's.
 
 In: a tokenizer, text shards with a held-out part, and a folder in which the files of others may lie. Out: for each kind
 of text its bytes and words, and for each tokenizer the tokens, bytes per token, tokens per word, and the share of the
@@ -69,7 +69,7 @@ PEERS = {
 
 
 def measure(spec: CompressionSpec, tokenizer_folder: Path, text: Path, partial: bool = False) -> dict[str, Any]:
-    """The figures of every kind of text. partial: of what is whole in one that was not finished. Raises DataError."""
+    """Return the figures of every kind of text. partial: of what is whole in an unfinished one. Raises DataError."""
     ours = load(tokenizer_folder)
     encoders: dict[str, tuple[int, Encode]] = {"ours": (ours.vocab_size, ours.encode_joined)}
     absent = {}
@@ -109,7 +109,7 @@ def _of_kind(texts: Iterable[str], encoders: dict[str, tuple[int, Encode]]) -> d
 
 
 def _figures(count: np.ndarray, num_bytes: int, num_words: int) -> dict[str, Any]:
-    """What a tokenizer made of text of this size; `count` int64 (vocab_size,)."""
+    """Return what a tokenizer made of text of this size; `count` int64 (vocab_size,)."""
     tokens = int(count.sum())
     return {
         "tokens": tokens,
@@ -120,13 +120,13 @@ def _figures(count: np.ndarray, num_bytes: int, num_words: int) -> dict[str, Any
 
 
 def cache_folder() -> str:
-    """Where tiktoken keeps its files."""
+    """Return the folder in which tiktoken keeps its files."""
     named = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     return named or os.path.join(tempfile.gettempdir(), "data-gym-cache")
 
 
 def _open(peer: Peer, folder: Path, download: bool) -> Encode:
-    """Raises DataError when its file is not there, or is another than the published one."""
+    """Return the peer's encoder. Raises DataError when its file is not there, or is another than the published one."""
     import fastokens
 
     address = f"{ADDRESS}/{peer.file}"

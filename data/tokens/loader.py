@@ -1,8 +1,8 @@
 """Batches for base training, and the held-out text for its measure.
 
 A batch is a pure function of what the loader was made of and of the step. What a checkpoint keeps of it is `cursor`: a
-few numbers that say of which data it is a place, and where a loader finds it without going there from the beginning.
-Every process of a run makes the same batch and takes its share of the rows, so that a batch does not depend on how many
+few numbers that name the data and a place in it, and let a loader resume without going there from the beginning. Every
+process of a run makes the same batch and takes its share of the rows, so that a batch does not depend on how many
 processes there are.
 """
 
@@ -27,12 +27,15 @@ PLACES = 64  # places of the last steps that are remembered
 
 
 class Loader(ABC):
-    """What both ways to cut tokens into rows share."""
+    """The common part of both ways to cut tokens into rows."""
 
     def __init__(
         self, paths: Sequence[Path], sequence_len: int, rows: int, seed: int, tokenizer_sha256: str | None = None
     ):
-        """Raises DataError for damaged or foreign shards, InputError when there are too few tokens for one row."""
+        """Open the shards.
+
+        Raises DataError for damaged or foreign shards, InputError when there are too few tokens for one row.
+        """
         self.stream = Stream(paths, tokenizer_sha256)
         self.row_len, self.rows, self.seed = sequence_len + 1, rows, seed
         if self.stream.num_tokens < self.row_len:
@@ -42,28 +45,28 @@ class Loader(ABC):
 
     @abstractmethod
     def batch(self, step: int) -> np.ndarray:
-        """The ids of one step, int64 (rows, sequence_len + 1): inputs and targets overlap by all but one."""
+        """Return the ids of one step, int64 (rows, sequence_len + 1): inputs and targets overlap by all but one."""
 
     def cursor(self, step: int) -> dict[str, Any]:
-        """Where `step` begins, and in which data."""
+        """Return where `step` begins, and in which data."""
         return {"data": self.stream.sha256[:12]}
 
     def resume(self, cursor: Mapping[str, Any]) -> None:
-        """Be ready to go on from there. Raises DataError when it is a place in other data."""
+        """Prepare to resume from a cursor. Raises DataError when it is a place in other data."""
         if cursor.get("data") != self.stream.sha256[:12]:
             theirs, ours = cursor.get("data"), self.stream.sha256[:12]
             words = f"the checkpoint was trained on tokens {theirs}, these are {ours}"
             raise DataError(f"{words}; remove this run's checkpoints to begin again")
 
     def documents(self, rows: np.ndarray) -> np.ndarray:
-        """Which document of its row each id belongs to, from 0, as int64: for attention that ends at documents."""
+        """Return the document of its row that each id belongs to, from 0; int64, for attention within documents."""
         begins = rows == self.stream.bos
         begins[:, 0] = False
         return np.cumsum(begins, axis=1)
 
 
 class Windows(Loader):
-    """Rows are windows, wherever documents end. Each epoch takes them in another order and cut at another offset."""
+    """A loader whose rows are windows, wherever documents end. Each epoch has another order and another offset."""
 
     def __init__(
         self, paths: Sequence[Path], sequence_len: int, rows: int, seed: int, tokenizer_sha256: str | None = None
@@ -96,7 +99,7 @@ class Windows(Loader):
 
 @dataclass(frozen=True)
 class Place:
-    """The next row: row `row` of group `group` in epoch `epoch`."""
+    """The position of the next row: row `row` of group `group` in epoch `epoch`."""
 
     epoch: int = 0
     group: int = 0
@@ -119,7 +122,7 @@ class Packed:
 
 
 class BestFit(Loader):
-    """Rows are whole documents as far as possible. Each epoch takes documents in another order.
+    """A loader whose rows are whole documents as far as possible. Each epoch takes documents in another order.
 
     Documents of an epoch fall into groups, each packed by itself: a place is a few numbers, and nothing is held over.
     """
@@ -161,7 +164,7 @@ class BestFit(Loader):
             self._places[numbers[0]] = Place(*numbers[1:])
 
     def _place(self, step: int) -> Place:
-        """Where a step begins: from the nearest step before it whose place is known."""
+        """Return where a step begins: from the nearest step before it whose place is known."""
         with self._lock:
             known = max(one for one in self._places if one <= step)
             place = self._places[known]
@@ -205,11 +208,13 @@ LOADERS: dict[str, type[Loader]] = {"windows": Windows, "best-fit": BestFit}
 def heldout(
     paths: Sequence[Path], tokenizer_folder: Path, sequence_len: int, rows: int = 32
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Batches that predict every held-out token exactly once.
+    """Yield batches that predict every held-out token exactly once.
 
-    Yields (ids, targets, bytes): both int64 (<= rows, sequence_len); a target of -1 is not counted (specials,
-    which are no text, and what fills the last row up); `bytes` is the UTF-8 length of the text in the targets.
-    Bits per byte = summed nats / ln 2 / summed bytes.
+    Yields (ids, targets, bytes): both int64 (<= rows, sequence_len); a target of -1 is not counted (specials, which are
+    no
+    text, and what fills the last row up); `bytes` is the UTF-8 length of the text in the targets. Bits per byte =
+    summed
+    nats / ln 2 / summed bytes.
     """
     tokenizer = load(tokenizer_folder)
     stream, widths = Stream(paths, tokenizer.sha256), tokenizer.token_bytes()

@@ -60,7 +60,7 @@ def code() -> Iterator[str]:
 
 
 def numbers() -> Iterator[str]:
-    """Prices, dates, addresses, sums, tables of figures: so many lines, always the same."""
+    """Yield prices, dates, addresses, sums, tables of figures: so many lines, always the same."""
     chance = random.Random(1337)
     whole = chance.randrange
 

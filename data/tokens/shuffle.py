@@ -1,4 +1,4 @@
-"""A random order of things that are too many for a list of them.
+"""A random permutation of things that are too many for a list of them.
 
 In: how many, chance. Out: which thing stands at a place.
 """
@@ -24,7 +24,7 @@ class Shuffle:
         self.half, self.mask = np.uint64(half), np.uint64((1 << half) - 1)
 
     def __getitem__(self, places: np.ndarray) -> np.ndarray:
-        """What stands at these places, int64."""
+        """Return the numbers at these places, int64."""
         if self.list is not None:
             return self.list[places]
         found = self._cipher(np.asarray(places).astype(np.uint64))
@@ -40,7 +40,7 @@ class Shuffle:
 
 
 def _mix(words: np.ndarray) -> np.ndarray:
-    """Every bit of the result hangs on every bit of the 64. Source: splitmix64's finaliser."""
+    """Mix the words so that every bit of the result depends on every bit of the 64. Source: splitmix64's finaliser."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))

@@ -49,7 +49,7 @@ class Stream:
     """Several token shards as one long row of ids. Little of what is read counts as memory of ours."""
 
     def __init__(self, paths: Sequence[Path], tokenizer_sha256: str | None = None):
-        """Raises DataError when a shard is damaged, or when two come from different tokenizers."""
+        """Open the shards. Raises DataError when one is damaged, or when two come from different tokenizers."""
         if not paths:
             raise DataError("no token shards to read")
         self.shards = [open_shard(Path(path), tokenizer_sha256) for path in paths]
@@ -70,21 +70,21 @@ class Stream:
         self._is_small = sum(one.header.num_bytes for one in self.shards) <= MAPPED_BYTES
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Ids start .. start + count - 1, fewer at the end of the stream; int64."""
+        """Return ids start .. start + count - 1, fewer at the end of the stream; int64."""
         parts = list(self._parts(start, min(start + count, self.num_tokens)))
         ids = np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
         self._count(1, ids.size * 4)
         return self._known(ids)
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """`length` ids from each of these places on, int64 (len(starts), length); all must lie in the stream."""
+        """Return `length` ids from each of these places on, int64 (len(starts), length); all must lie in the stream."""
         first, last = (np.searchsorted(self.ends, places, side="right") for places in (starts, starts + length - 1))
         if (first == last).all():
             return self.pieces(starts, np.full(len(starts), length)).reshape(-1, length)
         return np.stack([self.read(start, length) for start in starts.tolist()])
 
     def pieces(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """So many ids from each of these places on, none over the end of a file, one after another; int64."""
+        """Return so many ids from each of these places on, none over the end of a file, one after another; int64."""
         where = np.searchsorted(self.ends, starts, side="right")
         first = (starts - self.begins[where]) * self.width
         spans = zip(where.tolist(), first.tolist(), (first + lengths * self.width).tolist(), strict=True)
@@ -95,13 +95,13 @@ class Stream:
         return self._known(ids)
 
     def _known(self, ids: np.ndarray) -> np.ndarray:
-        """Raises DataError for an id that the vocabulary has not: a model would look beyond its table."""
+        """Raise DataError for an id that is not in the vocabulary: a model would look beyond its table."""
         if ids.size and ids.max() >= self.vocab_size:
             raise DataError(f"{self.shards[0].path.parent}: id {ids.max()} of {self.vocab_size}; make the tokens again")
         return ids
 
     def places(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where these documents begin, and their lengths, <|bos|> included; both int64 (len(documents),)."""
+        """Return where these documents begin, and their lengths, <|bos|> included; both int64 (len(documents),)."""
         starts, lengths = np.empty(len(documents), np.int64), np.empty(len(documents), np.int64)
         some = MAPPED_BYTES // FAULT_BYTES // 4
         for low in range(0, len(documents), some):

@@ -7,8 +7,8 @@
     starts   u64 (documents + 1,): where each document begins, and the number of tokens
 
 The last sha256 is of all that stands behind the header, then of the header before it. A folder of them has a
-`manifest.json`, written last. In: a path. Out: what its header or its manifest says, or what is wrong with it. Called
-by `tokenize.py` (writes), `stream.py` (maps), `verify.py`, which runs where there is no numpy.
+`manifest.json`, written last. In: a path. Out: what its header or its manifest says, or what is wrong with it.
+`verify.py` reads them where there is no numpy.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ _NAME = re.compile(r"(train|val)-[0-9]+\.bin")
 
 @dataclass(frozen=True)
 class Header:
-    """What stands at the beginning of a file."""
+    """The header of a file."""
 
     width: int
     """Bytes per id."""
@@ -50,14 +50,14 @@ class Header:
 
     @property
     def fields(self) -> bytes:
-        """All of it but the last."""
+        """Return all of it but the last field."""
         shape = (self.width, self.vocab_size, self.bos, self.num_tokens, self.num_documents)
         origin = bytes.fromhex(self.tokenizer_sha256), bytes.fromhex(self.source_sha256)
         return FIELDS.pack(MAGIC, VERSION, *shape, *origin)
 
     @property
     def index(self) -> int:
-        """Where `starts` stands."""
+        """Return where `starts` stands."""
         return BODY + self.num_tokens * self.width + self.padding
 
     @property
@@ -70,7 +70,10 @@ class Header:
 
 
 def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
-    """Raises DataError, one line, when the file is not whole, of another version or of another tokenizer."""
+    """Return the header of a file.
+
+    Raises DataError, one line, when the file is not whole, of another version or of another tokenizer.
+    """
     try:
         with outside.opened(path) as file:
             raw = file.read(BODY)
@@ -81,7 +84,7 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
     except (OSError, struct.error, outside.Unreadable) as error:
         raise DataError(f"{path}: not a token shard: {error}") from None
     if magic != MAGIC:
-        raise DataError(f"{path}: no token shard")
+        raise DataError(f"{path}: not a token shard")
     width, vocab_size, bos, num_tokens, num_documents = shape
     origin = tokenizer.hex(), source.hex(), raw[FIELDS.size :].hex()
     header = Header(width, vocab_size, bos, num_tokens, num_documents, *origin)
@@ -90,7 +93,7 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
     if not bos < vocab_size <= 1 << 8 * width:
         raise DataError(f"{path}: <|bos|> is {bos} of {vocab_size} ids in {width} bytes; make it again")
     if num_bytes != header.num_bytes:
-        raise DataError(f"{path}: truncated: {num_bytes} bytes, its header says {header.num_bytes}; make it again")
+        raise DataError(f"{path}: wrong size: {num_bytes} bytes, its header says {header.num_bytes}; make it again")
     if tokenizer_sha256 and header.tokenizer_sha256 != tokenizer_sha256:
         made = header.tokenizer_sha256[:12]
         raise DataError(f"{path}: made by tokenizer {made}, not by {tokenizer_sha256[:12]}; make it again")
@@ -98,7 +101,7 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
 
 
 def is_intact(path: Path, header: Header) -> bool:
-    """Whether every byte is as it was written. Reads all of it."""
+    """Tell whether every byte is as it was written. Reads all of it."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         file.seek(BODY)
@@ -113,14 +116,14 @@ def token_files(folder: Path) -> list[Path]:
 
 
 def is_token_folder(folder: Path) -> bool:
-    """Whether `folder` holds token shards, finished or not."""
+    """Tell whether `folder` holds token shards, finished or not."""
     with suppress(OSError, ValueError):
         return outside.load(folder / MANIFEST, MANIFEST_BYTES, MANIFEST_BYTES // 16).get("kind") == KIND
     return not (folder / MANIFEST).exists() and any(token_files(folder))
 
 
 def read_token_manifest(folder: Path) -> dict[str, Any]:
-    """Raises DataError when there is none, or none that this reads."""
+    """Return the manifest of a folder of token shards. Raises DataError when there is none, or none that this reads."""
     path = folder / MANIFEST
     try:
         manifest = outside.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16)

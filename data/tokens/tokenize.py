@@ -1,7 +1,7 @@
 """Text shards -> token shards: one `.bin` for each text shard, `train-00000.bin` and so on, and `manifest.json` last.
 
 In: a folder of text shards, a tokenizer. Out: files as `token_file.py` describes them. Several processes tokenize one
-text shard each; what a file holds depends on its text shard and the tokenizer alone. A run that was stopped goes on: a
+text shard each; what a file holds depends on its text shard and the tokenizer alone. A run that was stopped resumes: a
 file that is there is whole, and says of which text and by which tokenizer it was made.
 """
 
@@ -38,7 +38,7 @@ NO_SOURCE = bytes(32).hex()
 
 
 class Writer:
-    """One file, written beside its place, where a process that outlives its parent for a moment is in nobody's way.
+    """One file, written beside its place, where a process that outlives its parent for a moment does no harm.
 
     Memory: eight bytes per document.
     """
@@ -62,7 +62,7 @@ class Writer:
         return len(self.starts) - 1
 
     def add(self, documents: Sequence[Sequence[int] | np.ndarray]) -> None:
-        """The ids of some documents, without their <|bos|>."""
+        """Append the ids of some documents, without their <|bos|>."""
         ends = np.cumsum([1 + len(one) for one in documents])
         ids = np.empty(ends[-1] if len(ends) else 0, DTYPES[self.header.width])
         start = 0
@@ -177,14 +177,14 @@ def _made(task: Task, tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
 
 
 def _work(tokenizer_folder: Path, threads: int) -> Callable[[Task], Iterator[tuple[int, int]]]:
-    """What a process of the crew does with a task."""
+    """Return what a process of the pool does with a task."""
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     tokenizer = load(tokenizer_folder)
     return lambda task: _made(task, tokenizer)
 
 
 class Told:
-    """How far all text shards are, told every now and then."""
+    """The progress of all text shards, reported every now and then."""
 
     def __init__(self) -> None:
         self.of: dict[Task, tuple[int, int]] = {}

@@ -44,10 +44,10 @@ CUT = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")  # here PATTERN always begins a n
 
 
 class Tokenizer:
-    """Text to ids and back. Words that look like a special token are words: only `special` gives its id."""
+    """Text to ids and back. Text that looks like a special token is plain text: only `special` gives its id."""
 
     def __init__(self, folder: Path):
-        """Raises DataError when `folder` holds no tokenizer of ours."""
+        """Open the tokenizer of a folder. Raises DataError when `folder` holds no tokenizer of ours."""
         import fastokens
         import tokenizers
 
@@ -74,7 +74,7 @@ class Tokenizer:
         return self.encode_batch([text])[0].tolist()
 
     def encode_batch(self, texts: Sequence[str | bytes]) -> list["np.ndarray"]:
-        """The ids of each text, uint32 (tokens,); bytes that are no UTF-8 count as U+FFFD, as in text shards.
+        """Return the ids of each text, uint32 (tokens,); bytes that are no UTF-8 count as U+FFFD, as in text shards.
 
         All are views of one array. Raises UnicodeEncodeError for a string with half a surrogate pair.
         """
@@ -87,19 +87,19 @@ class Tokenizer:
         return [ids[ends[start] : ends[stop]] for start, stop in pairwise(firsts)]
 
     def encode_joined(self, texts: Sequence[str]) -> "np.ndarray":
-        """The ids of all texts in one row, uint32 (tokens,)."""
+        """Return the ids of all texts in one row, uint32 (tokens,)."""
         return encode_flat(self._encoder, [piece for text in texts for piece in _pieces(text)])[0]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, specials spelt out; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of `ids`, specials spelt out; bytes that are no UTF-8 become U+FFFD."""
         return self.inner.decode(list(ids), skip_special_tokens=False)
 
     def special(self, name: str) -> int:
-        """The id of one of SPECIALS."""
+        """Return the id of one of SPECIALS."""
         return self.vocab_size - len(SPECIALS) + SPECIALS.index(name)
 
     def token_bytes(self) -> "np.ndarray":
-        """Bytes of text behind each id, int32 (vocab_size,); 0 for the specials."""
+        """Return the bytes of text behind each id, int32 (vocab_size,); 0 for the specials."""
         return self._token_bytes
 
     @cached_property
@@ -112,12 +112,12 @@ class Tokenizer:
 
 
 def load(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder that `bpe.save` or an export wrote. Raises DataError."""
+    """Return the tokenizer of a folder that `bpe.save` or an export wrote. Raises DataError."""
     return Tokenizer(Path(folder))
 
 
 def encode_flat(encoder: "fastokens.Tokenizer", texts: list[str]) -> tuple["np.ndarray", list[int]]:
-    """The ids of all texts in a row, uint32 (tokens,), and where each text begins and the last one ends."""
+    """Return the ids of all texts in a row, uint32 (tokens,), and where each text begins and the last one ends."""
     import numpy as np
 
     ids, ends = encoder.encode_batch_flat(texts, add_special_tokens=False, split_special_tokens=True)
@@ -125,7 +125,7 @@ def encode_flat(encoder: "fastokens.Tokenizer", texts: list[str]) -> tuple["np.n
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """`text` in parts whose ids are those of the whole."""
+    """Yield `text` in parts whose ids are those of the whole."""
     start = 0
     while len(text) - start > PIECE and (cut := CUT.search(text, start + PIECE)):
         yield text[start : cut.start()]

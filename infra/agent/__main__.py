@@ -1,4 +1,4 @@
-"""python3 -m infra.agent start|stop|status DIR, and guard|run DIR, the two that live on."""
+"""The command line of the agent: `python3 -m infra.agent start|stop|status DIR`, and guard|run DIR, which live on."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ VERBS = {
 
 
 def main(words: Sequence[str]) -> int:
-    """0 ok, 1 failed, 2 not understood."""
+    """Run a command; return 0 when it succeeded, 1 when it failed, 2 when it was not understood."""
     if len(words) != 2 or words[0] not in VERBS:
         print(f"usage: python3 -m infra.agent {'|'.join(VERBS)} DIR", file=sys.stderr)
         return 2

@@ -1,6 +1,6 @@
-"""The agent: runs the steps of a job in order, and says how they ended.
+"""The agent: it runs the steps of a job in order, and reports how they ended.
 
-    end what an earlier agent left -> environment -> each step, unless its mark exists -> last rites -> verdict
+    end what an earlier agent left -> environment -> each step, unless its mark exists -> last uploads -> verdict
 
 In: job.json, secrets.json, code/. Out: progress.json, marks, logs, verdict.json. Every way out leads
 through `finish`; a SIGKILL leads to the guard, which starts another agent.
@@ -89,7 +89,7 @@ class Agent:
         self.progress = Progress(pod, job, [step.name for step in self.steps], self.redact)
 
     def work(self) -> Dict[str, Any]:
-        """The verdict."""
+        """Run the job; return its verdict."""
         self.nodes = nodes_of(self.job.group)
         self.keep_guard()
         self.unsaid = steps.unsaid(self.pod)
@@ -112,7 +112,7 @@ class Agent:
         return verdict(self.job, "succeeded", exit_code=0)
 
     def run_step(self, step: Step) -> Optional[Dict[str, Any]]:
-        """None when the step is done; else the verdict."""
+        """Run a step; return None when it is done, else the verdict."""
         mark = steps.marked(self.pod, step)
         if mark:
             self.progress.end(step.name, "reused", mark["result"])
@@ -140,7 +140,7 @@ class Agent:
         return self.failed(step, f"step {step.name} {why} {1 + step.max_restarts} times", ending.exit_code)
 
     def run_together(self, step: Step) -> Optional[Dict[str, Any]]:
-        """As `run_step`, on all nodes at once."""
+        """Run a step as `run_step` does, on all nodes at once."""
         assert self.nodes is not None
 
         def wait(text: str) -> None:
@@ -206,7 +206,7 @@ class Agent:
         return ending
 
     def finish(self, ending: Dict[str, Any]) -> int:
-        """The last rites: no step is left; what was made goes out; then progress, then the verdict."""
+        """Finish the job: no step is left; what was made is uploaded; then progress, then the verdict."""
         self.end_steps(ending, steps.LEFTOVER_GRACE_S)
         ending = self.redact(ending)
         if ending["state"] == "failed":
@@ -228,7 +228,7 @@ class Agent:
         return 0 if ending["state"] == "succeeded" else 1
 
     def end_steps(self, ending: Dict[str, Any], patience_s: float) -> None:
-        """What cannot be ended is said in the ending's reason."""
+        """End all steps. What cannot be ended is added to the reason of the verdict."""
         try:
             self.end_tree(patience_s)
         except AgentError as error:
@@ -284,13 +284,15 @@ class Agent:
                 "SLIPWAY_RECORDS": str(pod.records(step.name)),
                 "PYTHONPATH": str(pod.code),
                 "PYTHONUNBUFFERED": "1",
+                # Images of containers often forbid bytecode, and then each step compiles all of torch that it imports.
+                "PYTHONDONTWRITEBYTECODE": "",
                 "PATH": os.pathsep.join([str(python.parent), environ.get("PATH", os.defpath)]),
             }
         )
         return environ
 
     def stop_request(self) -> Dict[str, Any]:
-        """Who asked for the end and why; {} while nobody has."""
+        """Return who asked for the end and why; {} while nobody has."""
         asked = read_json(stop_file(self.pod))
         if not asked and self.told_to_end:
             return {"state": "stopped", "reason": "the agent was told to end (SIGTERM)", "grace_s": grace_s()}
@@ -310,7 +312,7 @@ class Agent:
         return Beside(self.pod, step, words, lambda: self.environ(step))
 
     def keep_company(self) -> None:
-        """The guard, and who runs beside the steps as soon as its environment is there."""
+        """Keep the guard alive, and the step beside all others as soon as its environment is there."""
         self.keep_guard()
         if self.beside and self.job.beside and self.job.beside.environment in self.pythons:
             self.beside.keep()
@@ -341,13 +343,13 @@ class Agent:
 
     @patient
     def end_tree(self, patience_s: float) -> None:
-        """Nothing of the pod is left but guard and agent. Raises AgentError, naming what would not end."""
+        """End all processes of the pod but guard and agent. Raises AgentError, naming what would not end."""
         left = end_all(self.job.token, min(patience_s, grace_s()), self.spared())
         if left:
             raise AgentError(in_words(left))
 
 
 def _add(ending: Dict[str, Any], words: str) -> None:
-    """To the reason of a verdict, unless it says so already."""
+    """Add `words` to the reason of a verdict, unless it holds them already."""
     if words not in ending["reason"]:
         ending["reason"] = f"{ending['reason']}; {words}".lstrip("; ")

@@ -4,7 +4,7 @@ from typing import Optional
 
 
 def duration(seconds: Optional[float]) -> str:
-    """`0.4 s`, `48 s`, `3 min 05 s`, `2 h 10 min`, `12 d 4 h`, or `?`."""
+    """Return `0.4 s`, `48 s`, `3 min 05 s`, `2 h 10 min`, `12 d 4 h`, or `?`."""
     if seconds is None:
         return "?"
     if seconds < 10:

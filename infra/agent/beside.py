@@ -1,4 +1,4 @@
-"""The one step that runs beside all others: kept alive while they run, asked to finish when they are over.
+"""The sidecar step that runs beside all others: kept alive while they run, asked to finish when they are over.
 
 In: a job's `beside`. Out: its log; it is no step of progress and leaves no mark. It carries the pod's token, so
 whoever ends the pod ends it too.
@@ -33,7 +33,7 @@ class Beside:
         self.failures = 0  # in a row
 
     def pid(self) -> Optional[int]:
-        """None while it does not live."""
+        """Return its process id; None while it does not live."""
         return self.process.pid if self.process is not None and self.process.poll() is None else None
 
     def keep(self) -> None:

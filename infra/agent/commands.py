@@ -1,4 +1,4 @@
-"""start, stop and status: what the control side asks of a pod, each answered with one JSON document.
+"""The commands start, stop and status: requests of the control side, each answered with one JSON document.
 
 Start and stop hold one lock, so that they follow each other; both may be repeated.
 """
@@ -107,7 +107,7 @@ def status(root: Path) -> int:
 
 
 def _begin_anew(pod: PodFolder, job: Job) -> None:
-    """Nobody runs here: put the last verdict away, and end what an earlier pod left in this folder."""
+    """Put the last verdict away, and end what an earlier pod left in this folder, as no guard runs here."""
     before = read_json(report(pod, "guard"))
     if before and before["token"] != job.token:
         end_all(before["token"], PATIENCE_S)
@@ -129,7 +129,10 @@ def _anyone(pod: PodFolder) -> bool:
 
 
 def _armed(pod: PodFolder, job: Job) -> bool:
-    """A guard lives, at work where there is work; or the job was so short that its verdict is there already."""
+    """Tell whether the guard of this pod is armed.
+
+    It lives, at work where there is work; or the job was so short that its verdict is there already.
+    """
     lives = living(pod, "guard") is not None  # asked first: then it has said so
     said = read_json(report(pod, "guard"))
     is_ours = lives and said.get("token") == job.token
@@ -137,7 +140,7 @@ def _armed(pod: PodFolder, job: Job) -> bool:
 
 
 def _holds(pod: PodFolder, job: Job) -> bool:
-    """Whether the guard of this very pod has nothing else to do."""
+    """Tell whether the guard of this very pod has nothing else to do."""
     lives = living(pod, "guard") is not None
     said = read_json(report(pod, "guard"))
     return lives and said.get("token") == job.token and said.get("holds", False)

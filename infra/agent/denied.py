@@ -1,4 +1,4 @@
-"""What a refusal of the file system means: whose the file is, and what to type."""
+"""Hints for a refusal of the file system: who owns the file, and what to type."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ ELSEWHERE = "name another folder (inv config shows which setting does)"
 
 
 def told(error: OSError, checkout: Path) -> str:
-    """The error in one line; where permission is lacking, also whose that file or folder is, and what helps."""
+    """Return the error in one line; where permission is lacking, also the owner of the path, and what helps."""
     if error.errno == errno.EROFS:
         return f"{error}; it can only be read there: {ELSEWHERE}"
     if error.errno not in REFUSED or not isinstance(error.filename, (str, bytes)):
@@ -32,7 +32,7 @@ def told(error: OSError, checkout: Path) -> str:
 
 
 def _owner(path: Path) -> Optional[int]:
-    """None where that cannot be seen, or is not there."""
+    """Return the owner of a path; None where that cannot be seen, or is not there."""
     try:
         return path.lstat().st_uid
     except OSError:

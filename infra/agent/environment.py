@@ -8,7 +8,7 @@ the whole list are installed as they stand, and what packages ask for besides is
 uv does the work where it can be had, else pip; both under pip's configuration. Pins are exact, so what uv has cached
 is taken without asking any index.
 
-Used by `./inv` (control), by the agent (step 0 of a job) and by the commands that run code elsewhere than in
+Used for the control environment, by the agent (step 0 of a job) and by the commands that run code elsewhere than in
 the control environment. Standard library only, and a grammar that Python 3.9 reads.
 """
 
@@ -65,7 +65,10 @@ KNOWN = (  # what a tool prints, what it means
 
 
 class EnvironmentFailed(Exception):
-    """One line: what was tried, what was seen, what to do next. `seen` alone is the middle of it."""
+    """An environment cannot be made; one line: what was tried, what was seen, what to do next.
+
+    `seen` is the middle of it.
+    """
 
     def __init__(self, message: str, seen: str = "") -> None:
         super().__init__(message)
@@ -74,7 +77,7 @@ class EnvironmentFailed(Exception):
 
 @dataclass(frozen=True)
 class Spec:
-    """What an environment holds. Two specs with the same key may share one."""
+    """The content of an environment. Two specs with the same key may share one."""
 
     name: str
     requirements: Tuple[str, ...]
@@ -86,24 +89,28 @@ class Spec:
 
 
 def ensure(name: str, code: Path, cache: Path, torch: str, say: Say, carried: Carried = NOTHING) -> Path:
-    """The interpreter of environment `name` of the checkout `code`, built under `cache` if it is not there.
+    """Return the interpreter of environment `name` of the checkout `code`, built under `cache` if it is not there.
 
-    `torch` is "cpu" or "cuda". `say` hears what is being done; nothing is said when all is there.
-    `carried`: what came here along with a job. Raises EnvironmentFailed.
+    `torch` is "cpu" or "cuda". `say` gets what is being done; nothing when all is there. `carried`: what came here
+    along
+    with a job. Raises EnvironmentFailed.
     """
     spec = read_spec(name, code, torch)
     return ensure_at(cache / f"{name}-{spec.key[:12]}", spec, cache, say, carried)
 
 
 def find(name: str, code: Path, cache: Path, torch: str) -> Optional[Path]:
-    """The interpreter that ensure() would return at once, or None. Raises EnvironmentFailed."""
+    """Return the interpreter that ensure() would return at once, or None. Raises EnvironmentFailed."""
     spec = read_spec(name, code, torch)
     target = cache / f"{name}-{spec.key[:12]}"
     return _interpreter(target) if _is_whole(target, spec.key) else None
 
 
 def ensure_at(target: Path, spec: Spec, cache: Path, say: Say, carried: Carried = NOTHING) -> Path:
-    """As ensure(), in the folder `target`; `cache` is where uv is kept. Raises EnvironmentFailed."""
+    """Return the interpreter of an environment in the folder `target`, built if it is not there.
+
+    `cache` is where uv is kept. Raises EnvironmentFailed.
+    """
     if not _is_whole(target, spec.key):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -120,19 +127,19 @@ def ensure_at(target: Path, spec: Spec, cache: Path, say: Say, carried: Carried 
 
 
 def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder that all checkouts of this user share."""
+    """Return the folder that all checkouts of this user share."""
     if environ.get("SLIPWAY_ENVIRONMENTS"):
         return Path(environ["SLIPWAY_ENVIRONMENTS"]).expanduser().absolute()
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipway" / "environments"
 
 
 def torch_build() -> str:
-    """The build of torch that this machine can use: "cuda" or "cpu"."""
+    """Return the build of torch that this machine can use: "cuda" or "cpu"."""
     return "cuda" if shutil.which("nvidia-smi") else "cpu"
 
 
 def read_spec(name: str, code: Path, torch: str) -> Spec:
-    """What environment `name` of the checkout `code` holds. Raises EnvironmentFailed."""
+    """Return the spec of environment `name` of the checkout `code`. Raises EnvironmentFailed."""
     constraints = code / "constraints" / f"{name}.txt"
     try:
         requirements = read_group((code / "pyproject.toml").read_text(encoding="utf-8"), name)
@@ -155,10 +162,10 @@ def _spec(name: str, requirements: Tuple[str, ...], constraints: Optional[Path],
 
 
 def read_group(pyproject: str, name: str) -> Tuple[str, ...]:
-    """The requirements of one dependency group (PEP 735), groups that it includes among them.
+    """Return the requirements of one dependency group (PEP 735), groups that it includes among them.
 
-    Python 3.10 has no TOML reader, so this one knows only what our file uses: an array with one entry per line.
-    Raises ValueError or SyntaxError when there is no such group or it is written otherwise.
+    Python 3.10 has no TOML reader, so this one knows only what our file uses: an array with one entry per line. Raises
+    ValueError or SyntaxError when there is no such group or it is written otherwise.
     """
     table = re.search(r"^\[dependency-groups\]$(.*?)(?=^\[|\Z)", pyproject, re.M | re.S)
     found = table and re.search(rf"^{re.escape(name)} = (\[\n.*?^\])$", table[1], re.M | re.S)
@@ -176,7 +183,7 @@ def _project(requirement: str) -> str:
 
 
 def _base_python() -> Tuple[str, str]:
-    """An interpreter that is new enough, outside any virtual environment, and what it is; else one that uv brings."""
+    """Return an interpreter that is new enough, outside any virtual environment, and its version; else one from uv."""
     if sys.version_info >= OLDEST:
         return _tell_python()
     for minor in range(14, OLDEST[1] - 1, -1):
@@ -283,7 +290,7 @@ def _install(work: "_Work", target: Path, spec: Spec, uv: Optional[Path], flags:
 
 
 def _remove(target: Path) -> None:
-    """The marker goes first, so that a removal cut short leaves nothing that looks finished."""
+    """Remove an environment, its marker first, so that a removal cut short leaves nothing that looks finished."""
     if target.is_symlink():
         target.unlink()
     elif target.exists():
@@ -303,7 +310,7 @@ def _tools(spec: Spec) -> List[str]:
 
 
 def _ways(spec: Spec, tools: List[str]) -> Iterator[Tuple[str, List[str]]]:
-    """What to try, in order: the tool and its flags."""
+    """Yield what to try, in order: the tool and its flags."""
     for tool in tools:
         if tool == "pip":
             yield tool, []
@@ -331,7 +338,7 @@ def _check_torch(output: str, torch: str) -> None:
 
 
 def _find_uv(spec: Spec, cache: Path, say: Say, carried: Carried) -> Path:
-    """uv of this machine, the copy that came along, or its wheel in an environment of its own."""
+    """Return uv of this machine, the copy that came along, or its wheel in an environment of its own."""
     places = [Path(sys.prefix) / "bin" / "uv", shutil.which("uv"), *OWN_UV, carried.uv]
     for place in places:
         path = os.path.expanduser(place or "")
@@ -352,21 +359,21 @@ def _version(uv: str) -> str:
 
 
 def is_usable(version: str) -> bool:
-    """Whether that is what a uv new enough for us says of itself."""
+    """Tell whether that is the version line of a uv new enough for us."""
     found = re.match(r"uv (\d+)\.(\d+)", version)
     return found is not None and (int(found[1]), int(found[2])) >= OLDEST_UV
 
 
 @dataclass(frozen=True)
 class _Work:
-    """Runs the programs that build one environment."""
+    """A runner of the programs that build one environment."""
 
     log: Path
     lock: int
     say: Say
 
     def run(self, words: Sequence[Union[str, Path]], environ: Dict[str, str]) -> str:
-        """The output of one program; the lines that matter to people are said. Raises EnvironmentFailed."""
+        """Return the output of one program; pass the lines that matter to people to `say`. Raises EnvironmentFailed."""
         lines: List[str] = []
         with self.log.open("a", encoding="utf-8") as log:
             # The program inherits the lock: if we are killed, nobody builds here while it is still writing.
@@ -392,7 +399,7 @@ class _Work:
 
 
 def _reason(output: str) -> str:
-    """What went wrong, in one line, from what a tool printed."""
+    """Return what went wrong, in one line, from the output of a tool."""
     for pattern, words in KNOWN:
         if re.search(pattern, output, re.I):
             return words

@@ -1,10 +1,10 @@
-"""How well a machine works: measured there, in the first minute, before any work.
+"""The check of a machine: measured there, in the first minute, before any work.
 
-Sent over a connection and run as `python3 - CONFIG`: one file that imports nothing of ours and says one JSON document.
-CONFIG is JSON: `folder` (whose disk is written to), `gpus` (whether they matter), `pythons` (interpreters that may have
-torch), `url` ("" = no download), `disk_s`, `download_s`, `matmul_s`. Each check is a process group of its own with a
-deadline, so that a dead disk or a hung driver delays nobody; its entry has a `value`, or an `error`, or `later` (it
-cannot be told yet).
+Sent over a connection and run as `python3 - CONFIG`: one file that imports nothing of ours and prints one JSON
+document. CONFIG is JSON: `folder` (whose disk is written to), `gpus` (whether they matter), `pythons` (interpreters
+that may have torch), `url` ("" = no download), `disk_s`, `download_s`, `matmul_s`. Each check is a process group of its
+own with a deadline, so that a dead disk or a hung driver delays nobody; its entry has a `value`, or an `error`, or
+`later` (it cannot be measured yet).
 """
 
 import contextlib
@@ -56,12 +56,12 @@ Check = Callable[[Dict[str, Any]], Dict[str, Any]]
 
 
 def free(config: Dict[str, Any]) -> Dict[str, Any]:
-    """In bytes."""
+    """Return the free disk space in bytes."""
     return {"value": shutil.disk_usage(config["folder"]).free}
 
 
 def disk_write(config: Dict[str, Any]) -> Dict[str, Any]:
-    """Bytes per second that reach the disk, for half of the time that there is."""
+    """Measure the bytes per second that reach the disk, for half of the time that there is."""
     block, written = os.urandom(BLOCK), 0
     with tempfile.TemporaryFile(dir=config["folder"]) as file:
         began = time.monotonic()
@@ -73,7 +73,7 @@ def disk_write(config: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def download(config: Dict[str, Any]) -> Dict[str, Any]:
-    """Bytes per second from the first answer on, and how many there were."""
+    """Measure the bytes per second from the first answer on, and how many there were."""
     if not config["url"]:
         return {"later": "no address is set to download from"}
     with urllib.request.urlopen(config["url"], timeout=config["download_s"]) as answer:
@@ -87,7 +87,7 @@ def download(config: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def cuda(config: Dict[str, Any]) -> Dict[str, Any]:
-    """The newest CUDA that the driver serves, as text."""
+    """Return the newest CUDA that the driver serves, as text."""
     if not config["gpus"] or not shutil.which("nvidia-smi"):
         return {"later": "no GPU is asked for, or there is no nvidia-smi"}
     said = subprocess.run(["nvidia-smi"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -96,7 +96,7 @@ def cuda(config: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def matmul(config: Dict[str, Any]) -> Dict[str, Any]:
-    """Per GPU: TFLOP/s in bfloat16, and whether the product was right."""
+    """Measure TFLOP/s in bfloat16 per GPU, and whether the product was right."""
     if not config["gpus"] or not shutil.which("nvidia-smi"):
         return {"later": "no GPU is asked for, or there is no nvidia-smi"}
     pythons = config["pythons"] + sorted(glob.glob(os.path.expanduser(ENVIRONMENTS))) + [sys.executable]
@@ -124,7 +124,7 @@ CHECKS: Tuple[Tuple[str, Check, str], ...] = (
 
 
 def begin(check: Check, config: Dict[str, Any]) -> Tuple[int, int]:
-    """A child in a process group of its own, and the pipe on which it will answer."""
+    """Start a child in a process group of its own; return its id and the pipe on which it will answer."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid:
@@ -142,7 +142,7 @@ def begin(check: Check, config: Dict[str, Any]) -> Tuple[int, int]:
 
 
 def conclude(pid: int, reader: int, deadline: float, within_s: float) -> Dict[str, Any]:
-    """The answer of the child, which is gone then."""
+    """Return the answer of the child, which is gone then."""
     said = b""
     while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
         block = os.read(reader, 1 << 16)

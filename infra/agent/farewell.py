@@ -1,8 +1,8 @@
-"""The end that a rented pod makes of itself: its vendor is asked to delete it, again and again until it is gone.
+"""The self-termination of a rented pod: it asks its vendor to delete it, again and again until it is gone.
 
 In: the calls of the job, templates over variables of the pod's first process, where a vendor puts a key that opens
 this very pod. Out: nothing; whoever is deleted does not return. What the variables hold goes into requests and nowhere
-else: no file, no command line, and of an answer only its status is said, since a server may repeat what it was sent.
+else: no file, no command line, and of an answer only its status is logged, since a server may repeat what it was sent.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ _VALUE = re.compile(r"[A-Za-z0-9._~-]{1,256}")  # means nothing in a URL, in a h
 
 
 def is_due(job: Job, ending: Mapping[str, Any]) -> bool:
-    """Whether the pod is to end itself after this verdict."""
+    """Tell whether the pod is to end itself after this verdict."""
     state = ending["state"]
     is_over = state in ("succeeded", "limit", "stopped") or (state == "failed" and job.on_failure == "end")
     return bool(job.farewell) and is_over  # without a node that was lost, the others may be needed again
 
 
 def wait_s(job: Job) -> float:
-    """How long the last words stay to be read, in seconds of this machine."""
+    """Return how long the verdict stays to be read, in seconds of this machine."""
     return max(WAIT_S / job.clock_scale, LEAST_WAIT_S)
 
 
@@ -55,7 +55,10 @@ def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float],
 
 
 def attempt(calls: Sequence[Call], pid: int) -> List[str]:
-    """Every call, once; what came of each. All are made: that one is answered does not say that the pod goes."""
+    """Make every call once; return what came of each.
+
+    All are made: that one is answered does not say that the pod goes.
+    """
     names = {name for call in calls for part in _parts(call) for name in _NAME.findall(part)}
     values = variables(names, pid)
     if len(values) < len(names):
@@ -64,7 +67,7 @@ def attempt(calls: Sequence[Call], pid: int) -> List[str]:
 
 
 def variables(names: Iterable[str], pid: int) -> Dict[str, str]:
-    """From the nearest process above `pid` that has them all, and fit to be sent; {} when none has."""
+    """Return variables of the nearest process above `pid` that has them all, fit to be sent; {} when none has."""
     names = set(names)
     for one in above(pid):
         environ = environ_of(one)
@@ -74,7 +77,7 @@ def variables(names: Iterable[str], pid: int) -> Dict[str, str]:
 
 
 def ask(call: Call, values: Mapping[str, str]) -> str:
-    """What came of one request, in words without anything of the answer but its status."""
+    """Return what came of one request, in words without anything of the answer but its status."""
     url = urlsplit(fill(call.url, values))
     host = url.hostname or ""
     connection: http.client.HTTPConnection

@@ -1,4 +1,4 @@
-"""What the machine of a pod is doing: free disk, and of each GPU its load and its memory.
+"""The utilization of a pod's machine: free disk, and of each GPU its load and its memory.
 
 Nobody waits for nvidia-smi: on a broken driver it hangs where no signal reaches it. Each figure carries its time.
 """
@@ -14,7 +14,7 @@ WORDS = ("nvidia-smi", "--query-gpu=name,utilization.gpu,memory.used,memory.tota
 
 
 class Figures:
-    """Looks at the machine of a folder, now and then."""
+    """The sampler of a machine's utilization, at intervals."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -24,7 +24,7 @@ class Figures:
         self.has_gpus = shutil.which(WORDS[0]) is not None
 
     def look(self) -> Dict[str, Any]:
-        """What is known: disk_free_bytes and disk_at; gpus and gpus_at where there are GPUs that have answered."""
+        """Return what is known: disk_free_bytes and disk_at; gpus and gpus_at where GPUs have answered."""
         if self.asked is not None and self.asked.poll() is not None:
             gpus = _gpus(self.asked)
             if gpus:
@@ -48,7 +48,7 @@ def _ask() -> "Optional[subprocess.Popen[str]]":
 
 
 def _gpus(asked: "subprocess.Popen[str]") -> List[Dict[str, Any]]:
-    """Per GPU; None for a figure that it does not report. [] when there was no answer."""
+    """Return the figures per GPU; None for one that it does not report. [] when there was no answer."""
     with asked:
         lines = asked.stdout.read().splitlines() if asked.stdout else []
     rows = [[cell.strip() for cell in line.rsplit(",", 3)] for line in lines]

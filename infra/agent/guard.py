@@ -1,4 +1,4 @@
-"""The guard: owns the limits of a pod, and keeps its agent alive.
+"""The guard: the watchdog that owns the limits of a pod, and keeps its agent alive.
 
 In: job.json, and state/guard.json of the guard before it. Out: state/guard.json (armed limits, time and
 money so far), an agent for as long as there is neither verdict nor a request to stop, and at the end no process
@@ -102,7 +102,7 @@ class Guard:
         return self.limit_s is not None and self.elapsed_s >= self.limit_s
 
     def watch(self) -> int:
-        """Until the end; then nothing of the pod is left but this process."""
+        """Watch until the end; then nothing of the pod is left but this process."""
         while True:
             with outlasting(say, "a look at the pod"):
                 while True:
@@ -115,13 +115,13 @@ class Guard:
             time.sleep(TICK_S)
 
     def _may_hold(self) -> bool:
-        """Whether there is nothing to do, and the pod is to stay all the same."""
+        """Tell whether there is nothing to do, and the pod is to stay all the same."""
         if self.job.kind == "hold":
             return not self.pod.verdict.exists()
         return self.job.stays and read_json(self.pod.verdict).get("state") in STAYS
 
     def _hold(self) -> Optional[int]:
-        """Until there is work; or until the end of the pod, then its exit code."""
+        """Hold the pod until there is work; or until its end, then return its exit code."""
         if read_json(stop_file(self.pod)).get("state") in STAYS:  # that was about the work
             stop_file(self.pod).unlink()
         self._report()
@@ -152,7 +152,7 @@ class Guard:
             self.job = read_job(self.pod)
 
     def _reason_to_end(self) -> Tuple[str, str]:
-        """The verdict on a pod that is held, and why; both "" while it may live on."""
+        """Return the verdict on a pod that is held, and why; both "" while it may live on."""
         if self._is_limit_reached():
             return "limit", f"the limit of {duration(self.limit_s)} is reached"
         asked = read_json(stop_file(self.pod))
@@ -164,7 +164,10 @@ class Guard:
         return ("limit", idle) if idle else ("", "")
 
     def _work(self) -> Optional[int]:
-        """Until the verdict; then nothing of the pod is left but this process. None when the pod stays."""
+        """Watch the work until its verdict; then nothing of the pod is left but this process.
+
+        Return None when the pod stays.
+        """
         while not self.pod.verdict.exists():
             self.orphans.update(reap(keep=self.agent.pid if self.agent else None))
             if self._is_limit_reached():
@@ -189,7 +192,7 @@ class Guard:
         return None if self._may_hold() else exit_code
 
     def _reason_to_stop(self) -> Dict[str, Any]:
-        """Asks the agent to stop when there is a reason; {} while there is none."""
+        """Ask the agent to stop when there is a reason; return {} while there is none."""
         grace = grace_s()
         if self.told_to_end:
             return ask_to_stop(self.pod, "stopped", "the guard was told to end (SIGTERM)", grace)
@@ -207,7 +210,7 @@ class Guard:
         return ask_to_stop(self.pod, "limit", idle, grace) if idle else {}
 
     def _patience_s(self, request: Dict[str, Any]) -> float:
-        """With an agent that was asked to end."""
+        """Return how long to wait for an agent that was asked to end."""
         return float(request["grace_s"]) + carry_s(self.job, request) + LAST_RITES_S
 
     def _agent_lives(self) -> bool:
@@ -241,7 +244,7 @@ class Guard:
         self.orphans.clear()
 
     def _end(self, state: str, reason: str, patience_s: float) -> int:
-        """Ends every process of the pod, then writes the verdict if the agent could not."""
+        """End every process of the pod, then write the verdict if the agent could not."""
         survivors = end_all(self.job.token, patience_s)
         dirty = in_words(survivors)
         ending = close(self.pod, verdict(self.job, state, f"{reason}; {dirty}" if dirty else reason))
@@ -250,7 +253,7 @@ class Guard:
         return 1 if survivors else 0
 
     def leave(self) -> None:
-        """After the verdict: the pod ends itself, where it can and is to; then this does not return."""
+        """End the pod itself after the verdict, where it can and is to; then this does not return."""
         ending = read_json(self.pod.verdict) or verdict(self.job, "limit")
         if not farewell.is_due(self.job, ending):
             return
@@ -264,7 +267,7 @@ class Guard:
         farewell.leave(self.job.farewell, self.job.clock_scale, os.getpid(), self._rest)
 
     def _rest(self, seconds: float) -> None:
-        """Of this machine; who asks for the guard's report sees that it lives."""
+        """Sleep for so many seconds of this machine, and keep the guard's report fresh meanwhile."""
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0:
             reap()
@@ -274,7 +277,7 @@ class Guard:
 
     @patient
     def _elapsed_before_s(self) -> float:
-        """What earlier guards of this pod counted, and the time since then when nobody looked."""
+        """Return what earlier guards of this pod counted, and the time since then when nobody looked."""
         before = read_json(report(self.pod, "guard"))
         if before.get("token") != self.job.token:
             return self.job.limits.billed_s

@@ -1,7 +1,7 @@
-"""What a machine has, which pods it holds, and the marker of a pod; answered by the machine itself.
+"""The probe of a machine: what it has, which pods it holds, and the marker of a pod.
 
 Sent over a connection and run as `python3 - VERB WORDS`, before any code of ours is there: one file that imports
-nothing of ours and says one JSON document.
+nothing of ours and prints one JSON document.
 
     facts              what the machine has, and its pods
     pods               its pods: the markers under ~/.slipway/pods
@@ -26,7 +26,7 @@ POLL_S = 0.02
 
 
 def facts() -> Dict[str, Any]:
-    """Sizes in bytes; null = not known."""
+    """Return what the machine has. Sizes in bytes; null = not known."""
     memory = None
     if "SC_PHYS_PAGES" in os.sysconf_names:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -48,14 +48,14 @@ def facts() -> Dict[str, Any]:
 
 
 def which(name: str) -> Optional[str]:
-    """Also where a login shell would look and a command sent by SSH does not."""
+    """Find a program, also where a login shell would look and a command sent by SSH does not."""
     more = ("~/.local/bin", "~/.cargo/bin", "/usr/local/bin")
     places = [os.environ.get("PATH", os.defpath)] + [os.path.expanduser(one) for one in more]
     return shutil.which(name, path=os.pathsep.join(places))
 
 
 def nvidia() -> Tuple[List[Dict[str, Any]], str]:
-    """The GPUs, and why that is not known ("" = it is)."""
+    """Return the GPUs, and why that is not known ("" = it is)."""
     if not shutil.which("nvidia-smi"):
         return [], ""
     words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
@@ -75,12 +75,12 @@ def nvidia() -> Tuple[List[Dict[str, Any]], str]:
 
 
 def mebibytes(text: str) -> Optional[int]:
-    """null where the GPU shares the machine's memory and reports none."""
+    """Return bytes; null where the GPU shares the machine's memory and reports none."""
     return int(text) << 20 if text.isdigit() else None
 
 
 def pods() -> List[Dict[str, Any]]:
-    """One entry per marker; one that cannot be read is an entry with a problem, never an absence."""
+    """Return one entry per marker; one that cannot be read is an entry with a problem, never an absence."""
     try:
         names = sorted(os.listdir(ROOT))
     except FileNotFoundError:
@@ -100,7 +100,7 @@ def pods() -> List[Dict[str, Any]]:
 
 
 def mark(run: str, token: str) -> Dict[str, Any]:
-    """`holder` is the other pod that has this machine; without it, `folder` is ours."""
+    """Mark the folder of a pod. `holder` is the other pod that has this machine; without it, `folder` is ours."""
     take_turn()
     folder = os.path.join(ROOT, run)
     for pod in pods():
@@ -117,7 +117,7 @@ def mark(run: str, token: str) -> Dict[str, Any]:
 
 
 def unmark(run: str, token: str) -> Dict[str, Any]:
-    """Of that very pod only. Returns the pods that are left."""
+    """Remove the marker of that very pod only. Returns the pods that are left."""
     take_turn()
     folder = os.path.join(ROOT, run)
     ours = [pod for pod in pods() if pod.get("token") == token and pod["folder"] == folder]

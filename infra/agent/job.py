@@ -1,4 +1,4 @@
-"""What the control side hands to a pod, and where a pod keeps its files.
+"""The job that the control side hands to a pod, and the files of a pod.
 
 In: `job.json`, written by the hand-over. Out: `Job`, read by the guard and the agent.
 Standard library only, and a grammar that Python 3.9 reads: this runs on any machine.
@@ -47,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Group:
-    """The nodes of a run that has several, and which of them this is."""
+    """The nodes of a run that has several, and the rank of this one."""
 
     run: str = ""  # as people call it; the pods of the other nodes are `<run>.1`, `<run>.2`, ...
     rank: int = 0
@@ -94,7 +94,7 @@ class Job:
 
     @staticmethod
     def from_json(text: str) -> "Job":
-        """Raises ValueError when the text is not a job of this schema."""
+        """Return the job in `text`. Raises ValueError when the text is not a job of this schema."""
         try:
             raw = outside.parse(text)
             if raw["schema"] != SCHEMA:
@@ -114,7 +114,7 @@ def _step(raw: Dict[str, Any]) -> Step:
 
 
 def _typed(kind: Type[T], raw: Dict[str, Any]) -> T:
-    """The record, when each of its values is of the kind that the record says. Raises TypeError."""
+    """Return the record, when each of its values is of the type that the record says. Raises TypeError."""
     made, hints = kind(**raw), get_type_hints(kind)
     for name in raw:
         if not _is(getattr(made, name), hints[name]):
@@ -143,7 +143,7 @@ def _tuples(raw: Dict[str, Any], *names: str) -> Dict[str, Any]:
 
 @dataclass(frozen=True)
 class PodFolder:
-    """The one place that names the files of a pod."""
+    """The folder of a pod; the one place that names its files."""
 
     root: Path
 

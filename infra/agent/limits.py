@@ -1,4 +1,4 @@
-"""How long a pod may live, how long it has lived, and what else ends it.
+"""The limits of a pod: how long it may live, how long it has lived, and what else ends it.
 
 Limits are durations. Time is CLOCK_BOOTTIME, which counts while the machine sleeps; the wall clock is
 asked only about the gap between two guards, where the larger of both counts: errors may only over-estimate.
@@ -39,13 +39,13 @@ def boottime_s() -> float:
 
 
 def gap_s(before: Clocks, now: Clocks) -> float:
-    """Seconds between two readings, perhaps with a reboot between them; never negative."""
+    """Return the seconds between two readings, perhaps with a reboot between them; never negative."""
     since_boot = now.boot_s - before.boot_s if now.boot_id == before.boot_id else now.boot_s
     return max(since_boot, now.wall_s - before.wall_s, 0.0)
 
 
 def hard_limit_s(limits: Limits) -> Optional[float]:
-    """The earlier of the time limit and the time that the money lasts; None when neither is set."""
+    """Return the earlier of the time limit and the time that the money lasts; None when neither is set."""
     ends = [] if limits.time_s is None else [limits.time_s]
     if limits.spend_micro_usd is not None and limits.micro_usd_per_hour > 0:
         ends.append(limits.spend_micro_usd * 3600 / limits.micro_usd_per_hour)
@@ -53,14 +53,16 @@ def hard_limit_s(limits: Limits) -> Optional[float]:
 
 
 def leads_s(limit_s: float) -> Tuple[float, float]:
-    """How long before the limit the step is asked to save, and how long before it only uploads go on."""
+    """Return how long before the limit the step is asked to save, and how long before it only uploads go on."""
     return (900.0, 300.0) if limit_s >= 7200 else (0.12 * limit_s, 0.04 * limit_s)
 
 
 def carry_s(job: Job, said: Dict[str, Any]) -> float:
-    """Seconds of this machine that the last uploads may take when nobody asked for the end; `said` is the guard's.
+    """Return the seconds of this machine that the last uploads may take when nobody asked for the end.
 
-    As long as a save before the limit may take, and never beyond the limit; a tenth is left for the verdict.
+    As long as a save before the limit may take, and never beyond the limit; a tenth is left for the verdict. `said` is
+    the
+    guard's report.
     """
     limit_s = hard_limit_s(job.limits)
     if limit_s is None:
@@ -78,7 +80,7 @@ def spent_micro_usd(elapsed_s: float, limits: Limits) -> int:
 
 
 def full_disk(folder: Path, limits: Limits) -> str:
-    """Why work must stop, or "" while more than the reserve is free."""
+    """Return why work must stop, or "" while more than the reserve is free."""
     free = shutil.disk_usage(folder).free
     if free >= limits.reserve_bytes:
         return ""
@@ -86,7 +88,7 @@ def full_disk(folder: Path, limits: Limits) -> str:
 
 
 class IdleGpu:
-    """Notices that no GPU has worked for `idle_gpu_s` of the job's clock. What is not known is not idle.
+    """A watch that notices when no GPU has worked for `idle_gpu_s` of the job's clock. What is unknown is not idle.
 
     nvidia-smi is never waited for: on a broken driver it hangs where no signal reaches it, and the limits
     must hold there too.
@@ -100,7 +102,7 @@ class IdleGpu:
         self.idle_s: Optional[float] = None  # as of the last answer; None = there was none
 
     def reason(self) -> str:
-        """Why work must stop, or ""."""
+        """Return why work must stop, or ""."""
         if self.limit_s is None:
             return ""
         now = boottime_s()
@@ -120,7 +122,7 @@ class IdleGpu:
 
 
 def _ask_gpus() -> Optional["subprocess.Popen[str]"]:
-    """None where there is no nvidia-smi."""
+    """Start nvidia-smi; return None where there is none."""
     words = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
     try:
         return subprocess.Popen(
@@ -131,7 +133,7 @@ def _ask_gpus() -> Optional["subprocess.Popen[str]"]:
 
 
 def _percents(asked: "subprocess.Popen[str]") -> List[int]:
-    """Utilisation of every GPU; [] when the answer was none."""
+    """Return the utilization of every GPU; [] when there was no answer."""
     with asked:
         lines = asked.stdout.read().split() if asked.stdout else []
     return [int(line) for line in lines] if all(line.isdigit() for line in lines) else []

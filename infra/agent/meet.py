@@ -1,6 +1,6 @@
-"""Which addresses a machine has, and which of other machines' it reaches; answered by the machine itself.
+"""The addresses of a machine, and those of other machines that it reaches; answered by the machine itself.
 
-Sent over a connection and run as `python3 - VERB WORDS`: one file that imports nothing of ours and says one document
+Sent over a connection and run as `python3 - VERB WORDS`: one file that imports nothing of ours and prints one document
 of JSON.
 
     look here|there   addresses by interface, those of loopback only for `here`; and two free ports
@@ -24,7 +24,7 @@ CALL_S = 1.0
 
 
 def look(where: str) -> Dict[str, Any]:
-    """The IPv4 addresses, each with its interface."""
+    """Return the IPv4 addresses, each with its interface."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for _, name in socket.if_nameindex():
@@ -54,7 +54,7 @@ def free_ports(count: int) -> List[int]:
 
 
 class Meeting:
-    """Everybody says `KEY RANK` to everybody, hears it back, and says goodbye when it has called all."""
+    """A mutual reachability test: all say `KEY RANK` to all, hear it back, and say goodbye after the last call."""
 
     def __init__(self, plan: Dict[str, Any]) -> None:
         self.plan = plan
@@ -97,7 +97,7 @@ class Meeting:
                 return
 
     def _call(self, rank: int) -> None:
-        """All addresses of a node, again and again until one answers."""
+        """Call all addresses of a node, again and again until one answers."""
         node = self.plan["nodes"][rank]
         found: List[str] = []
         while not found and time.monotonic() < self.deadline:

@@ -1,16 +1,16 @@
-"""The nodes of one run, and how they stay together: node 0 decides, the others do as it says.
+"""The coordination of the nodes of one run: node 0 decides, the others do as it says.
 
 Before a step that runs on all of them every node says that it is ready; node 0 then names a round, in which each runs
-the step once. A node that fails, falls silent or starts anew ends the round on all of them, and another one begins when
+the step once. A node that fails, falls silent or restarts ends the round on all of them, and another one begins when
 all are ready again. Only what node 0 has done counts as done, since what was made lies there.
 
 A few times a second every other node tells node 0 how it is, in one line of JSON, and hears in another what holds.
 Node 0 listens on the one address by which the others reach it, and answers who knows the key of the run.
 
-A node that stays silent is lost, and every verdict says so (state `lost`, and its rank): the run's keeper then begins
-anew on other machines. Nobody can end what the lost machine still runs, so silence itself must: whoever does not hear
-node 0, and node 0 when it does not hear everybody, ends its part of the round after `silent_s`, and can begin no other
-one. `return_s` is never shorter than what that takes at most, so that once a node is called lost, none of the old
+A node that stays silent is lost, and every verdict says so (state `lost`, and its rank): the run's supervisor then
+restarts it on other machines. Nobody can end what the lost machine still runs, so silence itself must: whoever does not
+hear node 0, and node 0 when it does not hear everybody, ends its part of the round after `silent_s`, and can begin no
+other one. `return_s` is never shorter than what that takes at most, so that once a node is called lost, none of the old
 nodes trains. A step that a node runs by itself may go on there: it writes on its own machine only.
 """
 
@@ -46,12 +46,12 @@ CUT_OFF_S = TALK_EVERY_S + ANSWER_S + LEAVE_S + KILL_S
 
 
 def silent_s() -> float:
-    """A node that has said nothing for so long ends the round."""
+    """Return the seconds of silence of a node after which the round ends."""
     return float(os.environ.get("SLIPWAY_NODE_SILENT_S", "10"))
 
 
 def return_s() -> float:
-    """A node that has said nothing for so long, since it was last heard or was first waited for, is lost.
+    """Return the seconds of silence, since it was last heard or first waited for, after which a node is lost.
 
     Never so soon that a node which was only cut off could still be training.
     """
@@ -60,7 +60,7 @@ def return_s() -> float:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a step ended on all nodes; `state` is done, or what the verdict will say."""
+    """The outcome of a step on all nodes; `state` is done, or what the verdict will say."""
 
     state: str
     reason: str = ""
@@ -71,7 +71,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Here:
-    """What a node can do with a step, and what is asked of it."""
+    """The callbacks by which a node runs a step."""
 
     attempt: Callable[[Callable[[], str]], Ending]  # run it once, until it ends or the given function says why it must
     asked_to_stop: Callable[[], bool]
@@ -79,7 +79,7 @@ class Here:
 
 
 def environ_of(group: Group, num_gpus: int) -> Dict[str, str]:
-    """What tells a step who the nodes are, also in SkyPilot's names."""
+    """Return the variables that tell a step who the nodes are, also in SkyPilot's names."""
     ips = "\n".join(group.addresses or ("127.0.0.1",))
     facts = {"NODE_RANK": str(group.rank), "NUM_NODES": str(len(group.addresses) or 1), "NODE_IPS": ips}
     environ = {f"{maker}_{key}": value for maker in ("SLIPWAY", "SKYPILOT") for key, value in facts.items()}
@@ -92,7 +92,7 @@ def environ_of(group: Group, num_gpus: int) -> Dict[str, str]:
 
 
 class Leader:
-    """Node 0: hears how every other node is, and tells all what holds."""
+    """Node 0: it hears how every other node is, and tells all what holds."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -104,7 +104,7 @@ class Leader:
         threading.Thread(target=self.server.serve_forever, args=(POLL_S,), daemon=True).start()
 
     def run(self, step: Step, here: Here) -> Outcome:
-        """The step on all nodes, as often as it takes."""
+        """Run the step on all nodes, as often as it takes."""
         for _ in range(1 + step.max_restarts):
             problem = self._gather(step.name, here)
             if problem:
@@ -130,11 +130,11 @@ class Leader:
         return Outcome("failed", f"step {step.name} was cut off {1 + step.max_restarts} times; {self.why}", RESUME_ME)
 
     def finished(self, step: str, result: Any) -> None:
-        """The mark of a step is written, with what came of it."""
+        """Tell the others that the mark of a step is written, with its result."""
         self._tell(round="", done={**self.word["done"], step: result})
 
     def close(self, state: str, reason: str, lost: Optional[int]) -> None:
-        """This node's part is over: stay until the others have heard that, or are silent."""
+        """Close this node's part: stay until the others have heard that, or are silent."""
         reason = f"{self._name(0)}: {reason}" if reason else ""
         self._tell(round="", end={"state": state, "reason": reason, "lost": lost})
         deadline = time.monotonic() + LINGER_S
@@ -178,7 +178,7 @@ class Leader:
         return None
 
     def _why_over(self, this_round: str) -> str:
-        """Why the round must end here, "" while it need not."""
+        """Return why the round must end here, "" while it need not."""
         for rank, other in self.others.items():
             said = other.said
             if said["state"] == "over":
@@ -194,7 +194,10 @@ class Leader:
         return ""
 
     def _failure(self, step: Step, this_round: str, ending: Ending) -> Optional[Outcome]:
-        """What makes another round pointless, on any node; None = begin another. Waits until all have left this one."""
+        """Return what makes another round pointless, on any node; None = begin another.
+
+        Waits until all have left this one.
+        """
         if ending.cut == "timeout" or ending.cut == "" and ending.exit_code > 0 and ending.exit_code != RESUME_ME:
             return Outcome("failed", in_words(ending, step), ending.exit_code)
         self.why = self.why or f"{self._name(0)} {'fell silent' if ending.cut else f'left with {ending.exit_code}'}"
@@ -232,7 +235,7 @@ class Leader:
 
 
 class _Other:
-    """What node 0 knows of another node."""
+    """The state of another node, as node 0 knows it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -248,7 +251,7 @@ class _Other:
 
 
 class Follower:
-    """Any other node: says how it is, and does what node 0 says."""
+    """Any other node: it reports its state, and does what node 0 says."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -260,7 +263,7 @@ class Follower:
         threading.Thread(target=self._talk, daemon=True).start()
 
     def run(self, step: Step, here: Here) -> Outcome:
-        """The step on all nodes, as often as node 0 says."""
+        """Run the step on all nodes, as often as node 0 says."""
         last = ""
         while True:
             self._say(state="ready", step=step.name)
@@ -279,15 +282,15 @@ class Follower:
                 return outcome
 
     def finished(self, step: str, result: Any) -> None:
-        """Of no interest to node 0."""
+        """Do nothing: it is of no interest to node 0."""
 
     def close(self, state: str, reason: str, lost: Optional[int]) -> None:
-        """This node's part is over: stay until node 0 has heard that, or is silent."""
+        """Close this node's part: stay until node 0 has heard that, or is silent."""
         self._say(state="over", end={"state": state, "reason": reason, "lost": lost})
         self.is_heard.wait(silent_s())
 
     def _wait(self, step: str, here: Here, truth: Callable[[], bool]) -> Optional[Outcome]:
-        """Until the truth; the outcome when the step is done, or will not be."""
+        """Wait until `truth` holds; return the outcome when the step is done, or will not be."""
         while True:
             word = self.word
             if here.asked_to_stop():
@@ -323,7 +326,7 @@ class Follower:
         self.said = said
 
     def _talk(self) -> None:
-        """For ever: say, hear, pause. A connection that breaks is made anew."""
+        """Report, listen and pause for ever. A connection that breaks is made anew."""
         while True:
             try:
                 with (
@@ -359,7 +362,7 @@ Nodes = Union[Leader, Follower]
 
 
 def nodes_of(group: Group) -> Optional[Nodes]:
-    """This node's part; None for a run on one node. Raises AgentError when node 0 cannot listen."""
+    """Return this node's part; None for a run on one node. Raises AgentError when node 0 cannot listen."""
     if len(group.addresses) < 2:
         return None
     return Leader(group) if group.rank == 0 else Follower(group)
@@ -370,7 +373,7 @@ def name_of(group: Group, rank: int) -> str:
 
 
 def silence(name: str, heard_at: float, limit_s: float) -> str:
-    """Why a node counts as gone; "" while it does not."""
+    """Return why a node counts as gone; "" while it does not."""
     passed_s = time.monotonic() - heard_at
     return f"{name} has not answered for {duration(passed_s)}" if passed_s > limit_s else ""
 

@@ -1,4 +1,4 @@
-"""JSON that another program has written, within bounds: what `store/outside.py` is to those who have more than a pod.
+"""A reader of untrusted JSON, within bounds: what `store/outside.py` is to those who have more than a pod.
 
 In: text. Out: plain values of at most `DEPTH` levels, with numbers that are finite and fit 64 bits; NaN and infinity,
 as Python's own writers spell what is no number, become null. All else is a ValueError.
@@ -13,7 +13,7 @@ DEPTH = 32
 
 
 def parse(text: Union[str, bytes]) -> Any:
-    """Raises ValueError."""
+    """Return the value of a JSON document. Raises ValueError."""
     if len(text) > MOST_BYTES:
         raise ValueError(f"it has {len(text)} bytes, at most {MOST_BYTES} are read")
     try:

@@ -1,7 +1,7 @@
-"""Where packages come from: pip's configuration of this machine, and what was carried here from another one.
+"""The sources of packages: pip's configuration of this machine, and what was carried here from another one.
 
 In: pip's files and variables; `packages.json`, which whoever hands over a job writes beside it. Out: the environment
-under which uv, or pip, looks in the same places. What this machine says of itself outweighs what was carried; a carried
+under which uv, or pip, looks in the same places. This machine's own configuration overrides what was carried; a carried
 folder counts where it exists here, a carried index where it answers.
 Standard library only, and a grammar that Python 3.9 reads.
 """
@@ -26,7 +26,7 @@ CARRIED = {  # what is carried, by the option of pip, and what uv calls it: the 
 
 @dataclass(frozen=True)
 class Carried:
-    """What came along with a job; empty on the machine in front of the user."""
+    """The package sources that came along with a job; empty on the machine in front of the user."""
 
     uv: str = ""  # a copy of uv; "" or no file there: none came
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # places by pip's option
@@ -36,7 +36,7 @@ NOTHING = Carried()
 
 
 def to_carry(environ: Mapping[str, str] = os.environ) -> Dict[str, List[str]]:
-    """The places that uv looks in here, for another machine; passwords stay here."""
+    """Return the places that uv looks in here, for another machine; passwords stay here."""
     told = uv_environ(pip_settings(environ), environ)
     places = {}
     for option, names in CARRIED.items():
@@ -46,7 +46,7 @@ def to_carry(environ: Mapping[str, str] = os.environ) -> Dict[str, List[str]]:
 
 
 def settings_here(carried: Carried, offline: bool) -> Dict[str, str]:
-    """pip's settings of this machine, and of the carried ones what it does not set and can use.
+    """Return pip's settings of this machine, and of the carried ones what it does not set and can use.
 
     Offline nobody is asked, so that every index counts: uv knows what it has cached by the index it came from.
     """
@@ -72,12 +72,12 @@ def _is_here(place: str, offline: bool) -> bool:
 
 
 def _bare(place: str) -> str:
-    """Without the name that uv lets an index have, and without the password."""
+    """Return a place without the name that uv lets an index have, and without the password."""
     return re.sub(r"(?<=//)[^/]*@", "", re.sub(r"^[\w-]+=", "", place))
 
 
 def pip_settings(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
-    """pip's configuration, by option name: its files, then PIP_*. pip itself need not be there, nor be started.
+    """Return pip's configuration, by option name: its files, then PIP_*. pip need not be there, nor be started.
 
     Source: pip.pypa.io/en/stable/topics/configuration, 26.0.
     """
@@ -88,7 +88,7 @@ def pip_settings(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
         for section in parser.sections():
             read.update({(section, name.replace("_", "-")): value for name, value in parser.items(section)})
     settings: Dict[str, str] = {}
-    for wanted in ("global", "install"):  # what is set for `pip install` outweighs what is set for all of pip
+    for wanted in ("global", "install"):  # what is set for `pip install` overrides what is set for all of pip
         settings.update({name: value for (section, name), value in read.items() if section == wanted})
     for name, value in environ.items():
         if name.startswith("PIP_") and value:
@@ -97,7 +97,7 @@ def pip_settings(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
 
 
 def _pip_files(environ: Mapping[str, str]) -> List[Path]:
-    """What outweighs comes last."""
+    """Return pip's files; later ones override earlier ones."""
     named = environ.get("PIP_CONFIG_FILE", "")
     if named == os.devnull:
         return []
@@ -113,7 +113,7 @@ def _pip_files(environ: Mapping[str, str]) -> List[Path]:
 
 
 def uv_environ(settings: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
-    """The environment under which uv looks where pip would. What is said to uv itself (UV_*) stands."""
+    """Return the environment under which uv looks where pip would. What is set for uv itself (UV_*) stands."""
 
     def several(option: str) -> List[str]:
         return settings.get(option, "").split()
@@ -140,7 +140,7 @@ def forbids_index(settings: Mapping[str, str]) -> bool:
 
 
 def pip_environ(settings: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
-    """The environment under which pip installs into the environment that it lies in, and nowhere else.
+    """Return the environment under which pip installs into the environment that it lies in, and nowhere else.
 
     pip reads its own files; of `settings` it is told what may have been carried here.
     """

@@ -1,4 +1,4 @@
-"""Who a process is, which processes belong to a pod, and how all of them are ended.
+"""The identity of a process, the processes that belong to a pod, and how all of them are ended.
 
 A process is known by (boot id, pid, start time), never by its name. It belongs to a pod when its
 environment carries the pod's token, or when an ancestor's does: so a grandchild that forked twice
@@ -47,14 +47,14 @@ class Row:
 
 
 def boot_id() -> str:
-    """What changes at every boot of this machine."""
+    """Return an id that changes at every boot of this machine."""
     if sys.platform == "darwin":
         return _output(["sysctl", "-n", "kern.bootsessionuuid"]).strip()
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def identify(pid: int) -> Optional[Identity]:
-    """None when no such process lives; a zombie does not."""
+    """Return the identity of a process; None when no such process lives; a zombie does not."""
     row = _row(pid)
     return Identity(boot_id(), pid, row.started) if row else None
 
@@ -81,7 +81,7 @@ def send(identity: Identity, number: int) -> bool:
 
 
 def find(token: str) -> List[Identity]:
-    """Every living process of the pod with this token."""
+    """Return every living process of the pod with this token."""
     table = _table()
     inside = _with_young(_holders(token, table), table)
     boot = boot_id()
@@ -89,7 +89,7 @@ def find(token: str) -> List[Identity]:
 
 
 def above(pid: int) -> Iterator[int]:
-    """The processes that this one descends from, nearest first."""
+    """Yield the processes that this one descends from, nearest first."""
     row = _row_of_proc(pid)
     while row and row.ppid:
         yield row.ppid
@@ -97,7 +97,7 @@ def above(pid: int) -> Iterator[int]:
 
 
 def environ_of(pid: int) -> Dict[str, str]:
-    """What a process was started with, as far as we may see it."""
+    """Return the environment that a process was started with, as far as we may see it."""
     pairs = (entry.decode(errors="replace").partition("=") for entry in _environ_of_proc(pid))
     return {name: value for name, _, value in pairs}
 
@@ -129,18 +129,18 @@ def end_all(token: str, grace_s: float, spare: Iterable[int] = (), kill_s: float
 
 
 def in_words(survivors: Iterable[Identity]) -> str:
-    """What to say of processes that could not be ended; "" when there are none."""
+    """Return the message about processes that could not be ended; "" when there are none."""
     pids = ", ".join(str(one.pid) for one in survivors)
     return f"DIRTY: processes {pids} could not be ended" if pids else ""
 
 
 def below(pid: int) -> Set[int]:
-    """This process and what descends from it."""
+    """Return this process and what descends from it."""
     return _with_young({pid}, _table())
 
 
 def leave_no_core() -> None:
-    """From here on this process and all that it starts leave no memory behind when they crash: it holds secrets.
+    """Disable core dumps of this process and all that it starts: its memory holds secrets.
 
     The limit is for files; what a system pipes into a program of its own is made empty by the filter, where it can be.
     """
@@ -151,7 +151,7 @@ def leave_no_core() -> None:
 
 
 def become_subreaper() -> None:
-    """Orphans below us become our children instead of init's, where the system can do that."""
+    """Make orphans below us our children instead of init's, where the system can do that."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -182,7 +182,7 @@ def _table() -> Dict[int, Row]:
 
 
 def _with_young(inside: Set[int], table: Dict[int, Row]) -> Set[int]:
-    """These processes and all that descend from them."""
+    """Return these processes and all that descend from them."""
     young = inside
     while young:
         young = {row.pid for row in table.values() if row.ppid in inside} - inside
@@ -214,7 +214,7 @@ def _rows_of_ps(*which: str) -> List[Row]:
 
 
 def _holders(token: str, table: Iterable[int]) -> Set[int]:
-    """Those of these processes whose environment carries the token."""
+    """Return those of these processes whose environment carries the token."""
     wanted = f"{TOKEN}={token}"
     if sys.platform == "darwin":
         lines = [line.split() for line in _output(["ps", "-axEww", "-o", "pid=,command="]).splitlines()]
@@ -230,6 +230,9 @@ def _environ_of_proc(pid: int) -> List[bytes]:
 
 
 def _output(words: List[str]) -> str:
-    """ps answers 1 when nothing matches, which is an answer. Start times read the same for everybody."""
+    """Return the output of a program. ps exits with 1 when nothing matches, which is an answer.
+
+    Start times read the same for everybody.
+    """
     environ = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
     return subprocess.run(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout

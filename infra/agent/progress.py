@@ -1,7 +1,7 @@
-"""What is happening on the pod, as one small file that is replaced whole.
+"""The progress of a pod, as one small file that is replaced whole.
 
 In: what the agent does, and the records that steps append. Out: state/progress.json. The agent is its
-one writer. Values of secrets are struck out of everything written here.
+one writer. Values of secrets are masked in everything written here.
 """
 
 import base64
@@ -22,7 +22,7 @@ NOTE_EVERY_S = 1.0
 
 
 class Redactor:
-    """Strikes the values of secrets out of anything that JSON can hold, however they are spelt."""
+    """A filter that masks the values of secrets in anything that JSON can hold, however they are spelt."""
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
         # Longest first: one value may be a part of another.
@@ -41,7 +41,10 @@ class Redactor:
 
 
 def _spellings(secret: str) -> Set[str]:
-    """As it is, in a URL, in hex, and in base64 as far as that does not depend on what stands beside it."""
+    """Return the spellings of a value: as it is, in a URL, in hex, and in base64.
+
+    Of base64 only what does not depend on what stands beside it.
+    """
     raw = secret.encode()
     found = {secret}
     if len(raw) >= SHORTEST:
@@ -54,7 +57,7 @@ def _spellings(secret: str) -> Set[str]:
 
 
 class Tail:
-    """The records that were appended to a file since one looked last."""
+    """A reader of the records that were appended to a file since the last read."""
 
     @patient
     def __init__(self, path: Path) -> None:
@@ -65,7 +68,10 @@ class Tail:
             self.offset = file.tell()
 
     def read(self) -> List[Dict[str, Any]]:
-        """Whole lines only. What is no record is passed over: a killed writer may have left half a line."""
+        """Return the records of whole lines.
+
+        What is no record is skipped: a killed writer may have left half a line.
+        """
         with open(self.path, "rb") as file:
             file.seek(self.offset)
             fresh = file.read(1 << 20)
@@ -84,7 +90,7 @@ def _parse(line: bytes) -> Dict[str, Any]:
 
 
 class Growth:
-    """Notes when a log had how many bytes, so that its lines can be dated: lines of seconds and bytes in a `.times`."""
+    """A recorder of the size of a log over time, to date its lines: lines of seconds and bytes in a `.times`."""
 
     @patient
     def __init__(self, log: Path) -> None:
@@ -100,7 +106,7 @@ class Growth:
             self.note()
 
     def note(self) -> None:
-        """The size is read before the time: a byte may seem younger than it is, by an instant, and never older."""
+        """Note the size, read before the time: a byte may seem younger than it is, by an instant, and never older."""
         self.noted_at = time.monotonic()
         try:
             size = self.log.stat().st_size
@@ -127,7 +133,7 @@ class Progress:
         self.write()
 
     def begin(self, name: str) -> None:
-        """An attempt at a step starts."""
+        """Start an attempt at a step."""
         step = self.steps[name]
         step.update(state="running", attempts=step["attempts"] + 1, record=None, result=None, ended_at=None)
         step["started_at"] = step["started_at"] or time.time()
@@ -135,7 +141,7 @@ class Progress:
         self.write()
 
     def see(self, name: str, records: List[Dict[str, Any]]) -> None:
-        """The running step said something."""
+        """Note records of the running step."""
         step = self.steps[name]
         for record in records:
             step["record"] = record
@@ -144,18 +150,18 @@ class Progress:
         self.refresh()
 
     def refresh(self) -> None:
-        """Time has passed."""
+        """Write the progress when enough time has passed."""
         if time.monotonic() - self.written_at >= WRITE_EVERY_S:
             self.write()
 
     def end(self, name: str, state: str, result: Any = None) -> None:
-        """A step is done, reused or failed; a reused one brings its result along."""
+        """End a step that is done, reused or failed; a reused one brings its result along."""
         step = self.steps[name]
         step.update(state=state, ended_at=time.time(), result=step["result"] or result)
         self.write()
 
     def close(self, state: str) -> None:
-        """The run is over; a step that still runs was cut off by a fault."""
+        """Close the progress, as the run is over; a step that still runs was cut off by a fault."""
         for step in self.steps.values():
             if step["state"] == "running":
                 step.update(state="failed", ended_at=time.time())
@@ -176,7 +182,7 @@ class Progress:
 
 
 def _checkpoints(acknowledged: Optional[Path]) -> Dict[str, float]:
-    """`<folder>/step-<9 digits>` -> when it was read back from the store, the newest of each folder."""
+    """Return when each `<folder>/step-<9 digits>` was read back from the store, the newest of each folder."""
     known = said_in(acknowledged) if acknowledged else {}
     newest: Dict[str, str] = {}
     for name in sorted(known):
@@ -187,7 +193,7 @@ def _checkpoints(acknowledged: Optional[Path]) -> Dict[str, float]:
 
 
 def _uploads(waiting: Optional[Path]) -> Dict[str, Any]:
-    """What the store does not have yet, and why it could not be written when it was tried last."""
+    """Return what the store does not have yet, and why it could not be written when it was tried last."""
     said = said_in(waiting) if waiting else {}
     return {"pending": said.get("names", []), "problem": said.get("problem", "")}
 

@@ -1,4 +1,4 @@
-"""The pod's side of a push: say what is wanted, then take it in. Sent as text, since no code of ours is there yet.
+"""The pod's side of a push: it tells what it wants, then takes it in. Sent as text, as no code of ours is there yet.
 
 In, on stdin: a JSON line that says where, the size of a request and the request as compressed JSON; for `take` a zlib
 stream of file contents after it. Out: one JSON object on stdout; a refusal goes to stderr with its own exit code.
@@ -56,7 +56,7 @@ class Pod:
             raise Refused(f"{self.root} is the pod of {found}, not of {token}; nothing is pushed there")
 
     def place(self, path):
-        """Where `path` lies, and whether the way there is free of links."""
+        """Return where `path` lies, and whether the way there is free of links."""
         folder, _, name = path.rpartition("/")
         if os.path.isabs(path) or name in ("", ".", "..") or ".." in folder.split("/"):
             raise Refused(f"{path} leads out of {self.target}")
@@ -67,7 +67,7 @@ class Pod:
         return f"{here}/{name}", is_open
 
     def compare(self, listing):
-        """What is not known to stand here as listed, with the content that does; and what is listed no more.
+        """Return what is not known to stand here as listed, with the content that does; and what is listed no more.
 
         listing: [path, stamp, mode]. Answers {"ask": {path: sha or null}, "gone": [path]}.
         """
@@ -183,7 +183,7 @@ class Stream:
 
 
 def look(full):
-    """What says that a file has changed; None when there is none."""
+    """Return the stamp that tells whether a file has changed; None when there is none."""
     try:
         now = os.lstat(full)
     except OSError:
@@ -192,7 +192,7 @@ def look(full):
 
 
 def content(full, mode):
-    """sha256 of the file or link there; None when it is another kind of thing or has another mode."""
+    """Return the sha256 of the file or link there; None when it is another kind of thing or has another mode."""
     seen = look(full)
     if seen is None:
         return None

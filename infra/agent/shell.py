@@ -95,7 +95,7 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path]:
 
 
 def _of_task(script: Script, environ: Dict[str, str]) -> Dict[str, str]:
-    """What SkyPilot tells a task besides what the agent tells every step."""
+    """Return what SkyPilot tells a task besides what the agent tells every step."""
     run = environ.get("SLIPWAY_RUN_ID", "")
     ids = [run] if script.num_tasks == 1 else [f"{run}-{task}" for task in range(script.num_tasks)]
     found = {"SKYPILOT_TASK_ID": ids[script.task], "SKYPILOT_TASK_IDS": "\n".join(ids), "SKYPILOT_NUM_JOBS": "1",
@@ -108,7 +108,7 @@ def _of_task(script: Script, environ: Dict[str, str]) -> Dict[str, str]:
 
 
 def _python(folder: Path, environ: Dict[str, str]) -> Dict[str, str]:
-    """A virtual environment over this interpreter, so that nothing is installed into it; its variables."""
+    """Make a virtual environment over this interpreter, so that nothing is installed into it; return its variables."""
     python = folder / BIN / "python"
     if not (folder / "whole").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -144,7 +144,7 @@ def _link(path: Path, target: Path) -> None:
 
 
 def _run(words: List[str], environ: Dict[str, str], folder: Path) -> Tuple[int, bool]:
-    """The exit code of the words, as a shell would tell it, and whether they were told to leave."""
+    """Return the exit code of the words, as a shell would tell it, and whether they were told to leave."""
     told: List[int] = []
     process = subprocess.Popen(words, env=environ, cwd=folder, preexec_fn=os.setpgrp)
 
@@ -163,7 +163,7 @@ def _run(words: List[str], environ: Dict[str, str], folder: Path) -> Tuple[int, 
 
 
 def _signal(group: int, number: int) -> bool:
-    """False when none of the group is left."""
+    """Signal a group of processes; return False when none of it is left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
         return True
@@ -171,7 +171,7 @@ def _signal(group: int, number: int) -> bool:
 
 
 def _verdict(code: int, script: Script, counted: Path) -> int:
-    """The exit code that the agent is told."""
+    """Return the exit code that the agent is told."""
     if code in (0, RESUME_ME):
         return code
     tried = int(counted.read_text(encoding="utf-8")) if counted.exists() else 0

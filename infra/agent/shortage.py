@@ -1,8 +1,8 @@
-"""What to do when something fails for now: wait, and try again.
+"""Retries after a shortage of resources.
 
-Memory, processes, descriptors or disk may run out. Such want mostly passes with the step that has caused it, which the
-kernel takes first. Until then a call of our own may fail too: neither guard nor agent may end for that, nor take what
-could not be read for what is not there.
+Memory, processes, descriptors or disk may run out. Such shortages mostly pass with the step that has caused them, which
+the kernel takes first. Until then a call of our own may fail too: neither guard nor agent may end for that, nor take
+what could not be read for what is not there.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Backoff:
-    """Waits that double up to the longest, cut by chance so that many who failed together do not come back together.
+    """Waits that double up to a longest one, with jitter so that many who failed together do not come back together.
 
     The agent's one rule for it; that of everything else is `store.backoff`, which nothing here may import.
     """
@@ -46,7 +46,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def patient(call: Call) -> Call:
-    """The call, made again while it fails for a shortage, for up to `PATIENCE_S`; then it raises as it is."""
+    """Retry the call while it fails for a shortage, for up to `PATIENCE_S`; then let it raise."""
 
     @functools.wraps(call)
     def again(*args: Any, **more: Any) -> Any:
@@ -64,7 +64,7 @@ def patient(call: Call) -> Call:
 
 @contextlib.contextmanager
 def outlasting(say: Callable[[str], None], what: str) -> Iterator[None]:
-    """A shortage ends the body only, and is said; anything else is raised."""
+    """Let a shortage end the body only, and log it; anything else is raised."""
     try:
         yield
     except (OSError, MemoryError) as error:
@@ -74,7 +74,7 @@ def outlasting(say: Callable[[str], None], what: str) -> Iterator[None]:
 
 
 def spare_me() -> None:
-    """The kernel is to take anything but this process when memory runs out, where we may say so (root on Linux).
+    """Ask the kernel to take anything but this process when memory runs out, where we may (root on Linux).
 
     With nothing else to take it lets calls fail instead, until there is memory again.
     """
@@ -83,5 +83,5 @@ def spare_me() -> None:
 
 
 def offered_first(words: List[str]) -> List[str]:
-    """The same command, whose process and children the kernel takes first when memory runs out."""
+    """Return the same command, whose process and children the kernel takes first when memory runs out."""
     return ["/bin/sh", "-c", 'echo {} 2>/dev/null >{}; exec "$@"'.format(STEP_SCORE, SCORE), "sh", *words]

@@ -2,7 +2,7 @@
 
 `state/guard.lock` and `state/agent.lock` are held by flock for as long as their process lives, so a
 lock says who lives and no crash leaves one behind. `state/stop.json` asks for the end: from then on nobody
-is revived. `state/verdict.json` is the end.
+is restarted. `state/verdict.json` is the end.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ UNCARRIED = "not in the store yet"  # in a verdict's reason: something that was 
 
 
 class AgentError(Exception):
-    """One line that says what is wrong with this pod."""
+    """Something is wrong with this pod; the message is one line."""
 
 
 def read_job(pod: PodFolder) -> Job:
-    """Raises AgentError when the folder holds no job that this agent reads."""
+    """Return the job of a pod. Raises AgentError when the folder holds no job that this agent reads."""
     try:
         return Job.from_json(patient(pod.job.read_text)(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -39,7 +39,7 @@ def read_job(pod: PodFolder) -> Job:
 
 @patient
 def read_json(path: Path) -> Dict[str, Any]:
-    """{} when there is no such file."""
+    """Return the content of a file; {} when there is no such file."""
     try:
         return dict(outside.parse(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -47,7 +47,7 @@ def read_json(path: Path) -> Dict[str, Any]:
 
 
 def said_in(path: Path) -> Dict[str, Any]:
-    """As read_json, of a file that another program writes: {} also when it cannot be read."""
+    """Return the content as read_json does, of a file that another program writes: {} also when it cannot be read."""
     try:
         return read_json(path)
     except (OSError, ValueError, TypeError):
@@ -60,7 +60,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def tell(path: Path, value: Any) -> None:
-    """For what is written again soon: a full disk costs the reader news, not the pod its work."""
+    """Write what is written again soon: a full disk costs the reader news, not the pod its work."""
     try:
         write_durably(path, json.dumps(value, indent=1) + "\n")
     except (OSError, MemoryError) as error:
@@ -103,7 +103,7 @@ def is_held(path: Path) -> bool:
 
 
 def lock(pod: PodFolder, role: str) -> Path:
-    """Of `guard`, `agent`, or `command` (start and stop, one at a time)."""
+    """Return the lock of `guard`, `agent`, or `command` (start and stop, one at a time)."""
     return pod.state / f"{role}.lock"
 
 
@@ -112,29 +112,30 @@ def stop_file(pod: PodFolder) -> Path:
 
 
 def attempt_file(pod: PodFolder) -> Path:
-    """The step that runs or ran last: its name, its pid, and its exit code once that is known.
+    """Return the file about the step that runs or ran last: its name, its pid, and its exit code once that is known.
 
     Written by the agent, and by the guard when there is no agent. Without an exit code nobody knows how a step ended
-    whose agent has died, and the next agent runs it again.
+    whose
+    agent has died, and the next agent runs it again.
     """
     return pod.state / "attempt.json"
 
 
 def report(pod: PodFolder, role: str) -> Path:
-    """What guard or agent says of itself: identity, token and more."""
+    """Return the file in which guard or agent report on themselves: identity, token and more."""
     return pod.state / f"{role}.json"
 
 
 @patient
 def living(pod: PodFolder, role: str) -> Optional[Identity]:
-    """Who holds this role now; None also while a new one is still on its way to saying so."""
+    """Return who holds this role now; None also while a new holder has not yet reported."""
     said = read_json(report(pod, role)).get("identity")
     identity = Identity(**said) if said else None
     return identity if identity and is_held(lock(pod, role)) and is_alive(identity) else None
 
 
 def leaving(pod: PodFolder) -> Optional[Identity]:
-    """The guard that is ending the whole pod, its work being over; None when none does."""
+    """Return the guard that is ending the whole pod, its work being over; None when none does."""
     guard = living(pod, "guard")
     return guard if guard and read_json(report(pod, "guard")).get("is_leaving") else None
 
@@ -142,9 +143,9 @@ def leaving(pod: PodFolder) -> Optional[Identity]:
 def ask_to_stop(
     pod: PodFolder, state: str, reason: str, grace_s: float, carry_s: Optional[float] = None
 ) -> Dict[str, Any]:
-    """The first request counts. `state` is what the verdict will say: stopped, limit or failed.
+    """Ask for the end; the first request counts. `state` is what the verdict will say: stopped, limit or failed.
 
-    carry_s: what who runs beside the steps may take to finish, once they are over; as long as a step unless given.
+    carry_s: what the sidecar may take to finish, once the steps are over; as long as a step unless given.
     """
     if not stop_file(pod).exists():
         asked = {"state": state, "reason": reason, "grace_s": grace_s, "at": time.time()}
@@ -153,12 +154,12 @@ def ask_to_stop(
 
 
 def grace_s() -> float:
-    """How long a step may take to stop in good order."""
+    """Return how long a step may take to stop in good order."""
     return float(os.environ.get("SLIPWAY_GRACE_S", "60"))
 
 
 def carry_s(job: Job, asked: Dict[str, Any]) -> float:
-    """How long the last uploads may take after this request to stop; 0 for a job that has nobody for them."""
+    """Return how long the last uploads may take after this request to stop; 0 for a job that has nobody for them."""
     if job.beside is None or job.group.rank:
         return 0.0
     return float(asked.get("carry_s", grace_s()))
@@ -186,7 +187,7 @@ def verdict(
 
 
 def put_away(pod: PodFolder) -> None:
-    """The verdict there is becomes history: `verdict-1.json`, `verdict-2.json`, ..."""
+    """Rename the verdict to the next free `verdict-1.json`, `verdict-2.json`, ..."""
     if pod.verdict.exists():
         number = 1 + len(list(pod.state.glob("verdict-*.json")))
         pod.verdict.rename(pod.state / f"verdict-{number}.json")
@@ -224,6 +225,6 @@ def spawn(pod: PodFolder, job: Job, role: str) -> "subprocess.Popen[bytes]":
 
 
 def say(text: str) -> None:
-    """One timed line into this process's log."""
+    """Write one timed line into this process's log."""
     with contextlib.suppress(OSError, MemoryError):  # the disk of the log is full; the work must not end for that
         print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}", flush=True)

@@ -1,4 +1,4 @@
-"""Step 0: the environments that the steps of a job name.
+"""Step 0: it makes the environments that the steps of a job name.
 
 In: `--config FILE` holding {names, code, cache, torch}, and `state/packages.json` where a job was handed over with one:
 {uv, settings} as in `packages.Carried`. Out: a record per thing done, and a result that
@@ -26,7 +26,7 @@ def step_of(job: Job, code: Path) -> Step:
 
 
 def packages_of(pod: PodFolder) -> Path:
-    """What was carried to a pod."""
+    """Return the file with the package sources that were carried to a pod."""
     return pod.state / "packages.json"
 
 

@@ -29,7 +29,7 @@ TAIL_BYTES, TAIL_LINES = 8000, 40
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended; `cut` says why the agent ended it: stop, timeout, silent, nodes, or "" when it did not."""
+    """The outcome of an attempt; `cut` is why the agent ended it: stop, timeout, silent, nodes, or "" if it did not."""
 
     exit_code: int
     cut: str = ""
@@ -37,7 +37,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Watch:
-    """What the agent wants to know and to decide while a step runs."""
+    """The callbacks of the agent while a step runs."""
 
     tick: Callable[[], bool]  # called at every look; true when the step has appended a record
     stop_grace_s: Callable[[], Optional[float]]  # None, or how long the step may take to stop now
@@ -78,7 +78,7 @@ def begin(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str])
 
 
 def unsaid(pod: PodFolder) -> Dict[str, int]:
-    """The exit code by which a step failed whose agent died before it could say so, by the step's name."""
+    """Return the exit code by which a step failed whose agent died before it could report it, by the step's name."""
     attempt = read_json(attempt_file(pod))
     if "exit_code" not in attempt:  # if it still runs we end it now, and how it then ends says nothing
         attempt_file(pod).unlink(missing_ok=True)
@@ -87,7 +87,7 @@ def unsaid(pod: PodFolder) -> Dict[str, int]:
 
 
 def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: Watch) -> str:
-    """Until the process has ended or has used up its patience; returns why it was cut short."""
+    """Watch until the process has ended or has used up its time; return why it was cut short."""
     cut, kill_at = "", 0.0
     started = spoke = time.monotonic()
     while process.poll() is None:
@@ -118,12 +118,12 @@ def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: Watch) -> str:
 
 
 def digest(step: Step) -> str:
-    """What a mark must carry to stand for this step: its words and its config."""
+    """Return what a mark must carry to stand for this step: a digest of its words and its config."""
     return hashlib.sha256(json.dumps([step.words, step.config], sort_keys=True).encode()).hexdigest()
 
 
 def marked(pod: PodFolder, step: Step) -> Optional[Dict[str, Any]]:
-    """The mark of this very step, with its result, or None."""
+    """Return the mark of this very step, with its result, or None."""
     mark = read_json(pod.mark(step.name))
     return mark if mark.get("digest") == digest(step) else None
 
@@ -134,7 +134,7 @@ def mark(pod: PodFolder, step: Step, result: Any) -> None:
 
 @patient
 def tail(pod: PodFolder, step: str) -> str:
-    """The last lines of a step's log."""
+    """Return the last lines of a step's log."""
     try:
         with open(pod.log(step), "rb") as file:
             file.seek(0, 2)
@@ -146,7 +146,7 @@ def tail(pod: PodFolder, step: str) -> str:
 
 
 def in_words(ending: Ending, step: Step) -> str:
-    """Why a step failed, for people."""
+    """Return why a step failed, for people."""
     if ending.cut == "timeout":
         return f"step {step.name} ran into its limit of {duration(step.timeout_s)}"
     if ending.exit_code < 0:

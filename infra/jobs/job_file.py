@@ -155,7 +155,7 @@ def _task(path: Path, document: Document) -> Task:
 
 
 def _convert(path: Path, document: Document) -> TaskFile:
-    """The record; what YAML reads as a number where a name or a text is wanted is taken as it was written."""
+    """Return the record of a document. Raises UsageError."""
     import msgspec
 
     if not isinstance(document.said, dict):
@@ -267,7 +267,7 @@ def _said(document: Document, place: strict_yaml.Place) -> Mapping[str, Any]:
 
 
 def _values(document: Document, section: str) -> dict[str, str | None]:
-    """The variables of a section, each as it was written."""
+    """Return the variables of a section, each as it was written."""
     said = document.said.get(section) or {}
     return {
         str(name): None if value is None else document.texts.get((section, name), str(value))
@@ -276,7 +276,7 @@ def _values(document: Document, section: str) -> dict[str, str | None]:
 
 
 def _path(file: Path, text: str) -> Path:
-    """A path of this machine, from the folder that the command is typed in, as SkyPilot takes it."""
+    """Return a path of this machine, from the folder that the command is typed in, as SkyPilot takes it."""
     return Path(text).expanduser().absolute()
 
 

@@ -108,7 +108,7 @@ def _alternatives(said: Resources) -> Iterator[Resources]:
 
 
 def _place(said: Resources, where: str, task: Task) -> tuple[str, str, str, str]:
-    """Provider, region, zone and pool, "" for any. Raises UsageError for a cloud that nobody knows."""
+    """Return provider, region, zone and pool, "" for any. Raises UsageError for a cloud that nobody knows."""
     line = f"{where}: line {task.document.line('resources', 'infra')}"
     if said.infra and (said.cloud or said.region or said.zone):
         raise UsageError(f"{line}: infra and cloud, region or zone exclude each other")
@@ -193,7 +193,7 @@ def _amount(said: str | int | float, where: str) -> int:
 
 
 def _without_effect(task: Task, is_rented: bool, provider: str) -> list[str]:
-    """What of the task changes nothing where it is to run, and why, in words."""
+    """Return what of the task changes nothing where it is to run, and why, in words."""
     found = [f"{key} has no effect: {why}" for key, why in NO_EFFECT.items() if getattr(task.said, key) is not None]
     alternatives: Sequence[Resources] = list(_alternatives(task.resources))
 

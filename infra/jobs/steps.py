@@ -77,8 +77,10 @@ def _mount(file: JobFile, task: Task, one: Mount, is_own: bool, name_of: Any) ->
 def steps_of(
     file: JobFile, layout: Layout, envs: Sequence[Mapping[str, str]], withheld: Sequence[str], is_own: bool, launch: str
 ) -> tuple[Step, ...]:  # fmt: skip
-    """Return the steps. `withheld`: variables of ours that the tasks did not ask for. `launch`: tells this launch from
-    the next one of the same file, which runs again what this one has run."""
+    """Return the steps. `withheld`: variables of ours that the tasks did not ask for.
+
+    `launch` tells this launch from the next one of the same file, which runs again what this one has run.
+    """
     found = []
     for number, task in enumerate(file.tasks):
         restarts, codes = recovery_of(task)
@@ -110,7 +112,7 @@ def is_own_text(step: Step) -> bool:
 
 
 def stamps(one: Carried) -> list[Any]:
-    """What says that a folder has changed."""
+    """Return what says that a folder has changed."""
     root = Path(one.source)
     names = {one.file: (root / one.file).stat()} if one.file else shipment.survey(root)
     return [one.name, [[name, seen.st_size, seen.st_mtime_ns] for name, seen in names.items()]]

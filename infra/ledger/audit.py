@@ -1,4 +1,4 @@
-"""Whose the machines of an account are: what the vendor lists, held against what the journal knows.
+"""The audit of an account: what the vendor lists, compared with what the journal knows.
 
     reconcile.look -> findings -> is it clean?
 
@@ -27,7 +27,7 @@ ENDED_BY_VENDOR = "ending"  # as `Pod.state` says it: it is on its way out
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One machine, or one row without its machine."""
+    """The finding about one machine, or one row without its machine."""
 
     provider: str
     kind: str
@@ -42,17 +42,17 @@ class Finding:
 
     @property
     def is_due(self) -> bool:
-        """It is ours, it should be gone, and it is not."""
+        """Tell whether it is ours, should be gone, and is not."""
         return self.kind in (ORPHANED, ENDING)
 
     @property
     def is_wrong(self) -> bool:
-        """It costs money that nobody wants to spend, or may."""
+        """Tell whether it costs money that nobody wants to spend, or may."""
         return (self.is_due and self.state != ENDED_BY_VENDOR) or self.kind in (UNCLEAR, UNKNOWN_MARK)
 
 
 def findings(seen: Look, *, provider: str, prefix: str, now: float) -> list[Finding]:
-    """Every machine of the account, then the rows without one. `now`: by the vendor's clock."""
+    """Return every machine of the account, then the rows without one. `now`: by the vendor's clock."""
     found = []
     taken: set[str] = set()  # tokens whose row has its machine
     for pod in sorted(seen.listing.pods, key=lambda pod: (pod.created_at, pod.pod_id)):
@@ -79,7 +79,7 @@ def findings(seen: Look, *, provider: str, prefix: str, now: float) -> list[Find
 
 
 def _whose(pod: Pod, row: Op | None, prefix: str, seen: Look, taken: set[str]) -> tuple[str, str]:
-    """What kind of machine that is, and why."""
+    """Return what kind of machine that is, and why."""
     if not pod.is_legible:
         return UNKNOWN_MARK, "it may be ours"
     if not pod.token.startswith(prefix):
@@ -97,7 +97,7 @@ def _whose(pod: Pod, row: Op | None, prefix: str, seen: Look, taken: set[str]) -
 
 
 def _without(rows: Sequence[Op], seen: Look, provider: str) -> Iterator[Finding]:
-    """Rows that are live and whose machines are not listed; of an incomplete listing nothing follows."""
+    """Yield rows that are live and whose machines are not listed; of an incomplete listing nothing follows."""
     for row in rows if seen.listing.is_complete else ():
         if row.remote_id and row.remote_id not in seen.listing.denied:
             kind, note = CLAIMED, "not in the listing, and there when it is asked for"

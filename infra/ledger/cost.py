@@ -1,7 +1,7 @@
-"""What pods have cost, by the journal and by the vendors' word; and what work would cost, by offers.
+"""The cost of pods, by the journal and by the vendors' word; and an estimate of the cost of work, by offers.
 
 In: rows, offers. Out: records; nothing is asked for here. The ledger counts as `infra.ledger.spend` does, from the
-request until the pod is proven gone, so that it is never below what is owed; whoever tells what something has cost asks
+request until the pod is proven gone, so that it is never below what is owed; whoever shows what something has cost uses
 it. Money is micro-dollars, times UTC epoch seconds.
 """
 
@@ -26,7 +26,7 @@ VAGUE = 1.25  # one measurement may be off by that factor, either way
 
 @dataclass(frozen=True, kw_only=True)
 class PodCost:
-    """What one pod has cost."""
+    """The cost of one pod."""
 
     token: str
     run: str
@@ -42,7 +42,7 @@ class PodCost:
 
     @property
     def micro_usd(self) -> int:
-        """The vendor's word once the pod is gone; before that it is late, and only raises ours."""
+        """Return the vendor's word once the pod is gone; before that it is late, and only raises ours."""
         if self.billed_micro_usd is None:
             return self.quoted_micro_usd
         return self.billed_micro_usd if self.ended_at else max(self.quoted_micro_usd, self.billed_micro_usd)
@@ -56,10 +56,11 @@ def ledger(
     clock_scale: float = 1.0,
     month: str = "",
 ) -> list[PodCost]:
-    """One line for each row that something was asked for, oldest first.
+    """Return one line for each row that something was asked for, oldest first.
 
-    `month`: `2026-11`, UTC; only what fell into it. `told`: as the journal has it. Vendors' clocks run
-    `clock_scale` times as fast as ours.
+    `month`: `2026-11`, UTC; only what fell into it. `told`: as the journal has it. Vendors' clocks run `clock_scale`
+    times
+    as fast as ours.
     """
     lines = []
     wall_s = int(now.wall_s) if isinstance(now, Clocks) else int(now)
@@ -100,12 +101,12 @@ def ledger(
 def total(
     rows: Iterable[Op], told: Mapping[str, tuple[int, int]], now: spend.Now, *, clock_scale: float = 1.0
 ) -> int:  # fmt: skip
-    """What these have cost together: of a run, the rows of all its pods."""
+    """Return what these have cost together: of a run, the rows of all its pods."""
     return sum(line.micro_usd for line in ledger(rows, told, now, clock_scale=clock_scale))
 
 
 def span(month: str) -> tuple[int, int]:
-    """When that month begins, and when the next one does. Raises UsageError."""
+    """Return when that month begins, and when the next one does. Raises UsageError."""
     try:
         first = datetime.strptime(month, "%Y-%m").replace(tzinfo=timezone.utc)
     except ValueError:
@@ -119,7 +120,7 @@ def month_of(at: float) -> str:
 
 
 def months(first_at: int, last_at: int) -> list[str]:
-    """All from that of the first time to that of the last."""
+    """Return all months from that of the first time to that of the last."""
     found = [month_of(first_at)]
     while (following := span(found[-1])[1]) <= last_at:
         found.append(month_of(following))
@@ -131,7 +132,7 @@ def months(first_at: int, last_at: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Work that somebody has done: on which GPUs, in which time."""
+    """A measurement of work: on which GPUs, in which time."""
 
     gpu: str
     num_gpus: int
@@ -145,7 +146,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Of one kind of GPU; low, expected, high. Prices are for one GPU-hour; None = nobody offers it now."""
+    """An estimate on one kind of GPU; low, expected, high. Prices are for one GPU-hour; None = nobody offers it now."""
 
     gpu: str
     num_gpus: int
@@ -164,7 +165,7 @@ class Estimate:
 
 
 def hours_of(work: Sequence[Measured], gpu: str, num_gpus: int, tokens: float = 0.0) -> tuple[float, float, float]:
-    """How long that work takes there: as measured, or between what data sheets say and what was seen of that.
+    """Return the hours that work takes there: as measured, or scaled by data sheets and by what was seen of those.
 
     Raises UsageError for a kind of GPU of which nothing is known.
     """
@@ -183,7 +184,7 @@ def hours_of(work: Sequence[Measured], gpu: str, num_gpus: int, tokens: float = 
 
 
 def speed(gpu: str) -> float:
-    """Of the kind of GPU that is meant, at its best. Raises UsageError."""
+    """Return the peak TFLOP/s of the kind of GPU that is meant. Raises UsageError."""
     found = gpus.tflops(gpus.meant(gpu))
     if found is None:
         raise UsageError(f"the speed of a {gpu} is not known; give --hours; known: {', '.join(gpus.TFLOPS)}")
@@ -191,11 +192,14 @@ def speed(gpu: str) -> float:
 
 
 def prices_of(offers: Sequence[Offer]) -> tuple[int, int, int] | None:
-    """Of one GPU-hour: the cheapest, which is taken first, twice, and the median. None without offers."""
+    """Return the prices of one GPU-hour: the cheapest, which is taken first, twice, and the median.
+
+    None without offers.
+    """
     each = sorted(math.ceil(one.micro_usd_per_hour / one.num_gpus) for one in offers if one.num_gpus)
     return (each[0], each[0], math.ceil(statistics.median(each))) if each else None
 
 
 def _of_tokens(one: Measured, tokens: float) -> float:
-    """GPU-hours for so many tokens."""
+    """Return the GPU-hours for so many tokens."""
     return one.gpu_hours * tokens / one.tokens if tokens and one.tokens else one.gpu_hours

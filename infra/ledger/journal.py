@@ -1,4 +1,4 @@
-"""What we rented and owe: intents, written before their effects, and what became of them.
+"""The journal of what we rented and owe: intents, written before their effects, and what became of them.
 
 In: events about pods. Out: rows. One journal per installation, in the user's state directory. The protocol: `plan`
 commits the intent, `advance` moves a row along the table of `infra.ledger.life_cycle`. A write names the row as its
@@ -75,14 +75,14 @@ class Op:
     outcome: str = ""  # how its run ended with it: ASKED, or the state of a verdict; "" = another pod may go on with it
 
     def since_sent_s(self, now: Clocks) -> float:
-        """How long ago it was sent, or else intended, by the clock that says more; never negative."""
+        """Return how long ago it was sent, or else intended, by the clock that says more; never negative."""
         at = float(self.intent_at if self.sent_at is None else self.sent_at)
         if self.boot_s is None:  # a row of an older Slipway
             return max(0.0, now.wall_s - at)
         return gap_s(Clocks(self.boot_id, self.boot_s, at), now)
 
     def settling_s(self, now: Clocks) -> float:
-        """How long ago it was sent, or else intended, at least: by the boot's own clock, which nobody sets."""
+        """Return how long ago it was sent, or else intended, at least: by the boot's own clock, which nobody sets."""
         at = float(self.intent_at if self.sent_at is None else self.sent_at)
         if self.boot_s is None:  # a row of an older Slipway
             return max(0.0, now.wall_s - at)
@@ -94,18 +94,21 @@ class Op:
 
     @property
     def stays(self) -> bool:
-        """Whether it is there for its own sake, and not for one piece of work."""
+        """Tell whether it is there for its own sake, and not for one piece of work."""
         return self.role.partition(":")[0] == POD
 
     @property
     def pod_set(self) -> str:
-        """The set of pods that it belongs to, "" for none."""
+        """Return the set of pods that it belongs to, "" for none."""
         kind, _, name = self.role.partition(":")
         return name if kind == POD else ""
 
     @property
     def service(self) -> str:
-        """The service that it is a replica of, "" for none. Its controller looks after it; it is nobody's run."""
+        """Return the service that it is a replica of, "" for none.
+
+        Its controller looks after it; it is nobody's run.
+        """
         kind, _, name = self.role.partition(":")
         return name if kind == SERVE else ""
 
@@ -122,7 +125,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Service:
-    """Several pods kept under one name. Both texts are for whoever keeps them; "" = nothing was written yet."""
+    """The row of a service. Both texts are for its commands and its controller; "" = nothing was written yet."""
 
     name: str
     epoch: int  # counts the changes of `wanted`
@@ -131,7 +134,7 @@ class Service:
 
 
 def service_lease(name: str) -> str:
-    """The name of the lease that the controller of a service holds."""
+    """Return the name of the lease that the controller of a service holds."""
     return f"serve:{name}"
 
 
@@ -180,7 +183,7 @@ class Journal:
 
     @staticmethod
     def open(path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> "Journal":
-        """The journal at `path`, else this user's. A damaged one is read-only, and its `problem` says so.
+        """Open the journal at `path`, else this user's. A damaged one is read-only, and its `problem` says so.
 
         Raises JournalError when it cannot or must not be used at all.
         """
@@ -219,7 +222,7 @@ class Journal:
         return op
 
     def claim(self, pod: Pod, reason: str, state: str = TERMINATING) -> Op:
-        """A row for a pod that bears our mark and has none: it is to be ended, or (LOST) may be at work."""
+        """Claim a pod that bears our mark and has no row: it is to be ended, or (LOST) may be at work."""
         clocks = read_clocks()
         now = int(clocks.wall_s)
         sent_at = min(pod.created_at, now) or None
@@ -261,19 +264,19 @@ class Journal:
         return self._change(op, "note", facts)
 
     def op(self, token: str) -> Op:
-        """Raises JournalError when no row has this token."""
+        """Return the row with this token. Raises JournalError when none has it."""
         found = self._ops("WHERE token = ?", token)
         if not found:
             raise JournalError(f"journal {self.path}: no row has the token {token}")
         return found[0]
 
     def ops(self, live: bool | None = None, run: str | None = None) -> list[Op]:
-        """Rows, oldest first; all, or only the live or the ended ones, or only those of a run."""
+        """Return rows, oldest first; all, or only the live or the ended ones, or only those of a run."""
         found = self._ops("WHERE run = ? ORDER BY rowid", run) if run else self._ops("ORDER BY rowid")
         return [op for op in found if live is None or op.is_live is live]
 
     def replaced_ago_s(self, now: Clocks) -> float | None:
-        """For how long, at least, it has stood in for one that was lost; None when it does not."""
+        """Return for how long, at least, it has replaced one that was lost; None when it does not."""
         if self.replaced is None:
             return None
         if not self.replaced.boot_id:  # by an older Slipway, which knew the wall's clock only
@@ -281,7 +284,7 @@ class Journal:
         return now.boot_s - self.replaced.boot_s if now.boot_id == self.replaced.boot_id else now.boot_s
 
     def runs(self) -> list[str]:
-        """Names of runs, the one that was rented for last at the end."""
+        """Return the names of runs, the one that was rented for last at the end."""
         return list(dict.fromkeys(op.run for op in reversed(self.ops())))[::-1]
 
     # Money.
@@ -292,14 +295,14 @@ class Journal:
             self._db.execute("INSERT INTO spend VALUES (?, ?, ?, ?)", (token, int(time.time()), source, micro_usd))
 
     def told(self, source: str) -> dict[str, tuple[int, int]]:
-        """By token, when `source` said last what a pod has cost, and how much."""
+        """Return by token when `source` reported last what a pod has cost, and how much."""
         rows = self._db.execute("SELECT token, at, amount FROM spend WHERE source = ? ORDER BY rowid", (source,))
         return {token: (at, amount) for token, at, amount in rows.fetchall()}
 
     # Services.
 
     def services(self) -> list[Service]:
-        """By name."""
+        """Return all services, by name."""
         rows = self._db.execute("SELECT name, epoch, wanted, seen FROM services ORDER BY name")
         return [Service(*row) for row in rows.fetchall()]
 
@@ -337,7 +340,10 @@ class Journal:
     # Leases.
 
     def take(self, name: str, code: str = "") -> Lease:
-        """Raises Held while the process that has it lives. `code`: the stamp of ours, for a lease that is held long."""
+        """Take a lease. Raises Held while the process that has it lives.
+
+        code: the stamp of our code, for a lease that is held long.
+        """
         with self._writing():
             epoch, holder = self._lease(name)
             if holder:
@@ -350,31 +356,31 @@ class Journal:
         return lease
 
     def held(self) -> set[str]:
-        """Names of the leases whose holders live."""
+        """Return the names of the leases whose holders live."""
         rows = self._db.execute("SELECT name, boot_id, pid, pid_starttime FROM leases WHERE pid IS NOT NULL")
         return {name for name, *holder in rows.fetchall() if is_alive(Identity(*holder))}
 
     def holder(self, name: str) -> Identity | None:
-        """The living process that has this lease."""
+        """Return the living process that has this lease."""
         return self._lease(name)[1]
 
     def is_ours(self, lease: Lease) -> bool:
-        """Whether nobody has taken it over since."""
+        """Tell whether nobody has taken it over since."""
         return self._lease(lease.name)[0] == lease.epoch
 
     def renew(self, lease: Lease) -> Lease:
-        """The same lease, held by this process from now on; what `lease` named before is void. Raises Fenced."""
+        """Return the same lease, held by this process from now on; what `lease` named before is void. Raises Fenced."""
         me = myself()
         return self._hold(lease, me.boot_id, me.pid, me.started)
 
     def release(self, lease: Lease) -> None:
-        """Raises Fenced when it was no longer ours."""
+        """Release a lease. Raises Fenced when it was no longer ours."""
         self._hold(lease, None, None, None)
 
     # Within.
 
     def _lease(self, name: str) -> tuple[int, Identity | None]:
-        """Its epoch, and who has it: a dead process has nothing."""
+        """Return its epoch, and who has it: a dead process has nothing."""
         row = self._db.execute("SELECT epoch, boot_id, pid, pid_starttime FROM leases WHERE name = ?", (name,))
         epoch, *holder = row.fetchone() or (0, None, None, None)
         found = Identity(*holder) if holder[1] is not None else None
@@ -439,7 +445,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """One transaction, under the lock."""
+        """Run one transaction under the lock."""
         if self.problem:
             raise JournalError(self.problem)
         with journal_file.locked(self.path) as lock:
@@ -463,7 +469,7 @@ class Journal:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file that is; None when there is none."""
+    """Return the device and inode of that file; None when there is none."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -472,7 +478,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _close(db: sqlite3.Connection, path: Path, is_read_only: bool) -> None:
-    """The last one to close makes a checkpoint, so that this too wants the lock."""
+    """Close the database under the lock, as the last one to close makes a checkpoint."""
     if is_read_only:
         db.close()
     else:

@@ -1,4 +1,4 @@
-"""The life of one billable thing, as a table.
+"""The life cycle of one billable thing, as a table.
 
 A row of the journal is PLANNED before anything is sent, and TERMINATED only once its absence was proven. What
 no line of the table allows is refused.
@@ -40,7 +40,7 @@ EVENTS = tuple(sorted({event for _, event in TRANSITIONS}))
 
 
 def after(state: str, event: str) -> str:
-    """The state that follows. Raises SlipwayError when the table has no such line."""
+    """Return the state that follows. Raises SlipwayError when the table has no such line."""
     if (state, event) not in TRANSITIONS:
         raise SlipwayError(f"journal: {event!r} cannot happen to what is {state}")
     return TRANSITIONS[state, event]

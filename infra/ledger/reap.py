@@ -1,6 +1,6 @@
-"""Ending what is due in an account: what reconciling says, what has outlived its limits, what was never handed over.
+"""The reaper of an account: it ends what reconciling finds, what has outlived its limits, what was never handed over.
 
-A limit is kept by the pod's guard and by the vendor's timer; this is the third line, for whenever somebody types.
+A limit is kept by the pod's guard and by the vendor's timer; this is the third line, whenever a command runs.
 """
 
 import time
@@ -24,7 +24,7 @@ CUT_OFF = "its launch was cut off"
 
 @dataclass(frozen=True)
 class Reaped:
-    """What was done in one account, and what there is now."""
+    """The result of a reap in one account: what was done, and what there is now."""
 
     actions: tuple[Action, ...]
     due: tuple[tuple[Op, str], ...]  # rows whose end was asked for, and why
@@ -33,7 +33,7 @@ class Reaped:
 
 
 def due(row: Op, busy: frozenset[str], now: spend.Now, clock_scale: float = 1.0) -> tuple[str, str]:
-    """Why this pod is to end now, and how its run ends with it; ("", "") while it may live.
+    """Return why this pod is to end now, and how its run ends with it; ("", "") while it may live.
 
     Its clock runs `clock_scale` times as fast as `now`.
     """
@@ -46,7 +46,7 @@ def due(row: Op, busy: frozenset[str], now: spend.Now, clock_scale: float = 1.0)
 
 
 def inspect(market: Market, journal: Journal) -> tuple[list[audit.Finding], Look]:
-    """Whose the machines of an account are. Changes nothing."""
+    """Return whose the machines of an account are. Changes nothing."""
     seen = reconcile.look(market, journal)
     prefix = reconcile.prefix(journal)
     return audit.findings(seen, provider=market.name, prefix=prefix, now=market.now()), seen
@@ -62,7 +62,7 @@ def reap(
     """
 
     def is_due(row: Op) -> bool:
-        """Its end was asked for, and can be proven at once."""
+        """Tell whether its end was asked for, and can be proven at once."""
         return row.state == TERMINATING and row.remote_id is not None
 
     deadline = clock().boot_s + max(LEAST_PATIENCE_S, PATIENCE_S / market.clock_scale)

@@ -1,8 +1,8 @@
-"""What a vendor's listing means for the journal: first a pure decision, then its effects.
+"""The reconciliation of a vendor's listing with the journal: first a pure decision, then its effects.
 
     listing, then rows -> decide -> actions -> journal and vendor
 
-Called at the start of whatever rents or ends, for every vendor with keys. The listing is fetched before the rows are
+Run at the start of whatever rents or ends, for every vendor with keys. The listing is fetched before the rows are
 read: an intent precedes its request, so a pod in the listing has a row by the time the rows are read, unless it is an
 orphan. Nothing is ended on silence: absence takes the vendor's word, more than once where no id is known.
 """
@@ -31,7 +31,7 @@ Clock = Callable[[], Clocks]
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What a vendor said there is. `began`: before the first page was asked for."""
+    """The listing of a vendor. `began`: before the first page was asked for."""
 
     began: Clocks
     pods: tuple[Pod, ...] = ()
@@ -50,7 +50,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Claim:
-    """A pod with our mark that no row knows gets one, so that its end is on record."""
+    """A new row for a pod with our mark that no row knows, so that its end is on record."""
 
     pod: Pod
     is_kept: bool = False  # its row may have been lost with its journal: it is not to be ended
@@ -69,12 +69,15 @@ def decide(
     rows: Iterable[Op], listing: Listing, *, prefix: str, settle_s: float, busy: Collection[str] = (),
     replaced_ago_s: float | None = None, at_limit: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Action]:  # fmt: skip
-    """What is to be done, in this order; a token's actions follow each other.
+    """Return what is to be done, in this order; a token's actions follow each other.
 
     `rows`: all of the vendor's, ended ones too. `prefix`: of our tokens; other pods are nobody's business. `busy`:
-    tokens that a living process is renting. `replaced_ago_s`: how long, at least, the journal has stood in for one
-    that was lost, with the rows of all pods from before; whoever had opened that one may have rented for a while after
-    it. `at_limit`: why a pod was to end by now, by token: a vendor that has it no more has kept that limit.
+    tokens
+    that a living process is renting. `replaced_ago_s`: how long, at least, the journal has replaced one that was lost,
+    with
+    the rows of all pods from before; whoever had opened that one may have rented for a while after it. `at_limit`: why
+    a
+    pod was to end by now, by token: a vendor that has it no more has kept that limit.
     """
     found: dict[str, list[Pod]] = {}
     for pod in sorted(listing.pods, key=lambda pod: (pod.created_at, pod.pod_id)):
@@ -143,7 +146,7 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
 
 
 def _absence(row: Op, listing: Listing, settle_s: float, needed: int, event: str) -> list[Action]:
-    """One more listing without it, or the last one that was needed. Only those count that could have shown it.
+    """Return one more listing without it, or the last one that was needed. Only those count that could have shown it.
 
     When it was missed first is counted from its request by the boot's own clock; after another boot that begins anew.
     """
@@ -172,7 +175,10 @@ class Look:
 
 
 def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Look:
-    """Changes nothing. A vendor that does not answer is a listing that is not complete, and a problem in words."""
+    """Look at an account without changing anything.
+
+    A vendor that does not answer is a listing that is not complete, and a problem in words.
+    """
     began, problems = clock(), []
     try:
         listing = Listing(began=began, pods=tuple(provider.list()))
@@ -188,7 +194,7 @@ def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Lo
 
 
 def _known_by_id(pods: Iterable[Pod], rows: Iterable[Op]) -> Iterator[Pod]:
-    """The same; whose mark cannot be read, and whose id a row has, is that row's."""
+    """Yield the same pods; one whose mark cannot be read, and whose id a row has, gets the token of that row."""
     tokens = {row.remote_id: row.token for row in rows if row.remote_id}
     for pod in pods:
         token = "" if pod.is_legible else tokens.get(pod.pod_id, "")
@@ -196,20 +202,20 @@ def _known_by_id(pods: Iterable[Pod], rows: Iterable[Op]) -> Iterator[Pod]:
 
 
 def prefix(journal: Journal) -> str:
-    """With what the tokens of this installation begin."""
+    """Return the prefix of the tokens of this installation."""
     return f"sw1-{journal.installation}-"
 
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a sweep, for whoever tells the user."""
+    """The result of a reconciliation, for whoever tells the user."""
 
     actions: tuple[Action, ...]
     problems: tuple[str, ...]  # an incomplete listing, a pod that could not be ended
 
 
 def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Done:
-    """One sweep over a vendor. Raises Held while another process is at one; JournalError."""
+    """Reconcile one vendor once. Raises Held while another process does; JournalError."""
     lease = journal.take(f"reconcile:{provider.name}")
     try:
         seen = look(provider, journal, clock)
@@ -227,7 +233,7 @@ def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) 
 
 
 def _by_our_clock(listing: Listing, provider: Provider, now: Clocks) -> Listing:
-    """The same, with times as our clock would tell them: the vendor's may be another one, and ours may be wrong."""
+    """Return the listing with times by our clock: the vendor's may be another one, and ours may be wrong."""
     rented = market(provider)
     if rented is None:
         return listing
@@ -243,7 +249,7 @@ def _by_our_clock(listing: Listing, provider: Provider, now: Clocks) -> Listing:
 
 
 def _at_limit(rows: Iterable[Op], provider: Provider, now: Clocks) -> dict[str, str]:
-    """Why each of these was to end by now, or within the vendor's own last look at it, by our arithmetic."""
+    """Return why each of these was to end by now, or within the vendor's own last look at it, by our arithmetic."""
     scale = clock_scale(provider)
     soon = replace(now, boot_s=now.boot_s + EARLY_S / scale, wall_s=now.wall_s + EARLY_S / scale)
     return {row.token: why for row in rows if row.is_live and (why := spend.due(row, soon, scale))}

@@ -1,4 +1,4 @@
-"""What rented pods have cost and may yet cost: at most, never less than that. Pure.
+"""The spend of rented pods, so far and at most: an upper bound, never less than what is owed. Pure.
 
 In: rows of the journal. Out: micro-dollars. An hour is one of the vendor's, which in a rehearsal passes faster: `scale`
 times. A pod costs from the moment its request was about to be sent, or from when its vendor says that billing began
@@ -25,7 +25,10 @@ Now = float | Clocks  # a float: by the wall's clock alone
 
 
 def since_request_s(op: Op, now: Now, scale: float = 1.0) -> float:
-    """How long ago its request was sent, or was when it ended, by the vendor's clock: time limits count from there."""
+    """Return how long ago its request was sent, or was when it ended, by the vendor's clock.
+
+    Time limits count from there.
+    """
     if op.state == FAILED:  # nothing was rented
         return 0.0
     sent_at = _sent_at(op)
@@ -51,21 +54,21 @@ def run_s(rows: Iterable[Op], now: Now, scale: float = 1.0, ended_at: float | No
 
 
 def _until_aside_s(op: Op, now: Now, scale: float) -> float:
-    """How long a pod was part of its run that stands aside now."""
+    """Return how long a pod was part of its run that stands aside now."""
     if op.del_requested_at is None:
         return since_request_s(op, now, scale)
     return max(0.0, op.del_requested_at - _sent_at(op)) * scale
 
 
 def age_s(op: Op, now: Now, scale: float = 1.0) -> float:
-    """How long it has been billed at most, by the vendor's clock."""
+    """Return how long it has been billed at most, by the vendor's clock."""
     billed_s = max(0.0, since_request_s(op, now, scale) - (billed_from(op) - _sent_at(op)) * scale)
     most_s = None if op.is_live else _most_s(op)
     return billed_s if most_s is None else min(billed_s, most_s)
 
 
 def _most_s(op: Op) -> float | None:
-    """How long a pod was billed at most, by its vendor's clock, which has ended it without being asked.
+    """Return how long a pod was billed at most, by its vendor's clock, which has ended it without being asked.
 
     It may be missed long after, and was not billed beyond its own timer. None: it was asked to end, or has no timer.
     """
@@ -77,7 +80,7 @@ def _most_s(op: Op) -> float | None:
 
 
 def ended_at(op: Op, scale: float = 1.0) -> int | None:
-    """When it was gone at the latest; None when that is not proven."""
+    """Return when it was gone at the latest; None when that is not proven."""
     most_s = _most_s(op)
     if op.ended_at is None or most_s is None:
         return op.ended_at
@@ -85,7 +88,7 @@ def ended_at(op: Op, scale: float = 1.0) -> int | None:
 
 
 def billed_from(op: Op) -> float:
-    """By the wall's clock as it was when the request was sent."""
+    """Return the start of billing, by the wall's clock as it was when the request was sent."""
     if op.billed_at is not None:
         return op.billed_at
     return _sent_at(op)
@@ -101,7 +104,7 @@ def spent(op: Op, now: Now, scale: float = 1.0) -> int:
 
 
 def worst(op: Op, now: Now, scale: float = 1.0) -> int | None:
-    """What it will have cost when its hardest limit has ended it; None when it has none."""
+    """Return what it will have cost when its hardest limit has ended it; None when it has none."""
     cost = spent(op, now, scale)
     if not op.is_live or not op.rate:
         return cost
@@ -111,13 +114,13 @@ def worst(op: Op, now: Now, scale: float = 1.0) -> int | None:
 
 
 def reserved(op: Op, now: Now, scale: float = 1.0) -> int:
-    """What it has cost and, while it lives, may yet cost; until now, where whether it exists is not known."""
+    """Return what it has cost and, while it lives, may yet cost; until now, where whether it exists is not known."""
     most = worst(op, now, scale) if op.remote_id else None
     return spent(op, now, scale) if most is None else most
 
 
 def due(op: Op, now: Now, scale: float = 1.0) -> str:
-    """Why a live pod must end by now, in words; "" while it need not. Its own guard ends it at the same limits."""
+    """Return why a live pod must end by now, in words; "" while it need not. Its own guard has the same limits."""
     if op.ttl_s is not None and since_request_s(op, now, scale) >= op.ttl_s:
         return f"its time limit of {duration(op.ttl_s)} is reached"
     if op.cap is not None and op.rate and spent(op, now, scale) >= op.cap:
@@ -126,7 +129,7 @@ def due(op: Op, now: Now, scale: float = 1.0) -> str:
 
 
 def left_s(op: Op, now: Now, scale: float = 1.0) -> float | None:
-    """Until its time or its money is used up, by the vendor's clock; None when neither is limited."""
+    """Return the time until its time or its money is used up, by the vendor's clock; None when neither is limited."""
     money_s = hard_limit_s(Limits(spend_micro_usd=op.cap, micro_usd_per_hour=op.rate))
     left = [] if op.ttl_s is None else [op.ttl_s - since_request_s(op, now, scale)]
     left += [] if money_s is None else [money_s - age_s(op, now, scale)]
@@ -134,7 +137,7 @@ def left_s(op: Op, now: Now, scale: float = 1.0) -> float | None:
 
 
 def less(limits: Limits, used_s: float, used_micro_usd: int) -> Limits:
-    """What is left of the limits of a run for its next pod."""
+    """Return what is left of the limits of a run for its next pod."""
     time_s, money = limits.time_s, limits.spend_micro_usd
     return replace(limits, billed_s=0.0, time_s=None if time_s is None else time_s - used_s,
                    spend_micro_usd=None if money is None else money - used_micro_usd)  # fmt: skip
@@ -145,12 +148,12 @@ def is_used_up(limits: Limits) -> bool:
 
 
 def limit_s(op: Op) -> float | None:
-    """After how long its time or its money is used up, by the vendor's clock; None when neither is limited."""
+    """Return after how long its time or its money is used up, by the vendor's clock; None when neither is limited."""
     return hard_limit_s(Limits(time_s=op.ttl_s, spend_micro_usd=op.cap, micro_usd_per_hour=op.rate))
 
 
 def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: Now, scale: float = 1.0) -> None:
-    """Whether all pods that live or may live, and this one, stay below `of_all` in the worst case.
+    """Check that all pods that live or may live, and this one, stay below `of_all` in the worst case.
 
     Raises OutOfMoney; nothing was rented then.
     """

@@ -1,9 +1,9 @@
-"""Is this the machine that was promised, and does it work? Asked in the first minute, before any work.
+"""The acceptance test of a machine: whether it is the one that was promised, and works.
 
     examine(transport, request, thresholds) -> Report
 
-What could not be measured is `unknown` and what cannot be measured yet is `later`; neither refuses a machine. What was
-promised and is not there, or measured and too little, does.
+It runs in the first minute, before any work. What could not be measured is `unknown` and what cannot be measured yet is
+`later`; neither refuses a machine. What was promised and is not there, or measured and too little, does.
 """
 
 import json
@@ -27,7 +27,7 @@ LEAST_DOWNLOAD_BYTES = 1 << 20  # less than that measures the way, not its width
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """What a machine must reach, and how long each check may take."""
+    """The minimum that a machine must reach, and the time that each check may take."""
 
     cuda: str = "13.0"
     """What the pinned torch is built for; a driver serves every CUDA of its major version."""
@@ -76,7 +76,7 @@ class Report:
 
     @property
     def failure(self) -> str:
-        """Everything that is bad, in words; "" = nothing is."""
+        """Return everything that is bad, in words; "" = nothing is."""
         return "; ".join(f"{one.name}: {one.detail}" for one in self.checks if one.state == "bad")
 
 
@@ -84,7 +84,7 @@ def examine(
     transport: Transport, request: Request, thresholds: Thresholds, *, python: str = "python3", folder: str = FOLDER,
     pythons: tuple[str, ...] = (),
 ) -> Report:  # fmt: skip
-    """What the machine at the other end is worth. `pythons`: interpreters there that may have torch.
+    """Examine the machine at the other end. `pythons`: interpreters there that may have torch.
 
     Raises SlipwayError when the machine does not answer at all.
     """
@@ -100,7 +100,7 @@ def examine(
 def judge(
     facts: Mapping[str, Any], seen: Mapping[str, Any], asked: tuple[float, float], request: Request, least: Thresholds
 ) -> Report:
-    """The report from what `host.py` and `examine.py` said; `asked` is when that began and ended by our clock."""
+    """Return the report from what `host.py` and `examine.py` said; `asked` is when that began and ended here."""
     checks = [
         *(_gpus(facts, request), _driver(facts, seen["cuda"], request, least), _matmul(seen["matmul"], request)),
         _least("disk write", seen["disk_write"], least.disk_write_bytes_per_s, 1e6, "MB/s"),
@@ -116,7 +116,7 @@ def _wants_gpus(request: Request) -> bool:
 
 
 def _gpus(facts: Mapping[str, Any], request: Request) -> Check:
-    """As many as promised, of that kind and size."""
+    """Check that there are as many GPUs as promised, of that kind and size."""
     gpus = facts["gpus"]
     there = f"{len(gpus)} x {gpus[0]['name']}" if gpus else "none"
     if not _wants_gpus(request):
@@ -151,7 +151,7 @@ def _driver(facts: Mapping[str, Any], cuda: Mapping[str, Any], request: Request,
 
 
 def _matmul(matmul: Mapping[str, Any], request: Request) -> Check:
-    """A GPU that multiplies wrongly, or not at all, is no GPU."""
+    """Check the products: a GPU that multiplies wrongly, or not at all, is no GPU."""
     if not _wants_gpus(request):
         return Check("matmul", "ok", "no GPU was asked for")
     if "error" in matmul:
@@ -169,7 +169,10 @@ def _matmul(matmul: Mapping[str, Any], request: Request) -> Check:
 
 
 def _clock(seen: Mapping[str, Any], asked: tuple[float, float], least: Thresholds) -> Check:
-    """The offset lies between what it is if the words took no time to get there, and if the answer took none back."""
+    """Check the clock.
+
+    The offset lies between what it is if the words took no time to get there, and if the answer took none back.
+    """
     earliest, latest = seen["ended_at"] - asked[1], seen["began_at"] - asked[0]
     offset_s, unsure_s = (earliest + latest) / 2, abs(latest - earliest) / 2
     detail = f"{offset_s:+.1f} s off, give or take {unsure_s:.1f} s"

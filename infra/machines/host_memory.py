@@ -1,6 +1,6 @@
-"""Machines: what one says of itself, what was seen of it last, and which ones have failed.
+"""The memory of machines: their facts, what was seen of them last, and which ones have failed.
 
-The memory is one JSON file beside the journal, by machine (`ssh:pool/host`). Losing it costs a look, nothing more.
+It is one JSON file beside the journal, by machine (`ssh:pool/host`). Losing it costs a look, nothing more.
 """
 
 import json
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Known:
-    """What is remembered of one machine; times are UTC epoch seconds."""
+    """The facts about one machine; times are UTC epoch seconds."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)  # as `infra/agent/host.py facts` said
     seen_at: float | None = None
@@ -47,7 +47,7 @@ class HostMemory:
         return HostMemory(journal.with_name(f"{journal.stem}-hosts.json"))
 
     def all(self) -> dict[str, Known]:
-        """By machine. Raises SlipwayError when the file is damaged."""
+        """Return everything, by machine. Raises SlipwayError when the file is damaged."""
         try:
             read = outside.load(self.path)
             return {machine: Known(**known) for machine, known in read.items()}
@@ -68,7 +68,7 @@ class HostMemory:
         self._change(machine, failure=failure, failed_at=time.time())
 
     def blamed(self, within_s: float) -> dict[str, Known]:
-        """Those that failed so lately, by name."""
+        """Return those that failed so lately, by name."""
         since = time.time() - within_s
         return {machine: known for machine, known in self.all().items() if (known.failed_at or 0.0) > since}
 
@@ -84,19 +84,19 @@ class HostMemory:
 
 
 def known_as(offer: Offer) -> str:
-    """The name under which a machine, or an offer of a vendor's, is remembered when it fails."""
+    """Return the name under which a machine, or an offer of a vendor's, is remembered when it fails."""
     return f"{offer.provider}:{offer.place or offer.offer_id}"
 
 
 def ask(transport: Transport, python: str, verb: str, *words: str) -> dict[str, Any]:
-    """What the machine says to one verb of `infra/agent/host.py`. Raises SlipwayError."""
+    """Return the machine's answer to one verb of `infra/agent/host.py`. Raises SlipwayError."""
     return run_script(transport, python, (AGENT / "host.py").read_bytes(), verb, *words)
 
 
 def run_script(
     transport: Transport, python: str, script: bytes, *words: str, timeout_s: float = ASK_S
 ) -> dict[str, Any]:
-    """The one JSON object that a Python script prints on the machine.
+    """Return the one JSON object that a Python script prints on the machine.
 
     TimedOut, Lost: it may have done its work. Any other SlipwayError: it has failed, or was never begun.
     """
@@ -113,7 +113,7 @@ def run_script(
 
 
 def at_once(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -> "list[R | SlipwayError]":
-    """The results in order, all made in parallel; where one failed or is late, the error stands in its place.
+    """Return the results in order, all made in parallel; where one failed or is late, the error stands in its place.
 
     So does a mistake of ours, by its name and with its trace as the cause: one bad answer must not cost the others.
     """

@@ -53,12 +53,12 @@ class Host:
 
     @property
     def place(self) -> str:
-        """`pool/host`: what leases, offers and the memory of hosts call it."""
+        """Return `pool/host`, the name in leases, offers and the memory of hosts."""
         return f"{self.pool}/{self.name}"
 
 
 def load(path: Path, home: Path | None = None) -> tuple[Host, ...]:
-    """The machines of the file, in its order. `home` is where `.ssh` lies. Raises UsageError."""
+    """Return the machines of the file, in its order. `home` is where `.ssh` lies. Raises UsageError."""
     from infra import strict_yaml
 
     try:
@@ -76,7 +76,7 @@ def load(path: Path, home: Path | None = None) -> tuple[Host, ...]:
 
 
 def find(hosts: Sequence[Host], word: str) -> Host:
-    """The machine called `pool/host`, or `host` where only one is. Raises UsageError."""
+    """Return the machine called `pool/host`, or `host` where only one is. Raises UsageError."""
     found = [host for host in hosts if word in (host.place, host.name)]
     if len(found) == 1:
         return found[0]
@@ -88,7 +88,7 @@ def find(hosts: Sequence[Host], word: str) -> Host:
 
 
 def select(hosts: Sequence[Host], word: str) -> tuple[Host, ...]:
-    """The machines of a pool, or one machine; all for "". Raises UsageError."""
+    """Return the machines of a pool, or one machine; all for "". Raises UsageError."""
     pools = sorted({host.pool for host in hosts})
     if not word or word in pools:
         return tuple(host for host in hosts if word in ("", host.pool))
@@ -148,7 +148,10 @@ def _host(where: str, pool: str, defaults: Mapping[str, Any], entry: Any, ssh: P
 
 
 def _address(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Address:
-    """From the ssh config for an alias, else from the file; a port in the file outweighs both."""
+    """Return the address from the ssh config for an alias, else from the file.
+
+    A port in the file overrides both.
+    """
     port = _whole(said, "port", 1, 65535)
     if said["ip"] in known:
         found = ssh_config.resolve(said["ip"], ssh / "config")
@@ -190,7 +193,7 @@ def _whole(said: Mapping[str, Any], key: str, least: int, most: int) -> int | No
 
 
 def _size(said: Mapping[str, Any], key: str) -> int | None:
-    """`64`, `64GB` or `60GiB`, in bytes."""
+    """Return the bytes of `64`, `64GB` or `60GiB`."""
     value = said.get(key)
     if value is None:
         return None
@@ -201,7 +204,7 @@ def _size(said: Mapping[str, Any], key: str) -> int | None:
 
 
 def _price(value: Any) -> int:
-    """In micro-dollars."""
+    """Return a price in micro-dollars."""
     amount = Decimal(str(value or 0)) if value is None or type(value) in (int, float) else Decimal("nan")
     if not amount.is_finite() or not 0 <= amount <= 10_000:
         raise UsageError(f"usd_per_hour is {value!r}; it must be a number from 0 to 10000")

@@ -1,4 +1,4 @@
-"""How the nodes of a run reach each other: tried, not assumed.
+"""The addresses by which the nodes of a run reach each other: tried, not assumed.
 
     transports -> Meeting: an address of every node that all others have reached, and two free ports on node 0
 
@@ -22,7 +22,7 @@ CALL_S = 8.0  # what the nodes try to reach each other for
 
 
 def meet(run: str, transports: Sequence[Transport], names: Sequence[str]) -> list[Group]:
-    """The group of every node, by rank; `names` is what errors call them.
+    """Return the group of every node, by rank; `names` is what errors call them.
 
     Raises SlipwayError that says who cannot reach whom.
     """
@@ -47,7 +47,7 @@ def meet(run: str, transports: Sequence[Transport], names: Sequence[str]) -> lis
 def choose(
     listed: Sequence[Mapping[str, str]], reached: Sequence[Mapping[str, Sequence[str]]], names: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """(address, interface) of every node, one that all others have reached.
+    """Return (address, interface) of every node, one that all others have reached.
 
     listed: interface by address, of each node; reached: by the rank of another as text, which of its addresses have
     answered. Raises SlipwayError.
@@ -72,7 +72,7 @@ def choose(
 def _all(
     transports: Sequence[Transport], names: Sequence[str], words: Sequence[tuple[str, ...]]
 ) -> list[dict[str, Any]]:
-    """What each node says to its words. Raises the first error, with the name of its node."""
+    """Return each node's answer to its words. Raises the first error, with the name of its node."""
 
     def ask(rank: int) -> dict[str, Any]:
         return run_script(transports[rank], transports[rank].python, SCRIPT.read_bytes(), *words[rank])

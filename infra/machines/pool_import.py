@@ -1,4 +1,4 @@
-"""Machines that Terraform made, written into the inventory.
+"""The import of machines that Terraform made into the inventory.
 
 In: `terraform output -json`, `terraform show -json` or a state file: every output whose value is an address, a list of
 addresses or a map to addresses. Out: the new text of the inventory. What is there stays as it is, comments too:
@@ -31,7 +31,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Import:
-    """What an import will do: the addresses that are new, and the file as it will be."""
+    """The plan of an import: the addresses that are new, and the file as it will be."""
 
     path: Path
     new: tuple[Found, ...]
@@ -40,7 +40,7 @@ class Import:
 
 
 def addresses(path: Path, only: str = "") -> tuple[Found, ...]:
-    """The addresses in the outputs of the file, each once; only those of one output if it is named.
+    """Return the addresses in the outputs of the file, each once; only those of one output if it is named.
 
     Raises UsageError: not Terraform's JSON, or no address in it.
     """
@@ -63,7 +63,7 @@ def addresses(path: Path, only: str = "") -> tuple[Found, ...]:
 def plan(
     path: Path, pool: str, found: Sequence[Found], *, user: str = "", key: str = "", home: Path | None = None
 ) -> Import:
-    """The inventory at `path` with these machines in `pool`; nothing is written. Raises UsageError."""
+    """Plan the inventory at `path` with these machines in `pool`; nothing is written. Raises UsageError."""
     from infra import strict_yaml
 
     check_name(pool)
@@ -98,7 +98,7 @@ def write(one: Import) -> None:
 
 
 def _outputs(document: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Of `output -json` they are the document; of a state or `show -json` they are inside."""
+    """Return the outputs: of `output -json` they are the document; of a state or `show -json` they are inside."""
     if isinstance(document, dict):
         values = document.get("values")
         inside = values.get("outputs") if isinstance(values, dict) else document.get("outputs")
@@ -108,7 +108,7 @@ def _outputs(document: Any) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _in(name: str, value: Any) -> Iterator[Found]:
-    """All of a list or map must be addresses: half of one is a misunderstanding."""
+    """Yield the addresses of an output. All of a list or map must be addresses: half of one is a misunderstanding."""
     pairs = {"": value} if isinstance(value, str) else dict(enumerate(value)) if isinstance(value, list) else value
     if isinstance(pairs, dict) and all(_is_address(one) for one in pairs.values()):
         for key, one in pairs.items():
@@ -135,7 +135,10 @@ def _with_pool(text: str, pool: str, new: Sequence[Found], user: str, key: str) 
 
 
 def _with_hosts(text: str, pool: str, new: Sequence[Found]) -> str | None:
-    """New lines after the last machine of the pool, indented like it; None where it has no lines of its own."""
+    """Return the text with new lines after the last machine of the pool, indented like it.
+
+    Return None where it has no lines of its own.
+    """
     import yaml
 
     root = yaml.compose(text, Loader=yaml.SafeLoader)

@@ -1,4 +1,4 @@
-"""Looking at the machines of the inventory: can each be reached, what does it have, is that what the file promises."""
+"""The survey of the inventory: can each machine be reached, what does it have, is that what the file promises."""
 
 import os
 import re
@@ -33,7 +33,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Has:
-    """What a machine has: as the file says, else as it was seen. None: not known."""
+    """The hardware of a machine: as the file says, else as it was seen. None: not known."""
 
     gpu: str = ""
     num_gpus: int | None = None
@@ -43,7 +43,7 @@ class Has:
 
 
 def look(hosts: Sequence[Host], connect: Connect, memory: HostMemory, deadline_s: float = LOOK_S) -> list[Look]:
-    """All machines at the same time; what each has is remembered."""
+    """Look at all machines at the same time, and remember what each has."""
     looks = []
     for host, facts in zip(hosts, at_once(lambda host: _facts(host, connect), hosts, deadline_s), strict=True):
         if isinstance(facts, SlipwayError):
@@ -55,7 +55,7 @@ def look(hosts: Sequence[Host], connect: Connect, memory: HostMemory, deadline_s
 
 
 def reachable(hosts: Sequence[Host], connect: Connect, deadline_s: float = LOOK_S) -> list[Look]:
-    """Only whether each can be reached, and its key is kept well."""
+    """Check only whether each can be reached, and whether its key file is private."""
     answers = at_once(lambda host: contact(host, connect), hosts, deadline_s)
     return [
         Look(host, problem=str(answer) if isinstance(answer, SlipwayError) else _careless(host))
@@ -64,7 +64,7 @@ def reachable(hosts: Sequence[Host], connect: Connect, deadline_s: float = LOOK_
 
 
 def contact(host: Host, connect: Connect) -> Transport:
-    """A connection that works. Unreachable, StrangeHost: it does not, and nothing was done."""
+    """Return a connection that works. Unreachable, StrangeHost: it does not, and nothing was done."""
     try:
         transport = connect(host)
         done = transport.run(["true"], timeout_s=CONNECT_S)
@@ -92,7 +92,7 @@ def has(host: Host, facts: Mapping[str, Any]) -> Has:
 
 
 def shortfall(host: Host, facts: Mapping[str, Any]) -> str:
-    """Why a machine is of no use, or not what the file promises; "" = all is well."""
+    """Return why a machine is of no use, or not what the file promises; "" = all is well."""
     version = tuple(int(part) for part in re.findall(r"\d+", facts["python"])[:2])
     if version < OLDEST_PYTHON:
         return f"{facts['python_path']} is Python {facts['python']}; install 3.9 or newer, or set `python:`"
@@ -111,7 +111,7 @@ def shortfall(host: Host, facts: Mapping[str, Any]) -> str:
 
 
 def misfit(request: Request, what: Has) -> str:
-    """Why a machine is not what is asked for; "" = it is."""
+    """Return why a machine is not what is asked for; "" = it is."""
     if request.num_gpus > (what.num_gpus or 0):
         return f"it has {what.num_gpus or 'no'} GPUs"
     if request.gpu and not same_gpu(request.gpu, what.gpu):
@@ -123,7 +123,10 @@ def misfit(request: Request, what: Has) -> str:
 
 
 def same_gpu(asked: str, name: str) -> bool:
-    """`RTX6000Ada` is `NVIDIA RTX 6000 Ada Generation`, and `A100-80GB` is `NVIDIA A100-SXM4-80GB`."""
+    """Tell whether two names are one GPU.
+
+    `RTX6000Ada` is `NVIDIA RTX 6000 Ada Generation`, and `A100-80GB` is `NVIDIA A100-SXM4-80GB`.
+    """
     plain, theirs = (re.sub("[^a-z0-9]", "", word.lower()) for word in (asked, name))
     return bool(theirs) and (plain in theirs or gpus.is_asked(asked, gpus.name(name)))
 
@@ -139,7 +142,7 @@ def _unreachable(host: Host, error: SlipwayError) -> str:
 
 
 def _advice(host: Host, error: SlipwayError) -> str:
-    """What fits an answer: who refuses a login is there, and who does not answer may be booting."""
+    """Return advice that fits an answer: who refuses a login is there, and who does not answer may be booting."""
     to, said = host.address, str(error).lower()
     if isinstance(error, AuthError):
         return (f"the machine answers, and refuses this user with this key: correct `user` ({to.user}) or "
@@ -151,7 +154,7 @@ def _advice(host: Host, error: SlipwayError) -> str:
 
 
 def _careless(host: Host) -> str:
-    """What is wrong with the key's file; "" = nothing."""
+    """Return what is wrong with the key's file; "" = nothing."""
     key = Path(host.address.key)
     try:
         mode = key.stat().st_mode & 0o777

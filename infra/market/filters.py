@@ -1,4 +1,4 @@
-"""Which offers satisfy a request; and when none does, why not, which come closest, and what to ask instead.
+"""The filters of offers: which satisfy a request; and when none does, why not, the closest, and what to ask instead.
 
 Pure: requests and offers in, offers and words out. A filter is named as the flag that sets it.
 """
@@ -17,7 +17,7 @@ CLOSEST = 3
 
 @dataclass(frozen=True)
 class Filter:
-    """One wish of a request."""
+    """One condition of a request."""
 
     flag: str  # as typed: `--max-price 20.00`
     accepts: Callable[[Offer], bool]
@@ -25,18 +25,18 @@ class Filter:
 
 
 def satisfying(request: Request, offers: Sequence[Offer]) -> list[Offer]:
-    """Those that pass every filter, cheapest first."""
+    """Return the offers that pass every filter, cheapest first."""
     wishes = filters(request)
     return sorted((one for one in offers if all(wish.accepts(one) for wish in wishes)), key=rank)
 
 
 def rank(offer: Offer) -> tuple[int, str, str]:
-    """By price; then by name, so that equal prices stand in the same order every time."""
+    """Return the sort key of an offer: its price; then its name, so that equal prices keep one order."""
     return offer.micro_usd_per_hour, offer.provider, offer.offer_id
 
 
 def filters(request: Request) -> list[Filter]:
-    """What a request asks for, in the order of its flags."""
+    """Return the filters of a request, in the order of its flags."""
     wished = gpus.read_set(request.gpu, request.num_gpus)
     found = []
     if request.gpu:
@@ -87,7 +87,7 @@ def filters(request: Request) -> list[Filter]:
 
 
 def explain(request: Request, offers: Sequence[Offer]) -> str:
-    """Why none of `offers` satisfies the request: counts per filter, the closest, and what to relax to what."""
+    """Return why none of `offers` satisfies the request: counts per filter, the closest, and what to relax to what."""
     if not offers:
         return "nothing is on offer at all"
     wishes = filters(request)
@@ -113,7 +113,7 @@ def _flags(wishes: Sequence[Filter]) -> str:
 
 
 def in_words(offer: Offer) -> str:
-    """One offer in one line."""
+    """Return one offer in one line."""
     what = f"{offer.num_gpus} x {offer.gpu}" if offer.num_gpus else "no GPU"
     names = [offer.provider, offer.cloud, offer.region, offer.instance_type]
     where = " ".join(dict.fromkeys(name for name in names if name))
@@ -144,7 +144,7 @@ def _count(wished: Sequence[tuple[str, int]], num_gpus: int) -> Filter:
 
 
 def _floor(flag: str, least: float, of: Callable[[Offer], float]) -> list[Filter]:
-    """What is not told (0) is not enough."""
+    """Return a filter for at least so much; what is not told (0) is not enough."""
 
     def relax(offers: Sequence[Offer]) -> str:
         most = max(of(one) for one in offers)

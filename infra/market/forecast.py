@@ -1,4 +1,4 @@
-"""What a run will take on an offer, and cost: low, expected, high. Pure; estimates, and shown as such."""
+"""The forecast of a run's time and cost on an offer: low, expected, high. Pure; estimates, and shown as such."""
 
 import math
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ class Forecast:
 
 
 def flops_per_s(offer: Offer) -> float | None:
-    """Useful work of the whole machine; None for a GPU that nobody has written down."""
+    """Return the useful work of the whole machine in FLOP/s; None for a GPU that is not in the table."""
     per_gpu = gpus.tflops(offer.gpu)
     return None if per_gpu is None else USEFUL * per_gpu * 1e12 * offer.num_gpus
 
@@ -31,7 +31,10 @@ def flops_per_s(offer: Offer) -> float | None:
 def forecast(
     work_s: float, offer: Offer, limits: Limits, nodes: int = 1, setup_s: tuple[float, float, float] = SETUP_S
 ) -> Forecast:
-    """For `work_s` of work on this offer; cut where `limits`, of each pod, end it. On the vendor's clock."""
+    """Return the forecast for `work_s` of work on this offer, on the vendor's clock.
+
+    It is cut where `limits`, of each pod, end it.
+    """
     cut_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
     whole = [setup + factor * work_s for setup, factor in zip(setup_s, (LOW, 1.0, HIGH), strict=True)]
     seconds = [one if cut_s is None else min(one, cut_s) for one in whole]

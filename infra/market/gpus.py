@@ -1,4 +1,4 @@
-"""GPUs by one name each, and what each vendor calls them.
+"""The table of GPUs: one name for each, and the names of each vendor.
 
 A name goes from the general to the special: `A100-80GB-SXM` is an A100, an A100-80GB, and an A100-SXM.
 The vendors' identifiers are those of their catalogs in November 2026; one that is not in the table keeps its own name.
@@ -29,7 +29,7 @@ _PRO = ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA RTX PRO 6000 Bla
 
 
 def _alike(name: str, memory_gb: int, nvidia: str, shadeform: str) -> Gpu:
-    """One that RunPod and Lium call by NVIDIA's own name."""
+    """Return a GPU that RunPod and Lium call by NVIDIA's own name."""
     return Gpu(name, memory_gb, (nvidia,), (nvidia,), (shadeform,))
 
 
@@ -56,7 +56,7 @@ GPUS = (
 
 
 def name(theirs: str, memory_gb: int = 0, interconnect: str = "") -> str:
-    """What we call a vendor's GPU; memory and interconnect decide where the vendor's own word leaves it open."""
+    """Return our name of a vendor's GPU; memory and interconnect decide where the vendor's own word leaves it open."""
     kinds = ("SXM",) if interconnect.lower().startswith("sxm") else ("PCIe", "NVL")
     found = [gpu for gpu in GPUS if theirs.lower() in (one.lower() for one in gpu.shadeform)]
     if not found:
@@ -67,25 +67,28 @@ def name(theirs: str, memory_gb: int = 0, interconnect: str = "") -> str:
 
 
 def meant(asked: str) -> str:
-    """The name in the table that `asked` means, if it means one, else as it is."""
+    """Return the name in the table that `asked` means, if it means one, else as it is."""
     return _plain(asked)
 
 
 def tflops(ours: str) -> float | None:
-    """Of one GPU that we call so; None when nobody has written it down."""
+    """Return the peak TFLOP/s of one GPU of that name; None when it is not in the table."""
     found = [kind for kind in TFLOPS if is_asked(kind, ours)]
     return TFLOPS[max(found, key=len)] if found else None
 
 
 def ids(vendor: str, asked: str) -> tuple[str, ...]:
-    """What that vendor calls the GPUs that are meant by `asked`; () when the table knows of none."""
+    """Return that vendor's names of the GPUs that are meant by `asked`; () when the table knows of none."""
     found = [one for gpu in GPUS if is_asked(asked, gpu.name) for one in getattr(gpu, vendor)]
     return tuple(dict.fromkeys(found))
 
 
 @functools.lru_cache(maxsize=4096)  # of a million offers, most are of a kind that others are of too
 def is_asked(asked: str, ours: str) -> bool:
-    """Whether a GPU called `ours` is meant by `asked`: `A100` and `a100-sxm` mean an A100-80GB-SXM, `A10` does not."""
+    """Tell whether a GPU called `ours` is meant by `asked`.
+
+    `A100` and `a100-sxm` mean an A100-80GB-SXM, `A10` does not.
+    """
     wanted, have = _words(_plain(asked)), _words(ours)
     if not wanted or not have:
         return False
@@ -95,7 +98,7 @@ def is_asked(asked: str, ours: str) -> bool:
 
 
 def read_set(text: str, count: int = 0) -> tuple[tuple[str, int], ...]:
-    """`A100:1,H100:8` as (name, count); `count` where none is written, 0 = any number. Raises UsageError."""
+    """Return `A100:1,H100:8` as (name, count); `count` where none is written, 0 = any number. Raises UsageError."""
     found = []
     for word in filter(None, (part.strip() for part in text.split(","))):
         gpu, colon, number = word.partition(":")
@@ -108,7 +111,7 @@ def read_set(text: str, count: int = 0) -> tuple[tuple[str, int], ...]:
 
 
 def _plain(nvidia: str) -> str:
-    """By NVIDIA's own name; without the words that say nothing when it is not in the table."""
+    """Return our name of NVIDIA's own name; without the words that say nothing when it is not in the table."""
     said = _bare(nvidia)
     found = [gpu.name for gpu in GPUS if said.lower() in (_bare(one).lower() for one in (*gpu.runpod, *gpu.lium))]
     return found[0] if found else said

@@ -1,7 +1,7 @@
-"""What every provider promises: six verbs, one file per vendor.
+"""The interface of every provider: six verbs, one file per vendor.
 
 A verb asks and returns; waiting for something to become true, ranking and printing are the caller's. What only reads is
-asked again within a deadline when its answer was lost; what rents or ends is asked once.
+retried within a deadline when its answer was lost; what rents or ends is asked once.
 """
 
 from collections.abc import Callable
@@ -18,29 +18,29 @@ LAG_S = 120.0  # how long a vendor may not show, in a listing or asked for its i
 class Provider(Protocol):
     @property
     def name(self) -> str:
-        """As `--provider` and the journal spell it."""
+        """Return its name, as `--provider` and the journal spell it."""
 
     @property
     def settle_s(self) -> float:
-        """How long after a lost answer a pod may still turn up in a listing, by our clock."""
+        """Return how long after a lost answer a pod may still turn up in a listing, by our clock."""
 
     @property
     def is_here(self) -> bool:
-        """Whether its pods are on this machine."""
+        """Tell whether its pods are on this machine."""
 
     @property
     def is_rented(self) -> bool:
-        """Whether its pods cost money until they are ended."""
+        """Tell whether its pods cost money until they are ended."""
 
     @property
     def pod_store(self) -> str:
-        """The artifact store as the pod's steps name it, from their code folder; "" = the one at home."""
+        """Return the artifact store as the pod's steps name it, from their code folder; "" = the local one."""
 
     def account(self) -> Account:
-        """Who pays, and what is left. AuthError: the key is missing or refused."""
+        """Return who pays, and what is left. AuthError: the key is missing or refused."""
 
     def offers(self, request: Request) -> list[Offer]:
-        """What can be rented now and satisfies `request`; in no order, perhaps nothing."""
+        """Return what can be rented now and satisfies `request`; in no order, perhaps nothing."""
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """Rent `offer`, marked with `token`; returns at once, perhaps before there is an address.
@@ -51,10 +51,10 @@ class Provider(Protocol):
         """
 
     def find(self, pod: str) -> Pod | None:
-        """The pod with that id or token; None only when the vendor says that there is none."""
+        """Return the pod with that id or token; None only when the vendor says that there is none."""
 
     def list(self) -> "list[Pod]":
-        """All pods, ours or not, from a complete listing; an incomplete one raises SlipwayError.
+        """Return all pods, ours or not, from a complete listing; an incomplete one raises SlipwayError.
 
         A row of which little can be read is one all the same: see `Pod.odd`.
         """
@@ -66,7 +66,7 @@ class Provider(Protocol):
         """
 
     def reach(self, pod: Pod) -> Transport:
-        """The way to that pod; asks nobody yet."""
+        """Return the transport to that pod, without a connection yet."""
 
 
 TIMER_GRAIN_S = {"lium": 3600.0}  # vendors whose own timer takes whole hours
@@ -75,7 +75,7 @@ Vendors = Callable[[str], Provider]  # by name; raises UsageError for one that c
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """What a vendor can do by itself, beyond the six verbs."""
+    """The features of a vendor beyond the six verbs."""
 
     time_limit: bool = False  # ends a pod at a time given to create()
     time_grain_s: float = 1.0  # that time is rounded up to this
@@ -95,45 +95,51 @@ class Market(Provider, Protocol):
 
     @property
     def can(self) -> Abilities:
-        """What it can do by itself."""
+        """Return its features."""
 
     @property
     def clock_scale(self) -> float:
-        """How many times faster than ours its clock runs: 1, but in a rehearsal."""
+        """Return how many times faster than ours its clock runs: 1, but in a rehearsal."""
 
     @property
     def farewell(self) -> tuple[Call, ...]:
-        """The requests by which one of its pods deletes itself, with a key of its own; () = it cannot."""
+        """Return the requests by which one of its pods deletes itself, with a key of its own; () = it cannot."""
 
     def forget(self, token: str) -> None:
         """Remove what was kept here to reach a pod that is proven gone: its SSH key."""
 
     def catalog(self, request: Request) -> "list[Offer]":
-        """What can be rented now, also what does not satisfy `request`; it says which counts, and whether spot."""
+        """Return what can be rented now, also what does not satisfy `request`.
+
+        `request` says which counts, and whether spot.
+        """
 
     def now(self) -> float:
-        """UTC epoch seconds by the vendor's clock, as its last answer showed it; ours before that. Asks nobody."""
+        """Return UTC epoch seconds by the vendor's clock, as its last answer showed it; ours before that.
+
+        Asks nobody.
+        """
 
     @property
     def skew(self) -> str:
-        """Why its timer cannot be trusted: its clock and ours are far apart; "" while they are not, as of then."""
+        """Return why its timer cannot be trusted: its clock and ours are far apart; "" while they are not."""
 
     def billed(self, pod_id: str) -> int | None:
-        """Micro-dollars that a pod has cost, as the vendor says; None = it does not tell, or not any more."""
+        """Return the micro-dollars that a pod has cost, as the vendor says; None = it does not tell."""
 
 
 def market(provider: Provider) -> "Market | None":
-    """The provider itself when it rents out for money."""
+    """Return the provider itself when it rents out for money."""
     return cast(Market, provider) if provider.is_rented else None
 
 
 def clock_scale(provider: Provider) -> float:
-    """How many times faster than ours the clock passes by which its pods are billed and limited."""
+    """Return how many times faster than ours the clock runs by which its pods are billed and limited."""
     found = market(provider)
     return found.clock_scale if found else 1.0
 
 
 def farewell(provider: Provider) -> tuple[Call, ...]:
-    """How a pod of it ends itself; () when it cannot, or costs nothing."""
+    """Return how a pod of it ends itself; () when it cannot, or costs nothing."""
     found = market(provider)
     return found.farewell if found else ()

@@ -1,4 +1,4 @@
-"""What is the same for every vendor that is asked over HTTP, and whose pods are reached by a key of their own."""
+"""The common part of all vendors that are asked over HTTP, and whose pods are reached by a key of their own."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,7 @@ class ByHttp:
 
     @property
     def farewell(self) -> tuple[Call, ...]:
-        """None: its pods get no key of the vendor."""
+        """Return nothing: its pods get no key of the vendor."""
         return ()
 
     @property
@@ -51,12 +51,12 @@ class ByHttp:
         self.keys.forget(token)
 
     def check_clock(self) -> None:
-        """SlipwayError: a timer of this vendor would not be one; nothing was asked for."""
+        """Raise SlipwayError when a timer of this vendor would not be one; nothing was asked for."""
         if self.skew:
             raise SlipwayError(f"{self.name}: {self.skew}; nothing was rented")
 
     def path_of(self, form: str, pod_id: str) -> str:
-        """`form` with that id in it. SlipwayError: it is the id of nothing, and would name all of them."""
+        """Return `form` with that id in it. SlipwayError: it is the id of nothing, and would name all of them."""
         if pod_id in ("", ".", ".."):
             raise SlipwayError(f"{self.name}: {pod_id!r} is not the id of a machine; end it on the vendor's own page")
         return form.format(quote(pod_id, safe="", errors="replace"))
@@ -65,9 +65,11 @@ class ByHttp:
         self, odd: Mapping[str, str], *, marks: tuple[str, ...], token: str, run: str, rate: int | None,
         way: tuple[str, str, int] | None, **facts: Any,
     ) -> Pod:  # fmt: skip
-        """The pod of a row. `odd`: what of that cannot be read. `marks`: the fields of it that tell whose it is.
+        """Return the pod of a row.
 
-        `way`: user, host and port, where it can be reached. `rate`: None for what is no price.
+        `odd`: what of that cannot be read. `marks`: the fields of it that tell whose it is. `way`: user, host and port,
+        where
+        it can be reached. `rate`: None for what is no price.
         """
         doubts, address = list(odd.values()), ""
         if rate is None:

@@ -1,4 +1,4 @@
-"""A vendor's JSON API: asked within a deadline, and told apart afterwards whether it can have had an effect.
+"""A vendor's JSON API: asked within a deadline, and it tells afterwards whether a request can have had an effect.
 
     read, query   may be repeated: up to 5 attempts within `read_s`, Retry-After honoured
     act           changes something: exactly one attempt
@@ -57,7 +57,7 @@ class Reply:
 
     @property
     def content(self) -> Any:
-        """The body as JSON, or as text where it is none, or a long one."""
+        """Return the body as JSON, or as text where it is none, or a long one."""
         body = self.body[:MOST_WORDS]
         try:
             return lenient(body)
@@ -66,13 +66,13 @@ class Reply:
 
     @property
     def said(self) -> str:
-        """The reason in it, in one printable line."""
+        """Return the reason in it, in one printable line."""
         words, asked = printable(_reason(self.content)), printable(self.headers.get("x-request-id", ""), 80)
         return f"{self.status} {words}{f' (request {asked})' if asked else ''}".strip()
 
     @property
     def code(self) -> str:
-        """The word for machines in it, "" when there is none."""
+        """Return the word for machines in it, "" when there is none."""
         read = self.content
         if not isinstance(read, dict):
             return ""
@@ -87,7 +87,7 @@ class Reply:
 
 
 class Unsent(SlipwayError):
-    """There was no connection: nothing was asked."""
+    """No connection could be made: nothing was asked."""
 
 
 class Refused(SlipwayError):
@@ -99,7 +99,7 @@ class Refused(SlipwayError):
 
 
 class Unclear(Ambiguous):
-    """It may have been done. `reply`: what came back, if anything did."""
+    """The request may have had an effect. `reply`: what came back, if anything did."""
 
     def __init__(self, said: str, reply: Reply | None = None) -> None:
         self.reply = reply
@@ -112,14 +112,14 @@ class _TooLong(Exception):
 
 @dataclass
 class Pace:
-    """At most so many requests in any minute."""
+    """A rate limit: at most so many requests in any minute."""
 
     per_minute: int
     sent: deque[float] = field(default_factory=deque)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def wait_s(self) -> float:
-        """0 = go, and it was counted; else ask again after so long."""
+        """Return 0 when a request may be sent, and count it; else the seconds after which to ask again."""
         with self.lock:
             now = time.monotonic()
             while self.sent and now - self.sent[0] >= 60:
@@ -138,9 +138,12 @@ class JsonApi:
         most_bytes: int = 16 << 20, per_minute: int = 50, sleep: Callable[[float], None] = time.sleep,
         clock_scale: float = 1.0,
     ) -> None:  # fmt: skip
-        """`clock_scale`: how many times faster than ours the server's clock runs, 1 but in a rehearsal.
+        """Prepare the API.
 
-        Raises UsageError for an address without TLS that is not on this machine, and for what can be no key."""
+        `clock_scale`: how many times faster than ours the server's clock runs, 1 but in a rehearsal. Raises UsageError
+        for an
+        address without TLS that is not on this machine, and for what can be no key.
+        """
         url = httpx.URL(base)
         self.is_loopback = url.host in LOOPBACK
         if url.scheme != "https" and not (url.scheme == "http" and self.is_loopback):
@@ -161,11 +164,11 @@ class JsonApi:
 
     @property
     def owner(self) -> str:
-        """Who asks, where a vendor has no name for that: a fingerprint of the headers."""
+        """Return who asks, where a vendor has no name for that: a fingerprint of the headers."""
         return "key " + hashlib.sha256(repr(sorted(self._headers.items())).encode()).hexdigest()[:8]
 
     def now(self) -> float:
-        """UTC epoch seconds by the vendor's clock, as its last answer showed it: its timers go by that one."""
+        """Return UTC epoch seconds by the vendor's clock, as its last answer showed it: its timers go by that one."""
         if self._clocks is None:
             return time.time()
         theirs, boot_s = self._clocks
@@ -173,18 +176,21 @@ class JsonApi:
 
     @property
     def skew(self) -> str:
-        """Why no timer can be trusted: how far its clock and ours are apart; "" while that is no hour, or not known."""
+        """Return why no timer can be trusted: how far its clock and ours are apart; "" below an hour or if unknown."""
         if abs(self._skew_s) <= MOST_SKEW_S:
             return ""
         apart = f"{abs(self._skew_s) / 3600:.0f} h {'ahead of' if self._skew_s > 0 else 'behind'} this machine's"
         return f"its clock is {apart}; a timer may come too late, so set this machine's clock if that is the wrong one"
 
     def read(self, path: str, kind: type[T], **params: str) -> T:
-        """What is at `path`. AuthError; Refused: there is no such thing; SlipwayError: no answer that can be used."""
+        """Return what is at `path`.
+
+        AuthError; Refused: there is no such thing; SlipwayError: no answer that can be used.
+        """
         return self._ask("GET", path, kind, params=params)
 
     def query(self, path: str, body: Any, kind: type[T]) -> T:
-        """As `read`, for a question that has to be posted."""
+        """Return the answer as `read` does, to a question that has to be posted."""
         return self._ask("POST", path, kind, content=_write(body))
 
     def act(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
@@ -210,7 +216,7 @@ class JsonApi:
         raise Unclear(f"{what}: {reply.said}; it may have been done", reply)
 
     def decode(self, reply: Reply, kind: type[T]) -> T:
-        """The body of an `act`. Unclear when it is not what was promised: the thing was done, or perhaps not."""
+        """Return the body of an `act`. Unclear when it is not what was promised: the thing was done, or perhaps not."""
         try:
             return _decode(reply.body, kind)
         except ValueError as error:
@@ -267,7 +273,7 @@ class JsonApi:
         return reply
 
     async def _attempt(self, method: str, url: httpx.URL, **options: Any) -> Reply:
-        """One request and its whole answer."""
+        """Return the whole answer to one request."""
         headers = {**self._headers, **options.pop("headers", {})}
         if options.get("content") is not None:
             headers["Content-Type"] = "application/json"
@@ -306,7 +312,10 @@ class JsonApi:
 
 
 def epoch(told: Any) -> float | None:
-    """Seconds of a time in an answer, UTC when it has no zone; None when it is none: it must not spoil a listing."""
+    """Return the seconds of a time in an answer, UTC when it has no zone.
+
+    None when it is none: it must not spoil a listing.
+    """
     try:
         at = msgspec.convert(told, datetime)
         return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
@@ -315,19 +324,22 @@ def epoch(told: Any) -> float | None:
 
 
 def rfc3339(at: float) -> str:
-    """UTC, to the second below."""
+    """Return a time as RFC 3339, UTC, to the second below."""
     return datetime.fromtimestamp(int(at), timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 def endpoint(official: str, other: str, variable: str) -> str:
-    """Where a vendor is asked: `other`, if set, which must be on this machine. Raises UsageError."""
+    """Return where a vendor is asked: `other`, if set, which must be on this machine. Raises UsageError."""
     if other and httpx.URL(other).host not in LOOPBACK:
         raise UsageError(f"{variable} is {other}; the key of an account goes to the vendor or stays on this machine")
     return other or official
 
 
 def _run(answer: Coroutine[Any, Any, T], limit_s: float) -> T:
-    """As asyncio.run, which would wait for a name server that does not answer. TimeoutError after `limit_s`."""
+    """Run a coroutine as asyncio.run does, which would wait for a name server that does not answer.
+
+    TimeoutError after `limit_s`.
+    """
     loop = asyncio.new_event_loop()
     try:
         return loop.run_until_complete(asyncio.wait_for(answer, limit_s))
@@ -341,7 +353,7 @@ def _name(error: Exception) -> str:
 
 
 def _reason(read: Any, deepest: int = 3) -> str:
-    """What an error body says; each vendor, and each of their older servers, has a shape of its own."""
+    """Return the reason in an error body; each vendor, and each of their older servers, has a shape of its own."""
     if not isinstance(read, dict) or not deepest:
         return str(read)
     errors = read.get("errors")
@@ -357,12 +369,12 @@ def _listed(value: Any) -> list[Any]:
 
 
 def printable(text: str, most: int = SAID) -> str:
-    """The beginning of what somebody else has written, in one line that steers no terminal."""
+    """Return the beginning of untrusted text, in one line that steers no terminal."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 4 * most]).split())[:most]
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
-    """Raises ValueError."""
+    """Return the record in a body. Raises ValueError."""
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
     except (ValueError, RecursionError):  # what a careless server writes: one field must not hide all others
@@ -370,7 +382,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 
 def lenient(body: bytes) -> Any:
-    """JSON as careless servers write it: what is no number, no letter or lies too deep is null or a mark.
+    """Return JSON as careless servers write it: what is no number, no letter or lies too deep is null or a mark.
 
     Raises ValueError, also for a body that was cut off.
     """
@@ -384,7 +396,7 @@ _MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]', re.DOTALL)
 
 
 def _shallow(text: str) -> str:
-    """The same, with null for whatever lies deeper than DEEPEST."""
+    """Return the same text, with null for whatever lies deeper than DEEPEST."""
     kept, depth, since = [], 0, 0
     for mark in _MARK.finditer(text):
         if mark[0] in ("[", "{"):

@@ -158,13 +158,13 @@ class Lium(ByHttp):
 
     @staticmethod
     def of(settings: Settings) -> "Lium":
-        """Raises UsageError for an address that the key must not go to."""
+        """Return the account of the settings. Raises UsageError for an address that the key must not go to."""
         url = endpoint(URL, settings.lium_url, "SLIPWAY_LIUM_URL")
         api = JsonApi("lium", url, {"X-API-KEY": settings.lium_api_key}, clock_scale=settings.clock_scale)
         return Lium(api, PodKeys.beside(settings.state_file), settings.accept_cuda)
 
     def account(self) -> Account:
-        """Owner and balance; the vendor debits every 5 minutes, so that the balance lags."""
+        """Return owner and balance; the vendor debits every 5 minutes, so that the balance lags."""
         me = self.api.read("/users/me", Me)
         balance = None if me.balance is None else micro_usd(max(me.balance, Decimal(0)))
         return Account(provider=self.name, owner=me.email or me.id or self.api.owner, balance_micro_usd=balance)
@@ -173,7 +173,10 @@ class Lium(ByHttp):
         return satisfying(request, self.catalog(request))
 
     def catalog(self, request: Request) -> list[Offer]:
-        """Hosts that are free, whole or in parts, but for those that often fail, are throttled, or have old drivers."""
+        """Return hosts that are free, whole or in parts.
+
+        Those that often fail, are throttled, or have old drivers are left out.
+        """
         counts = {count for _, count in gpus.read_set(request.gpu, request.num_gpus)} or {request.num_gpus}
         found: list[Offer] = []
         for row in self.api.read("/executors", list[Any]):
@@ -189,7 +192,7 @@ class Lium(ByHttp):
         return [replace(one, volume=request.volume) for one in found]
 
     def _check_volume(self, volume: str) -> None:
-        """It goes wherever its pod is. NoOffer: the account has no such volume."""
+        """Check a volume, which goes wherever its pod is. NoOffer: the account has no such volume."""
         try:
             self.api.read(f"/volumes/{quote(volume, safe='')}", Volume)
         except Refused as refused:
@@ -198,7 +201,7 @@ class Lium(ByHttp):
             raise
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """As promised. Limits, a spending limit too, are armed as whole hours, rounded up.
+        """Rent as promised. Limits, a spending limit too, are armed as whole hours, rounded up.
 
         UsageError: a limit beyond the vendor's 30 days; without any limit the pod gets those.
         """
@@ -231,7 +234,7 @@ class Lium(ByHttp):
                    micro_usd_per_hour=offer.micro_usd_per_hour, state="booting")  # fmt: skip
 
     def find(self, pod: str) -> Pod | None:
-        """By id, or the oldest with that token."""
+        """Return the pod of that id, or the oldest with that token."""
         if is_token(pod):
             return next((one for one in self.list() if one.token == pod), None)
         try:
@@ -244,7 +247,7 @@ class Lium(ByHttp):
         return found if found.state not in GONE else None
 
     def list(self) -> "list[Pod]":
-        """All, oldest first; the vendor leaves out those that are being deleted, and has no pages."""
+        """Return all, oldest first; the vendor leaves out those that are being deleted, and has no pages."""
         return rows.whole(self.name, map(self._pod, self.api.read("/pods", list[Any])), GONE)
 
     def delete(self, pod_id: str) -> None:
@@ -305,7 +308,7 @@ class Lium(ByHttp):
         )
 
     def _pod(self, row: Any, pod_id: str = "") -> Pod:
-        """Of a row, whatever it is. `pod_id`: under which it was asked for."""
+        """Return the pod of a row, whatever it is. `pod_id`: under which it was asked for."""
         one, odd = rows.read(PodRow, row)
         way = None
         if one.status == "RUNNING" and one.ssh_connect_cmd:
@@ -331,7 +334,7 @@ class Lium(ByHttp):
 
 
 def _parts(host: Executor, counts: set[int]) -> Iterator[int]:
-    """How many GPUs of a host can be rented together; `counts` that are wanted, 0 = any."""
+    """Yield how many GPUs of a host can be rented together; `counts` that are wanted, 0 = any."""
     free, least = host.available_gpu_count, host.min_gpu_count_for_rental
     if host.status not in (None, "AVAILABLE") or not 0 < free <= host.gpu_count:
         return
@@ -344,7 +347,7 @@ def _parts(host: Executor, counts: set[int]) -> Iterator[int]:
 
 
 def _refusal(error: Refused | Unclear) -> SlipwayError:
-    """What it means that a rent was not answered with yes."""
+    """Return the error for a rent that was not answered with yes."""
     if error.reply is None:
         return error
     status, said = error.reply.status, str(error)

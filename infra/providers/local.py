@@ -1,4 +1,4 @@
-"""This machine as a provider: a pod is a folder with processes of its own, and costs nothing.
+"""The provider of this machine: a pod is a folder with processes of its own, and costs nothing.
 
 A pod exists while the marker in its folder carries its token. The folder is named after the run and stays when the
 pod has ended, so that the next pod of that run finds its checkpoints. A pod's id is `token@run`: it can be nowhere
@@ -40,7 +40,7 @@ class Local:
         return Account(provider=self.name, owner=getpass.getuser())
 
     def offers(self, request: Request) -> list[Offer]:
-        """This machine, when it has what is asked for."""
+        """Return this machine, when it has what is asked for."""
         gpus = _gpus()
         if request.num_gpus > len(gpus):
             return []
@@ -66,7 +66,10 @@ class Local:
         return _pod(folder, token)
 
     def find(self, pod: str) -> Pod | None:
-        """By id in its folder; by token alone in all of them. SlipwayError: a damaged marker may be its own."""
+        """Return the pod by id in its folder; by token alone in all of them.
+
+        SlipwayError: a damaged marker may be its own.
+        """
         token, _, run = pod.partition("@")
         folders = [self.pods.absolute() / check_name(run)] if run else _folders(self.pods)
         damaged = None
@@ -81,7 +84,7 @@ class Local:
         return None
 
     def list(self) -> "list[Pod]":
-        """Where a marker is damaged there is a pod, and its token is ""."""
+        """Return all pods. Where a marker is damaged there is a pod, and its token is ""."""
         pods = []
         for folder in _folders(self.pods):
             try:
@@ -118,7 +121,7 @@ def _folders(pods: Path) -> "list[Path]":
 
 
 def _token(folder: Path) -> str:
-    """Of the pod in `folder`; "" when it is none."""
+    """Return the token of the pod in `folder`; "" when it is none."""
     marker = PodFolder(folder).marker
     try:
         return str(json.loads(marker.read_text())["token"])
@@ -135,7 +138,7 @@ def _pod(folder: Path, token: str) -> Pod:
 
 
 def _gpus() -> "list[str]":
-    """Names of this machine's GPUs; empty where nvidia-smi does not run."""
+    """Return the names of this machine's GPUs; none where nvidia-smi does not run."""
     words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)

@@ -1,4 +1,4 @@
-"""One table of what can be had now: every vendor whose key is set, and the own machines, asked at the same time."""
+"""The offers of all sources in one table: every vendor whose key is set, and the own machines, asked in parallel."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ ASK_S = 45.0
 
 @dataclass(frozen=True)
 class Silence:
-    """A provider that has not told what it offers, and why."""
+    """A provider that has not answered what it offers, and why."""
 
     provider: str
     error: SlipwayError
@@ -24,7 +24,7 @@ class Silence:
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found: `offers` satisfy the request, cheapest first; `considered` is all that there was."""
+    """The result of a survey: `offers` satisfy the request, cheapest first; `considered` is all that there was."""
 
     offers: tuple[Offer, ...]
     considered: tuple[Offer, ...]
@@ -33,14 +33,14 @@ class Survey:
 
 @dataclass(frozen=True)
 class Source:
-    """Somebody to ask: a market, or whoever has own machines."""
+    """A source of offers: a market, or the own machines."""
 
     name: str
     ask: Callable[[Request], list[Offer]]
 
 
 def open_market(name: str, settings: Settings) -> Market:
-    """The account with that vendor. MissingKey: its key is not set."""
+    """Return the account with that vendor. MissingKey: its key is not set."""
     key = VENDORS[name]
     if not getattr(settings, key):
         raise MissingKey(f"{name}: no key is set; put {key.upper()} into the shell or .env, or practise without one: "
@@ -59,7 +59,7 @@ def open_market(name: str, settings: Settings) -> Market:
 
 
 def accounts(settings: Settings, only: str = "") -> tuple[list[Market], list[str]]:
-    """Every account whose key is set, or just that with `only`; and in words which of them cannot be asked at all."""
+    """Return every account whose key is set, or just that with `only`; and in words which of them cannot be asked."""
     if only and only not in VENDORS:
         raise UsageError(f"provider {only!r} has no accounts; known: {', '.join(VENDORS)}")
     opened, problems = [], []
@@ -73,7 +73,7 @@ def accounts(settings: Settings, only: str = "") -> tuple[list[Market], list[str
 
 
 def sources(settings: Settings, only: str = "") -> list[Source]:
-    """Every vendor with a key, and the own machines, if there are any; or just `only`.
+    """Return every vendor with a key, and the own machines, if there are any; or just `only`.
 
     MissingKey: there is nobody to ask, and which variables would change that.
     """
@@ -96,7 +96,7 @@ def sources(settings: Settings, only: str = "") -> list[Source]:
 
 
 def survey(asked: Sequence[Source], request: Request, deadline_s: float = ASK_S) -> Survey:
-    """All of them at the same time; one that fails, or is late, holds up nobody."""
+    """Ask all sources at the same time; one that fails, or is late, holds up nobody."""
     answers = at_once(lambda source: source.ask(request), asked, deadline_s)
     silent, found = [], []
     for source, answer in zip(asked, answers, strict=True):
@@ -108,10 +108,11 @@ def survey(asked: Sequence[Source], request: Request, deadline_s: float = ASK_S)
 
 
 def require(found: Survey, request: Request) -> Survey:
-    """`found` itself when something matches.
+    """Return `found` itself when something matches.
 
     NoOffer: nothing does, why not, and what to ask instead. Where nobody answered: AuthError when every key was
-    refused, else SlipwayError.
+    refused,
+    else SlipwayError.
     """
     if found.offers:
         return found
@@ -124,6 +125,6 @@ def require(found: Survey, request: Request) -> Survey:
 
 
 def _own(pools: Provider, request: Request) -> list[Offer]:
-    """The machines that are free, whatever they are."""
+    """Return the machines that are free, whatever they are."""
     offers = pools.offers(Request(run=request.run, provider=pools.name))
     return [replace(offer, gpu=gpus.name(offer.gpu)) for offer in offers]

@@ -1,4 +1,4 @@
-"""A provider by its name, as the settings describe it."""
+"""The registry of providers: one by its name, as the settings describe it."""
 
 import difflib
 import threading
@@ -17,7 +17,7 @@ _turn = threading.Lock()
 
 
 def open_provider(name: str, settings: Settings) -> Provider:
-    """Raises UsageError for one that is not known or cannot be used."""
+    """Return the provider of that name. Raises UsageError for one that is not known or cannot be used."""
     if name not in KNOWN:
         near = difflib.get_close_matches(name, [*KNOWN, MARKET], 1)
         hint = f"did you mean {near[0]}? " if near else ""

@@ -1,4 +1,4 @@
-"""Rows of a vendor's listing, read one by one: what one of them says must neither hide the others nor steer us.
+"""The rows of a vendor's listing, read one by one: one of them must neither hide the others nor steer us.
 
     a row, whatever it is -> the record of it, and what of it is odd -> Pod
 
@@ -21,7 +21,7 @@ SHOWN = 60  # letters of an odd value
 
 
 def read(kind: type[S], row: Any) -> tuple[S, dict[str, str]]:
-    """The record of a row, and by field in words what could not be read: that is empty in the record.
+    """Return the record of a row, and by field in words what could not be read: that is empty in the record.
 
     A field without a default is one that every row has.
     """
@@ -45,28 +45,28 @@ def read(kind: type[S], row: Any) -> tuple[S, dict[str, str]]:
 
 
 def shown(value: Any) -> str:
-    """A value of somebody else's, for a message."""
+    """Return an untrusted value, for a message."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     return printable(repr(value[:SHOWN]) if isinstance(value, str) else "null" if value is None else str(value), SHOWN)
 
 
 def whole(name: str, pods: Iterable[Pod], gone: Iterable[str]) -> list[Pod]:
-    """All that are not gone, oldest first. SlipwayError: the listing is not complete."""
+    """Return all that are not gone, oldest first. SlipwayError: the listing is not complete."""
     pods = list(pods)
     check_once(name, [pod.pod_id for pod in pods])
     return sorted((pod for pod in pods if pod.state not in gone), key=lambda pod: pod.created_at)
 
 
 def check_once(name: str, ids: Iterable[str]) -> None:
-    """SlipwayError: one is named twice, so another one may be missing."""
+    """Raise SlipwayError when one is named twice, so another one may be missing."""
     known = [one for one in ids if one]
     if len(set(known)) != len(known):
         raise SlipwayError(f"{name}: the listing names a machine twice, so it may lack another")
 
 
 def offered(kind: type[S], row: Any) -> S | None:
-    """The record of one kind of machine; None for a row that is not as all others are: it is no offer."""
+    """Return the record of one kind of machine; None for a row that is not as all others are: it is no offer."""
     try:
         return msgspec.convert(row, kind, strict=False)
     except (ValueError, ArithmeticError, RecursionError):

@@ -180,7 +180,7 @@ class RunPod(ByHttp):
 
     @staticmethod
     def of(settings: Settings) -> "RunPod":
-        """Raises UsageError for an address that the key must not go to."""
+        """Return the account of the settings. Raises UsageError for an address that the key must not go to."""
         url = endpoint(URL, settings.runpod_url, "SLIPWAY_RUNPOD_URL")
         api = JsonApi(
             "runpod", url, {"Authorization": f"Bearer {settings.runpod_api_key}"}, clock_scale=settings.clock_scale
@@ -189,7 +189,10 @@ class RunPod(ByHttp):
 
     @property
     def farewell(self) -> tuple[Call, ...]:
-        """The pod's own key is known to open GraphQL; whether it opens v2, which outlives that, is not known."""
+        """Return the requests by which a pod deletes itself.
+
+        The pod's own key is known to open GraphQL; whether it opens v2, which outlives that, is not known.
+        """
         headers = {"Authorization": "Bearer {RUNPOD_API_KEY}", "Accept": "application/json"}
         body = json.dumps({"query": TERMINATE, "variables": {"id": "{RUNPOD_POD_ID}"}})
         return (
@@ -198,7 +201,7 @@ class RunPod(ByHttp):
         )
 
     def account(self) -> Account:
-        """Owner and balance."""
+        """Return owner and balance."""
         me = self._query(MYSELF, {}).myself
         if me is None:
             raise AuthError("runpod: the key belongs to nobody; look at https://console.runpod.io/user/settings")
@@ -209,7 +212,7 @@ class RunPod(ByHttp):
         return satisfying(request, self.catalog(request))
 
     def catalog(self, request: Request) -> list[Offer]:
-        """Kinds of GPU by count, tier and data center, as far as they are in stock; a hint, no reservation."""
+        """Return kinds of GPU by count, tier and data center, as far as they are in stock; a hint, no reservation."""
         volume = self._volume(request.volume) if request.volume else None
         kinds = [gpu for gpu, _ in gpus.read_set(request.gpu)]
         counts = {count for _, count in gpus.read_set(request.gpu, request.num_gpus)} or {request.num_gpus}
@@ -238,7 +241,7 @@ class RunPod(ByHttp):
         return found
 
     def _volume(self, volume: str) -> Volume:
-        """NoOffer: the account has no such volume."""
+        """Return a volume. NoOffer: the account has no such volume."""
         try:
             return self.api.read(f"/v2/network-volumes/{quote(volume, safe='')}", Volume)
         except Refused as refused:
@@ -247,7 +250,7 @@ class RunPod(ByHttp):
             raise
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """As promised; through GraphQL when a limit is due or it is spot, since only that takes `terminateAfter`.
+        """Rent as promised; through GraphQL with a limit or as spot, since only that takes `terminateAfter`.
 
         A spending limit is armed as the time that the money lasts at this price.
         """
@@ -264,7 +267,7 @@ class RunPod(ByHttp):
                    micro_usd_per_hour=rate, state="booting")  # fmt: skip
 
     def find(self, pod: str) -> Pod | None:
-        """By id, or the oldest with that token."""
+        """Return the pod of that id, or the oldest with that token."""
         if is_token(pod):
             return next((one for one in self.list() if one.token == pod), None)
         try:
@@ -277,7 +280,7 @@ class RunPod(ByHttp):
         return found if found.state not in GONE else None
 
     def list(self) -> "list[Pod]":
-        """All that are not terminated, those of clusters too, oldest first."""
+        """Return all that are not terminated, those of clusters too, oldest first."""
         return rows.whole(self.name, self._pods(), GONE)
 
     def delete(self, pod_id: str) -> None:
@@ -288,13 +291,13 @@ class RunPod(ByHttp):
                 raise
 
     def billed(self, pod_id: str) -> int | None:
-        """As promised; of the last year, which is as far as it looks back."""
+        """Return the bill as promised; of the last year, which is as far as it looks back."""
         bill = self.api.read("/v2/billing/pods", Bill, podId=pod_id, bucketSize="month", lastN="12")
         amounts = [told_micro_usd(one.totalAmount) for one in bill.records if one.podId in (None, pod_id)]
         return sum(one or 0 for one in amounts) if amounts else None
 
     def _pods(self) -> "Sequence[Pod]":
-        """Of every page. SlipwayError: the listing is not complete."""
+        """Return the pods of every page. SlipwayError: the listing is not complete."""
         found: list[Pod] = []
         params = {"includeClusterPods": "true"}
         for _ in range(MOST_PAGES):
@@ -372,7 +375,7 @@ class RunPod(ByHttp):
         return {"minCudaVersion": self.cuda} if self.cuda else {}
 
     def _query(self, query: str, variables: dict[str, Any]) -> Data:
-        """Answers are 200 even of failures."""
+        """Return the data of a query; answers are 200 even for failures."""
         graph = self.api.query("/graphql", {"query": query, "variables": variables}, Graph)
         if graph.errors or graph.data is None:
             raise SlipwayError(f"runpod: graphql: {'; '.join(one.message for one in graph.errors or ())}")
@@ -417,7 +420,7 @@ class RunPod(ByHttp):
         )
 
     def _pod(self, row: Any, pod_id: str = "") -> Pod:
-        """Of a row, whatever it is. `pod_id`: under which it was asked for."""
+        """Return the pod of a row, whatever it is. `pod_id`: under which it was asked for."""
         one, odd = rows.read(PodRow, row)
         env = {name: value for name, value in (one.env or {}).items() if isinstance(value, str)}
         direct = one.ssh and one.ssh.direct
@@ -436,20 +439,23 @@ class RunPod(ByHttp):
 
 
 def _of_tier(one: GpuType, cloud: str) -> tuple[int, Decimal]:
-    """The largest count on one machine, and the price of one GPU-hour."""
+    """Return the largest count on one machine, and the price of one GPU-hour."""
     secure = cloud == "SECURE"
     return (one.maxCount.secure, one.price.secure) if secure else (one.maxCount.community, one.price.community)
 
 
 def _country(center: str) -> str:
-    """`US-KS-2` is in the US, `EU-RO-1` and `AP-JP-1` name a continent first."""
+    """Return the country of a data center.
+
+    `US-KS-2` is in the US, `EU-RO-1` and `AP-JP-1` name a continent first.
+    """
     parts = center.split("-")
     named = [part for part in parts[:2] if len(part) == 2 and part not in ("EU", "AP", "OC", "SA", "AF")]
     return named[0] if named else ""
 
 
 def _refusal(refused: Refused) -> SlipwayError:
-    """What a definite no to a create means."""
+    """Return the error for a definite no to a create."""
     status, said = refused.reply.status, str(refused)
     if status == 402:
         return OutOfMoney(f"{said}; add credit at https://console.runpod.io/user/billing")

@@ -119,13 +119,13 @@ class Shadeform(ByHttp):
 
     @staticmethod
     def of(settings: Settings) -> "Shadeform":
-        """Raises UsageError for an address that the key must not go to."""
+        """Return the account of the settings. Raises UsageError for an address that the key must not go to."""
         url = endpoint(URL, settings.shadeform_url, "SLIPWAY_SHADEFORM_URL")
         api = JsonApi("shadeform", url, {"X-API-KEY": settings.shadeform_api_key}, clock_scale=settings.clock_scale)
         return Shadeform(api, PodKeys.beside(settings.state_file))
 
     def account(self) -> Account:
-        """Whether the key is good; the vendor tells neither its owner nor the balance."""
+        """Return whether the key is good; the vendor tells neither its owner nor the balance."""
         self._keys()
         return Account(provider=self.name, owner=self.api.owner)
 
@@ -133,7 +133,7 @@ class Shadeform(ByHttp):
         return satisfying(request, self.catalog(request))
 
     def catalog(self, request: Request) -> list[Offer]:
-        """One offer per region that has the type now."""
+        """Return one offer per region that has the type now."""
         types = self.api.read("/instances/types", InstanceTypes, available="true", sort="price").instance_types
         now = self.api.now()
         found = []
@@ -152,7 +152,7 @@ class Shadeform(ByHttp):
         ]
 
     def _volume(self, volume: str) -> Volume:
-        """NoOffer: the account has no such volume."""
+        """Return a volume. NoOffer: the account has no such volume."""
         try:
             return self.api.read(f"/volumes/{quote(volume, safe='')}/info", Volume)
         except Refused as refused:
@@ -161,7 +161,7 @@ class Shadeform(ByHttp):
             raise
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
-        """As promised; the pod's own SSH key is added to the account first. NoOffer: it is out of stock."""
+        """Rent as promised; the pod's own SSH key is added to the account first. NoOffer: it is out of stock."""
         self.check_clock()
         ends = {}
         if limits.time_s is not None:
@@ -191,7 +191,7 @@ class Shadeform(ByHttp):
                    micro_usd_per_hour=offer.micro_usd_per_hour, state="booting")  # fmt: skip
 
     def find(self, pod: str) -> Pod | None:
-        """By id, or the oldest with that token."""
+        """Return the pod of that id, or the oldest with that token."""
         if is_token(pod):
             return next((one for one in self.list() if one.token == pod), None)
         try:
@@ -204,11 +204,11 @@ class Shadeform(ByHttp):
         return found if found.state not in GONE else None
 
     def list(self) -> "list[Pod]":
-        """All that are not deleted, oldest first. The vendor has no pages."""
+        """Return all that are not deleted, oldest first. The vendor has no pages."""
         return rows.whole(self.name, map(self._pod, self.api.read("/instances", Instances).instances), GONE)
 
     def delete(self, pod_id: str) -> None:
-        """As promised. The pod's SSH key is taken from the account, too, when the vendor tells whose it is."""
+        """Delete as promised. The pod's SSH key is removed from the account, too, when the vendor tells whose it is."""
         token = ""
         with contextlib.suppress(SlipwayError):  # no word about it: it is ended all the same
             found = self.find(pod_id)
@@ -225,7 +225,7 @@ class Shadeform(ByHttp):
                 self._drop_key(token)
 
     def billed(self, pod_id: str) -> int | None:
-        """As promised, as long as the vendor shows the machine."""
+        """Return the bill as promised, as long as the vendor shows the machine."""
         found = self.find(pod_id)
         return found.spent_micro_usd if found else None
 
@@ -233,7 +233,7 @@ class Shadeform(ByHttp):
         return tuple(rows.read(SshKey, one)[0] for one in self.api.read("/sshkeys", SshKeys).ssh_keys)
 
     def _add_key(self, token: str) -> str:
-        """Its id in the account. Any error here is definite: no machine was asked for."""
+        """Add a key; return its id in the account. Any error here is definite: no machine was asked for."""
         try:
             reply = self.api.act("POST", "/sshkeys/add", {"name": token, "public_key": self.keys.public(token)})
             return self.api.decode(reply, Created).id
@@ -255,7 +255,7 @@ class Shadeform(ByHttp):
                         raise
 
     def _pod(self, row: Any, pod_id: str = "") -> Pod:
-        """Of a row, whatever it is. `pod_id`: under which it was asked for."""
+        """Return the pod of a row, whatever it is. `pod_id`: under which it was asked for."""
         one, odd = rows.read(Instance, row)
         words = [tag for tag in one.tags or () if isinstance(tag, str)]
         if len(words) != len(one.tags or ()):
@@ -311,7 +311,7 @@ def _offer(one: InstanceType, there: Availability, micro_usd_per_hour: int, now:
 
 
 def _refusal(error: SlipwayError) -> SlipwayError:
-    """What a failed create means."""
+    """Return the error for a failed create."""
     if isinstance(error, Unclear) and error.reply and (error.reply.status, error.reply.code) == (409, "OUT_OF_STOCK"):
         return NoOffer(f"{error.reply.said}")
     if isinstance(error, Refused):

@@ -1,4 +1,4 @@
-"""Which end of a pod is armed where, per vendor: what a plan promises before anything is rented. Pure."""
+"""The ends of a pod that are armed, per vendor: what a plan promises before anything is rented. Pure."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from infra.providers import Market
 
 @dataclass(frozen=True)
 class End:
-    """One way in which a pod ends, and who sees to it; `backstop` is the one that holds when the laptop is off."""
+    """One way in which a pod ends, and who does it; `backstop` is the one that holds when the laptop is off."""
 
     what: str
     by: str
@@ -19,7 +19,7 @@ class End:
 
 
 def ends_of(market: Market, limits: Limits, on_failure: str, stays: bool = False) -> list[End]:
-    """`limits`: of one pod, with its price. `stays`: it outlives its work."""
+    """Return the ends of a pod. `limits`: of one pod, with its price. `stays`: it outlives its work."""
     can, name = market.can, market.name
     limit_s = hard_limit_s(limits)
     timer = "nothing: it bills until inv runs"

@@ -36,7 +36,7 @@ print(json.dumps({"survivors": in_words(end_all(sys.argv[1], 2.0, kill_s=float(s
 
 @dataclass(frozen=True)
 class SshPools:
-    """Pods on `hosts`."""
+    """The provider of pods on `hosts`."""
 
     hosts: tuple[Host, ...]
     connect: Connect
@@ -50,14 +50,17 @@ class SshPools:
 
     @staticmethod
     def of(settings: Settings) -> "SshPools":
-        """The machines of the inventory in force. Raises UsageError."""
+        """Return the machines of the inventory in force. Raises UsageError."""
         return SshPools(load(settings.pools), connections(settings), HostMemory.beside(settings.state_file))
 
     def account(self) -> Account:
         return Account(provider=self.name, owner=getpass.getuser())
 
     def offers(self, request: Request) -> list[Offer]:
-        """The machines that fit and are free. NoOffer: too few for the nodes asked for, and why each other is none."""
+        """Return the machines that fit and are free.
+
+        NoOffer: too few for the nodes asked for, and why each other is none.
+        """
         named = select(self.hosts, request.host)
         hosts = [host for host in select(self.hosts, request.pool) if host in named]
         found = at_once(lambda host: self._offer(host, request), hosts, LOOK_S)
@@ -79,7 +82,7 @@ class SshPools:
         return _pod(host, request.run, token, said["folder"])
 
     def find(self, pod: str) -> Pod | None:
-        """By id on its machine; by token alone on all of them."""
+        """Return the pod by id on its machine; by token alone on all of them."""
         place = pod.partition("@")[2]
         pods = self._on(self._host(place)) if place else self.list()
         return next((one for one in pods if pod in (one.pod_id, one.token)), None)
@@ -117,11 +120,11 @@ class SshPools:
             self.memory.forgive(machine)
 
     def reach(self, pod: Pod) -> Transport:
-        """By its id. Raises UsageError when its machine is no longer in the inventory."""
+        """Return the transport by its id. Raises UsageError when its machine is no longer in the inventory."""
         return self.connect(self._host(pod.pod_id.partition("@")[2]))
 
     def _offer(self, host: Host, request: Request) -> Offer:
-        """Raises SlipwayError that says why not."""
+        """Return the offer of a machine. Raises SlipwayError that says why there is none."""
         known = self.memory.of(f"ssh:{host.place}")
         if known.failure and request.host not in (host.place, host.name):
             raise NoOffer(f"it failed before: {known.failure}; run: inv hosts --forget {host.place}")
@@ -147,7 +150,7 @@ class SshPools:
             raise UsageError(f"ssh: {error}; put it back into the inventory to end what runs there") from None
 
     def _on(self, host: Host) -> Pods:
-        """The pods of one machine. Raises SlipwayError when that cannot be told."""
+        """Return the pods of one machine. Raises SlipwayError when that cannot be told."""
         said = ask(contact(host, self.connect), host.python, "pods")["pods"]
         damaged = [f"{one['folder']}: {one['problem']}" for one in said if "problem" in one]
         if damaged:
@@ -156,7 +159,7 @@ class SshPools:
 
 
 def connections(settings: Settings) -> Connect:
-    """One connection per machine, opened when it is first used; its host key is pinned beside the journal."""
+    """Return one connection per machine, opened when it is first used; its host key is pinned beside the journal."""
     from infra.transport.ssh import Ssh
 
     pins = settings.state_file.parent / "known_hosts"
@@ -185,7 +188,7 @@ def _pod(host: Host, run: str, token: str, folder: str) -> Pod:
 
 
 def _in_words(marker: Mapping[str, str]) -> str:
-    """Whose pod a machine holds."""
+    """Return whose pod a machine holds."""
     if "problem" in marker:
         return f"{marker['folder']}: {marker['problem']}"
     return f"it holds the pod of {marker['run']} ({marker['token']})"

@@ -1,6 +1,6 @@
 """`python -m infra.rehearsal --state DIR`: a world in the foreground, until SIGTERM or Ctrl-C.
 
-Says one JSON line once it answers: addresses and keys. The same stands in DIR/world.json as long as it lives. With
+Prints one JSON line once it answers: addresses and keys. The same stands in DIR/world.json as long as it lives. With
 `--idle-s` it ends by itself after so many seconds in which none of its machines lived and nobody asked it anything.
 When it has ended, DIR/ended.json says when and why; a world that was killed leaves world.json.
 """
@@ -51,7 +51,7 @@ def main(words: list[str]) -> int:
 
 
 def wait(world: World, signals: set[signal.Signals], idle_s: float) -> str:
-    """Until it is to end; why."""
+    """Wait until it is to end; return why."""
     while not signal.sigtimedwait(signals, LOOK_S):
         if idle_s and world.idle_s() >= idle_s:
             return f"nothing ran in it, and nobody asked, for {idle_s:g} s"

@@ -1,4 +1,4 @@
-"""A user's rehearsal: a world in a process of its own, begun, found again and ended; and what leads a program into it.
+"""The rehearsal of a user: a world in a process of its own, started, found and stopped; and the way into it.
 
 In: the folder where this user's worlds are, beside the journal. Out: a `Running` world, whose folder holds an overlay
 of settings: a process whose SLIPWAY_REHEARSAL names that folder, and every process that it starts, deals with the
@@ -43,7 +43,7 @@ AGAIN = "begin one with: inv rehearse"
 
 
 class NoWorld(UsageError):
-    """There is none that runs, and why not."""
+    """No rehearsal runs; the message says why not."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class Running:
         return float(self.about["speed"])
 
     def truth(self) -> dict[str, Any]:
-        """What is true of it. Raises NoWorld when it does not answer any more."""
+        """Return what is true of it. Raises NoWorld when it does not answer any more."""
         return self._ask("/truth")
 
     def calls(self) -> list[dict[str, Any]]:
-        """Every request to a vendor so far. Raises NoWorld."""
+        """Return every request to a vendor so far. Raises NoWorld."""
         return self._ask("/calls")
 
     def tell(self, path: str, body: Any) -> Any:
-        """One of the pushes of `control`. Raises UsageError for what it refuses, NoWorld when it has ended."""
+        """Send one of the pushes of `control`. Raises UsageError for what it refuses, NoWorld when it has ended."""
         return self._ask(path, body)
 
     def _ask(self, path: str, body: Any = None) -> Any:
@@ -88,12 +88,12 @@ class Running:
 
 
 def beside(state_file: Path) -> Path:
-    """Where the worlds of the user with this journal are."""
+    """Return where the worlds of the user with this journal are."""
     return state_file.with_name(f"{state_file.stem}-rehearsal")
 
 
 def overlay(folder: Path, about: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that lead to the world in that folder, as settings read them."""
+    """Return the variables that lead to the world in that folder, as settings read them."""
     vendors = {name: about[name] for name in VENDORS}
     return {
         **{f"SLIPWAY_{name.upper()}_URL": vendor["url"] for name, vendor in vendors.items()},
@@ -107,7 +107,7 @@ def overlay(folder: Path, about: Mapping[str, Any]) -> dict[str, str]:
 
 
 def find(base: Path) -> Running:
-    """The world that runs. Raises NoWorld, which tells what became of the last one."""
+    """Return the world that runs. Raises NoWorld, which tells what became of the last one."""
     try:
         folder = base / (base / CURRENT).read_text().strip()
     except FileNotFoundError:
@@ -123,9 +123,11 @@ def find(base: Path) -> Running:
 
 
 def start(base: Path, *words: str, speed: float, idle_s: float = IDLE_S) -> Running:
-    """A new world, once it answers; `words`: more of the command line of `python -m infra.rehearsal`.
+    """Start a new world; return it once it answers.
 
-    Raises UsageError when one runs already, or for words that mean nothing.
+    `words`: more of the command line of `python -m infra.rehearsal`. Raises UsageError when one runs already, or for
+    words
+    that mean nothing.
     """
     with _alone(base):
         with contextlib.suppress(NoWorld):
@@ -157,7 +159,7 @@ def start(base: Path, *words: str, speed: float, idle_s: float = IDLE_S) -> Runn
 
 
 def stop(base: Path) -> Running:
-    """The world that was ended: nothing of it runs when this returns. Raises NoWorld when none runs."""
+    """Stop the world, so that nothing of it runs when this returns. Raises NoWorld when none runs."""
     with _alone(base):
         found = find(base)
         send(found.identity, signal.SIGTERM)
@@ -181,7 +183,7 @@ def _last_words(folder: Path) -> str:
 
 @contextmanager
 def _alone(base: Path) -> Iterator[None]:
-    """Only one process begins or ends worlds at a time."""
+    """Hold the lock: only one process starts or stops worlds at a time."""
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
     with local_files.held(base / "lock"):
         yield

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 @dataclass
 class Clock:
-    """Begins at the true time, so that a far-off date in an order is far off here as well."""
+    """A clock that begins at the true time, so that a far-off date in an order is far off here as well."""
 
     speed: float = 1.0
     _began_at: float = field(default_factory=time.time)
@@ -29,12 +29,12 @@ class Clock:
 
 
 def iso(at: float | None) -> str | None:
-    """RFC 3339, to the microsecond, in UTC."""
+    """Return a time as RFC 3339, to the microsecond, in UTC."""
     return None if at is None else datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def parse_iso(text: str) -> float:
-    """Raises ValueError when `text` is no date with a time zone."""
+    """Return the time of `text`. Raises ValueError when it is no date with a time zone."""
     moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")

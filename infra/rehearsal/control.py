@@ -1,4 +1,4 @@
-"""What is true of the world: read by tests and by people, never by a client. It can also be pushed here.
+"""The truth about the world: read by tests and by people, never by a client. It can also be pushed here.
 
 GET  /truth     every machine, what really runs, what it really cost, and the sums
 GET  /calls     every request to a vendor
@@ -91,7 +91,7 @@ class Control(web.Api):
         return web.Answer(200, {})
 
     def _faults(self, asked: web.Asked) -> web.Answer:
-        """Counting starts anew. Prices and balances are set at the start of a world only."""
+        """Set another plan of faults. Counting restarts. Prices and balances are set at the start of a world only."""
         try:
             plan = faults.plan_of(asked.decode(dict[str, Any]))
         except UsageError as error:

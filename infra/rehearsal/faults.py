@@ -1,4 +1,4 @@
-"""What goes wrong, and when: a plan read from YAML, and its counting, the same for the same seed.
+"""The faults of a rehearsal: a plan read from YAML, and its counting, the same for the same seed.
 
     requests:                  # what becomes of an answer
       - {vendor: shadeform, call: create, kind: lost}
@@ -117,12 +117,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 def read_plan(path: Path) -> Plan:
-    """Raises UsageError, which names the file and the place; FileNotFoundError."""
+    """Return the plan in a file. Raises UsageError, which names the file and the place; FileNotFoundError."""
     return plan_of(strict_yaml.read(path) or {}, str(path))
 
 
 def plan_of(content: Mapping[str, Any], name: str = "faults") -> Plan:
-    """Raises UsageError."""
+    """Return the plan in a document. Raises UsageError."""
     try:
         return msgspec.convert(content, Plan)
     except msgspec.ValidationError as error:
@@ -143,11 +143,11 @@ class Faults:
 
     @property
     def preemptions_left(self) -> int:
-        """How many machines at work are still to be taken away."""
+        """Return how many active machines are still to be taken away."""
         return sum(self._preemptions.values())
 
     def preempts(self, vendor: str) -> bool:
-        """Whether a machine of it that is at work is taken away now; each time is one less."""
+        """Return whether an active machine of the vendor is taken away now; each time is one less."""
         for name in (vendor, ""):
             if self._preemptions.get(name, 0) > 0:
                 self._preemptions[name] -= 1
@@ -155,13 +155,13 @@ class Faults:
         return False
 
     def for_request(self, vendor: str, call: str) -> RequestRule | None:
-        """What becomes of this request; None = nothing bad."""
+        """Return the rule that hits this request; None = nothing bad."""
         about = [rule for rule in self.plan.requests if rule.vendor in ("", vendor) and rule.call in ("", call)]
         hits = [rule for rule in about if self._hits("requests", self.plan.requests.index(rule), rule)]
         return hits[0] if hits else None
 
     def for_order(self, vendor: str, offer_id: str) -> tuple[Fate, ...]:
-        """What is wrong with the machine that this order gets."""
+        """Return what is wrong with the machine that this order gets."""
         fates = []
         for index, rule in enumerate(self.plan.machines):
             if rule.vendor in ("", vendor) and rule.offer in offer_id and self._hits("machines", index, rule):
@@ -169,7 +169,7 @@ class Faults:
         return tuple(fates)
 
     def told(self, vendor: str, body: Any, is_first: bool) -> Any:
-        """A listing, or the row of one machine, as the vendor tells it; strangers stand on its first page."""
+        """Return a listing, or the row of one machine, as the vendor tells it; strangers stand on its first page."""
         if isinstance(body, list):
             return [*(self._row(vendor, row) for row in body), *(self._strangers(vendor) if is_first else ())]
         if key := next((key for key in LISTS if key in body), ""):
@@ -190,7 +190,7 @@ class Faults:
         return {str(key): rows for key, rows in self.plan.strangers.items()}.get(vendor, [])
 
     def lag_s(self, vendor: str) -> float:
-        """How late the vendor's list is."""
+        """Return how late the vendor's list is."""
         return {str(key): value for key, value in self.plan.listing_lag_s.items()}.get(vendor, 0.0)
 
     def _hits(self, group: str, index: int, rule: Rule) -> bool:

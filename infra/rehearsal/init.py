@@ -1,4 +1,4 @@
-"""The first process of a pod: keeps its sshd, and ends with everything below it when its stdin closes.
+"""The init process of a pod: it keeps its sshd alive, and ends with everything below it when its stdin closes.
 
     python -m infra.rehearsal.init FOLDER
 

@@ -1,8 +1,8 @@
 """One market in simulated time: what can be rented, who holds it, what it costs, when it ends and by whom.
 
-Pure: no threads, no files, no clock. Whoever holds it tells the time with `advance(now)`, and carries out `effects`:
-start or end the processes of a machine, then say so with `attach` or `detach`. Money is integer micro-dollars, rounded
-up to the vendor's grain; times are UTC seconds.
+Pure: no threads, no files, no clock. Whoever holds it moves the time with `advance(now)`, and carries out `effects`:
+start or end the processes of a machine, then report so with `attach` or `detach`. Money is integer micro-dollars,
+rounded up to the vendor's grain; times are UTC seconds.
 """
 
 import math
@@ -56,7 +56,7 @@ class Market:
         return machine
 
     def replayed(self, vendor: str, replay_key: str) -> Machine | None:
-        """What an order with this key got already."""
+        """Return what an order with this key got already."""
         machine_id = self._replays.get((vendor, replay_key))
         return self.machines[machine_id] if machine_id else None
 
@@ -90,14 +90,14 @@ class Market:
         self._boot(machine)
 
     def get(self, machine_id: str) -> Machine:
-        """Raises Refused("unknown")."""
+        """Return a machine. Raises Refused("unknown")."""
         try:
             return self.machines[machine_id]
         except KeyError:
             raise Refused("unknown", f"there is no machine {machine_id}") from None
 
     def listed(self, vendor: str, lag_s: float = 0.0) -> list[Machine]:
-        """What the vendor's list shows, which may be late by `lag_s`: new ones missing, gone ones there."""
+        """Return what the vendor's list shows, which may be late by `lag_s`: new ones missing, gone ones there."""
         return [
             machine
             for machine in self.machines.values()
@@ -107,12 +107,12 @@ class Market:
         ]
 
     def billed_micro_usd(self, machine: Machine) -> int:
-        """What it has truly cost until now."""
+        """Return what it has truly cost until now."""
         grain_s = TERMS[machine.offer.vendor].grain_s
         return sum(_cost(segment, grain_s, self.now) for segment in machine.segments)
 
     def told_bill_micro_usd(self, machine: Machine) -> int:
-        """What the vendor says that it has cost."""
+        """Return what the vendor says that it has cost."""
         return round(self.billed_micro_usd(machine) * machine.factor("wrong bill"))
 
     def spent_micro_usd(self, vendor: str) -> int:
@@ -121,7 +121,7 @@ class Market:
     # -- what happens by itself
 
     def advance(self, now: float) -> None:
-        """Everything that was due until `now`, in its order. Time that stands still or runs back changes nothing."""
+        """Do everything that was due until `now`, in its order. Time that stands still or runs back changes nothing."""
         while due := min(self._due(), default=None, key=lambda one: one[0]):
             at, action, machine = due
             if at > now:
@@ -131,26 +131,26 @@ class Market:
         self.now = max(self.now, now)
 
     def preempt(self, machine_id: str) -> None:
-        """The vendor takes it away. Raises Refused when it does not run."""
+        """Let the vendor take a machine away. Raises Refused when it does not run."""
         machine = self.get(machine_id)
         if machine.state not in ("booting", "running"):
             raise Refused("state", f"it is {machine.state}")
         self._happen("preempted", machine)
 
     def attach(self, machine_id: str, boot: int, host: str, port: int) -> None:
-        """Its processes are up, reached at that address."""
+        """Note that its processes are up, reached at that address."""
         machine = self.machines[machine_id]
         if machine.boot == boot and machine.state == "running":
             machine.address = (host, port)
 
     def break_down(self, machine_id: str, boot: int) -> None:
-        """Its processes could not be started."""
+        """Note that its processes could not be started."""
         machine = self.machines[machine_id]
         if machine.boot == boot and machine.state == "running":
             self._fail(machine, "failed")
 
     def detach(self, machine_id: str, boot: int) -> None:
-        """Nothing of that boot runs any more."""
+        """Note that nothing of that boot runs any more."""
         machine = self.machines[machine_id]
         if machine.boot == boot:
             machine.has_processes = False
@@ -169,7 +169,7 @@ class Market:
                     yield self.now + left * 3600 / sum(map(rate, billing)), action, billing[0]
 
     def _prospects(self, machine: Machine) -> Iterator[tuple[float, str]]:
-        """What will become of it if nobody does anything, and when."""
+        """Yield what will become of it if nobody does anything, and when."""
         terms, state = TERMS[machine.offer.vendor], machine.state
         if state == "gone" or (state == "deleting" and machine.has_processes):
             return
@@ -193,7 +193,7 @@ class Market:
             yield self._checked(machine, at, terms), "spend limit"
 
     def _checked(self, machine: Machine, at: float, terms: Terms) -> float:
-        """When the vendor, who looks every `check_s`, sees it."""
+        """Return when the vendor, who looks every `check_s`, sees it."""
         looks = math.ceil((at - machine.created_at) / terms.check_s - 1e-9)
         return max(self.now, machine.created_at + looks * terms.check_s)
 
@@ -264,7 +264,7 @@ class Market:
         machine.address, machine.active_at = None, None
 
     def _release(self, machine: Machine, state: str, by: str) -> None:
-        """Its processes end, its units go back, its time is no longer billed but for a disk that is kept."""
+        """Release a machine: its processes end, its units go back, and only a disk that is kept is billed."""
         if machine.state in ("booting", "running"):
             self.stock[machine.offer.offer_id] += machine.order.quantity
         if machine.has_processes:
@@ -276,14 +276,14 @@ class Market:
         self._bill(machine, machine.order.stopped_micro_usd_per_hour if state == "stopped" else 0)
 
     def _bill(self, machine: Machine, micro_usd_per_hour: int) -> None:
-        """From now on at that price; 0 = no more."""
+        """Bill a machine at that price from now on; 0 = no more."""
         if machine.segments and machine.segments[-1].until is None:
             machine.segments[-1].until = self.now
         if micro_usd_per_hour:
             machine.segments.append(Segment(self.now, None, micro_usd_per_hour))
 
     def _check_funds(self, vendor: str, price: int) -> None:
-        """The new machine and every one that bills must be covered for a while."""
+        """Check that the new machine and every one that bills are covered for a while."""
         if vendor in self.budget_micro_usd and self.spent_micro_usd(vendor) >= self.budget_micro_usd[vendor]:
             raise Refused("budget", "the budget of this key is spent")
         if vendor not in self.balance_micro_usd:
@@ -295,7 +295,7 @@ class Market:
             raise Refused("funds", f"requires at least ${need / 1e6:.2f}. Your balance is ${max(0, has) / 1e6:.2f}")
 
     def _new_id(self, vendor: str) -> str:
-        """As the vendor forms them: never used again."""
+        """Return a new id as the vendor forms them: never used again."""
         while True:
             digits = f"{self._random.getrandbits(128):032x}"
             machine_id = digits[:14] if vendor == "runpod" else _uuid(digits)
@@ -308,7 +308,7 @@ def _uuid(digits: str) -> str:
 
 
 def _cost(segment: Segment, grain_s: int, now: float) -> int:
-    """Grains that were begun, in micro-dollars rounded up."""
+    """Return the cost of the grains that were begun, in micro-dollars rounded up."""
     until = now if segment.until is None else segment.until
     grains = math.ceil(max(0.0, until - segment.since) / grain_s - 1e-9)
     return -(-grains * grain_s * segment.micro_usd_per_hour // 3600)

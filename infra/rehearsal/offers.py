@@ -1,4 +1,4 @@
-"""What the market has to offer: rows of a file, one offer per region."""
+"""The offers of the market: rows of a file, one offer per region."""
 
 import hashlib
 from collections import Counter
@@ -41,7 +41,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 def read_offers(path: Path = BUNDLED) -> list[Offer]:
-    """Raises UsageError with the file and the place; FileNotFoundError."""
+    """Return the offers in a file. Raises UsageError with the file and the place; FileNotFoundError."""
     try:
         rows = msgspec.json.decode(path.read_bytes(), type=list[Row])
         return [_offer(row, region, number) for number, row in enumerate(rows) for region in row.regions]
@@ -50,7 +50,7 @@ def read_offers(path: Path = BUNDLED) -> list[Offer]:
 
 
 def digest(offers: list[Offer]) -> str:
-    """The same for the same offers."""
+    """Return a digest that is the same for the same offers."""
     return hashlib.sha256(repr(offers).encode()).hexdigest()[:16]
 
 
@@ -58,14 +58,17 @@ VOLUME = "vol-rehearsal"  # one with this id is at each vendor
 
 
 def volume_at(offers: Iterable[Offer], vendor: str) -> tuple[str, str]:
-    """Cloud and region that have it: those where most is on offer; of RunPod's, only its own machines count."""
+    """Return the cloud and region of the volume: those where most is on offer.
+
+    Of RunPod's, only its own machines count.
+    """
     fit = [one for one in offers if one.vendor == vendor and (vendor != "runpod" or one.cloud in ("", "SECURE"))]
     counted = Counter((one.cloud, one.region) for one in fit).most_common(1)
     return counted[0][0] if counted else ("", "")
 
 
 def micro_usd(text: str) -> int:
-    """Dollars as decimal text. Raises ValueError."""
+    """Return the micro-dollars of dollars as decimal text. Raises ValueError."""
     try:
         dollars = Decimal(text)
     except InvalidOperation:
@@ -76,7 +79,7 @@ def micro_usd(text: str) -> int:
 
 
 def dollars(amount_micro_usd: int) -> float:
-    """As vendors print it."""
+    """Return dollars as vendors print them."""
     return amount_micro_usd / 1_000_000
 
 

@@ -1,4 +1,4 @@
-"""Pods that are real: processes of this machine behind an sshd of their own, in a folder of their own.
+"""Real pods of a rehearsal: processes of this machine behind an sshd of their own, in a folder of their own.
 
 Reached as the user who runs the world, on loopback, with a host key, a home and an `nvidia-smi` of their own.
 """
@@ -81,7 +81,7 @@ tempfile.TemporaryFile = lambda *words, **named: _Slow(_make(*words, **named))
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What the pod says that it is."""
+    """The hardware that the pod claims to have."""
 
     gpu: str
     num_gpus: int
@@ -98,7 +98,10 @@ class Pod:
         self, folder: Path, hardware: Hardware, keys: tuple[str, ...], script: str = "", has_sshd: bool = True,
         environ: Mapping[str, str] = {}, volume: Path | None = None,
     ) -> None:  # fmt: skip
-        """`environ`: what the vendor tells its first process; `volume`: a folder that outlives the pod."""
+        """Prepare a pod.
+
+        `environ`: what the vendor tells its first process; `volume`: a folder that outlives the pod.
+        """
         self.folder = folder
         self.token = f"rehearsal-{random_word(16)}"
         self._hardware, self._keys, self._script, self._has_sshd = hardware, keys, script, has_sshd
@@ -108,7 +111,7 @@ class Pod:
         self._init: subprocess.Popen[str] | None = None
 
     def start(self) -> tuple[str, int] | None:
-        """Where it is reached, once it is; None when it was ended before. Raises SlipwayError."""
+        """Start the pod; return where it is reached, or None when it was ended before. Raises SlipwayError."""
         with self._lock:
             if self._is_over:
                 return None
@@ -122,18 +125,18 @@ class Pod:
             raise SlipwayError(f"no sshd in {self.folder}: {(self.folder / 'sshd.log').read_text()[-500:]}")
 
     def end(self, grace_s: float = 0) -> None:
-        """Returns when none of its processes is left; its folder is removed."""
+        """Return when none of its processes is left; its folder is removed."""
         with self._lock:
             self._is_over = True
             self._stop(grace_s)
             shutil.rmtree(self.folder, ignore_errors=True)  # a log that is still open somewhere is no reason to fail
 
     def count(self) -> int:
-        """How many processes it has now."""
+        """Return how many processes it has now."""
         return len(process.find(self.token)) if self._init else 0
 
     def has_brought_away(self) -> bool:
-        """Whether the store has a checkpoint that was made on it: one from which another machine can go on."""
+        """Tell whether the store has a checkpoint that was made on it: one from which another machine can resume."""
         root = self.folder / "home" / ".slipway" / "pods"
         with contextlib.suppress(OSError, ValueError):  # what is being written or removed just now is for the next look
             for pod in root.iterdir():
@@ -188,7 +191,7 @@ class Pod:
         )  # fmt: skip
 
     def _listens(self) -> bool:
-        """Whether this sshd, and not somebody else's, has the port."""
+        """Tell whether this sshd, and not somebody else's, has the port."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             said = (self.folder / "sshd.log").read_text()
@@ -213,7 +216,7 @@ class Pod:
 
 
 def sshd_words(folder: Path, port: int, environ: dict[str, str]) -> list[str]:
-    """The command line of a server that lets in the keys of this pod and nobody else. Raises SlipwayError."""
+    """Return the command line of a server that lets in the keys of this pod and nobody else. Raises SlipwayError."""
     sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if not sshd:
         raise SlipwayError("a rehearsal needs sshd: apt install openssh-server")
@@ -249,6 +252,6 @@ def _free_port() -> int:
 
 
 def _knows_penalties(sshd: str) -> bool:
-    """OpenSSH 9.8 and later shut out an address that fails often."""
+    """Tell whether it is OpenSSH 9.8 or later, which shuts out an address that fails often."""
     done = subprocess.run([sshd, "-T", "-f", "/dev/null"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return "persourcepenalties" in done.stdout.lower()

@@ -1,4 +1,4 @@
-"""What a rehearsal's market is made of: a vendor's terms, offers, orders, machines and what happens to them.
+"""The records of a rehearsal's market: a vendor's terms, offers, orders, machines and what happens to them.
 
 Money is integer micro-dollars; times are UTC seconds.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """How a vendor rents."""
+    """The terms of a vendor."""
 
     grain_s: int  # what is begun is billed
     bills_boot: bool  # from the order on, or once it runs
@@ -61,7 +61,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a client wants, in the market's own words."""
+    """The order of a client, in the market's own words."""
 
     offer_id: str
     name: str
@@ -81,7 +81,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Fate:
-    """What is wrong with a machine: after how long, or by how much."""
+    """The fault of a machine: after how long, or by how much."""
 
     trait: str
     after_s: float = 60.0
@@ -125,17 +125,17 @@ class Machine:
         return any(fate.trait == trait for fate in self.fates)
 
     def factor(self, trait: str) -> float:
-        """What that multiplies; 1 where it is not."""
+        """Return what that multiplies; 1 where it is not."""
         return math.prod(fate.factor for fate in self.fates if fate.trait == trait)
 
     def told_port(self, now: float) -> int | None:
-        """What the vendor says of its SSH port, which may be later than it is there."""
+        """Return what the vendor says of its SSH port, which may be later than it is there."""
         wait_s = sum(fate.after_s for fate in self.fates if fate.trait == "null port")
         is_told = self.address is not None and now >= (self.active_at or now) + wait_s
         return self.address[1] if self.address and is_told else None
 
     def stage(self, now: float) -> str:
-        """Of the boot, "" when that is over."""
+        """Return the stage of the boot, "" when that is over."""
         if self.state != "booting":
             return ""
         return next((name for name, end in self.stages if now < end), self.stages[-1][0])
@@ -143,7 +143,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Effect:
-    """Something for whoever keeps the processes."""
+    """An instruction for whoever runs the processes."""
 
     action: str  # "start", "end"
     machine_id: str
@@ -152,7 +152,10 @@ class Effect:
 
 
 class Refused(Exception):
-    """`reason`: "stock" (someone else has it), "funds", "budget", "unknown" (no such offer, machine), "state"."""
+    """The market refuses.
+
+    `reason`: "stock" (somebody else has it), "funds", "budget", "unknown" (no such offer, machine), "state".
+    """
 
     def __init__(self, reason: str, words: str) -> None:
         super().__init__(words)
@@ -160,6 +163,6 @@ class Refused(Exception):
 
 
 def rate(machine: Machine) -> int:
-    """What an hour of it costs now."""
+    """Return what an hour of it costs now."""
     last = machine.segments[-1] if machine.segments else None
     return last.micro_usd_per_hour if last and last.until is None else 0

@@ -1,6 +1,6 @@
 """HTTP as vendors speak it: one loopback server each; who asks, what for, and what goes wrong with the answer.
 
-A request is authenticated, routed, perhaps hit by a fault, answered under the world's lock, and written down.
+A request is authenticated, routed, perhaps hit by a fault, answered under the world's lock, and logged.
 """
 
 import json
@@ -39,7 +39,7 @@ class Asked:
     body: bytes
 
     def decode(self, kind: Any) -> Any:
-        """The body as that record. Raises Invalid."""
+        """Return the body as that record. Raises Invalid."""
         try:
             return msgspec.json.decode(self.body, type=kind)
         except msgspec.DecodeError as error:  # ValidationError is one
@@ -54,7 +54,7 @@ class Answer:
 
 
 class Invalid(Exception):
-    """The body is not what the vendor takes."""
+    """The body is not one that the vendor takes."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Route:
 
 
 class Api:
-    """What a vendor's module fills in."""
+    """The base class of a vendor's API."""
 
     vendor = ""  # "" = nothing goes wrong here
     routes: tuple[Route, ...] = ()
@@ -74,33 +74,33 @@ class Api:
     refusals: tuple[type[Exception], ...] = (Refused,)
 
     def authenticate(self, asked: Asked) -> Answer | bool:
-        """Whether it may write, or the refusal."""
+        """Return whether it may write, or the refusal."""
         raise AssertionError("every vendor knows its keys")
 
     def error(self, status: int, words: str) -> Answer:
-        """In the vendor's shape."""
+        """Return an error in the vendor's shape."""
         raise AssertionError("every vendor has its errors")
 
     def refused(self, error: Exception, asked: Asked) -> Answer:
-        """One of `refusals`, in the vendor's words."""
+        """Return the answer to one of `refusals`, in the vendor's words."""
         raise AssertionError("every vendor refuses in its own words")
 
     def headers(self) -> Mapping[str, str]:
-        """On every answer."""
+        """Return the headers of every answer."""
         return {}
 
     def environ(self, machine: Machine) -> Mapping[str, str]:
-        """What the vendor tells the first process of a machine; sessions over SSH do not inherit it."""
+        """Return the environment of a machine's first process; sessions over SSH do not inherit it."""
         return {}
 
     def route(self, asked: Asked) -> Route | Answer:
-        """Who answers that, or why nobody does."""
+        """Return the route of a request, or why there is none."""
         known = [one for one in self.routes if re.fullmatch(one.pattern, asked.path)]
         chosen = [one for one in known if one.method == asked.method]
         return chosen[0] if chosen else self.error(405 if known else 404, "no such route")
 
     def answer(self, route: Route, asked: Asked) -> Answer:
-        """The true answer, whatever is then done to it."""
+        """Return the true answer, whatever is then done to it."""
         try:
             return route.handle(asked)
         except Invalid as error:
@@ -111,7 +111,7 @@ class Api:
 
 @dataclass(frozen=True)
 class Line:
-    """One request, as the world remembers it."""
+    """The log entry of one request."""
 
     at: float
     vendor: str
@@ -123,7 +123,7 @@ class Line:
 
 
 class Hub:
-    """What servers share: the lock that guards the world, its faults, its log."""
+    """The state that servers share: the lock that guards the world, its faults, its log."""
 
     def __init__(self, plan: faults.Faults, now: Callable[[], float], step: Callable[[], None]) -> None:
         self.lock = threading.RLock()
@@ -137,7 +137,7 @@ class Hub:
         self.is_closing = threading.Event()
 
     def judge(self, api: Api, route: Route, asked: Asked) -> tuple[Answer, faults.RequestRule | None]:
-        """The answer, and what is to be done to it on its way."""
+        """Return the answer, and what is to be done to it on its way."""
         with self.lock:
             self.step()
             rule = self.faults.for_request(api.vendor, route.call) if api.vendor else None
@@ -161,7 +161,7 @@ class Hub:
 
 
 def _thin(body: Any, is_empty: bool) -> Any:
-    """A list with half of its rows, or none, as if there were no more."""
+    """Return a list with half of its rows, or none, as if there were no more."""
     if isinstance(body, list):
         return [] if is_empty else body[: len(body) // 2]
     if not isinstance(body, dict):
@@ -185,7 +185,7 @@ class Server(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no error; anything else is told as usual."""
+        """Ignore a client that hangs up; anything else is logged as usual."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -199,10 +199,10 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # a head and a body are two packets; a client would wait 40 ms for the second
 
     def log_message(self, format: str, *words: Any) -> None:
-        """The hub remembers requests; nothing is printed."""
+        """Print nothing: the hub remembers requests."""
 
     def date_time_string(self, timestamp: float | None = None) -> str:
-        """The `Date` header tells the vendor's time, which is the simulated one."""
+        """Return the `Date` header with the vendor's time, which is the simulated one."""
         return formatdate(self.server.hub.now(), usegmt=True)
 
     def do_GET(self) -> None:
@@ -263,7 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _hang_up(self) -> None:
-        """A reset, as when a box between the two gives up."""
+        """Reset the connection, as when a box between the two gives up."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         self.connection.close()

@@ -38,7 +38,7 @@ PATHS = {"shadeform": "/v1", "runpod": "", "lium": "/api"}
 
 
 class World:
-    """`with World(folder, offers) as world: world.about()`; one at a time in a folder.
+    """A world: `with World(folder, offers) as world: world.about()`; one at a time in a folder.
 
     A world that was killed there before is ended first. Raises UsageError when one still runs.
     """
@@ -78,7 +78,7 @@ class World:
         write_durably(folder / ABOUT, json.dumps(about), 0o600)
 
     def about(self) -> dict[str, Any]:
-        """Addresses and keys: what a client has to be told."""
+        """Return addresses and keys: what a client has to be told."""
         urls = {name: f"http://127.0.0.1:{server.port}" for name, server in self._servers.items()}
         return {
             "process": asdict(process.myself()),
@@ -91,14 +91,14 @@ class World:
         }
 
     def idle_s(self) -> float:
-        """Seconds of real time since somebody asked it something, or one of its machines lived."""
+        """Return the seconds of real time since somebody asked it something, or one of its machines lived."""
         with self.hub.lock:
             if any(machine.state in ("booting", "running") for machine in self.market.machines.values()):
                 self.hub.asked_at = time.monotonic()
             return time.monotonic() - self.hub.asked_at
 
     def close(self) -> None:
-        """Nothing of it runs when this returns."""
+        """Close the world, so that nothing of it runs when this returns."""
         self.hub.is_closing.set()
         for server in self._servers.values():
             server.shutdown()
@@ -190,5 +190,5 @@ class World:
                     self.market.preempt(machine.machine_id)
 
     def _count(self, machine_id: str) -> int:
-        """How many processes the machine really has."""
+        """Return how many processes the machine really has."""
         return sum(pod.count() for (one, _), pod in self._pods.items() if one == machine_id)

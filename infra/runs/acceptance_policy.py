@@ -1,4 +1,4 @@
-"""On what terms machines are taken: examined before any work, refused where money would not do, remembered when bad.
+"""The acceptance policy: machines are examined before work, refused over the spend cap, remembered when bad.
 
 In: settings, a provider. Out: `launch.Terms`.
 """
@@ -19,7 +19,7 @@ from infra.transport.protocol import Transport
 
 
 def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> Terms:
-    """On what terms its machines are taken; `unchecked`: without looking whether they work."""
+    """Return the terms on which its machines are taken; `unchecked`: without looking whether they work."""
     if vendor.is_here:
         return Terms()
     examine = None if unchecked else _accept(settings)
@@ -37,7 +37,7 @@ def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> 
 
 
 def _accept(settings: Settings) -> Accept:
-    """What `start` asks of a machine before any work; an own one that fails is remembered and not offered again."""
+    """Return the check of a machine before any work; an own one that fails is remembered and not offered again."""
     from infra.machines.acceptance import Thresholds, examine
 
     def judge(transport: Transport, request: Request, offer: Offer) -> str:

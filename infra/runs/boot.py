@@ -1,4 +1,4 @@
-"""From a rented pod to one that can be used: it has an address, sshd answers, a folder there is marked as ours.
+"""The boot of a rented pod until it can be used: it has an address, sshd answers, a folder there is marked as ours.
 
 In: a BOOTING row. Out: the same row with that address. Vendors say "running" long before a pod can be reached, and some
 never can: whoever waits has a limit, on the vendor's clock.
@@ -43,11 +43,14 @@ printf '%s\\n' "$2" > "$folder/POD.json" && printf %s "$folder" """
 
 
 class Unbooted(NoOffer):
-    """This machine will not do; the next one may."""
+    """The machine will not do; the next one may."""
 
 
 def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
-    """The row with its address, within `limit_s` of the vendor's clock. Raises Unbooted; the pod is there still."""
+    """Return the row with its address, within `limit_s` of the vendor's clock.
+
+    Raises Unbooted; the pod is there still.
+    """
     scale = provider.clock_scale
     deadline = time.monotonic() + limit_s / scale
     pod = _address(op, provider, deadline, scale)
@@ -61,7 +64,7 @@ def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
 
 
 def price(op: Op, pod: Pod, provider: Market) -> dict[str, Any]:
-    """What the vendor tells of a running pod's price, as facts of its row: how much, and since when.
+    """Return the vendor's price of a running pod, as facts of its row: how much, and since when.
 
     The time is of the wall's clock as it was when the request was sent; rather too early than too late.
     """
@@ -101,7 +104,10 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
 
 
 def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> str:
-    """The pod's folder, marked with its token: whoever has this key is let in by nobody but the pod that got it."""
+    """Return the pod's folder, marked with its token.
+
+    Whoever has this key is let in by nobody but the pod that got it.
+    """
     said, marker = "nothing", json.dumps({"token": op.token, "run": op.run})
     volume = json.loads(op.request).get("volume", "") if op.request else ""
     places = " ".join(provider.can.volumes) if volume else ""
@@ -123,7 +129,7 @@ def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> 
 
 
 def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
-    """The price and the ends that were agreed to, as the vendor tells them now."""
+    """Return how the vendor breaks the price and the ends that were agreed to, as it tells them now."""
     if provider.skew:
         return f"{provider.name}: {provider.skew}"
     if pod.micro_usd_per_hour <= 0:
@@ -134,7 +140,7 @@ def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
 
 
 def _unkept(op: Op, pod: Pod, provider: Market) -> str:
-    """What is wrong with the ends that the vendor says it has armed."""
+    """Return what is wrong with the ends that the vendor says it has armed."""
     can, scale = provider.can, provider.clock_scale
     limit_s = op.ttl_s if can.spend_limit else spend.limit_s(op)  # who has no limit of money gets it as time
     if can.time_limit and limit_s is not None:

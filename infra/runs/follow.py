@@ -1,4 +1,4 @@
-"""Following one run to its end: a pod's files read again and again, yielded as they change.
+"""Following one run to its end: a pod's files are polled, and yielded as they change.
 
 In: a journal row. Out: (progress, verdict) pairs, the last one with a verdict. It only reads: whoever stops following
 stops nothing.
@@ -27,7 +27,7 @@ Seen = tuple[dict[str, Any], dict[str, Any]]
 def follow(
     op: Op, journal: Journal, transport: Transport, elsewhere: Callable[[], dict[str, Any]] = dict
 ) -> Iterator[Seen]:
-    """Yields at every look, about four times a second, until the run has its verdict.
+    """Yield at every look, about four times a second, until the run has its verdict.
 
     A pod that does not answer is asked again for as long as its row is live: the run goes on there, and `unreachable`
     in the progress says since when nothing is known; `elsewhere` may then have the verdict of its other nodes.
@@ -67,7 +67,7 @@ def follow(
 
 
 def look(op: Op, transport: Transport) -> Seen:
-    """Progress and verdict of this pod as they are now, {} where there is none yet."""
+    """Return progress and verdict of this pod as they are now, {} where there is none yet."""
     pod = folder_of(op)
     return _read(transport, pod.progress, op.token), _read(transport, pod.verdict, op.token)
 

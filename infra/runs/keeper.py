@@ -1,12 +1,12 @@
-"""A run's keeper: it follows the run, brings home what it makes, and brings the run back when its pod has died.
+"""The supervisor ("keeper") of a run: it follows the run, downloads what it makes, and recovers it after a failure.
 
-In: a journal row. Out: what `follow` yields, over every pod that the run gets. One process keeps a run at a time: it
-holds the lease `keep:<run>`, which is free when that process has died, and never by age. A pod is called dead only by
-its own machine's word, gone only by its provider's, and lost only by the verdict of the other nodes of its run; one
+In: a journal row. Out: what `follow` yields, over every pod that the run gets. One process supervises a run at a time:
+it holds the lease `keep:<run>`, which is free when that process has died, and never by age. A pod is called dead only
+by its own machine's word, gone only by its provider's, and lost only by the verdict of the other nodes of its run; one
 that merely does not answer is waited for. `infra.runs.recovery` decides:
 
     dead   guard and agent have ended without a verdict   their start, on the same pods
-    gone   a pod is proven absent, or its vendor says      other pods, from what was brought home (`keepsake`), or
+    gone   a pod is proven absent, or its vendor says      other pods, from what was downloaded (`snapshot`), or
            that it has stopped                             from the store, where the pod itself puts its checkpoints
     lost   a node is silent, and all others have ended     the same, or their start when its machine answers again
 """
@@ -64,7 +64,10 @@ def lease_name(run: str) -> str:
 
 
 def end_keeper(run: str, journal: Journal, patience_s: float = LEAVE_S) -> None:
-    """Of a run that was ended: it sees that by itself, and is told when it is slow to. Not this process."""
+    """End the keeper of a run that was ended: it sees that by itself, and is told when it is slow to.
+
+    Not this process.
+    """
     deadline = time.monotonic() + patience_s
     while (holder := journal.holder(lease_name(run))) and holder != myself():
         if time.monotonic() > deadline:
@@ -77,12 +80,12 @@ Find = Callable[[Request], Sequence[Offer]]
 
 
 class NoReplacement(NoOffer):
-    """No machine can take the place of one that is silent; nothing was changed."""
+    """No machine can replace one that is silent; nothing was changed."""
 
 
 @dataclass
 class Keeper:
-    """Keeps a run; `folder` is where what is brought home of it lies."""
+    """The supervisor of a run; `folder` holds what is downloaded of it."""
 
     journal: Journal
     vendors: Vendors
@@ -91,14 +94,14 @@ class Keeper:
     secrets: Mapping[str, str]
     say: Say
     terms: Terms = launch.PLAIN
-    lost: Callable[[Op], None] = lambda _: None  # told of every pod that is gone
+    lost: Callable[[Op], None] = lambda _: None  # gets every pod that is gone
     lease: Lease | None = None  # None: another process has it, and this one only follows
     tell_after_s: float = TELL_AFTER_S
     bringing: threading.Lock = field(default_factory=threading.Lock)  # one at a time: drafts have fixed names
 
     @staticmethod
     def of(op: Op, journal: Journal, settings: Settings, say: Say) -> "Keeper":
-        """The keeper of this run, which looks for other machines as a launch does, and tells when a pod is gone."""
+        """Return the keeper of this run, which looks for other machines as a launch does, and reports lost pods."""
         return Keeper(
             journal,
             registry.vendors(settings),
@@ -122,10 +125,11 @@ class Keeper:
                 self.lease = None
 
     def keep(self, op: Op) -> Iterator[Seen]:
-        """Yields at every look until the verdict of the run's last pod.
+        """Yield at every look until the verdict of the run's last pod.
 
         That a node was lost is the last verdict only when no machine can take its place. Raises SlipwayError when it
-        cannot be brought back, LimitHit when its time or money is used up.
+        cannot be
+        recovered, LimitHit when its time or money is used up.
         """
         before = op.recoveries
         progress: dict[str, Any] = {}
@@ -167,9 +171,9 @@ class Keeper:
                 return
 
     def _last_words(self, op: Op) -> dict[str, Any]:
-        """The verdict of a rented pod that was ended after it while nobody looked; its row is ended. {}: it has none.
+        """Return the verdict of a rented pod that ended while nobody looked, and end its row. {}: it has none.
 
-        Without it a run whose work is done would be brought back, on another pod that costs money.
+        Without it a run whose work is done would be recovered, on another pod that costs money.
         """
         provider = self.vendors(op.vendor)
         if not provider.is_rented or op.is_live and not self._is_gone(op):
@@ -187,14 +191,14 @@ class Keeper:
         return verdict
 
     def _bring_back(self, op: Op, failure: SlipwayError, before: int) -> Op:
-        """The row to follow next: the run is at work again, here or elsewhere. Raises `failure` when it is over."""
+        """Return the row to follow next: the run is recovered, here or elsewhere. Raises `failure` when it is over."""
         tries, told = 0, ""
         while True:
             op = self.journal.ops(run=op.run)[-1]
             if pods.is_over(op):
                 raise failure
             self._take(op.run)
-            if self.lease is None:  # its keeper is at it
+            if self.lease is None:  # another keeper is active
                 self._rest(op, RETRY_S)
                 return self.journal.ops(run=op.run)[-1]
             done = self._recoveries(op) - before
@@ -235,7 +239,7 @@ class Keeper:
         return max(row.recoveries for row in self.journal.ops(run=op.run))
 
     def _said_elsewhere(self, op: Op) -> dict[str, Any]:
-        """The verdict of another node of a run whose node 0 does not answer; {} while there is none.
+        """Return the verdict of another node of a run whose node 0 does not answer; {} while there is none.
 
         SlipwayError: the vendor says that the pod is no more.
         """
@@ -247,7 +251,7 @@ class Keeper:
         return {}
 
     def _look_after(self, op: Op) -> None:
-        """Raises SlipwayError when its vendor says that it is no more; nothing while the vendor says nothing."""
+        """Raise SlipwayError when its vendor says that it is no more; nothing while the vendor says nothing."""
         if rented := market(self.vendors(op.vendor)):
             said = ""
             with contextlib.suppress(SlipwayError):  # no word is no proof
@@ -256,24 +260,24 @@ class Keeper:
                 raise SlipwayError(f"{op.run}: {said}")
 
     def _is_well(self, op: Op) -> bool:
-        """Something of it lives, or it has a verdict. Raises SlipwayError when nobody can tell."""
+        """Tell whether something of it lives, or it has a verdict. Raises SlipwayError when nobody can tell."""
         seen = self._sight(op)
         return seen.is_alive or bool(seen.verdict)
 
     def _rows(self, op: Op) -> list[Op | None]:
-        """The newest row of each node, by rank; None where a node was given up, and no other one is there yet."""
+        """Return the newest row of each node, by rank; None where a node was given up and not replaced yet."""
         found = {row.slot: row for row in pods.nodes_of(op, self.journal)[1:]}
         return [op, *(found.get(rank) for rank in range(1, max([pods.size_of(op) - 1, *found]) + 1))]
 
     def _look(self, rows: Sequence[Op | None]) -> list[Sight]:
-        """All nodes at the same time. Raises SlipwayError when node 0 answers, and only we cannot read it."""
+        """Look at all nodes at the same time. Raises SlipwayError when node 0 answers, and only we cannot read it."""
         found = at_once(self._sight, rows, LOOK_S)
         if isinstance(found[0], SlipwayError) and not isinstance(found[0], SILENT):
             raise found[0]
         return [one if isinstance(one, Sight) else Sight(None, why=str(one)) for one in found]
 
     def _sight(self, op: Op | None) -> Sight:
-        """Raises SlipwayError when nobody can tell."""
+        """Look at one node. Raises SlipwayError when nobody can tell."""
         if op is None or not op.is_live or op.slot < 0 or self._is_gone(op):
             return Sight(False)
         transport = self.vendors(op.vendor).reach(pods.pod_of(op))
@@ -286,7 +290,10 @@ class Keeper:
         return bool(pods.fate(rented, op)) if rented else pods.is_absent(provider, op)
 
     def _resume(self, op: Op, course: Course) -> Op:
-        """Each write names the row as it was last seen: whoever ended or took over the run meanwhile is not undone."""
+        """Resume the run on its pods.
+
+        Each write names the row as it was last seen: whoever ended or took over the run meanwhile is not undone.
+        """
         provider = self.vendors(op.vendor)
         op = self.journal.note(op, recoveries=self._recoveries(op) + 1)
         why = f"{course.lost}; all answer again" if course.lost else "neither its guard nor its agent is running"
@@ -344,10 +351,11 @@ class Keeper:
             pods.stand_aside(self.journal.op(op.token), self.journal, reason)
 
     def elsewhere(self, op: Op, recoveries: int = 0, limits: Limits | None = None) -> Op:
-        """The run of a pod that has ended on the next offer, with the code that it began with.
+        """Restart the run of a pod that has ended on the next offer, with the code that it began with.
 
         `limits`: time from now on, and money for the whole run from its beginning; None where what is left counts.
-        Raises LimitHit when nothing is left.
+        Raises
+        LimitHit when nothing is left.
         """
         code = self.folder / "code"
         if not code.is_dir():
@@ -372,14 +380,17 @@ class Keeper:
         return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)
 
     def _admit(self, rows: list[Op], new: Op) -> None:
-        """In the transaction that writes down a new pod: another keeper's run is not ours to bring back."""
+        """Check a new pod in the transaction that writes it down: another keeper's run is not ours to recover."""
         if self.lease is not None and not self.journal.is_ours(self.lease):
             raise Fenced(f"{new.run}: another process has taken it over; nothing was rented; run: inv status")
         if self.terms.admit:
             self.terms.admit(rows, new)
 
     def _rest_of(self, op: Op, given: Limits) -> tuple[Job, int | None]:
-        """The job with what is left of its time and money, and what all pods of the run may cost. Raises LimitHit."""
+        """Return the job with what is left of its time and money, and what all pods of the run may cost.
+
+        Raises LimitHit.
+        """
         job, provider = Job.from_json(op.job), self.vendors(op.vendor)
         if provider.is_rented:
             now, scale = read_clocks(), clock_scale(provider)
@@ -418,7 +429,7 @@ class Keeper:
 
     @contextlib.contextmanager
     def _bringing(self, op: Op, transport: Transport) -> Iterator[None]:
-        """Meanwhile what grows on another machine is brought home; big files hold up nobody who looks."""
+        """Download meanwhile what grows on another machine; big files hold up nobody who looks."""
         if self.vendors(op.vendor).is_here or self.lease is None:
             yield
             return
@@ -438,7 +449,7 @@ class Keeper:
                 try:
                     with self.bringing:
                         part()
-                except (Lost, TimedOut, Unreachable):  # told by who follows
+                except (Lost, TimedOut, Unreachable):  # reported by who follows
                     break
                 except (SlipwayError, StoreError, OSError, ValueError) as error:
                     if str(error) != told:
@@ -446,7 +457,7 @@ class Keeper:
                         self.say(f"{op.run}: bringing home: {error}")
 
     def _bring_last(self, op: Op) -> None:
-        """Whatever node 0 has saved is at home before it is ended; what of it is damaged stays there."""
+        """Download whatever node 0 has saved before it is ended; what of it is damaged stays there."""
         if self.vendors(op.vendor).is_here:
             return
         self.say(f"{op.run}: bringing home what it has saved")
@@ -461,7 +472,7 @@ class Keeper:
                     self.say(f"{op.run}: bringing home: {error}")
 
     def _parts(self, op: Op, transport: Transport) -> list[Callable[[], object]]:
-        """What is brought home, in this order."""
+        """Return what is downloaded, in this order."""
         pod_store = self.vendors(op.vendor).pod_store
         parts: list[Callable[[], object]] = [
             lambda: mirror.bring_logs(op, transport, self.folder),
@@ -481,7 +492,7 @@ def _request_of(op: Op) -> Request:
 
 @dataclass
 class _Waiting:
-    """Tells whoever follows that a pod has not answered for long, and when it answers again."""
+    """A reporter of a pod that has not answered for long, and of its return."""
 
     op: Op
     say: Say
@@ -507,7 +518,7 @@ class _Waiting:
 
 
 def _named(op: Op | None) -> str:
-    """A node of a run as people find it."""
+    """Return a node of a run as people find it."""
     if op is None:
         return "a node that was given up"
     place = op.place or op.remote_id or "its pod"

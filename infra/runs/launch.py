@@ -1,9 +1,9 @@
-"""The street itself: rent, push, hand over; then the laptop's part is done.
+"""The launch of a run: rent, push, hand over; then the laptop's part is done.
 
     Plan -> Offer -> Op (journal: renting, rented) -> code + job.json -> an armed guard (journal: ready)
 
-In: a plan. Out: the journal's row of a pod at work; a run over N nodes is N pods, and that row is of node 0.
-`resume` walks the same street for a run that stopped. In two halves it is `hold`, a pod without work whose guard holds
+In: a plan. Out: the journal's row of an active pod; a run over N nodes is N pods, and that row is of node 0.
+`resume` does the same for a run that stopped. In two halves it is `hold`, a pod without work whose guard holds
 it to its limits, and `give`, work for a pod that is there.
 """
 
@@ -51,10 +51,10 @@ Prepare = Callable[[Op, Transport], None]  # what else node 0 is given before it
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """On what terms machines are taken."""
+    """The terms on which machines are taken."""
 
     accept: Accept | None = None
-    blame: Blame | None = None  # told of every offer that was passed over
+    blame: Blame | None = None  # gets every offer that was passed over
     prepare: Prepare | None = None
     admit: Admit | None = None  # whether the money suffices
     boot_s: float = 900.0  # on the vendor's clock
@@ -139,7 +139,7 @@ def give(
 
 
 def is_idle(op: Op, transport: Transport) -> bool:
-    """Whether nothing is at work there: its guard holds it, or is dead. Raises SlipwayError: nobody can tell."""
+    """Tell whether nothing is active there: its guard holds it, or is dead. Raises SlipwayError: nobody can tell."""
     said = observe.ask(op, transport)
     if said["agent"].get("alive"):
         return False
@@ -148,7 +148,7 @@ def is_idle(op: Op, transport: Transport) -> bool:
 
 @dataclass
 class _Renting:
-    """One start: what is still to be tried, in its order, and what was rented and given back."""
+    """The state of one start: what is still to be tried, in its order, and what was rented and given back."""
 
     plan: Plan
     offers: list[Offer]
@@ -167,11 +167,11 @@ class _Renting:
 
     @property
     def scale(self) -> float:
-        """Of all its pods: a world has one clock."""
+        """Return the clock scale of all its pods: a world has one clock."""
         return clock_scale(self.vendors(self.offers[0].provider)) if self.offers else 1.0
 
     def reserved(self) -> int:
-        """By all pods that there have been under the run's names."""
+        """Return the money reserved by all pods that there have been under the run's names."""
         rows = pods.rows_of(self.plan.request.run, self.plan.request.nodes, self.journal)
         return sum(spend.reserved(row, read_clocks(), self.scale) for row in rows)
 
@@ -181,7 +181,7 @@ class _Renting:
             self.terms.blame(offer, why)
 
     def limits(self, nodes: int) -> Limits:
-        """Of the next pod, when `nodes` are still to be rented, which share the money that is left.
+        """Return the limits of the next pod, when `nodes` are still to be rented, which share the money that is left.
 
         Raises LimitHit when those that were given back have used up a limit.
         """
@@ -198,7 +198,7 @@ class _Renting:
 
 
 def _had(renting: _Renting, work: Callable[[list[Op]], None]) -> Op:
-    """Pods on which `work` was done, all of them; the row of node 0. Raises as `start`."""
+    """Rent all pods and do `work` on them; return the row of node 0. Raises as `start`."""
     for starts_left in reversed(range(MOST_STARTS)):
         ops: list[Op] = []
         try:
@@ -218,7 +218,7 @@ def _had(renting: _Renting, work: Callable[[list[Op]], None]) -> Op:
 
 @contextlib.contextmanager
 def _whole(ops: list[Op], vendors: Vendors, journal: Journal, say: Say) -> Iterator[None]:
-    """All of it, or nothing: whatever goes wrong within, the pods in `ops` are ended."""
+    """End the pods in `ops` when anything goes wrong within: all of it, or nothing."""
     try:
         yield
     except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
@@ -241,7 +241,7 @@ def _whole(ops: list[Op], vendors: Vendors, journal: Journal, say: Say) -> Itera
 
 
 def _taken_away(ops: list[Op], vendors: Vendors, journal: Journal) -> SlipwayError | None:
-    """What became of a pod that its vendor, or its own limit, has ended before it was at work; None: not that."""
+    """Return the error for a pod that its vendor, or its own limit, has ended before it was active; None: not that."""
     for op in map(journal.op, [op.token for op in ops]):
         rented = market(vendors(op.vendor))
         if rented is None or not op.is_live:
@@ -255,7 +255,7 @@ def _taken_away(ops: list[Op], vendors: Vendors, journal: Journal) -> SlipwayErr
 
 
 def _end_all(ops: list[Op], vendors: Vendors, journal: Journal, reason: str, outcome: str = "") -> None:
-    """Each of them, also when one cannot be ended. Raises what the last such one raised."""
+    """End each of them, also when one cannot be ended. Raises what the last such one raised."""
     with contextlib.ExitStack() as stack:
         for op in ops:
             stack.callback(pods.end, vendors(op.vendor), journal.op(op.token), journal, reason, outcome)
@@ -316,7 +316,7 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
 def _try(
     ops: list[Op], provider: Provider, journal: Journal, offer: Offer, request: Request, say: Say, terms: Terms
 ) -> str:
-    """Whether the last of `ops` boots and is what was promised; why not, in words."""
+    """Return why the last of `ops` does not boot or is not what was promised, in words; "" when it is."""
     if rented := market(provider):
         try:
             with stage("boot", say):
@@ -330,7 +330,10 @@ def _try(
 
 
 def _job_of(job: Job, rank: int, nodes: int, provider: Provider, offer: Offer) -> Job:
-    """Nodes on one machine share its cores. Of one store only node 0 writes: the others make their inputs beside it."""
+    """Return the job of a node.
+
+    Nodes on one machine share its cores. Only node 0 writes to the one store: the others make their inputs beside it.
+    """
     if nodes == 1 or provider.pod_store:
         return job
     threads = {"OMP_NUM_THREADS": str(max(1, offer.cpus // nodes))} if provider.is_here else {}
@@ -345,7 +348,7 @@ def _apart(step: Step) -> Step:
 
 
 def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, prepare: Prepare | None) -> None:
-    """The code, what goes along with it, and what the job reads and does not make."""
+    """Send the code, what goes along with it, and what the job reads and does not make."""
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
     send_code(op, provider, root, say)
     for one in plan.carried:
@@ -362,7 +365,7 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, prepare:
 
 
 def send_code(op: Op, provider: Provider, root: Path, say: Say) -> Pushed:
-    """The code, and what set-up on another machine needs."""
+    """Send the code, and what set-up on another machine needs."""
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
     say(f"{'copying' if provider.is_here else 'sending'} the code to {pods.where(op)}")
     with stage("copy" if provider.is_here else "push", say) as told:
@@ -375,7 +378,7 @@ def send_code(op: Op, provider: Provider, root: Path, say: Say) -> Pushed:
 
 
 def _send_agent(op: Op, provider: Provider) -> None:
-    """What a guard needs, and no more: the code follows with the first work."""
+    """Send what a guard needs, and no more: the code follows with the first work."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
         shutil.copytree(AGENT, root / "infra" / "agent", ignore=shutil.ignore_patterns("__pycache__"))
@@ -412,7 +415,7 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
 
 
 def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
-    """The row of a pod that can be handed its job again: the same, or a new one in the same folder."""
+    """Return the row of a pod that can be handed its job again: the same, or a new one in the same folder."""
     if op.job and Job.from_json(op.job).kind == "hold":
         raise UsageError(f"{op.run} had no work to resume; run: inv pod.create, inv pod.run")
     if op.is_live:
@@ -446,7 +449,7 @@ def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str
 
 
 def _arm(op: Op, transport: Transport, secrets: Mapping[str, str]) -> None:
-    """A second time it finds the guard that the first one has started."""
+    """Arm the guard. A second time it finds the guard that the first one has started."""
     pod, job = pods.folder_of(op), Job.from_json(op.job)
     chosen = {name: secrets[name] for name in job.secrets if name in secrets}
     transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)

@@ -1,4 +1,4 @@
-"""Rows of the journal by what people call them, and what they lead to: a pod, a verdict. Nothing is changed."""
+"""The look-up of the journal's rows by their names, and of what they lead to: a pod, a verdict. Nothing is changed."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from infra.transport.protocol import Transport
 
 
 def way(settings: Settings, op: Op) -> Transport:
-    """The way to the pod of a row."""
+    """Return the transport to the pod of a row."""
     return registry.provider(settings, op.vendor).reach(pods.pod_of(op))
 
 

@@ -1,7 +1,7 @@
-"""What of a run is kept at home, so that it outlives its pod: logs as they grow, last words, artifacts.
+"""The local mirror of a run, so that it outlives its pod: logs as they grow, last reports, artifacts.
 
-In: a journal row and the way to its pod. Out: files under `<homes>/<run>/`, artifacts in the store at home. All of it
-may be repeated: what is here already is not fetched again.
+In: a journal row and the transport to its pod. Out: files under `<homes>/<run>/`, artifacts in the local store. All of
+it may be repeated: what is here already is not fetched again.
 """
 
 import contextlib
@@ -85,9 +85,9 @@ def bring_logs_from_store(op: Op, folder: Path) -> list[Path]:
 
 
 def last_words(op: Op, folder: Path) -> dict[str, Any]:
-    """The verdict of a pod that is gone: as it was brought home, else as its courier left it in the store.
+    """Return the verdict of a pod that is gone: from the mirror, else as its courier left it in the store.
 
-    What the store has is kept at home. {} when neither has one: the pod was taken away from its work. Raises
+    What the store has is kept in the mirror. {} when neither has one: the pod was taken away from its work. Raises
     StoreError when the store cannot be read.
     """
     verdict = words_at_home(op, folder).get("verdict", {})
@@ -110,7 +110,7 @@ def last_words(op: Op, folder: Path) -> dict[str, Any]:
 
 
 def words_there(op: Op, transport: Transport) -> dict[str, Any]:
-    """What this very pod says of itself, by kind: progress, verdict, guard."""
+    """Return what this very pod reports, by kind: progress, verdict, guard."""
     pod, said = folder_of(op), {}
     for kind, path in {"progress": pod.progress, "verdict": pod.verdict, "guard": pod.state / "guard.json"}.items():
         with contextlib.suppress(FileNotFoundError):
@@ -127,7 +127,7 @@ def bring_words(op: Op, transport: Transport, folder: Path) -> None:
 
 
 def words_at_home(op: Op, folder: Path) -> dict[str, Any]:
-    """What `bring_words` kept, by kind."""
+    """Return what `bring_words` kept, by kind."""
     said = {}
     for kind in ("progress", "verdict", "guard"):
         with contextlib.suppress(FileNotFoundError):
@@ -190,12 +190,15 @@ def bring_artifacts(op: Op, pod_store: str, transport: Transport, home: Store) -
 
 
 def is_home(home: Store, name: str, fingerprint: str) -> bool:
-    """Whether the store at home holds that very artifact, whole."""
+    """Tell whether the local store holds that very artifact, whole."""
     return not home.find(name, fingerprint).problem
 
 
 def _manifest_there(pod: PodFolder, store: str, name: str, fingerprint: str, transport: Transport) -> Manifest | None:
-    """None when there is none of that fingerprint that can be used: then it is made, or sent, again."""
+    """Return the manifest on the pod; None when there is none of that fingerprint that can be used.
+
+    Then the artifact is made, or sent, again.
+    """
     for place in (*places(kept_name(name, fingerprint)), *places(name)):
         with contextlib.suppress(FileNotFoundError, ValueError):
             found = Manifest.from_json(transport.get(pod.code / store / place))

@@ -1,7 +1,7 @@
-"""Telling somebody how a run ended, when nobody looks: a shell command of the user's, or an address that is posted to.
+"""The notification about the end of a run: a shell command of the user's, or a URL that is posted to.
 
 In: a state (succeeded, failed, stopped, limit, preempted, lost, orphan), the run, what it cost. Out: "" or what went
-wrong with the telling, which never stops anything else.
+wrong with the notification, which never stops anything else.
 """
 
 import json
@@ -20,7 +20,10 @@ PATIENCE_S = 30.0
 
 
 def notify(target: str, *, run: str, state: str, cost_micro_usd: int, note: str = "") -> str:
-    """A command gets SLIPWAY_RUN, SLIPWAY_STATE, SLIPWAY_COST_USD and SLIPWAY_NOTE; an address gets them as JSON."""
+    """Notify somebody of the end of a run; return what went wrong, or "".
+
+    A command gets SLIPWAY_RUN, SLIPWAY_STATE, SLIPWAY_COST_USD and SLIPWAY_NOTE; a URL gets them as JSON.
+    """
     said = {"run": run, "state": state, "cost_usd": dollars(cost_micro_usd), "note": note}
     if not target:
         return ""

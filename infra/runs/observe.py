@@ -1,4 +1,4 @@
-"""How the pods are: what the journal, the provider and a pod's own files say, and how old that is.
+"""The observed state of the pods: what the journal, the provider and a pod's own files say, and how old that is.
 
 Every pod is asked at the same time and gets the same few seconds: one that does not answer holds up nobody.
 """
@@ -32,7 +32,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Reading:
-    """What was seen of one pod."""
+    """The observation of one pod."""
 
     exists: bool | None = None  # as its provider says; None = no answer
     pod: Pod | None = None  # as its provider tells it
@@ -48,11 +48,11 @@ def snapshot(
     journal: Journal, providers: Mapping[str, Provider], homes: Path, *, deadline_s: float = 5.0, ended: int = 10,
     named: str = "",
 ) -> list[PodView]:  # fmt: skip
-    """One row per run, by its last pod: all that are live, and the last `ended` runs that are not; newest last.
+    """Return one row per run, by its last pod: all that are live, and the last `ended` runs that are not; newest last.
 
-    What stands beside a run until it is proven gone has a row of its own. Replicas of services come and go: of those
-    that have ended, only one that is `named` has a row, as any run that is. Pods that have ended are not asked:
-    `homes` holds what was brought home of them.
+    A pod that is detached from a run has a row of its own until it is proven gone. Replicas of services come and go: of
+    those that have ended, only one that is `named` has a row, as any run that is. Pods that have ended are not asked:
+    `homes` holds what was downloaded of them.
     """
     newest = {op.run: op for op in journal.ops()}
     ops = [newest[run] for run in journal.runs()]
@@ -67,10 +67,11 @@ def snapshot(
 
 
 def view(op: Op, reading: Reading, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]) -> PodView:
-    """The row that a journal's row and a reading make.
+    """Return the row that a journal's row and a reading make.
 
     `rows`: all of the run, whose earlier pods have cost, too. `told`: what vendors said that pods have cost, as the
-    journal has it.
+    journal
+    has it.
     """
     progress, verdict = reading.progress, reading.verdict
     before = sum(spend.spent(row, now, reading.clock_scale) for row in rows if row.token != op.token)
@@ -105,7 +106,7 @@ def view(op: Op, reading: Reading, now: Clocks, rows: Sequence[Op], told: Mappin
 
 
 def _ended_at(op: Op, reading: Reading) -> float | None:
-    """When the work was over: as its verdict says, else when its pod was gone."""
+    """Return when the work was over: as its verdict says, else when its pod was gone."""
     if reading.verdict:
         return reading.verdict.get("at", op.ended_at)
     return None if op.is_live else op.ended_at or op.del_requested_at
@@ -122,7 +123,7 @@ def _state(op: Op, reading: Reading) -> str:
 
 
 def _is_gone_at_its_limit(op: Op, reading: Reading) -> bool:
-    """Whether nobody asked for the end of a rented pod, and it was gone when its limit was due: a guard is early."""
+    """Tell whether a rented pod whose end nobody asked for was gone when its limit was due: a guard is early."""
     limit_s = spend.limit_s(op)
     if op.is_live or op.del_requested_at is not None or op.outcome:
         return False
@@ -133,7 +134,7 @@ def _is_gone_at_its_limit(op: Op, reading: Reading) -> bool:
 
 
 def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
-    """In one word, how a run is: from its row's state, its verdict ("" = none) and whether anything of it lives."""
+    """Return the state of a run in one word: from its row's state, its verdict ("" = none) and what lives."""
     if verdict:
         return verdict
     if state in (FAILED, TERMINATED):
@@ -149,7 +150,7 @@ def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
 
 
 def _beside(reading: Reading) -> str:
-    """What stands aside is never the run itself, whatever it says: `lost` until its machine answers."""
+    """Return the state of a detached pod, which is never the run itself: `lost` until its machine answers."""
     return "lost" if reading.exists is None else "stopped"
 
 
@@ -186,12 +187,12 @@ def _ssh(op: Op) -> str:
 
 
 def _ends(op: Op, reading: Reading, now: float) -> tuple[str, ...]:
-    """Which ends are armed, and when each was last seen alive."""
+    """Return which ends are armed, and when each was last seen alive."""
     return tuple(filter(None, (_guard_end(reading, now), *_vendor_ends(op, reading.pod))))
 
 
 def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
-    """What the vendor said just now that it will do by itself."""
+    """Yield what the vendor said just now that it will do by itself."""
     if pod and pod.state in DEAD:
         return
     if pod and pod.ends_at:
@@ -218,7 +219,10 @@ def _guard_end(reading: Reading, now: float) -> str:
 
 
 def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
-    """What the pod's `infra.agent status` says of guard, agent, progress and verdict, {} for what is not this pod's."""
+    """Return what the pod's `infra.agent status` says of guard, agent, progress and verdict.
+
+    {} for what is not this pod's.
+    """
     if not op.address:
         return _of(op, {})
     pod = folder_of(op)
@@ -231,17 +235,17 @@ def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
 
 
 def words_of(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
-    """What the files of a pod that has ended still say."""
+    """Return what the files of a pod that has ended still say."""
     return _of(op, words_there(op, transport))
 
 
 def is_alive(op: Op, transport: Transport) -> bool:
-    """Whether guard or agent of this very pod lives."""
+    """Tell whether guard or agent of this very pod lives."""
     return _is_alive(ask(op, transport))
 
 
 def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
-    """Whatever goes wrong becomes words: a table with one bad row is still a table."""
+    """Observe one pod. Whatever goes wrong becomes words: a table with one bad row is still a table."""
     if provider is None and op.is_live:
         return Reading(problem=f"provider {op.vendor} is not set up here")
     pod, scale = None, clock_scale(provider) if provider else 1.0
@@ -268,7 +272,7 @@ def _silent(op: Op, providers: Mapping[str, Provider], homes: Path, problem: str
 
 
 def _from_home(op: Op, homes: Path, problem: str) -> Reading:
-    """What was brought home of a pod that does not answer: its figures are as old as they say."""
+    """Return what was downloaded of a pod that does not answer: its figures are as old as they say."""
     try:
         told = _of(op, words_at_home(op, homes / op.run))
     except (SlipwayError, OSError, ValueError) as error:
@@ -277,7 +281,7 @@ def _from_home(op: Op, homes: Path, problem: str) -> Reading:
 
 
 def _of(op: Op, told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The folder may still hold what an earlier pod of the run left."""
+    """Return what is of this pod: the folder may still hold what an earlier pod of the run left."""
     parts = {key: told.get(key) for key in ("guard", "agent", "progress", "verdict")}
     known = {key: pod_reports.known(part) if isinstance(part, dict) else {} for key, part in parts.items()}
     return {key: value if value.get("token") == op.token else {} for key, value in known.items()}

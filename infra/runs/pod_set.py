@@ -1,4 +1,4 @@
-"""Pods as a file wants them: what is missing is made, what is there is kept, what is too many is ended.
+"""The reconciliation of a file of pods: what is missing is made, what is there is kept, what is too many is ended.
 
     a file -> PodSpecs; journal -> rows; decide -> steps, which whoever asked carries out in their order
 
@@ -34,7 +34,7 @@ def same(record: type, flag: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class PodSpec:
-    """One pod as a file describes it; None = whatever there is."""
+    """One pod as a file describes it; None = no restriction."""
 
     name: str = field(metadata={"about": "of the pod; unique among all that live"})
     gpu_type: str | None = key("A100", "kind of GPU, or any of a set: A100:1,H100:1; own machines: whatever there is")
@@ -62,7 +62,7 @@ class PodSpec:
 
     @property
     def digest(self) -> str:
-        """Of all but the name: equal for pods that may stand for each other."""
+        """Return a digest of all but the name: equal for pods that may stand for each other."""
         said = {name: value for name, value in asdict(self).items() if name != "name"}
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -72,12 +72,12 @@ WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or f
 
 
 def schema() -> list[tuple[str, Any, str]]:
-    """Every key, its default ("" = it must be given) and what it is for."""
+    """Return every key, its default ("" = it must be given) and what it is for."""
     return [(one.name, "" if one.default is MISSING else one.default, one.metadata["about"]) for one in fields(PodSpec)]
 
 
 def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[str]) -> tuple[str, list[PodSpec]]:
-    """The name of the set, `stem` when the file gives none, and its pods. Raises UsageError, with the place.
+    """Return the name of the set, `stem` when the file gives none, and its pods. Raises UsageError, with the place.
 
     `provider`: of pods that name none. `own`: providers whose machines have the GPUs that they have.
     """
@@ -98,7 +98,7 @@ def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[
 
 
 def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodSpec:
-    """One pod of a file. Raises UsageError."""
+    """Return one pod of a file. Raises UsageError."""
     known = {one.name: one for one in fields(PodSpec)}
     _check_keys(where, entry, (*known, *ALIASES))
     said: dict[str, Any] = {}
@@ -132,7 +132,10 @@ def _check_keys(where: str, body: Any, known: Sequence[str]) -> None:
 
 
 def _value(where: str, one: Field[Any], value: Any) -> Any:
-    """As the field has it. A number where text is wanted is taken for its text: `cpus: 16`, `spend_limit: 12.50`."""
+    """Return a value as the field has it.
+
+    A number where text is wanted is taken for its text: `cpus: 16`, `spend_limit: 12.50`.
+    """
     hint = get_type_hints(PodSpec)[one.name]
     kinds = getattr(hint, "__args__", (hint,))
     if value is None and type(None) in kinds:
@@ -150,7 +153,7 @@ def _value(where: str, one: Field[Any], value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Step:
-    """`action`: keep, end or create; `token`: of the row that is kept or ended."""
+    """An action. `action`: keep, end or create; `token`: of the row that is kept or ended."""
 
     action: str
     name: str
@@ -159,10 +162,11 @@ class Step:
 
 
 def decide(set_name: str, wanted: Mapping[str, str], rows: Iterable[Op]) -> list[Step]:
-    """What makes the live pods of that set those of `wanted`, in the order in which it is to be done.
+    """Return what makes the live pods of that set those of `wanted`, in the order in which it is to be done.
 
     `wanted`: digests by name. `rows`: of the journal, ended ones too. Ends come first: they free names, machines and
-    money. A pod that another process is making is kept. UsageError: a name is that of a pod outside of the set.
+    money.
+    A pod that another process is making is kept. UsageError: a name is that of a pod outside of the set.
     """
     live = {op.run: op for op in rows if op.is_live and op.slot == 0}
     ends, keeps, missing = [], [], []

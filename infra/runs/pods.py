@@ -45,11 +45,11 @@ LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creat
 
 
 class _Overtaken(SlipwayError):
-    """Somebody else ended the row before anything was asked for."""
+    """The row was ended by somebody else before anything was asked for."""
 
 
 class StillBills(LimitHit):
-    """It was asked to end, and is not proven gone."""
+    """The pod was asked to end, and is not proven gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +75,12 @@ PLAIN = Row()
 def rent(
     provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, row: Row = PLAIN
 ) -> Op:  # fmt: skip
-    """One pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
+    """Rent one pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
 
     Taken: the run, or the target in that store, is live; Leased: the offer's machine holds another pod; nothing was
-    asked for; so for whatever `admit` and `check_end` raise. Ambiguous: the pod may exist, and the row is UNKNOWN. Any
-    other SlipwayError: nothing was rented.
+    asked
+    for; so for whatever `admit` and `check_end` raise. Ambiguous: the pod may exist, and the row is UNKNOWN. Any other
+    SlipwayError: nothing was rented.
     """
     if provider.is_rented:
         check_end(offer, job.limits)
@@ -116,7 +117,7 @@ def rent(
 
 
 def check_end(offer: Offer, limits: Limits) -> None:
-    """Whether a pod from that offer is sure to end. NoOffer: it has no price; UsageError: it has no limit."""
+    """Check that a pod from that offer is sure to end. NoOffer: it has no price; UsageError: it has no limit."""
     if offer.micro_usd_per_hour <= 0:
         raise NoOffer(
             f"{offer.provider}: {offer.offer_id}: its vendor gives no price, so no spend limit could be enforced"
@@ -129,17 +130,20 @@ def check_end(offer: Offer, limits: Limits) -> None:
 
 
 def name_of(run: str, rank: int) -> str:
-    """What the pod of a node is called: node 0 as the run itself."""
+    """Return the name of the pod of a node: node 0 is called as the run itself."""
     return f"{run}.{rank}" if rank else run
 
 
 def rows_of(run: str, nodes: int, journal: Journal) -> list[Op]:
-    """Every pod that there has been under the names of a run's nodes."""
+    """Return every pod that there has been under the names of a run's nodes."""
     return [op for rank in range(nodes) for op in journal.ops(run=name_of(run, rank))]
 
 
 def nodes_of(op: Op, journal: Journal) -> list[Op]:
-    """The newest rows of all nodes of a run, by rank; `op` is that of node 0. A run on one node has that one."""
+    """Return the newest rows of all nodes of a run, by rank; `op` is that of node 0.
+
+    A run on one node has that one.
+    """
     size = len(_group_of(op).addresses)
     found = [op]
     for rank in itertools.count(1):
@@ -152,48 +156,48 @@ def nodes_of(op: Op, journal: Journal) -> list[Op]:
 
 
 def size_of(op: Op) -> int:
-    """How many nodes the run of this row has."""
+    """Return how many nodes the run of this row has."""
     asked = json.loads(op.request).get("nodes", 1) if op.request else 1
     return max(asked, len(_group_of(op).addresses))
 
 
 def run_of(op: Op) -> str:
-    """The run that the pod of this row is a node of."""
+    """Return the run that the pod of this row is a node of."""
     return _group_of(op).run or op.run
 
 
 def rank_of(op: Op) -> int:
-    """Which node the pod of this row is, or was before it stood aside."""
+    """Return which node the pod of this row is, or was before it was detached."""
     return op.slot if op.slot >= 0 else _group_of(op).rank
 
 
 def aside_of(run: str, journal: Journal) -> list[Op]:
-    """What stands beside a run, on any of its nodes, and has not been proven gone."""
+    """Return the pods that were detached from a run, on any of its nodes, and are not proven gone."""
     return [op for op in journal.ops(live=True) if op.slot < 0 and run_of(op) == run]
 
 
 def is_in_pieces(op: Op, journal: Journal) -> bool:
-    """Whether a node of the run was given up and not replaced: it can begin anew, but not go on where it was."""
+    """Tell whether a node of the run was given up and not replaced: it can restart, but not resume where it was."""
     if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
-        return False  # its launch is at it
+        return False  # its launch is still active
     are_introduced = size_of(op) == max(1, len(_group_of(op).addresses))
     return op.slot < 0 or op.slot == 0 and not (are_introduced and len(nodes_of(op, journal)) >= size_of(op))
 
 
 def pod_of(op: Op) -> Pod:
-    """The pod of a row that has one."""
+    """Return the pod of a row that has one."""
     return Pod(provider=op.vendor, pod_id=op.remote_id or "", token=op.token, run=op.run, address=op.address or "",
                micro_usd_per_hour=op.rate)  # fmt: skip
 
 
 def folder_of(op: Op) -> PodFolder:
-    """Where the pod of a row keeps its files, on its machine."""
+    """Return where the pod of a row keeps its files, on its machine."""
     address = op.address or "/nonexistent"
     return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))
 
 
 def where(op: Op) -> str:
-    """For people: a folder of this machine, or of another one, with user, host and port."""
+    """Return where a pod is, for people: a folder of this machine, or of another one, with user, host and port."""
     if not (op.address or "").startswith("ssh://"):
         return op.address or "no address yet"
     to = Address.parse(op.address or "")
@@ -203,12 +207,13 @@ def where(op: Op) -> str:
 def end(
     provider: Provider, op: Op, journal: Journal, reason: str = "", outcome: str = "", patience_s: float = PATIENCE_S
 ) -> Op:  # fmt: skip
-    """The row once the pod is proven gone; calling twice is safe.
+    """End a pod; return the row once it is proven gone; calling twice is safe.
 
     `reason`: for people, none: somebody asked for it. `outcome`: with a reason, how its run ended with it, "" while
-    another pod may go on with it.
-    SlipwayError (StillBills for what is rented): it is not proven, the row stays TERMINATING, and the message says
-    what it may cost.
+    another
+    pod may go on with it. SlipwayError (StillBills for what is rented): it is not proven, the row stays TERMINATING,
+    and
+    the message says what it may cost.
     """
     if not op.is_live:
         return op
@@ -251,10 +256,11 @@ def end(
 
 
 def stand_aside(op: Op, journal: Journal, reason: str) -> Op:
-    """The row of a pod that cannot be proven gone makes room for another one of its node.
+    """Detach the row of a pod that cannot be proven gone, to make room for another one of its node.
 
     It stays TERMINATING and its machine leased, until a later `settle` hears the machine and ends what is there. Only
-    for a node whose work cannot go on: see `infra.agent.nodes`.
+    for a
+    node whose work cannot go on: see `infra.agent.nodes`.
     """
     return journal.advance(op, "aside", reason=reason)
 
@@ -269,11 +275,13 @@ def stop_work(provider: Provider, op: Op) -> None:
 
 
 def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | None) -> Op:
-    """What became of a live row that nobody looked after: ended when its work has, or when its renter died.
+    """Settle a live row that nobody looked after: end it when its work has ended, or when its renter died.
 
     A pod that has its verdict, one that was to be ended, one that never got its job, one that is gone and a rented one
-    that has reached a limit are ended; one at work, or still being rented by a living process (this one too), stays as
-    it is, as does one that outlives its work, whose verdict frees it for other work. Raises as `end`.
+    that
+    has reached a limit are ended; an active one, or one still being rented by a living process (this one too), stays as
+    it
+    is, as does one that outlives its work, whose verdict frees it for other work. Raises as `end`.
     """
     if op.state == TERMINATING:
         return end(provider, op, journal)
@@ -299,17 +307,17 @@ def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | 
 
 
 def said_by(verdict: Mapping[str, Any]) -> str:
-    """Why a pod is ended whose work has ended so."""
+    """Return why a pod is ended whose work has ended so."""
     return f"its work has ended: {verdict['state']}"
 
 
 def is_over(op: Op) -> bool:
-    """Whether the run of its newest row is to stay ended; another pod may go on with any other."""
+    """Tell whether the run of its newest row is to stay ended; another pod may go on with any other."""
     return (not op.is_live or op.state == TERMINATING) and op.outcome not in ("", NODE_LOST)
 
 
 def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
-    """How the work of this pod ended, {} while it has not."""
+    """Return how the work of this pod ended, {} while it has not."""
     try:
         verdict = (
             pod_reports.parse(transport.get(folder_of(op).verdict), f"the verdict of {op.run}") if op.address else {}
@@ -320,7 +328,7 @@ def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
 
 
 def _look_for(provider: Provider, pod: str) -> Pod | None:
-    """What a lost answer may have left: a vendor lists it within a minute, as a rule."""
+    """Return the pod that a lost answer may have left: a vendor lists it within a minute, as a rule."""
     deadline = time.monotonic() + (LOOK_S / clock_scale(provider) if provider.is_rented else 0.0)
     while True:
         with contextlib.suppress(SlipwayError):  # no word: as if it were not shown yet
@@ -333,7 +341,7 @@ def _look_for(provider: Provider, pod: str) -> Pod | None:
 
 @contextlib.contextmanager
 def _looked_after(journal: Journal, token: str) -> Iterator[None]:
-    """By this process; by sweeps, too, when nothing came of it or nobody knows what."""
+    """Hold the lease of a pod; leave it to sweeps, too, when nothing came of it or nobody knows what."""
     held = journal.take(lease(token))
     try:
         yield
@@ -361,7 +369,7 @@ def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) ->
 
 
 def _prove_absence(provider: Provider, op: Op) -> None:
-    """Raises SlipwayError unless a look-up and a complete listing, late enough, both say that it is gone."""
+    """Raise SlipwayError unless a look-up and a complete listing, late enough, both say that it is gone."""
     wait_s = _unproven_s(provider, op)
     if wait_s > 0:
         what = "it was rented just now" if op.remote_id else "its id is not known"
@@ -371,7 +379,7 @@ def _prove_absence(provider: Provider, op: Op) -> None:
 
 
 def is_absent(provider: Provider, op: Op) -> bool:
-    """Whether the pod is proven gone. Raises SlipwayError when its provider does not say."""
+    """Tell whether the pod is proven gone. Raises SlipwayError when its provider does not say."""
     if _unproven_s(provider, op) > 0 or provider.find(op.remote_id or op.token) is not None:
         return False
     if op.place:  # the pod can be nowhere else, and other machines may well be switched off
@@ -382,7 +390,10 @@ def is_absent(provider: Provider, op: Op) -> bool:
 
 
 def fate(provider: Market, op: Op) -> str:
-    """What the vendor says became of the pod, in words; "" while it is well. Raises SlipwayError: it does not say."""
+    """Return what the vendor says became of the pod, in words; "" while it is well.
+
+    Raises SlipwayError: it does not say.
+    """
     pod = provider.find(op.remote_id or op.token)
     if pod is None:
         return f"{provider.name} has it no more" if is_absent(provider, op) else ""
@@ -390,7 +401,7 @@ def fate(provider: Market, op: Op) -> str:
 
 
 def _unproven_s(provider: Provider, op: Op) -> float:
-    """For how long yet its absence proves nothing: a vendor may not show yet what it has just created."""
+    """Return for how long yet its absence proves nothing: a vendor may not show yet what it has just created."""
     if op.sent_at is None or (op.remote_id and op.last_seen_at):
         return 0.0
     lag_s = min(LAG_S, provider.settle_s) if op.remote_id else provider.settle_s
@@ -398,5 +409,5 @@ def _unproven_s(provider: Provider, op: Op) -> float:
 
 
 def lease(token: str) -> str:
-    """Held by whoever rents that pod, until it dies."""
+    """Return the name of the lease held by whoever rents that pod, until it dies."""
     return f"rent:{token}"

@@ -1,4 +1,4 @@
-"""What becomes of a run: one decision for a step that died, a pod that is gone and a node that was lost.
+"""The recovery policy of a run: one decision for a step that died, a pod that is gone and a node that was lost.
 
 In: what is known of the pod of each node, by rank. Out: a `Course`. Pure: `infra.runs.keeper` looks, and does what
 is decided.
@@ -16,7 +16,7 @@ from infra.agent.state import NODE_LOST
 
 @dataclass(frozen=True)
 class Sight:
-    """One node's pod as it was seen just now."""
+    """The observation of one node's pod just now."""
 
     is_there: bool | None  # its machine, or its provider, has it; False = proven gone, None = nobody can tell
     is_alive: bool = False  # its guard or its agent, where it is there
@@ -40,7 +40,7 @@ class Course:
 
 
 def decide(nodes: Sequence[Sight]) -> Course:
-    """What is to be done about a run whose nodes look like this, node 0 first."""
+    """Return what is to be done about a run whose nodes look like this, node 0 first."""
     first, others = nodes[0], nodes[1:]
     silent = tuple(rank for rank, node in enumerate(nodes) if node.is_there is None)
     gone = tuple(rank for rank, node in enumerate(nodes) if node.is_there is False)

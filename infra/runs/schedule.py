@@ -1,6 +1,6 @@
-"""Many runs on a few pods: each pod has a lane, whose runs follow one another; lanes go at the same time.
+"""The schedule of many runs on a few pods: each pod has a queue, whose runs follow one another; queues run in parallel.
 
-In: runs with estimates, names of pods. Out: lanes. Pure.
+In: runs with estimates, names of pods. Out: queues. Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,10 @@ class Lane:
 
 
 def pack(estimates_s: Mapping[str, float], pods: Sequence[str], placed: Mapping[str, str]) -> list[Lane]:
-    """One lane per pod, perhaps without a run; a run of `placed` goes where it was, any other where least waits.
+    """Return one queue per pod, perhaps without a run.
 
-    The runs of a lane keep their order. With equal estimates, runs are dealt out like cards.
+    A run of `placed` goes where it was, any other where least waits. The runs of a queue keep their order. With equal
+    estimates, runs are dealt out like cards.
     """
     waiting: dict[str, list[str]] = {pod: [] for pod in pods}
     for run in estimates_s:

@@ -1,7 +1,7 @@
-"""The upkeep of the journal: what nobody follows any more is brought home, and what has ended is ended in its row.
+"""The upkeep of the journal: what nobody follows any more is downloaded, and what has ended is ended in its row.
 
-In: the journal, settings. Out: rows moved on, pods ended, logs and artifacts at home. `tell` hears what was found and
-what could not be asked, which never keeps the rest from being looked after.
+In: the journal, settings. Out: rows moved on, pods ended, logs and artifacts in the local mirror. `tell` gets what was
+found and what could not be asked, which never keeps the rest from being looked after.
 """
 
 import time
@@ -46,7 +46,7 @@ def settle(journal: Journal, settings: Settings, tell: Say, only: Collection[str
 
 
 def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
-    """Whether another process looks after the pod of this row: its service's controller, or its run's keeper."""
+    """Tell whether another process looks after the pod of this row: its service's controller, or its run's keeper."""
     if op.service and journal.holder(service_lease(op.service)):
         return True
     is_rented = registry.provider(settings, op.vendor).is_rented
@@ -54,7 +54,7 @@ def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
 
 
 def _settle(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """The row as it is then. Raises what speaking to the pod and its vendor raises."""
+    """Settle a row; return it as it is then. Raises what speaking to the pod and its vendor raises."""
     vendor = registry.provider(settings, op.vendor)
     transport = vendor.reach(pods.pod_of(op)) if op.address or not vendor.is_rented else None
     verdict, silence = dict[str, Any](), None
@@ -79,7 +79,7 @@ def _settle(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
 
 
 def ended_how(op: Op) -> str:
-    """In a word that people are told, of a pod that left no verdict."""
+    """Return the outcome of a pod that left no verdict, in a word for people."""
     return "stopped" if op.outcome == ASKED else op.outcome or "lost"
 
 
@@ -109,7 +109,7 @@ def reconcile_accounts(journal: Journal, settings: Settings, tell: Say) -> None:
 
 
 def keep_last_words(op: Op, settings: Settings, tell: Say) -> dict[str, Any]:
-    """The verdict of a pod that is gone, perhaps by itself; {} when there is none, or none can be read just now."""
+    """Return the verdict of a pod that is gone, perhaps by itself; {} when none can be read just now."""
     try:
         return mirror.last_words(op, settings.homes / op.run)
     except StoreError as error:
@@ -133,7 +133,7 @@ def overdue(journal: Journal, settings: Settings) -> list[Op]:
 
 
 def is_overdue(op: Op, now: float, scale: float) -> bool:
-    """Whether a rented pod should have been gone for long."""
+    """Tell whether a rented pod should have been gone for long."""
     asked_at = op.del_requested_at
     is_ending = op.state == TERMINATING and op.vendor in VENDORS and asked_at is not None
     return is_ending and (now - (asked_at or 0)) * scale > ALARM_S

@@ -1,7 +1,7 @@
-"""What a run needs to go on elsewhere, kept at home while it is followed.
+"""The local snapshot of a run, from which it can resume elsewhere; it is updated while the run is followed.
 
-In: a journal row and the way to its pod. Out: under `<homes>/<run>/`: `code/` as it was sent, `pod/` with marks of
-steps, figures, and of each folder of checkpoints the newest that is whole. `restore` puts all of it, logs too, onto
+In: a journal row and the transport to its pod. Out: under `<homes>/<run>/`: `code/` as it was sent, `pod/` with marks
+of steps, metrics, and of each folder of checkpoints the newest that is whole. `restore` puts all of it, logs too, onto
 another pod of the run. A checkpoint is a folder `step-*` whose MANIFEST.json says its step, and of each of its files
 the size and sha256.
 """
@@ -37,7 +37,7 @@ done"""
 
 
 def keep_code(op: Op, root: Path, folder: Path, carried: Sequence[Carried] = ()) -> Path:
-    """A copy of the code of `root`, as a push sends it, and of what goes along: what another pod of this run gets."""
+    """Copy the code of `root` and what goes along, as a push sends them, for other pods; return the code's folder."""
     write_durably(folder / "POD.json", json.dumps({"token": op.token, "run": op.run}))
     code = folder / "code"
     push(ThisMachine(), root, code, op.token)
@@ -53,7 +53,7 @@ def keep_code(op: Op, root: Path, folder: Path, carried: Sequence[Carried] = ())
 
 
 def carried_of(folder: Path) -> tuple[Carried, ...]:
-    """What goes along with the code that `keep_code` kept there."""
+    """Return what goes along with the code that `keep_code` kept there."""
     with contextlib.suppress(FileNotFoundError):
         return tuple(Carried(**one) for one in json.loads((folder / CARRIED).read_bytes()))
     return ()
@@ -106,7 +106,7 @@ def restore(op: Op, transport: Transport, folder: Path, store: Store) -> None:
 
 
 def forget(folder: Path) -> None:
-    """The run has succeeded: what it made is in the store."""
+    """Remove the snapshot of a run that has succeeded: what it made is in the store."""
     for name in ("pod", "code", "state", *(one.name for one in carried_of(folder))):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in ("POD.json", CARRIED):
@@ -119,7 +119,7 @@ def _is_made_here(config: dict[str, Any], store: Store) -> bool:
 
 
 def _list(op: Op, transport: Transport) -> list[str]:
-    """What there is on the pod to be kept, by path in its folder."""
+    """Return what there is on the pod to be kept, by path in its folder."""
     done = transport.run(["sh", "-c", LIST, "sh", str(folder_of(op).root)], timeout_s=mirror.LIST_S)
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: listing its checkpoints: {done.stderr.strip() or f'exit code {done.exited}'}")
@@ -130,7 +130,7 @@ def _list(op: Op, transport: Transport) -> list[str]:
 
 
 def _clear(op: Op, transport: Transport, kept: Path) -> set[str]:
-    """The checkpoints that are on the pod as they are at home; what is newer there is out of the way afterwards."""
+    """Return the checkpoints that are on the pod as they are here; put away what is newer there."""
     root, same = folder_of(op).root, set()
     for name in (name for name in _list(op, transport) if name.endswith(MANIFEST)):
         checkpoint = PurePosixPath(name).parent
@@ -149,13 +149,13 @@ def _clear(op: Op, transport: Transport, kept: Path) -> set[str]:
 
 
 def _manifest(content: bytes) -> Any:
-    """None when it is damaged."""
+    """Return the manifest; None when it is damaged."""
     with contextlib.suppress(ValueError):
         return outside.mapping(content)
 
 
 def _fetch_checkpoint(transport: Transport, source: Path, target: Path) -> list[tuple[Path, Path]]:
-    """Its draft and its place, once the draft is whole; nothing when it is here already."""
+    """Return a checkpoint's draft and its place, once the draft is whole; nothing when it is here already."""
     if target.exists():
         return []
     draft = target.with_name(f".{target.name}.draft")

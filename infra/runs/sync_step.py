@@ -1,4 +1,4 @@
-"""A job whose work outlives its pod: what it makes goes to the store while it is at work, from the pod itself."""
+"""The sync steps of a job whose work outlives its pod: the pod itself uploads what it makes while it is active."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ EVERY_S = {"hf": 600.0}  # every look is a commit there, and a repository takes 
 
 
 def with_courier(job: Job, store: str, run: str) -> Job:
-    """The job with a first step that brings what an earlier pod of the run left in `store`, and a courier beside all.
+    """Return the job with a first step that restores from `store` what an earlier pod left, and a courier beside all.
 
     `store` is named as the pod names it. A job that has them already stays as it is, and so does one that neither
     trains nor carries out somebody's own text. Own text needs no PyTorch of ours: its courier has a small environment.
@@ -33,6 +33,6 @@ def with_courier(job: Job, store: str, run: str) -> Job:
 
 
 def _makings(job: Job) -> dict[str, dict[str, str]]:
-    """By step, what tells whether its artifact is in its store."""
+    """Return by step what tells whether its artifact is in its store."""
     found = {step.name: step.config["making"] for step in job.steps if "making" in step.config}
     return {step: {key: making[key] for key in ("store", "name", "fingerprint")} for step, making in found.items()}

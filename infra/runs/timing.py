@@ -1,4 +1,4 @@
-"""The stages of a hand-over, told as they end with the time that each took."""
+"""The timing of a hand-over's stages, reported as they end."""
 
 import contextlib
 import time
@@ -11,7 +11,7 @@ Say = Callable[[str], None]
 
 @contextlib.contextmanager
 def stage(name: str, say: Say) -> Iterator[list[str]]:
-    """Says `push 0.4 s` and what was put into the list meanwhile, or that it failed; what is raised goes on."""
+    """Report `push 0.4 s` and what was put into the list meanwhile, or that it failed; what is raised goes on."""
     began, details = time.monotonic(), list[str]()
     try:
         yield details

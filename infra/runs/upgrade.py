@@ -1,4 +1,4 @@
-"""From processes of older code to ours: they are asked to leave, and what they looked after is named.
+"""The upgrade from processes of older code to ours: they are asked to leave, and what they looked after is named.
 
 In: the file of a journal, which may have the layout of an older Slipway. Out: the leases that are free now. A keeper or
 a controller that leaves ends nothing: pods and engines go on, held by their guards, until somebody takes over.

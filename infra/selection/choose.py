@@ -1,7 +1,7 @@
-"""Which offers are tried, and in which order: for commands, for the keeper of a run, for the replicas of a service.
+"""The selection of offers and their order: for commands, for the keeper of a run, for the replicas of a service.
 
 In: providers, a request. Out: the offers that satisfy it, cheapest first; what failed lately comes last, and what the
-account cannot pay for is left out. `tell` is told what was left out or put last, and why.
+account cannot pay for is left out. `tell` gets what was left out or put last, and why.
 """
 
 import time
@@ -42,7 +42,7 @@ def of_machines(provider: Provider, request: Request) -> list[Offer]:
 
 
 def _asked(request: Request) -> str:
-    """The flags by which GPUs are asked for."""
+    """Return the flags by which GPUs are asked for."""
     kind = [f"--gpu {request.gpu}"] if request.gpu else []
     return " ".join([*kind, *([f"--num-gpus {request.num_gpus}"] if request.num_gpus else [])])
 
@@ -90,7 +90,7 @@ def among(
 
 
 def wait_for(candidates: Sequence[Provider], request: Request, settings: Settings, tell: Tell) -> list[Offer]:
-    """As `find`, asked again until something fits."""
+    """Return offers as `find` does, asked again until something fits."""
     while True:
         try:
             return find(candidates, request, settings, tell)

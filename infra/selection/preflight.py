@@ -1,4 +1,4 @@
-"""What can be known before money is spent: what ends a pod, what it will cost, whether the work fits on an offer.
+"""The preflight before money is spent: what ends a pod, what it will cost, whether the work fits on an offer.
 
 In: a plan, offers, settings. Out: the offers on which the plan can be carried out. Nothing is rented; vendors are asked
 for the balance only.

@@ -1,4 +1,4 @@
-"""What kind of machine is wanted: words of people -> a request."""
+"""The request for a machine from command-line flags."""
 
 import re
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ def request_for(spec: MachineSpec) -> Request:
 
 
 def at_least(flag: str, text: str) -> int:
-    """`16` and `16+` are the same floor. Raises UsageError."""
+    """Return the number of `16` or `16+`, which are the same floor. Raises UsageError."""
     found = re.fullmatch(r"([0-9]{1,9})\+?", text.strip())
     if text and not found:
         raise UsageError(f"--{flag} {text}: expected a whole number, such as 16 or 16+")

@@ -1,8 +1,8 @@
-"""What set-up on a bare machine needs and may not find there: a copy of uv, and where packages come from.
+"""The bootstrap of a bare machine, which may lack a copy of uv and the sources of packages.
 
-In: the way to a pod. Out: `state/packages.json` of the pod, and our own uv in the machine's cache, sent once, when it
-fits and the machine has none that it can use. Where neither is the case the pod fetches uv with pip, else pip does
-the work: see `infra/agent/environment.py`.
+In: the transport to a pod. Out: `state/packages.json` of the pod, and our own uv in the machine's cache, sent once,
+when it fits and the machine has none that it can use. Where neither is the case the pod fetches uv with pip, else pip
+does the work: see `infra/agent/environment.py`.
 """
 
 import configparser
@@ -84,7 +84,7 @@ def bring(transport: Transport, pod: PodFolder) -> str:
 
 
 def _ours() -> tuple[Path, str] | None:
-    """uv of the environment that runs this, and its sha256."""
+    """Return uv of the environment that runs this, and its sha256."""
     path = Path(sysconfig.get_path("scripts")) / "uv"
     return (path, hashlib.sha256(path.read_bytes()).hexdigest()) if path.is_file() else None
 

@@ -1,4 +1,4 @@
-"""A port of this machine, on loopback only, behind which another one answers."""
+"""A port forward: a port of this machine, on loopback only, behind which another machine answers."""
 
 import contextlib
 import logging

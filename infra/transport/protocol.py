@@ -1,4 +1,4 @@
-"""Reaching a machine: run words there, put and get files.
+"""The transport to a machine: run words there, put and get files.
 
 One protocol; here the implementation for the machine in front of the user.
 """
@@ -33,11 +33,11 @@ class Result:
 
 
 class TimedOut(SlipwayError):
-    """It took too long, and was ended with its process group, if it could be reached."""
+    """The command took too long, and was ended with its process group, if it could be reached."""
 
 
 class Unreachable(SlipwayError):
-    """No connection, so nothing was sent."""
+    """No connection could be made, so nothing was sent."""
 
 
 class Lost(SlipwayError):
@@ -45,17 +45,20 @@ class Lost(SlipwayError):
 
 
 class Silent(Lost):
-    """Connection lost by timeout (no keep-alive replies); do not try again at once."""
+    """The connection was lost by timeout (no keep-alive replies); do not try again at once."""
 
 
 def tied(words: Sequence[str]) -> list[str]:
-    """A program that is told to end when its stdin does: as words of a shell, which leaves with its exit code."""
+    """Return the words of a shell that run a program, which is told to end when its stdin does.
+
+    The shell leaves with the program's exit code.
+    """
     script = 'exec 3<&0; "$@" </dev/null 3<&- & child=$!; { cat <&3; kill $child; } >/dev/null 2>&1 & exec 3<&-'
     return ["sh", "-c", f"{script}; wait $child", "sh", *words]
 
 
 def twice(action: Callable[[], T]) -> T:
-    """Once more when the connection was cut in the midst of it: for what looks before it repeats itself."""
+    """Retry once when the connection was cut in the midst of it: for what looks before it repeats itself."""
     try:
         return action()
     except Silent:
@@ -67,7 +70,7 @@ def twice(action: Callable[[], T]) -> T:
 class Transport(Protocol):
     @property
     def python(self) -> str:
-        """The interpreter that runs the agent: Python 3.9 or later."""
+        """Return the interpreter that runs the agent: Python 3.9 or later."""
 
     def run(
         self,
@@ -87,24 +90,27 @@ class Transport(Protocol):
         """Replace the file at once and durably; folders are made."""
 
     def get(self, path: str | Path) -> bytes:
-        """Raises FileNotFoundError."""
+        """Return the content of a file. Raises FileNotFoundError."""
 
     def read(self, path: str | Path, offset: int) -> bytes:
-        """What the file holds from that byte on, READ_BYTES at most; empty at its end. Raises FileNotFoundError."""
+        """Return what the file holds from that byte on, READ_BYTES at most; empty at its end.
+
+        Raises FileNotFoundError.
+        """
 
     def forward(self, local_port: int, remote_port: int) -> contextlib.AbstractContextManager[int]:
-        """Within it, that port of the machine answers here, on loopback only (0: any port); gives the port here."""
+        """Forward that port of the machine to here, on loopback only (0: any port); gives the port here."""
 
     def alongside(
         self, words: Sequence[str], cwd: str | Path | None = None
     ) -> contextlib.AbstractContextManager[Callable[[], Result | None]]:
-        """Within it, that program runs there; it is ended with it, or when whoever began it is gone.
+        """Run that program there within it; it is ended with it, or when whoever began it is gone.
 
         Gives a look at how it has ended, None while it runs.
         """
 
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
-        """A shell, or one program, on the user's terminal; its exit code."""
+        """Run a shell, or one program, on the user's terminal; return its exit code."""
 
 
 class ThisMachine:

@@ -33,7 +33,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Pushed:
-    """What a push did, in numbers of files."""
+    """The result of a push, in numbers of files."""
 
     sent: int
     unchanged: int
@@ -91,7 +91,7 @@ def _push(machine: Transport, root: Path, dest: str | Path, token: str, only: st
 
 
 def pushed(machine: Transport, dest: str | Path) -> dict[str, str]:
-    """sha256 by path of what the last push left in `dest`; empty when there was none."""
+    """Return the sha256 by path of what the last push left in `dest`; empty when there was none."""
     try:
         raw = machine.get(PodFolder(Path(dest).parent).state / receive.MEMORY)
         memory = outside.mapping(raw, MEMORY_BYTES, MEMORY_VALUES, half_pairs="surrogateescape")
@@ -126,7 +126,7 @@ def _stamp(seen: os.stat_result) -> list[int]:
 
 
 def _contents(root: Path, files: list[tuple[str, int]]) -> Iterator[bytes]:
-    """One zlib stream of the files, in pieces. Raises UsageError when one no longer has its size."""
+    """Yield one zlib stream of the files, in pieces. Raises UsageError when one no longer has its size."""
     deflate = zlib.compressobj(1)
     held: list[bytes] = []
     num_held = 0

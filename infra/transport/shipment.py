@@ -1,4 +1,4 @@
-"""Which files of a checkout go to a pod: what git would keep, minus secrets.
+"""The files of a checkout that go to a pod: what git would keep, minus secrets.
 
 A secret is known by its name or by its content. Source files are never held back for their name alone.
 """
@@ -47,7 +47,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Shipment:
-    """What goes, and what stays behind; paths are relative to `root`."""
+    """The files of a push: what goes, and what stays behind; paths are relative to `root`."""
 
     root: Path
     files: Mapping[str, str]  # path of a file, or of a link to a place inside the root -> sha256
@@ -56,7 +56,7 @@ class Shipment:
 
 @dataclass(frozen=True)
 class SyncPlan:
-    """What a push would do, before it does anything."""
+    """The plan of a push, before it does anything."""
 
     files: int
     bytes: int
@@ -69,7 +69,7 @@ class SyncPlan:
 
 
 def survey(root: Path) -> dict[str, os.stat_result]:
-    """What git would keep, by path relative to `root`, with its lstat; a checkout's deleted files are left out.
+    """Return what git would keep, by path relative to `root`, with its lstat; deleted files are left out.
 
     Raises UsageError when there is nothing, when `root` can be no project, or when git fails in a checkout.
     """
@@ -86,12 +86,15 @@ def survey(root: Path) -> dict[str, os.stat_result]:
 
 
 def mode(seen: os.stat_result) -> int | str:
-    """How a file is kept on a pod: "link", or its permissions, of which only "runs" and "does not" are told apart."""
+    """Return how a file is kept on a pod: "link", or its permissions.
+
+    Of those only "runs" and "does not" are told apart.
+    """
     return "link" if stat.S_ISLNK(seen.st_mode) else 0o755 if seen.st_mode & 0o100 else 0o644
 
 
 def inspect(root: Path, path: str, seen: os.stat_result) -> tuple[str, str]:
-    """(sha256 of what would be sent, why it may not be: "" when it may)."""
+    """Return (sha256 of what would be sent, why it may not be: "" when it may)."""
     reason = _why_not(root, path, seen)
     if reason:
         return "", reason
@@ -107,7 +110,10 @@ def inspect(root: Path, path: str, seen: os.stat_result) -> tuple[str, str]:
 
 
 def pieces(root: Path, path: str) -> Iterator[bytes]:
-    """What is sent of a file: its content; of a link, where it leads. Raises UsageError when it cannot be read."""
+    """Yield what is sent of a file: its content; of a link, where it leads.
+
+    Raises UsageError when it cannot be read.
+    """
     full = f"{root}/{path}"
     try:
         if os.path.islink(full):
@@ -121,7 +127,7 @@ def pieces(root: Path, path: str) -> Iterator[bytes]:
 
 
 def pack(root: Path) -> Shipment:
-    """Raises UsageError when there is nothing to send, or git fails in a checkout."""
+    """Return the files to send. Raises UsageError when there is nothing to send, or git fails in a checkout."""
     root = root.resolve()
     contents, refused = {}, []
     for path, seen in survey(root).items():
@@ -136,7 +142,10 @@ def pack(root: Path) -> Shipment:
 
 
 def preview(root: Path, known: Mapping[str, str]) -> SyncPlan:
-    """What a push of `root` would do to a pod that holds `known` (sha256 by path). Raises UsageError as pack does."""
+    """Return what a push of `root` would do to a pod that holds `known` (sha256 by path).
+
+    Raises UsageError as pack does.
+    """
     packed = pack(root)
     sizes = {path: os.lstat(packed.root / path).st_size for path in packed.files}
     ignored = _ignored(packed.root)
@@ -153,7 +162,7 @@ def preview(root: Path, known: Mapping[str, str]) -> SyncPlan:
 
 
 def _why_not(root: Path, path: str, seen: os.stat_result) -> str:
-    """Why `path` stays behind whatever it holds; "" when it may go."""
+    """Return why `path` stays behind whatever it holds; "" when it may go."""
     if stat.S_ISLNK(seen.st_mode):
         target = os.readlink(root / path)
         is_inside = Path(os.path.realpath(root / path)).is_relative_to(root) and not os.path.isabs(target)
@@ -177,7 +186,7 @@ def _is_checkout(root: Path) -> bool:
 
 
 def _listed(root: Path, *which: str) -> list[str]:
-    """What git lists under `root`: by default what it keeps and what it would keep."""
+    """Return what git lists under `root`: by default what it keeps and what it would keep."""
     words = ["git", "-C", str(root), "ls-files", *(which or ("--cached", "--others")), "--exclude-standard", "-z"]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)
@@ -189,7 +198,7 @@ def _listed(root: Path, *which: str) -> list[str]:
 
 
 def _ignored(root: Path) -> list[int]:
-    """Sizes in bytes of what is not even looked at."""
+    """Return the sizes in bytes of what is not even looked at."""
     if _is_checkout(root):
         paths: Iterable[str] = _listed(root, "--others", "--ignored")
     else:

@@ -33,7 +33,10 @@ _CHUNK = 1 << 16
 
 
 class Ssh:
-    """Opens its connection at the first call and again when it was lost. `known_hosts` is this pod's alone."""
+    """The transport over SSH. It connects at the first call and again when it was lost.
+
+    `known_hosts` is this pod's alone.
+    """
 
     python = "python3"
 
@@ -63,7 +66,10 @@ class Ssh:
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Result:
-        """As in Transport. Raises TimedOut (it was killed there), Lost, Unreachable, StrangeHost, AuthError."""
+        """Run words as in Transport.
+
+        Raises TimedOut (it was killed there), Lost, Unreachable, StrangeHost, AuthError.
+        """
         script = shlex.join(words)
         if cwd is not None:
             script = f"cd -- {shlex.quote(str(cwd))} && {script}"
@@ -94,7 +100,7 @@ class Ssh:
 
     @contextlib.contextmanager
     def forward(self, local_port: int, remote_port: int) -> Iterator[int]:
-        """Raises UsageError when the port is taken here; nothing is opened there before the first caller."""
+        """Forward a port. Raises UsageError when it is taken here; nothing is opened there before the first caller."""
 
         @contextlib.contextmanager
         def dial() -> Iterator[Any]:
@@ -132,7 +138,7 @@ class Ssh:
     def line(
         self, words: Sequence[str] | None = None, cwd: str | Path | None = None, is_terminal: bool = True
     ) -> list[str]:
-        """The command of OpenSSH's that connects as we do: this key, this host key, nothing forwarded."""
+        """Return the command of OpenSSH's that connects as we do: this key, this host key, nothing forwarded."""
         pins = str(self.known_hosts.absolute()).replace("%", "%%")
         options = {
             "IdentitiesOnly": "yes", "IdentityAgent": "none", "BatchMode": "yes", "PasswordAuthentication": "no",
@@ -162,7 +168,7 @@ class Ssh:
         return out
 
     def _open(self, deadline: float) -> Link:
-        """The connection, made when there is none that lives."""
+        """Return the connection, made when there is none that lives."""
         if not self._opening.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise TimedOut(f"{self._where}: no connection in time")
         try:
@@ -175,7 +181,7 @@ class Ssh:
 
     @contextlib.contextmanager
     def _session(self, deadline: float) -> Iterator[tuple[Link, Any]]:
-        """A channel; a connection that was lost while nobody looked is made anew, once."""
+        """Yield a channel; a connection that was lost while nobody looked is made anew, once."""
         with contextlib.ExitStack() as stack:
             for is_last in (False, True):
                 link = self._open(deadline)
@@ -237,14 +243,14 @@ class Ssh:
 
 
 def _broken() -> tuple[type[BaseException], ...]:
-    """What paramiko raises when a connection is gone."""
+    """Return what paramiko raises when a connection is gone."""
     from paramiko import SSHException
 
     return SSHException, EOFError, OSError
 
 
 class _Feeder:
-    """Writes a channel's stdin while its output is read, then ends it."""
+    """A writer of a channel's stdin while its output is read; then it ends it."""
 
     def __init__(self, channel: Any, pieces: Iterable[bytes]) -> None:
         self.error: BaseException | None = None
@@ -282,7 +288,7 @@ class _Feeder:
 
 
 class _Wake(threading.Event):
-    """Set by paramiko when anything arrives, cleared by us alone.
+    """An event set by paramiko when anything arrives, cleared by us alone.
 
     The pipe behind `channel.fileno()` loses wake-ups when stdout and stderr arrive at once.
     """

@@ -1,4 +1,4 @@
-"""What the user's `~/.ssh/config` says of an alias, as `ssh` itself reads it."""
+"""The user's `~/.ssh/config`: what it says of an alias, as `ssh` itself reads it."""
 
 import shlex
 import shutil
@@ -22,7 +22,7 @@ class Resolved:
 
 
 def aliases(config: Path, depth: int = 0) -> Iterator[str]:
-    """The names after `Host` that have no wildcard, included files too."""
+    """Yield the names after `Host` that have no wildcard, included files too."""
     if depth > MOST_INCLUDES or not config.is_file():
         return
     for line in config.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -42,7 +42,10 @@ def aliases(config: Path, depth: int = 0) -> Iterator[str]:
 
 
 def resolve(alias: str, config: Path) -> Resolved:
-    """Raises UsageError: ssh is missing, refuses the file, or reaches the machine in a way that we cannot."""
+    """Resolve an alias.
+
+    Raises UsageError: ssh is missing, refuses the file, or reaches the machine in a way that we cannot.
+    """
     if not shutil.which("ssh"):
         raise UsageError(f"{alias} is an alias of {config}, and ssh, which reads it, is missing; write its address")
     done = subprocess.run(["ssh", "-G", "-F", str(config), alias], stdin=subprocess.DEVNULL, capture_output=True,

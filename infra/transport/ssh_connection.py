@@ -38,7 +38,7 @@ class StrangeHost(SlipwayError):
 
 
 class _Counted(socket.socket):
-    """Counts what arrives, so that silence can be told from work."""
+    """A socket that counts what arrives, so that silence can be told from work."""
 
     heard = 0
 
@@ -86,7 +86,7 @@ class Link:
 
     @contextlib.contextmanager
     def session(self, timeout_s: float) -> Iterator[Any]:
-        """A channel for one command. Raises TimeoutError, or what paramiko raises when the connection is gone."""
+        """Yield a channel for one command. Raises TimeoutError, or what paramiko raises when the connection is gone."""
         deadline = time.monotonic() + max(0.1, timeout_s)
         if not self._free.acquire(timeout=max(0.1, timeout_s)):
             raise TimeoutError(f"all {SESSIONS} sessions of the connection are in use")
@@ -98,7 +98,10 @@ class Link:
 
     @contextlib.contextmanager
     def port(self, number: int) -> Iterator[Any]:
-        """A port of the pod's loopback, used as a socket. Raises what paramiko raises when nothing answers there."""
+        """Yield a port of the pod's loopback, used as a socket.
+
+        Raises what paramiko raises when nothing answers there.
+        """
         here = there = ("127.0.0.1", number)
         with self._closing(self.transport.open_channel("direct-tcpip", there, here, timeout=OPEN_S)) as channel:
             yield _Port(channel)
@@ -133,7 +136,7 @@ class Link:
             self.transport._unlink_channel(channel.chanid)
 
     def send(self, channel: Any, kind: str, *fields: str) -> None:
-        """A request about a channel that is not waited for: the answer is in what the channel does next."""
+        """Send a request about a channel without waiting: the answer is in what the channel does next."""
         from paramiko.common import cMSG_CHANNEL_REQUEST
 
         message = _message(cMSG_CHANNEL_REQUEST, channel)
@@ -171,7 +174,7 @@ class Link:
 
 
 def check_key(address: Address) -> None:
-    """Raises UsageError when its private key is not here, or, as `ssh` does, when others than its owner may read it."""
+    """Raise UsageError when its private key is not here, or others than its owner may read it, as `ssh` does."""
     where, key = f"ssh {address.user}@{address.host}", Path(address.key)
     if not key.is_file():
         raise UsageError(f"{where}: its key {address.key or '(none)'} is not here")
@@ -185,7 +188,7 @@ def check_key(address: Address) -> None:
 
 
 def _load() -> None:
-    """The libraries, by one thread: their modules import each other, and two that begin at once get halves of them."""
+    """Import the libraries in one thread: their modules import each other, and two at once get halves of them."""
     with _LOADING:
         import fabric  # noqa: F401
 
@@ -206,10 +209,11 @@ def _message(kind: bytes, channel: Any) -> Any:
 
 
 def _transport(*words: Any, **flags: Any) -> Any:
-    """A paramiko Transport that leaves the last word on a channel to the channel's user.
+    """Return a paramiko Transport that leaves the last word on a channel to the channel's user.
 
     By itself it answers a CLOSE at once, from its own thread; what another thread sends at that moment on the same
-    channel comes after it, is about a channel that sshd no longer knows, and costs the whole connection.
+    channel
+    comes after it, is about a channel that sshd no longer knows, and costs the whole connection.
     """
     from paramiko import Transport
     from paramiko.common import MSG_CHANNEL_CLOSE
@@ -232,7 +236,7 @@ def _dial(address: Address) -> _Counted:
 
 
 def _authenticate(address: Address, known_hosts: Path, connected: socket.socket) -> Any:
-    """A client whose host is the pinned one and which let our key in."""
+    """Return a client whose host is the pinned one and which let our key in."""
     import fabric
     from paramiko import AuthenticationException, BadHostKeyException, SSHConfig, SSHException
 
@@ -275,7 +279,7 @@ def _authenticate(address: Address, known_hosts: Path, connected: socket.socket)
 
 
 class _PinFirst:
-    """What paramiko asks about a host that has no pin yet."""
+    """The policy of paramiko for a host that has no pin yet."""
 
     def __init__(self, known_hosts: Path) -> None:
         self.known_hosts = known_hosts
@@ -289,7 +293,10 @@ class _PinFirst:
 
 
 def pinned(known_hosts: Path) -> Any:
-    """The host key in a pod's known_hosts; None when there is no file yet. Raises UsageError when it is damaged."""
+    """Return the host key in a pod's known_hosts; None when there is no file yet.
+
+    Raises UsageError when it is damaged.
+    """
     from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 
     try:

@@ -19,7 +19,7 @@ class ShardFlags(Output):
         group="What is read",
     )
     dataset: str = flag("HuggingFaceFW/fineweb", "fineweb: id of the data set on the hub", group="What is read")
-    config: str = flag("sample-10BT", "fineweb: configuration of the data set", group="What is read", unit="FILE")
+    config: str = flag("sample-10BT", "fineweb: configuration of the data set", group="What is read")
     split: str = flag("train", "fineweb: split of the data set", group="What is read")
     revision: str = flag("main", "fineweb: branch, tag or commit", group="What is read")
     packages: str = flag("", "pydocs: installed packages to read too, comma-separated", group="What is read")

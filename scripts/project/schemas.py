@@ -19,6 +19,7 @@ from flows.sweep import NOT_OF_A_RUN
 from infra.errors import UsageError
 from infra.flags import Flag
 from infra.runs import pod_set
+from scripts.cli.flags import Environment
 from scripts.runs.flags import LaunchFlags
 from serve.service import ServiceFile
 from trainer.config import PhaseConfig
@@ -141,6 +142,7 @@ def _with_phases(flags: Schema) -> Schema:
 
 def launch() -> Schema:
     flags = _with_phases(of_flags(LaunchFlags, ("file",)))
+    flags["properties"] |= of_flags(Environment)["properties"]
     return {"title": "Flags of a launch: ./inv launch FILE", **{"$ref": "#/$defs/flags"},
             "$defs": {"flags": flags, "phases": phases()}}  # fmt: skip
 

@@ -1,10 +1,10 @@
-"""Whether a model fits, before an engine is started or a machine rented: refused with numbers, not by a crash.
+"""The estimate of a model's memory, before an engine is started or a machine rented: refused with numbers.
 
     weights   what the safetensors files hold, in the dtype that the engine keeps
     cache     keys and values: 2 x layers x heads x width x bytes for each token; at least one request of full length
     engine    the programs themselves: measured on a CPU; for a GPU an estimate, as there was none to measure on
 
-In: a model, how its engine is run, the memory that there is. Out: a Room, or UsageError that says what would
+In: a model, the options of its engine, the memory that there is. Out: a Room, or UsageError that says what would
 fit.
 """
 
@@ -28,7 +28,7 @@ GPU_BYTES = int(2.5 * GB)  # on each GPU: CUDA, its graphs, the activations of a
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """Bytes on each GPU, or of the machine where there is none."""
+    """The memory that a model needs: bytes on each GPU, or of the machine where there is none."""
 
     weights: int
     cache: int
@@ -43,13 +43,13 @@ class Room:
         return self.weights + self.cache + self.engine
 
     def longest(self, there: int) -> int:
-        """Tokens of a request that fits into `there` bytes beside all else; 0 = not even one."""
+        """Return the tokens of a request that fits into `there` bytes beside all else; 0 = not even one."""
         left = there - self.weights - self.engine
         return max(0, min(self.tokens, left // self.per_token)) if self.per_token else 0
 
 
 def needed(model: str | Path, engine: str, tuning: Tuning) -> Room:
-    """Of a folder, or of what lies elsewhere (`hf://`, `s3://`), of which little is fetched.
+    """Return the memory of a model in a folder, or elsewhere (`hf://`, `s3://`), of which little is fetched.
 
     Raises UsageError when it cannot be read as a model, StoreError when it cannot be reached.
     """
@@ -66,7 +66,7 @@ def needed(model: str | Path, engine: str, tuning: Tuning) -> Room:
 
 
 def _needed_there(uri: str, engine: str, tuning: Tuning) -> Room:
-    """By its config and the sizes of its files."""
+    """Return the memory of a remote model, by its config and the sizes of its files."""
     config, weights = models.sketch(uri)
     stored = config.get("dtype") or config.get("torch_dtype")
     if stored in STORED and not config.get("quantization_config"):
@@ -88,9 +88,9 @@ def _room(config: dict[str, Any], weights: int, engine: str, tuning: Tuning) -> 
 
 
 def check(model: str | Path, engine: str, tuning: Tuning, there: int | None) -> None:
-    """`there`: bytes for the engine, of each GPU or of this machine; None = nobody knows, and it is tried.
+    """Raise UsageError when the model does not fit, with what would; else as `needed` does.
 
-    Raises UsageError when the model does not fit, with what would; else as `needed`.
+    there: bytes for the engine, of each GPU or of this machine; None = it is not known, and nothing is refused.
     """
     room = needed(model, engine, tuning)
     if there is None:
@@ -106,7 +106,7 @@ def check(model: str | Path, engine: str, tuning: Tuning, there: int | None) -> 
 
 
 def fits(what: str, room: Room, engine: str, tuning: Tuning, there: int) -> None:
-    """Raises UsageError when `what`, a model, needs more than `there`: bytes as in `check`."""
+    """Raise UsageError when `what`, a model, needs more than `there`: bytes as in `check`."""
     if room.total <= there:
         return
     where = "this machine" if engine == "vllm-cpu" else f"each of {tuning.num_gpus} GPUs" if tuning.num_gpus > 1 else (
@@ -123,7 +123,7 @@ def fits(what: str, room: Room, engine: str, tuning: Tuning, there: int) -> None
 
 
 def here(engine: str, tuning: Tuning) -> int | None:
-    """What an engine on this machine may take: of the smallest GPU, or of free memory. None = nobody knows."""
+    """Return the bytes for an engine on this machine: of the smallest GPU, or of free memory. None = unknown."""
     if engine == "vllm-cpu":
         return _free()
     gpus, _ = host.nvidia()
@@ -134,7 +134,7 @@ def here(engine: str, tuning: Tuning) -> int | None:
 
 
 def _free() -> int | None:
-    """Of the machine, or of what a container may still take of it."""
+    """Return the free memory of the machine, or what a container may still take of it."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -148,7 +148,7 @@ def _free() -> int | None:
 
 
 def _token_bytes(config: dict[str, Any], width: int) -> int:
-    """Of keys and values; 0 where the model does not keep them so."""
+    """Return the bytes of keys and values per token; 0 where the model does not keep them so."""
     try:
         heads = int(config["num_attention_heads"])
         size = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
@@ -158,7 +158,10 @@ def _token_bytes(config: dict[str, Any], width: int) -> int:
 
 
 def _kept_bytes(file: Path, dtype: str) -> int:
-    """Of the tensors in one file, as an engine keeps them: floats in `dtype`, others as they are. Raises Unreadable."""
+    """Return the bytes of the tensors in one file, as an engine keeps them: floats in `dtype`, others as they are.
+
+    Raises Unreadable.
+    """
     width = 4 if dtype == "float32" else 2
     return sum(
         math.prod(one.shape) * width if one.dtype in FLOATS else one.num_bytes

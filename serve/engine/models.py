@@ -1,8 +1,8 @@
-"""The model of a service: from what was written down to a folder of this machine that an engine loads.
+"""The model of a service: from its source to a folder of this machine that an engine loads.
 
 In: a run or an artifact of a store of ours, a folder, `hf://user/repo[@revision]`, `s3://bucket/folder`. Out: a Model.
-What lies elsewhere is brought once to a folder that all replicas of a machine share: by content, so that a new release
-is another folder, and file by file, so that a start that was cut off goes on where it ended.
+What lies elsewhere is downloaded once to a folder that all replicas of a machine share: by content, so that a new
+release is another folder, and file by file, so that an interrupted start resumes where it ended.
 """
 
 import contextlib
@@ -36,9 +36,11 @@ class Model:
 
 
 def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Model:
-    """The model called `name`, whole, in a folder of this machine. `store`: of our artifacts, an URI or a folder.
+    """Return the model called `name`, whole, in a folder of this machine.
 
-    Raises UsageError when there is no such model, StoreError when it cannot be brought.
+    store: of our artifacts, a URI or a folder. Raises UsageError when there is no such model, StoreError when it cannot
+    be
+    downloaded.
     """
     if "://" in source and credentials.kind(source) != "file":
         return Model(folder=_bring(source, cache, say), name=name)
@@ -56,7 +58,7 @@ def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Mod
 
 
 def model_folder(folder: Path) -> Path:
-    """`folder` itself, or that part of an artifact of ours which engines read. Raises UsageError."""
+    """Return `folder` itself, or that part of an artifact of ours which engines read. Raises UsageError."""
     inner = folder / OURS if (folder / OURS / CONFIG).is_file() else folder
     if (inner / FAKE).is_file():  # a model of the scripted engine
         return inner
@@ -68,7 +70,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def problem(names: set[str]) -> str:
-    """Why these files make no model, in words; "" = they may."""
+    """Return why these files make no model, in words; "" = they may."""
     if CONFIG not in names:
         return f"it has no {CONFIG}; wanted is a Hugging Face folder, such as ./inv export makes"
     if not any(one.endswith(WEIGHTS) for one in names):
@@ -79,7 +81,7 @@ def problem(names: set[str]) -> str:
 
 
 def of_store(source: str, store: str) -> Artifact | None:
-    """The artifact of that name, or the last one that the run `source` has published. Raises StoreError."""
+    """Return the artifact of that name, or the last one that the run `source` has published. Raises StoreError."""
     if "/" not in source:
         run = _of_run(source, store)
         return Store(store).check(run) if run else None
@@ -106,7 +108,7 @@ def _known(store: str) -> str:
 
 
 def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """What all replicas on this machine share, of every pod."""
+    """Return the cache that all replicas on this machine share, of every pod."""
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipway" / "models"
 
 
@@ -114,14 +116,14 @@ def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def size_there(uri: str) -> int:
-    """Bytes of the model at `uri`, of which nothing is fetched. Raises UsageError, StoreError."""
+    """Return the bytes of the model at `uri`, of which nothing is fetched. Raises UsageError, StoreError."""
     place = open_place(uri)
     _, wanted = _wanted(uri, place.listing(at=place.pin()))
     return sum(one.size for one in wanted.values())
 
 
 def sketch(uri: str) -> tuple[dict[str, Any], int]:
-    """The config of the model at `uri`, and bytes of its weights, of which nothing is fetched.
+    """Return the config of the model at `uri`, and the bytes of its weights, of which nothing is fetched.
 
     Raises UsageError, StoreError.
     """
@@ -137,7 +139,7 @@ def sketch(uri: str) -> tuple[dict[str, Any], int]:
 
 
 def _wanted(uri: str, there: Mapping[str, Entry]) -> tuple[str, dict[str, Entry]]:
-    """Of what is there the folder that the model lies in, "" or "hf/", and its files. Raises UsageError."""
+    """Return the folder that the model lies in, "" or "hf/", and its files. Raises UsageError."""
     if not there:
         raise UsageError(f"{uri}: not found, or access denied (check HF_TOKEN, or the keys of the bucket)")
     inside = f"{OURS}/" if f"{OURS}/{CONFIG}" in there else ""
@@ -148,7 +150,7 @@ def _wanted(uri: str, there: Mapping[str, Entry]) -> tuple[str, dict[str, Entry]
 
 
 def _bring(uri: str, cache: Path, say: Say) -> Path:
-    """The folder of the model at `uri`, as it is there now. Raises UsageError, StoreError."""
+    """Return the folder with the model at `uri`, as it is there now. Raises UsageError, StoreError."""
     place = open_place(uri)
     at = place.pin()
     there = place.listing(at=at)
@@ -176,16 +178,16 @@ def _bring(uri: str, cache: Path, say: Say) -> Path:
 
 
 def _is_wanted(name: str, inside: str) -> bool:
-    """Only what lies at the top: some repositories keep the same weights in other formats below."""
+    """Tell whether a file is one of the model: only those at the top, as some repositories keep other formats below."""
     rest = name.removeprefix(inside)
     return name.startswith(inside) and "/" not in rest and not rest.startswith(".") and rest.endswith(SUFFIXES)
 
 
 def _bring_file(place: Place, name: str, at: str, entry: Entry, sha256: str, path: Path) -> None:
-    """Whole at `path`, or not at all; what came of it before is gone on with. Raises StoreError."""
+    """Download a file to `path`, whole or not at all; resume what came of it before. Raises StoreError."""
     if path.exists():
         return
-    part = path.with_name(f"{path.name}.part")  # a draft that is gone on with, so not one of `store.local_files`
+    part = path.with_name(f"{path.name}.part")  # a draft that is resumed, so not one of `store.local_files`
     if not sha256:  # nobody would notice a beginning that is damaged
         part.unlink(missing_ok=True)
     for _ in range(2):  # what an earlier try has left may be of another file: then all of it is brought
@@ -211,7 +213,7 @@ def _bring_file(place: Place, name: str, at: str, entry: Entry, sha256: str, pat
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[Path]:
-    """The folder in which `folder` comes about, while nobody else works in it."""
+    """Yield the draft of `folder`, locked against other processes."""
     draft = folder.with_name(f".{folder.name}.draft")
     draft.mkdir(parents=True, exist_ok=True)
     with local_files.held(folder.with_name(f".{folder.name}.lock")):
@@ -223,7 +225,7 @@ def _alone(folder: Path) -> Iterator[Path]:
 
 
 def _unread(folder: Path) -> str:
-    """Why an engine must not be given what lies there, in words."""
+    """Return why an engine must not be given what lies there, in words."""
     try:
         for one in folder.iterdir():
             if one.name.endswith(SUFFIXES):

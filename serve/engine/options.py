@@ -1,4 +1,4 @@
-"""How an engine is run: one record, in the words of no engine. Checks itself; raises ValueError."""
+"""The options of an engine: one record, in the words of no engine. Checks itself; raises ValueError."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """How an engine is run; what a service file may say under `slipway: engine:`."""
+    """The options of an engine; a service file sets them under `slipway: engine:`."""
 
     max_model_len: int = 0
     """Tokens of a prompt and its answer; 0 = what the model has learnt."""
@@ -47,7 +47,7 @@ class Tuning:
 
     @property
     def cpu_cache_bytes(self) -> int:
-        """Of an engine on a CPU, which takes whole GiB."""
+        """Return the cache of an engine on a CPU in bytes: it takes whole GiB."""
         return -(-(self.kv_cache_bytes or GIB) // GIB) * GIB
 
 

@@ -37,7 +37,7 @@ class Setup:
 
 
 def read(path: Path) -> Setup:
-    """Raises UsageError."""
+    """Return the setup in a file. Raises UsageError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Setup)
     except (OSError, msgspec.DecodeError) as error:

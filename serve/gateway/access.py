@@ -1,4 +1,4 @@
-"""One line of JSON for each request, without prompt and answer. Two files of a bounded size: PATH and PATH.1."""
+"""The access log: one line of JSON for each request, without prompt and answer; two files of bounded size."""
 
 import os
 import time
@@ -13,7 +13,7 @@ MOST_BYTES = 64 << 20
 
 
 class AccessLog:
-    """Appends to `path`."""
+    """The log that appends to `path`."""
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
         self.path, self.most_bytes = path, most_bytes
@@ -22,7 +22,10 @@ class AccessLog:
         self._encode = msgspec.json.Encoder().encode_lines
 
     def write(self, visits: Iterable[Visit]) -> None:
-        """Raises OSError when the lines cannot be written; they are lost then, and the next ones are tried anew."""
+        """Append the lines of these requests.
+
+        Raises OSError when they cannot be written; they are lost then, and the next ones are tried anew.
+        """
         at = int(time.time() * 1e3) / 1e3
         lines = self._encode([_line(visit, at) for visit in visits])
         if self._file < 0:
@@ -33,7 +36,7 @@ class AccessLog:
             os.replace(self.path, f"{self.path}.1")
 
     def close(self) -> None:
-        """Raises OSError."""
+        """Close the file. Raises OSError."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

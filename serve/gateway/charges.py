@@ -1,4 +1,4 @@
-"""Bytes of bodies, by who has sent them: what a client keeps the gateway busy with, and its memory.
+"""The bytes of request bodies, by client: they occupy the gateway and its memory.
 
 A body counts for its key and for its address while its request is inside, and for a while at least: one that is
 refused was read, too. Small ones are free, as the number of requests bounds them.
@@ -15,21 +15,21 @@ FREE_BYTES = 64 << 10
 
 
 class Charges:
-    """Of one event loop."""
+    """The charges of one event loop."""
 
     def __init__(self) -> None:
         self.held: Counter[tuple[str, str]] = Counter()
 
 
 class Charge:
-    """One body's: opened when its request is let in, given back when that has ended, once."""
+    """The charge of one body: opened when its request is let in, given back when that has ended, once."""
 
     def __init__(self, charges: Charges, key: str, address: str) -> None:
         self._held, self._size, self._until = charges.held, 0, 0.0
         self._holders = (("key", key), ("address", address)) if key else (("address", address),)
 
     def grow_to(self, size: int, limits: Limits) -> None:
-        """So much of it has come, or will. Raises Refused."""
+        """Charge for so many bytes, which have come or will. Raises Refused."""
         more = size - self._size
         if size <= FREE_BYTES or more <= 0:
             return

@@ -1,8 +1,8 @@
-"""What the fields of a request may hold. Pure.
+"""The bounds on the fields of a request. Pure.
 
 What the model reads is bounded by the body's size alone; all else by numbers of its own. A field that is not named
 here counts among the others, so that an engine's next one is bounded before we hear of it.
-In: what a body says. Raises Bad. Source: vLLM 0.32.0, entrypoints/openai/*/protocol.py.
+In: the fields of a body. Raises Bad. Source: vLLM 0.32.0, entrypoints/openai/*/protocol.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ _encode = msgspec.json.encode
 
 
 class Bad(Exception):
-    """Why it is refused, and with what status."""
+    """A field is out of bounds; it says why, and with what status the request is refused."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class Bad(Exception):
 
 
 def check(said: Mapping[str, Any], size: int, bounds: Bounds) -> None:
-    """`size`: of the whole body, in bytes. Raises Bad."""
+    """Check all fields of a body of `size` bytes. Raises Bad."""
     is_long, others = size > bounds.max_other_bytes, 0
     for name, value in said.items():
         known = _CHECKS.get(name)
@@ -42,7 +42,7 @@ def check(said: Mapping[str, Any], size: int, bounds: Bounds) -> None:
 
 
 def _check_sequences(said: Mapping[str, Any], most: int) -> None:
-    """Prompts times answers to each."""
+    """Check the number of prompts times answers to each."""
     prompt, answers = said["prompt"], max(said.get(name) or 1 for name in ("n", "best_of"))
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
     if prompts * answers > most:
@@ -72,7 +72,7 @@ def _short(name: str, value: Any, most: int) -> None:
 
 
 def _few(name: str, value: Any, most: int, most_bytes: int) -> None:
-    """A list or an object of so many, or one alone; of so many bytes."""
+    """Check a list or an object, or a single value: its entries and its bytes."""
     if isinstance(value, (list, dict)) and len(value) > most:
         raise Bad(f"`{name}` has {len(value)} entries; {most} are allowed")
     _short(name, value, most_bytes)
@@ -91,7 +91,7 @@ def _check_tools(name: str, value: Any, bounds: Bounds) -> None:
 
 
 def _check_grammar(name: str, value: Any, bounds: Bounds) -> None:
-    """What an engine compiles before it answers: a large one keeps it busy for minutes."""
+    """Check what an engine compiles before it answers: a large grammar keeps it busy for minutes."""
     _short(name, value, bounds.max_grammar_bytes)
 
 
@@ -103,7 +103,7 @@ def _check_template(name: str, value: Any, bounds: Bounds) -> None:
 
 
 def _check_links(name: str, value: Any, bounds: Bounds) -> None:
-    """What an engine would fetch: an image, a sound, a film that a part of a message names by its address."""
+    """Check what an engine would fetch: an image, a sound, a film that a part of a message names by its URL."""
     left = [value]
     while left:
         one = left.pop()
@@ -139,14 +139,14 @@ def _check_tokens(name: str, value: Any, bounds: Bounds) -> None:
 
 
 def _check_input(name: str, value: Any, bounds: Bounds) -> None:
-    """Texts to embed, or a conversation."""
+    """Check texts to embed, or a conversation."""
     if isinstance(value, list) and len(value) > bounds.max_inputs and not isinstance(value[0], int):
         raise Bad(f"`{name}` has {len(value)} entries; {bounds.max_inputs} are allowed")
     _check_links(name, value, bounds)
 
 
 def _free(name: str, value: Any, bounds: Bounds) -> None:
-    """What the model reads."""
+    """Accept what the model reads."""
 
 
 _CHECKS: Mapping[str, Callable[[str, Any, Bounds], None]] = {

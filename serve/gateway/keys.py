@@ -1,4 +1,4 @@
-"""Who may ask: API keys of which only the hash is kept.
+"""API keys of which only the hash is stored.
 
 A key is 32 random bytes, so that its plain SHA-256 cannot be searched; slow hashes are for passwords. The file has one
 line for each: `name sha256`. In: the file, and what a client says. Out: the name of the key, or None.
@@ -26,7 +26,7 @@ _LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) ([0-9a-f]{64})")
 
 
 class Keys:
-    """Name -> SHA-256 of the key, in hex."""
+    """The keys of a gateway: name -> SHA-256 of the key, in hex."""
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
         self._hashes = [(name, bytes.fromhex(digest)) for name, digest in hashes.items()]
@@ -35,11 +35,14 @@ class Keys:
         return bool(self._hashes)
 
     def take(self, others: "Keys") -> None:
-        """From now on these, for whoever holds this object."""
+        """Replace the keys, for whoever holds this object."""
         self._hashes = others._hashes
 
     def name_of(self, authorization: bytes) -> str | None:
-        """The name of the key in `Bearer KEY`; None when there is none such. Takes as long for each wrong one."""
+        """Return the name of the key in `Bearer KEY`; None when there is none such.
+
+        Takes as long for each wrong one.
+        """
         scheme, _, key = authorization.partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
         found = None
@@ -50,7 +53,7 @@ class Keys:
 
 
 class Guesses:
-    """How long the answer to a wrong key is kept back, by the address it came from. Pure: time is an argument.
+    """The delay of the answer to a wrong key, by the address it came from. Pure: time is an argument.
 
     A key cannot be guessed; but each try is work, and thousands a second are much of it. An address has `WRONG_AT_ONCE`
     answers at once, then so many a second as the limits say, each a bit later than the one before.
@@ -60,7 +63,7 @@ class Guesses:
         self._until: OrderedDict[str, float] = OrderedDict()  # when its last answer is due; the last one to come last
 
     def wait_s(self, address: str, now: float, limits: Limits) -> float:
-        """For one that came now."""
+        """Return the delay in seconds of the answer to a wrong key that came now."""
         step_s, ahead_s = 1 / limits.wrong_keys_per_s, WRONG_AT_ONCE / limits.wrong_keys_per_s
         until = max(self._until.pop(address, now), now) + step_s
         self._until[address] = until = min(until, now + ahead_s + limits.wrong_key_most_s)
@@ -70,7 +73,10 @@ class Guesses:
 
 
 def make(name: str) -> tuple[str, str]:
-    """A new key, to be shown once, and its line for the file. Raises UsageError for a name with odd characters."""
+    """Return a new key, to be shown once, and its line for the file.
+
+    Raises UsageError for a name with odd characters.
+    """
     key = PREFIX + secrets.token_urlsafe(32)
     line = f"{name} {hashlib.sha256(key.encode()).hexdigest()}"
     if not _LINE.fullmatch(line):
@@ -79,7 +85,7 @@ def make(name: str) -> tuple[str, str]:
 
 
 def seed(path: Path) -> bytes:
-    """The secret from which the keys of engines are made: drawn once, and then the same for every controller.
+    """Return the secret from which the keys of engines are made: drawn once, and then the same for every controller.
 
     Is the file gone or damaged, another one is drawn: engines that run then refuse to answer, and are replaced.
     """
@@ -95,12 +101,18 @@ def seed(path: Path) -> bytes:
 
 
 def engine_key(seed: bytes, run: str) -> str:
-    """That the engine of `run` asks for, behind the gateway's own keys. It is told to that engine alone."""
+    """Return the key that the engine of `run` asks for, behind the gateway's own keys.
+
+    It is told to that engine alone.
+    """
     return hmac.digest(seed, run.encode(), "sha256").hex()
 
 
 def load(path: Path) -> Keys:
-    """Raises UsageError when the file is not as `make` writes it, or others than its owner may write to it."""
+    """Return the keys in a file.
+
+    Raises UsageError when the file is not as `make` writes it, or others than its owner may write to it.
+    """
     try:
         if path.stat().st_mode & 0o022:
             raise UsageError(f"{path}: others may write to it; run: chmod 600 {path}")

@@ -1,4 +1,4 @@
-"""What Prometheus is told. Requests move plain numbers, and what can be looked up is read when somebody asks.
+"""The metrics for Prometheus. Requests move plain numbers, and what can be looked up is read at the scrape.
 
 prometheus_client writes them out. Its own counters, each with a lock, took as long as the rest of a request's notes.
 Series of a replica go with it, so that a service that replaces its replicas for weeks has as many as on its first day.
@@ -34,13 +34,16 @@ class Durations:
         self.sum_s += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
-        """As Prometheus has them: how many took so long at most."""
+        """Return the buckets as Prometheus has them: how many took so long at most."""
         sums = [sum(self.counts[: number + 1]) for number in range(len(self.counts))]
         return list(zip([*(str(float(one)) for one in BUCKETS_S), "+Inf"], sums, strict=True))
 
 
 class Metrics(Collector):
-    """Of one gateway. `arrivals` are all requests that were let in, refused for want of a replica or not."""
+    """The metrics of one gateway.
+
+    `arrivals` are all requests that were let in, refused for want of a replica or not.
+    """
 
     def __init__(self, turns: Turns) -> None:
         self.arrivals = Window()
@@ -74,7 +77,7 @@ class Metrics(Collector):
         self._unwritten += count
 
     def keep_only(self, replica_ids: Iterable[str]) -> None:
-        """Drops the series of all other replicas."""
+        """Drop the series of all other replicas."""
         known = {"", *replica_ids}
         self._ended = Counter({key: count for key, count in self._ended.items() if key[2] in known})
         self._failures = Counter({key: count for key, count in self._failures.items() if key in known})

@@ -1,8 +1,8 @@
-"""Who is let in where no key is asked for: programs of this machine, and no page of another site in its browser. Pure.
+"""The access rule where no key is asked for: programs of this machine, and no page of another site in its browser.
 
 A page may give its own name the address 127.0.0.1 (DNS rebinding), and then reads what it likes: so the host that is
 asked must be this machine by name. It may send forms anywhere without asking: so a body must be called JSON, which it
-may not send without asking first. Raises Refused.
+may not send without asking first. Pure. Raises Refused.
 """
 
 import re
@@ -15,7 +15,10 @@ _ORIGIN = re.compile(rb"https?://(\[[^\]]*\]|[^:/@]+)(?::[0-9]+)?")
 
 
 def check(request: Request, own: bytes) -> None:
-    """`own`: what is listened on, which may be another loopback address."""
+    """Raise Refused unless the request comes from this machine.
+
+    own: the address that is listened on, which may be another loopback address.
+    """
     if request.host not in NAMES and request.host != own:
         raise Refused(403, "Forbidden", "without an API key this answers only to localhost, 127.0.0.1 and [::1]")
     headers = request.headers

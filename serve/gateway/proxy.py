@@ -1,7 +1,7 @@
-"""One request from its headers to the last byte of its answer: let in, read, tried, passed on, noted.
+"""One request from its headers to the last byte of its answer: authorized, read, tried, passed on, logged.
 
 In: a Request of the listener. Out: its answer; a lease that was released, a visit that was counted. Another
-replica is tried only as long as the client has not got a byte. Whoever leaves takes the engine's work along: the
+replica is tried only as long as the client has not got a byte. A client that leaves takes the engine's work along: the
 connection to it is closed, which makes it stop.
 """
 
@@ -36,7 +36,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
 class Proxy:
-    """All that the requests of one gateway share."""
+    """The state that all requests of one gateway share."""
 
     def __init__(
         self, limits: Limits, keys: Keys, turns: Turns, engines: Engines, metrics: Metrics, log: AccessLog | None,
@@ -55,7 +55,7 @@ class Proxy:
         self._ended: list[Visit] = []  # not noted yet
 
     async def answer(self, request: Request) -> None:
-        """Whatever is wrong is an answer. Raises ConnectionError when the client has left, CancelledError."""
+        """Answer a request, whatever is wrong. Raises ConnectionError when the client has left, CancelledError."""
         visit = Visit(time.monotonic(), _request_id(request))
         try:
             await self._answer(request, visit)
@@ -74,7 +74,7 @@ class Proxy:
             self._note(visit)
 
     def key_of(self, request: Request) -> str:
-        """The name of the key that lets it in. Raises Refused."""
+        """Return the name of the key that lets it in. Raises Refused."""
         if self.keys:
             name = self.keys.name_of(request.headers.get(b"authorization", b""))
             if name is None:
@@ -86,7 +86,7 @@ class Proxy:
         return name
 
     async def keep_back(self, request: Request, refused: Refused) -> None:
-        """Before it is told: whoever tries key after key waits, and nobody else does."""
+        """Delay a refusal: whoever tries key after key waits, and nobody else does."""
         if refused.status == 401:
             wait_s = self._guesses.wait_s(request.address, time.monotonic(), self.limits)
             if wait_s:
@@ -135,13 +135,13 @@ class Proxy:
             self._by_key[visit.key] -= 1
 
     async def _read(self, path: bytes, body: bytes) -> Ask:
-        """Raises Refused."""
+        """Return what a body asks for. Raises Refused."""
         if len(body) <= ASIDE_BYTES:
             return request_body.read(path, body, self.limits)
         return await asyncio.get_running_loop().run_in_executor(self._aside, request_body.read, path, body, self.limits)
 
     async def _receive(self, request: Request, charge: Charge, deadline: Deadline) -> bytes:
-        """A body that is not yet here. Raises Refused."""
+        """Return a body that is not yet here. Raises Refused."""
         most, size = self.limits.max_body_bytes, int(request.headers.get(b"content-length", 0))
         if size > most:
             raise _too_large(most)
@@ -168,7 +168,7 @@ class Proxy:
         return b"".join(parts)
 
     async def _until_taken(self, request: Request, deadline: Deadline) -> None:
-        """A short answer, by a client that may not take it."""
+        """Wait until a short answer is taken, by a client that may not take it."""
         deadline.set("client", self.limits.client_idle_s)
         try:
             await request.taken()
@@ -178,7 +178,7 @@ class Proxy:
             request.cut(at_once=True)
 
     async def _try(self, request: Request, ask: Ask, lease: Lease, visit: Visit, deadline: Deadline) -> Answer | None:
-        """The whole answer of the first replica that has one; None = it was passed on. Raises Refused."""
+        """Return the whole answer of the first replica that has one; None = it was passed on. Raises Refused."""
         lines = b"%bX-Request-Id: %b\r\n" % (request.lines, visit.request_id)
         tried: list[Seat] = []
         self._budget.earn()
@@ -219,7 +219,10 @@ class Proxy:
     async def _pass_on(
         self, request: Request, answer: Answer, lease: Lease, visit: Visit, deadline: Deadline
     ) -> Outcome:
-        """Chunk by chunk, as fast as the client takes them: what it does not take stays with the engine."""
+        """Pass an answer on chunk by chunk, as fast as the client takes them.
+
+        What it does not take stays with the engine.
+        """
         rest, watch, limits = answer.rest, answer.watch, self.limits
         assert rest is not None
         visit.status, why = answer.status, ""
@@ -276,7 +279,7 @@ class Proxy:
         return answer
 
     def _given_up(self, failed: Failed, visit: Visit) -> Answer:
-        """The last replica's own words, when it had some."""
+        """Return the last replica's own answer, when it had one."""
         if failed.answer is None:
             raise Refused(502, "Bad Gateway", "no replica gave an answer; try again soon", 1)
         answer = self._whole(failed.answer, visit)
@@ -296,12 +299,12 @@ class Proxy:
         self._ended.append(visit)
 
     def close(self) -> None:
-        """When nothing is inside any more."""
+        """Close when nothing is inside any more."""
         self.note()
         self._aside.shutdown(wait=False, cancel_futures=True)
 
     def note(self) -> None:
-        """All that have ended since the last time, at once: one write, and code that is warm."""
+        """Count and log all that have ended since the last time, at once: one write, and code that is warm."""
         ended, self._ended = self._ended, []
         if not ended:
             return
@@ -319,7 +322,7 @@ def _too_large(most: int) -> Refused:
 
 
 def refuse(request: Request, refused: Refused, request_id: bytes = b"") -> None:
-    """The client is told why. Raises ConnectionError."""
+    """Tell the client why it is refused. Raises ConnectionError."""
     lines = JSON
     if request_id:
         lines += b"X-Request-Id: %b\r\n" % request_id
@@ -333,7 +336,7 @@ def refuse(request: Request, refused: Refused, request_id: bytes = b"") -> None:
 
 
 def _request_id(request: Request) -> bytes:
-    """The client's own, where it is one."""
+    """Return the client's own request id, where it is one."""
     said = request.headers.get(b"x-request-id")
     return said if said and _REQUEST_ID.fullmatch(said) else random.randbytes(16).hex().encode()
 
@@ -344,7 +347,10 @@ def _lines(answer: Answer, visit: Visit) -> bytes:
 
 
 def _break_off(request: Request, tell: bool) -> None:
-    """So that nobody takes it for a whole answer: an event for clients that read events, no last chunk for all."""
+    """Break an answer off, so that nobody takes it for a whole one.
+
+    Clients that read events get an event, and none gets a last chunk.
+    """
     error = Refused(502, "Bad Gateway", "the replica failed in the middle of this answer; ask again")
     # A client that has left, or takes nothing at the moment, is not waited for.
     with contextlib.suppress(ConnectionError):

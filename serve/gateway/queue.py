@@ -1,4 +1,4 @@
-"""Who waits until a replica has room: first come, first served, so many and so long.
+"""The queue of requests until a replica has room: first come, first served, so many and so long.
 
 In: requests that want a lease. Out: leases, at once or when one is released or a replica comes. While there is no
 replica at all a service that sleeps holds its requests (`hold_s`); any other refuses them.
@@ -14,7 +14,7 @@ from serve.gateway.routing import Fleet, Lease, Outcome, Replica, Seat
 
 
 class Turns:
-    """The fleet, and a line before it. One event loop."""
+    """The fleet, and a queue before it. One event loop."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self.limits, self.clock = limits, clock
@@ -26,16 +26,16 @@ class Turns:
         return len(self._line)
 
     def replace(self, replicas: Iterable[Replica]) -> None:
-        """All at once: no request sees half of the change."""
+        """Replace all replicas at once: no request sees half of the change."""
         self.fleet.replace(replicas, self.clock())
         self._serve_line()
 
     def take(self, affinity: bytes) -> Lease | None:
-        """A lease, unless one has to `wait` for it."""
+        """Return a lease, unless one has to `wait` for it."""
         return None if self._line else self.fleet.take(self.clock(), (), affinity)
 
     async def wait(self, affinity: bytes) -> Lease:
-        """In line, as `take` gave none. Raises Refused."""
+        """Return a lease after a wait in line, as `take` gave none. Raises Refused."""
         wait_s = self.limits.queue_s if self.fleet.seats else self.limits.hold_s
         if wait_s <= 0:
             raise Refused(503, "Service Unavailable", "no replica is ready; try again soon", 5)
@@ -56,7 +56,7 @@ class Turns:
             self._line.pop(turn, None)
 
     def take_other(self, tried: Collection[Seat], affinity: bytes) -> Lease | None:
-        """For another try of a request that has waited already: one not yet tried, or none."""
+        """Return a replica not yet tried for another try of a request that has waited already, or None."""
         return self.fleet.take(self.clock(), tried, affinity)
 
     def release(self, lease: Lease, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""What may be asked of an engine, and what a request's body says. Pure.
+"""The routes that clients may use, and what a request's body asks for. Pure.
 
 vLLM guards only some of its routes with its key, and others compute or change things; so what is not named here does
 not exist. Bodies go on as they came: they are read for what must be bounded and for what decides the replica.
@@ -31,7 +31,7 @@ _encode = msgspec.json.encode
 
 
 class Refused(Exception):
-    """The answer is an error of ours, in OpenAI's shape."""
+    """A request is refused; the answer is an error of ours, in OpenAI's shape."""
 
     def __init__(self, status: int, kind: str, message: str, retry_after_s: int = 0) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class Ask:
 
 
 def route(method: bytes, path: bytes) -> str:
-    """The short name of what is asked. Raises Refused."""
+    """Return the short name of the route. Raises Refused."""
     name = ROUTES.get((method, path))
     if name is not None:
         return name
@@ -64,7 +64,7 @@ def route(method: bytes, path: bytes) -> str:
 
 
 def read(path: bytes, body: bytes, limits: Limits) -> Ask:
-    """What a body asks for, within the limits. Raises Refused."""
+    """Return what a body asks for, within the limits. Raises Refused."""
     what = too_much(body, limits)
     if what:
         raise Refused(400, "BadRequestError", what)
@@ -85,7 +85,10 @@ def read(path: bytes, body: bytes, limits: Limits) -> Ask:
 
 
 def without_paths(body: bytes) -> bytes:
-    """An engine's list of models, without the folders it has them from. Raises ValueError when it is no such list."""
+    """Return an engine's list of models without the folders it has them from.
+
+    Raises ValueError when it is no such list.
+    """
     said = _decode(body)
     models = said.get("data")
     if not isinstance(models, list) or not all(isinstance(one, dict) for one in models):
@@ -97,7 +100,7 @@ def without_paths(body: bytes) -> bytes:
 
 
 def _beginning(prompt: Any, chars: int) -> str:
-    """The first characters of what the engine will read, roles included."""
+    """Return the first characters of what the engine will read, roles included."""
     if isinstance(prompt, str):
         return prompt[:chars]
     if not isinstance(prompt, list):

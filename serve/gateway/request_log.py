@@ -1,8 +1,8 @@
-"""What is known of one request: what the log and the metrics are told. No word of the prompt or of the answer."""
+"""The record of one request, for the log and the metrics. It holds no word of the prompt or of the answer."""
 
 
 class Visit:
-    """Filled in as the request goes on. Durations count from its first byte, by `time.monotonic`."""
+    """The record of one request, filled in as it goes on. Durations count from its first byte, by `time.monotonic`."""
 
     key = ""  # its name
     route = "other"

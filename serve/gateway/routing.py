@@ -1,6 +1,6 @@
-"""Which replica takes the next request. Pure: time is an argument, one thread, no input or output.
+"""The choice of the replica that takes the next request. Pure: time is an argument, one thread, no input or output.
 
-In: replicas as their keeper lists them, requests that begin and end. Out: leases. A lease counts its request at its
+In: replicas as the controller lists them, requests that begin and end. Out: leases. A lease counts its request at its
 replica until it is released, once, however the request ends. The count belongs to a started engine, never to an
 address: an engine that takes over the port of a dead one inherits nothing.
 """
@@ -33,7 +33,7 @@ SERVED, FAILED, NEITHER = Outcome  # before Python 3.12 an Enum is slow to look 
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """One started engine. Started again it is another one, with another id."""
+    """One started engine. Restarted it is another one, with another id."""
 
     replica_id: str
     url: str  # http://127.0.0.1:8101
@@ -46,7 +46,7 @@ class Replica:
 
 
 class Seat:
-    """What the gateway knows of a replica."""
+    """The gateway's record of a replica."""
 
     __slots__ = (
         "replica", "in_flight", "failures", "ejections", "ejected_until", "admitted_at", "heard_at", "started", "turn",
@@ -64,7 +64,10 @@ class Seat:
         self.turn = 0  # when it was last chosen
 
     def load(self, now: float, limits: Limits) -> float:
-        """Requests for its weight. One that says nothing comes after all others, one that is out after these."""
+        """Return its requests divided by its weight.
+
+        One that says nothing comes after all others, one that is ejected after these.
+        """
         in_flight, out_until = self.in_flight, self.ejected_until
         load = float(in_flight)
         if in_flight:
@@ -77,7 +80,7 @@ class Seat:
         return load
 
     def weight(self, now: float, limits: Limits) -> float:
-        """Its share of the load, 0.1 to 1: a new engine has cold caches and kernels yet to compile."""
+        """Return its share of the load, 0.1 to 1: a new engine has cold caches and kernels yet to compile."""
         age_s = now - self.admitted_at
         return 1.0 if age_s >= limits.slow_start_s else max(LEAST_WEIGHT, age_s / limits.slow_start_s)
 
@@ -107,9 +110,9 @@ class Fleet:
         self._turn = 0
 
     def replace(self, replicas: Iterable[Replica], now: float) -> None:
-        """From now on these; what the others have begun they finish. One that is named again keeps what is known of it.
+        """Use these replicas from now on; the others finish what they have begun.
 
-        Raises ValueError when two have one id.
+        One that is named again keeps what is known of it. Raises ValueError when two have one id.
         """
         wanted = list(dict.fromkeys(replicas))
         ids = [one.replica_id for one in wanted]
@@ -120,12 +123,12 @@ class Fleet:
         self.leaving = {one: seat for one, seat in known.items() if seat.in_flight}
 
     def in_flight(self, replica: Replica) -> int:
-        """Requests that it has not finished, also when it is no longer listed. 0 = it may be ended."""
+        """Return the requests that it has not finished, also when it is no longer listed. 0 = it may be ended."""
         seat = self.seats.get(replica) or self.leaving.get(replica)
         return seat.in_flight if seat else 0
 
     def take(self, now: float, tried: Collection[Seat] = (), affinity: bytes = b"") -> Lease | None:
-        """The best replica for a request, not one of `tried`; None when none has room."""
+        """Return a lease of the best replica for a request, not one of `tried`; None when none has room."""
         limits, least, fit = self.limits, math.inf, list[Seat]()
         most = limits.max_in_flight_per_replica
         for seat in self.seats.values():
@@ -152,7 +155,7 @@ class Fleet:
         return Lease(seat, is_trial=seat.ejected_until is not None and now >= seat.ejected_until)
 
     def release(self, lease: Lease, outcome: Outcome, now: float) -> None:
-        """The request has ended. Releasing again does nothing."""
+        """Release a lease, as its request has ended. Releasing again does nothing."""
         if not lease.is_open:
             return
         lease.is_open = False
@@ -175,7 +178,7 @@ class Fleet:
                 seat.ejected_until = now + min(out_s, self.limits.eject_most_s)
 
     def _with_affinity(self, seats: list[Seat], affinity: bytes) -> Seat | None:
-        """The one that this prefix belongs to, unless it is loaded beyond the bound; then the next one that is not.
+        """Return the replica that this prefix belongs to, or the next one that is not loaded beyond the bound.
 
         Rendezvous hashing: no table that grows, and a replica that comes or goes moves only its own prefixes.
         """
@@ -189,7 +192,7 @@ def _score(affinity: bytes, replica_id: str) -> bytes:
 
 
 class RetryBudget:
-    """Retries are earned by requests, so that a fleet in trouble is not asked several times for everything."""
+    """A budget of retries, earned by requests, so that a fleet in trouble is not asked several times for everything."""
 
     def __init__(self, limits: Limits) -> None:
         self._ratio, self._most = limits.retry_ratio, float(limits.retry_floor)

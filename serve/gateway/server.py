@@ -1,10 +1,10 @@
-"""The listener: connections, the gateway's own routes, and the one function by which it learns of its replicas.
+"""The gateway: connections, its own routes, and the one function by which it learns of its replicas.
 
     gateway = Gateway(Limits(), keys.load(path), AccessLog(path))
     port = await gateway.start("0.0.0.0", 8000)
     gateway.replace([Replica(replica_id="demo-1", url="http://127.0.0.1:8101")])
 
-In one process and event loop with whoever keeps the replicas.
+It runs in one process and event loop with whoever manages the replicas.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from serve.gateway.upstream import Engines
 
 
 class Gateway:
-    """Use it within one event loop; `start` once, `stop` once."""
+    """The gateway of a service. Use it within one event loop; `start` once, `stop` once."""
 
     def __init__(self, limits: Limits, keys: Keys, access: AccessLog | None = None) -> None:
         self.limits, self.keys, self.access = limits, keys, access
@@ -42,7 +42,7 @@ class Gateway:
         self._listener: Listener | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listens; returns the port. Raises UsageError where others could reach it without a key, OSError."""
+        """Listen; return the port. Raises UsageError where others could reach it without a key, OSError."""
         if not self.keys and not _is_loopback(host):
             raise UsageError(
                 f"{host} can be reached by others and there is no API key; make one or listen on 127.0.0.1"
@@ -62,11 +62,11 @@ class Gateway:
 
     @property
     def replicas(self) -> list[Replica]:
-        """Those that requests may go to."""
+        """Return the replicas that requests may go to."""
         return list(self.turns.fleet.seats)
 
     def replace(self, replicas: Iterable[Replica]) -> None:
-        """From the next request on these are asked. Raises ValueError when two have one id."""
+        """Use these replicas from the next request on. Raises ValueError when two have one id."""
         self.turns.replace(replicas)
         fleet = self.turns.fleet
         known = [*fleet.seats, *fleet.leaving]
@@ -75,7 +75,7 @@ class Gateway:
             self._engines.keep_only({one.url for one in known})
 
     def limit(self, limits: Limits) -> None:
-        """From the next request on, as far as this process may open files; retries keep their budget."""
+        """Set the limits from the next request on, as far as this process may open files; retries keep their budget."""
         self.limits = self.turns.limits = self.turns.fleet.limits = limits = fitted(limits)
         if self._proxy is not None and self._engines is not None:
             self._proxy.limits = self._engines.limits = limits
@@ -83,11 +83,11 @@ class Gateway:
             self._listener.limit(limits)
 
     def in_flight(self, replica: Replica) -> int:
-        """Requests that it still works on; one that was taken off the list may be ended when it is 0."""
+        """Return the requests that a replica still works on; one that was taken off the list may end at 0."""
         return self.turns.fleet.in_flight(replica)
 
     async def stop(self, drain_s: float) -> None:
-        """Takes no more connections; what has begun may go on for `drain_s`. Called twice, it does nothing more."""
+        """Take no more connections; what has begun may go on for `drain_s`. Called twice, it does nothing more."""
         listener, self._listener = self._listener, None
         if listener is not None:
             await listener.close()
@@ -110,7 +110,7 @@ class Gateway:
         return self._proxy.answer(request)
 
     async def _own(self, request: Request, proxy: Proxy) -> None:
-        """What no engine is asked for."""
+        """Answer what no engine is asked for."""
         try:
             if request.fault is not None:
                 self.metrics.nonsense()
@@ -132,7 +132,7 @@ class Gateway:
             refuse(request, refused)
 
     def _health(self) -> tuple[int, bytes]:
-        """200 when a request would be served, or held until it can be."""
+        """Return 200 when a request would be served, or held until it can be."""
         ready, hold_s = len(self.replicas), self.limits.hold_s
         is_stopping = self._listener is None
         word = "stopping" if is_stopping else "ok" if ready else "asleep" if hold_s else "no replica is ready"
@@ -140,7 +140,7 @@ class Gateway:
 
 
 def _mistaken(request: Request) -> None:
-    """The mistake itself is in the log, with its trace."""
+    """Answer 500; the mistake itself is in the log, with its trace."""
     refuse(request, Refused(500, "InternalServerError", "the gateway made a mistake; its log has it"))
 
 

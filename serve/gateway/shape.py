@@ -1,4 +1,4 @@
-"""How much a JSON text holds, told from its bytes: what is made of it can cost a hundred times what it took to send it.
+"""The size of a JSON document, counted in its bytes: parsing can cost a hundred times what sending it took.
 
 In: a body. Out: why it is refused, or "". Each step is one pass over bytes, in C. Pure.
 """
@@ -10,7 +10,7 @@ _ALIKE = bytes.maketrans(b"{}", b"[]")
 
 
 def too_much(body: bytes, bounds: Bounds) -> str:
-    """Of values, or of levels. What is no JSON may pass."""
+    """Return why a body has too many values or levels, or "". What is no JSON may pass."""
     values = f"the body holds more than {bounds.max_values} values"
     begun = body.count(b"[") + body.count(b"{")
     are_few = len(body) < bounds.max_values or begun + body.count(b",") < bounds.max_values

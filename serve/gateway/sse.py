@@ -1,4 +1,4 @@
-"""What a streamed answer says of itself. An engine that dies mid-stream still answers 200 and may end in order.
+"""The errors of a streamed answer. An engine that dies mid-stream still answers 200 and may end in order.
 
 vLLM then sends `data: {"error": ...}` and `data: [DONE]`; one whose front process dies as well just ends. Streams of
 `/v1/responses` have named events, and end with one of a few instead. Pure.
@@ -14,7 +14,7 @@ LAST = re.compile(rb"^event: response\.(completed|incomplete|failed|cancelled)\r
 
 
 class Watch:
-    """Chunks in, in order; tells whether the stream bore an error, and whether it was whole."""
+    """A watch over a stream: chunks in, in order; it tells whether there was an error, and whether it was whole."""
 
     __slots__ = ("_rest", "_ending", "_is_last", "error_code")
 
@@ -39,7 +39,7 @@ class Watch:
 
     @property
     def is_whole(self) -> bool:
-        """The last line was [DONE], or an event was the last one."""
+        """Tell whether the last line was [DONE], or an event was the last one."""
         return self._is_last or (self._ending + self._rest).rstrip().endswith(DONE)
 
     def _look(self, lines: bytes) -> None:

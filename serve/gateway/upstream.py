@@ -23,7 +23,10 @@ BUSY = b"currently busy"  # vLLM's --max-num-queued-reqs: it is full, not ill
 
 
 class Failed(Exception):
-    """No byte has reached the client. `answer` is what the engine said, if it said something whole."""
+    """A try failed before a byte has reached the client.
+
+    `answer` is what the engine said, if it was something whole.
+    """
 
     def __init__(self, why: str, answer: "Answer | None" = None, is_ill: bool = True) -> None:
         super().__init__(why)
@@ -32,7 +35,7 @@ class Failed(Exception):
 
 @dataclass
 class Answer:
-    """What a replica says. `rest` is None when `body` is all of it."""
+    """The answer of a replica. `rest` is None when `body` is all of it."""
 
     status: int
     lines: bytes  # those of its headers that the client is told
@@ -52,12 +55,15 @@ class Engines:
         self.keep_only(())
 
     def keep_only(self, urls: Collection[str]) -> None:
-        """Connections to others are closed, once they are idle."""
+        """Close the connections to other engines, once they are idle."""
         for url in [one for one in self._homes if one not in urls]:
             self._homes.pop(url).close()
 
     async def ask(self, method: bytes, ask: Ask, replica: Replica, lines: bytes, deadline: Deadline) -> Answer:
-        """With these lines among its headers. Raises Failed, Refused. Who has one that is not whole must close it."""
+        """Return the answer of a replica, asked with these lines among the headers.
+
+        Raises Failed, Refused. Who has an answer that is not whole must close it.
+        """
         home = self._homes.get(replica.url)
         if home is None:
             home = self._homes[replica.url] = Home(replica.url)
@@ -88,7 +94,7 @@ class Engines:
 
 
 def _request(method: bytes, ask: Ask, replica: Replica, host: bytes, lines: bytes) -> bytes:
-    """As it goes over the line."""
+    """Return the bytes of the request."""
     if replica.key:
         lines = b"%bAuthorization: Bearer %b\r\n" % (lines, replica.key.encode())
     first = b"%b %b HTTP/1.1\r\nHost: %b\r\nContent-Length: %d\r\n" % (method, ask.path, host, len(ask.body))
@@ -96,7 +102,7 @@ def _request(method: bytes, ask: Ask, replica: Replica, host: bytes, lines: byte
 
 
 async def _begin(reply: Reply) -> Answer:
-    """All of a short answer, the first chunk of a stream of events."""
+    """Return all of a short answer, or the first chunk of a stream of events."""
     body = await reply.readany()
     if reply.is_events:
         if not body:
@@ -113,7 +119,7 @@ async def _begin(reply: Reply) -> Answer:
 
 
 def _judged(answer: Answer) -> Answer:
-    """The same, when it is one for the client. Raises Failed."""
+    """Return the answer when it is one for the client. Raises Failed."""
     status = answer.status
     if status == 200 and answer.watch is None:
         return answer

@@ -1,10 +1,10 @@
-"""How often something happened in the last minute, in 61 numbers whatever happens."""
+"""The rate of events over the last minute, in 61 numbers whatever happens."""
 
 SECONDS = 60
 
 
 class Window:
-    """Counts by the second. Time only goes on; what is told earlier counts as now."""
+    """Counts by the second. Time only goes on; what is reported late counts as now."""
 
     __slots__ = ("_counts", "_second", "_sum")
 
@@ -20,7 +20,7 @@ class Window:
         self._sum += 1
 
     def per_second(self, now: float) -> float:
-        """The mean over the last 60 s, the second that has begun included."""
+        """Return the mean over the last 60 s, the second that has begun included."""
         self._forget(now)
         return self._sum / SECONDS
 

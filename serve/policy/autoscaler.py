@@ -1,4 +1,4 @@
-"""How many replicas there should be, and which go: SkyServe's rule with three things that it lacks. Pure.
+"""The number of replicas, and which are stopped: SkyServe's rule with three things that it lacks. Pure.
 
     want = clip(ceil(requests per second / target), least, most)
 
@@ -37,7 +37,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Memory:
-    """Between two ticks."""
+    """The state of the autoscaler between two ticks."""
 
     target: int
     up: int = 0  # ticks in a row that wanted more
@@ -57,7 +57,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """None = not known."""
+    """The measurements of a tick; None = not known."""
 
     qps: float | None  # that arrive, mean over 60 s, refused ones included
     waiting: float | None = None  # in all lines, of engines and gateway, mean over 60 s
@@ -97,19 +97,19 @@ def begin(rule: Rule) -> Memory:
 
 
 def updated(rule: Rule, memory: Memory, seen: Seen) -> Memory:
-    """After the rule has changed: at once what is wanted now, no waiting."""
+    """Return the state after the rule has changed: at once what is wanted now, no waiting."""
     wanted = want(rule, memory, seen)
     return Memory(_clip(rule, memory.target) if wanted is None else wanted)
 
 
 def decide(rule: Rule, memory: Memory, seen: Seen) -> Decision:
-    """What to start and what to stop now."""
+    """Return what to start and what to stop now."""
     wanted = want(rule, memory, seen)
     return fill(rule, memory if wanted is None else _after(rule, memory, wanted), seen)
 
 
 def fill(rule: Rule, memory: Memory, seen: Seen) -> Decision:
-    """What to start and what to stop for the target that there is: between two ticks, when a replica came or went."""
+    """Return what to start and what to stop for the current target: between two ticks, when a replica came or went."""
     final = memory.target + rule.extra
     alive = [one for one in seen.members if one.state.is_alive]
     spots, others = _mix(rule, final, alive)
@@ -127,7 +127,7 @@ def fill(rule: Rule, memory: Memory, seen: Seen) -> Decision:
 
 
 def want(rule: Rule, memory: Memory, seen: Seen) -> int | None:
-    """Between least and most; None when nothing that it depends on is known."""
+    """Return how many are wanted, between least and most; None when nothing that it depends on is known."""
     signals = []
     if rule.target_qps is not None:
         signals.append(None if seen.qps is None else _for_requests(rule.target_qps, seen.qps, seen.members))
@@ -168,12 +168,12 @@ def _for_requests(target: float | Mapping[str, float], qps: float, members: Iter
 
 
 def _of_gpu(target: Mapping[str, float], gpu: str) -> float:
-    """Of `A100:1`, else of `A100`, else the least of all."""
+    """Return the target of `A100:1`, else of `A100`, else the least of all."""
     return target.get(gpu, target.get(gpu.partition(":")[0], min(target.values())))
 
 
 def _after(rule: Rule, memory: Memory, wanted: int) -> Memory:
-    """One tick of waiting, or its end."""
+    """Return the state after one tick of waiting, or its end."""
     if memory.target == 0:
         return replace(memory, target=wanted)
     if wanted > memory.target:
@@ -186,7 +186,10 @@ def _after(rule: Rule, memory: Memory, wanted: int) -> Memory:
 
 
 def _mix(rule: Rule, final: int, alive: Iterable[Member]) -> tuple[int, int]:
-    """Spot replicas and others, of `final`. On-demand ones fill the gap until spot is ready, and then go."""
+    """Return how many spot replicas and others make up `final`.
+
+    On-demand ones fill the gap until spot is ready, and then go.
+    """
     if not rule.spot:
         return 0, final
     base = min(rule.base_on_demand, final)
@@ -198,14 +201,14 @@ def _mix(rule: Rule, final: int, alive: Iterable[Member]) -> tuple[int, int]:
 
 
 def _victims(alive: Iterable[Member], spot: bool, keep: int) -> tuple[int, ...]:
-    """Who goes: the furthest from ready, of equals the youngest."""
+    """Return those to stop: the furthest from ready, of equals the youngest."""
     kind = [one for one in alive if one.spot is spot]
     kind.sort(key=lambda one: (LIVE.index(one.state), -one.number))
     return tuple(one.number for one in kind[: max(0, len(kind) - keep)])
 
 
 def _admitted(wanted: int, seen: Seen) -> tuple[int, str]:
-    """How many of these may be started, and why not all."""
+    """Return how many of these may be started, and why not all."""
     if not wanted:
         return 0, ""
     failures, unproven = _never_ready(seen.members)
@@ -227,7 +230,7 @@ def _afforded(wanted: int, seen: Seen, held: str) -> tuple[int, str]:
 
 
 def _never_ready(members: Iterable[Member]) -> tuple[int, int]:
-    """Since the last one that was ever ready: those that failed, and those that are still being tried."""
+    """Return those that failed since the last one that was ever ready, and those that are still being tried."""
     failures = unproven = 0
     for one in sorted(members, key=lambda one: -one.number):
         if one.was_ready:

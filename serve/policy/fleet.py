@@ -1,4 +1,4 @@
-"""What a controller does next: whom it starts, whom it ends, whom the gateway asks. Pure.
+"""The next decision of a controller: which replicas start and end, and which the gateway uses. Pure.
 
 In: what is wanted, the replicas that there are, what the gateway counts. Out: a Course. It only puts together what
 `autoscaler` (how many), `update` (from one version to the next) and `states` (who lives) say.
@@ -15,7 +15,7 @@ from serve.policy.service_state import Member
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What the gateway and the engines count; None = not known."""
+    """The load that the gateway and the engines count; None = not known."""
 
     qps: float | None = None
     waiting: float | None = None
@@ -37,7 +37,10 @@ class Course:
 def course(
     mode: str, rule: Rule, memory: Memory, newest: int, members: Sequence[Member], load: Load, is_tick: bool
 ) -> Course:
-    """`newest`: the version that is wanted. `is_tick`: so much time has passed since the last one as that one said."""
+    """Return what to do next.
+
+    newest: the version that is wanted. is_tick: so much time has passed since the last one as that one said.
+    """
     alike = [one for one in members if one.version == newest]
     seen = autoscaler.Seen(
         qps=load.qps, waiting=load.waiting, members=[scaled(one) for one in alike], affordable=load.affordable
@@ -58,12 +61,12 @@ def course(
 
 
 def serving(mode: str, rule: Rule, members: Sequence[Member]) -> tuple[int, ...]:
-    """The numbers of those that requests may go to."""
+    """Return the numbers of those that requests may go to."""
     return tuple(sorted(update.serving(mode, rule.least, [_updated(one) for one in members])))
 
 
 def scaled(one: Member) -> autoscaler.Member:
-    """As the autoscaler sees it: what has failed has failed, although its end is still under way."""
+    """Return a replica as the autoscaler sees it: what has failed has failed, although its end is still under way."""
     was_ready, facts = one.facts.first_ready_at is not None, one.facts
     if facts.down in (Step.SCHEDULED, Step.RUNNING, Step.FAILED) and (facts.app_failed or facts.is_late):
         facts = replace(facts, down=Step.SUCCEEDED)

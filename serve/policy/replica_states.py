@@ -1,9 +1,9 @@
-"""What a replica is, derived from a few facts, never stored by hand; and what a probe changes in them. Pure.
+"""The state of a replica, derived from a few facts, never stored by hand; and what a probe changes in them. Pure.
 
     PENDING -> PROVISIONING -> STARTING -> READY <-> NOT_READY      SHUTTING_DOWN, then gone
     at an end: FAILED FAILED_INITIAL_DELAY FAILED_PROBING FAILED_PROVISION FAILED_CLEANUP PREEMPTED UNKNOWN
 
-In: what its keeper did (launch, end) and saw (probes, its process). Out: a State. Source: SkyServe,
+In: what the controller did (launch, end) and saw (probes, its process). Out: a State. Source: SkyServe,
 sky/serve/replica_managers.py, ReplicaStatusProperty.to_replica_status.
 """
 
@@ -20,7 +20,7 @@ LONGEST_MAKING_S = 3600.0  # of an environment: gigabytes through a slow network
 
 
 class Step(Enum):
-    """How far a launch or an end has come."""
+    """The progress of a launch or an end."""
 
     SCHEDULED = "scheduled"
     RUNNING = "running"
@@ -46,7 +46,7 @@ class State(Enum):
 
     @property
     def is_alive(self) -> bool:
-        """It serves, or may come to it. Others are replaced."""
+        """Tell whether it serves, or may come to it. Others are replaced."""
         return self in LIVE
 
     @property
@@ -72,7 +72,7 @@ class ServiceState(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that is remembered of a replica's life. Times are those of its keeper's clock."""
+    """All that is remembered of a replica. Times are those of its controller's clock."""
 
     launch: Step = Step.SCHEDULED
     down: Step | None = None  # its end; None = nobody has asked for it
@@ -107,7 +107,7 @@ def state_of(facts: Facts) -> State:
 
 
 def _ended(facts: Facts) -> State:
-    """Of one whose end was asked for: on its way, or why it came to that."""
+    """Return the state of one whose end was asked for: shutting down, or why it came to that."""
     if facts.preempted:
         return State.PREEMPTED
     if facts.down in (Step.SCHEDULED, Step.RUNNING):
@@ -126,7 +126,7 @@ def _ended(facts: Facts) -> State:
 
 
 def probed(facts: Facts, passed: bool, now: float) -> Facts:
-    """After one probe of a replica whose launch has succeeded.
+    """Return the facts after one probe of a replica whose launch has succeeded.
 
     Stricter than SkyServe both ways: ready after two passes, not ready after three misses.
     """
@@ -141,12 +141,12 @@ def probed(facts: Facts, passed: bool, now: float) -> Facts:
 
 
 def told(facts: Facts, engine_s: float | None, now: float) -> Facts:
-    """After its pod has told for how many seconds its engine has run; None = it has yet to be started."""
+    """Return the facts after its pod has reported for how many seconds its engine runs; None = not started yet."""
     return replace(facts, waits_since=now - (engine_s or 0.0))
 
 
 def failed_requests(facts: Facts, in_a_row: int, now: float) -> Facts:
-    """After the gateway saw so many requests fail one after another: probes may have passed all the while."""
+    """Return the facts after so many requests failed in a row: probes may have passed all the while."""
     if in_a_row < FAILED_REQUESTS or not facts.is_ready:
         return facts
     since = now if facts.first_miss_at is None else facts.first_miss_at
@@ -154,7 +154,7 @@ def failed_requests(facts: Facts, in_a_row: int, now: float) -> Facts:
 
 
 def must_end(facts: Facts, probe: Probe, now: float) -> tuple[Facts, str]:
-    """The facts and the reason when it has failed for too long; "" = it may go on."""
+    """Return the facts and the reason when it has failed for too long; "" = it may go on."""
     if facts.first_miss_at is None or facts.down is not None:
         return facts, ""
     missing_s = now - facts.first_miss_at
@@ -174,7 +174,7 @@ def must_end(facts: Facts, probe: Probe, now: float) -> tuple[Facts, str]:
 
 
 def service_state(replicas: Iterable[State], is_ending: bool = False) -> ServiceState:
-    """Of a service whose controller runs."""
+    """Return the state of a service whose controller runs."""
     states = list(replicas)
     if is_ending:
         return ServiceState.SHUTTING_DOWN

@@ -1,4 +1,4 @@
-"""What is remembered of a service between commands and controllers, as JSON in the journal: two records, a writer each.
+"""The state of a service between commands and controllers, as JSON in the journal: two records, a writer each.
 
     Wanted   what the user asks for        written by commands, one at a time
     Seen     what there is, and was        written by the controller that holds the lease
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """One way in which the service was asked for. Its replicas are all alike."""
+    """One revision of a service. Its replicas are all alike."""
 
     number: int
     document: dict[str, Any]
@@ -72,7 +72,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One replica, and what it was. Its number is never used again."""
+    """One replica and its history. Its number is never used again."""
 
     number: int
     version: int
@@ -101,7 +101,7 @@ class Member:
         return state_of(self.facts)
 
     def phase_s(self, now: float) -> dict[str, float]:
-        """How long it was at each phase, in their order; at the last one until it was ready, or is now."""
+        """Return how long each phase took, in their order; the last one lasts until it was ready, or until now."""
         ends = (*(at for _, at in self.phases[1:]), self.ready_at or self.ended_at or now)
         return {phase: max(0.0, end - at) for (phase, at), end in zip(self.phases, ends, strict=False)}
 
@@ -146,10 +146,10 @@ def _read(text: str, kind: type[T]) -> T:
 
 
 def served_name(name: str, service: Service) -> str:
-    """How clients call the model of the service `name`."""
+    """Return how clients call the model of the service `name`."""
     return service.ours.served_name or name
 
 
 def environ_of(service: Service) -> Mapping[str, str]:
-    """What the file gives to its engine; where it listens, and who may ask it, is ours to say."""
+    """Return what the file gives to its engine; where it listens, and who may ask it, is ours to say."""
     return {name: value for name, value in service.envs.items() if name not in NOT_THEIRS}

@@ -1,4 +1,4 @@
-"""From one version of a service to the next: who gets requests meanwhile, and which old replicas may go. Pure.
+"""The update from one version of a service to the next: which replicas serve meanwhile, and which old ones go. Pure.
 
 rolling: old and new ones answer; for each new one that is ready an old one goes. blue_green: the old ones answer until
 as many new ones are ready as there must be at least, then only the new ones do. New ones are started by the autoscaler,
@@ -22,7 +22,7 @@ class Member:
 
 
 def serving(mode: str, least: int, members: Iterable[Member]) -> tuple[int, ...]:
-    """The numbers of those that requests may go to."""
+    """Return the numbers of those that requests may go to."""
     ready = [one for one in members if one.state is State.READY]
     if mode == "blue_green" and ready:
         versions = sorted({one.version for one in ready})
@@ -33,7 +33,7 @@ def serving(mode: str, least: int, members: Iterable[Member]) -> tuple[int, ...]
 
 
 def outdated(mode: str, least: int, final: int, newest: int, members: Sequence[Member]) -> tuple[int, ...]:
-    """The numbers of old replicas that may go now, whoever is least ready first. `final`: wanted of the newest."""
+    """Return the numbers of old replicas that may go now, the least ready first. `final`: wanted of the newest."""
     old = [one for one in members if one.version < newest and one.state.is_alive]
     new_ready = sum(one.version == newest and one.state is State.READY for one in members)
     if mode == "blue_green":

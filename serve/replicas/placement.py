@@ -1,4 +1,4 @@
-"""Where replicas go: own machines first, then the cheapest spot machine that fits, then what cannot be taken away.
+"""The placement of replicas: own machines first, then the cheapest spot machine that fits, then on-demand ones.
 
 In: a service's `resources`, providers. Out: offers in the order in which they are tried, selected as those of a run are
 (`infra.selection.choose`). Reads what is offered; rents nothing.
@@ -37,7 +37,10 @@ UNREAD = {
 
 
 def candidates(provider: str, settings: Settings) -> tuple[str, ...]:
-    """Names of providers, in the order of their turn. `provider`: one of them, "market", or "" for all there are."""
+    """Return the names of providers, in the order in which they are tried.
+
+    provider: one of them, "market", or "" for all there are.
+    """
     if provider:
         return registry.names(settings, provider)
     rented = tuple(name for name, key in VENDORS.items() if getattr(settings, key))
@@ -90,7 +93,7 @@ def find(names: Sequence[str], request: Request, wants_spot: bool, settings: Set
 
 
 def unread(service: Service) -> list[tuple[str, str]]:
-    """The words about machines in a service file that change nothing here, and what holds instead."""
+    """Return the settings about machines in a service file that change nothing here, and what holds instead."""
     said = service.file.resources
     found = [(f"resources.{name}", instead) for name, instead in UNREAD.items() if getattr(said, name) is not None]
     if service.policy.spot_placer:
@@ -100,12 +103,15 @@ def unread(service: Service) -> list[tuple[str, str]]:
 
 
 def kind_of(offer: Offer) -> str:
-    """For people: how an offer stands in the order."""
+    """Return the kind of an offer for people: own, spot or on-demand."""
     return "own" if not offer.micro_usd_per_hour or offer.place else "spot" if offer.spot else "on-demand"
 
 
 def request_of(service: Service, run: str, gpu_bytes: int = 0) -> Request:
-    """`gpu_bytes`: of each GPU at least. Raises UsageError for words of `resources` that mean nothing here."""
+    """Return the request for a machine of a replica.
+
+    gpu_bytes: of each GPU at least. Raises UsageError for words of `resources` that mean nothing here.
+    """
     wanted = service.file.resources
     gpu, num_gpus = _gpus(wanted)
     most = wanted.max_hourly_cost
@@ -124,12 +130,12 @@ def request_of(service: Service, run: str, gpu_bytes: int = 0) -> Request:
 
 
 def gpu_of(request: Request) -> str:
-    """As `target_qps_per_replica` names it."""
+    """Return the GPU as `target_qps_per_replica` names it."""
     return f"{request.gpu}:{max(1, request.num_gpus)}" if request.gpu else ""
 
 
 def _gpus(wanted: Resources) -> tuple[str, int]:
-    """`H100:8`, {H100: 8}, or several of which any will do."""
+    """Return kind and count of `H100:8`, {H100: 8}, or several of which any will do."""
     said = wanted.accelerators
     if not said:
         return "", 0
@@ -148,7 +154,7 @@ def _gpus(wanted: Resources) -> tuple[str, int]:
 
 
 def _at_least(key: str, said: str | float | None) -> int:
-    """Of `16+`, `16` and 16. Machines come in sizes, so that a plain number is a floor, too."""
+    """Return the number of `16+`, `16` and 16. Machines come in sizes, so that a plain number is a floor, too."""
     if said is None:
         return 0
     text = str(said).removesuffix("+").removesuffix("GB")

@@ -1,9 +1,9 @@
-"""Whether a replica serves: what its file asks for, and one token from the model that is expected.
+"""The probe of a replica: what its file asks for, and one token from the model that is expected.
 
 In: where an engine answers, the probe of the service file. Out: a Probed. Raises OSError when this machine lacks what
 it takes to ask, which says nothing of the engine; nothing else is raised. A `/health` of 200 is not
 enough: it stays so with an engine that hangs. A token that does not come in time is not enough either: an engine with
-a long line is not ill as long as it makes tokens for others, which its counters tell.
+a long queue is not ill as long as it makes tokens for others, which its counters tell.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ RUNNING = "vllm:num_requests_running"
 
 @dataclass(frozen=True)
 class Counters:
-    """What an engine tells of itself at /metrics; None = it does not."""
+    """The counters of an engine at /metrics; None = it does not report it."""
 
     waiting: float | None = None
     tokens: float | None = None
@@ -43,7 +43,10 @@ class Probed:
 async def probe(
     session: aiohttp.ClientSession, url: str, key: str, model: str, asked: Probe, before: Counters | None
 ) -> Probed:
-    """`before`: the counters of the last probe, for a replica that was ready then; None = it has yet to become so."""
+    """Probe an engine once.
+
+    before: the counters of the last probe, for a replica that was ready then; None = it has yet to become so.
+    """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limit = aiohttp.ClientTimeout(asked.timeout_seconds)
     try:
@@ -113,7 +116,7 @@ async def _token(
 
 
 async def counters(session: aiohttp.ClientSession, url: str) -> Counters:
-    """As far as they can be read: names change from release to release."""
+    """Return the counters, as far as they can be read: names change from release to release."""
     try:
         async with session.get(f"{url}/metrics", timeout=aiohttp.ClientTimeout(METRICS_S)) as reply:
             text = (await reply.read()).decode(errors="replace") if reply.status == 200 else ""

@@ -1,11 +1,11 @@
-"""A replica as a pod: begun, looked at, ended, through `infra`. Blocking; called in threads.
+"""A replica as a pod: launched, observed, ended, through `infra`. Blocking; called in threads.
 
     begin    offers in the order of `placement` -> rented, code, hand-over: its engine is a step of kind "service"
     stage    how far its engine has come; fate: why it has ended
-    end      nothing of it is left, and its log is kept at home
+    end      nothing of it is left, and its log is kept in the local mirror
 
-In: a Version, a Member. Out: journal rows. An engine is never started again: one that has ended is another replica's
-place. It outlives whoever started it, as every pod's work does.
+In: a Version, a Member. Out: journal rows. An engine is never restarted: one that has ended is replaced by another
+replica. It outlives whoever started it, as every pod's work does.
 Raises what `infra.runs.launch` and `infra.runs.pods` raise.
 """
 
@@ -46,13 +46,13 @@ PUT_IN_PLACE = 'test -d "$2" || mv -- "$1" "$2"; rm -rf -- "$1"; test -d "$2"'  
 
 
 def role_of(name: str) -> str:
-    """Of the journal's rows of that service's replicas."""
+    """Return the role of the journal's rows of that service's replicas."""
     return f"serve:{name}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """How far a replica is on its way to its first answer, as its pod tells."""
+    """The progress of a replica on its way to its first answer, as its pod reports."""
 
     phase: str = ENVIRONMENT
     """environment, weights, compiling, first answer."""
@@ -66,7 +66,7 @@ class Stage:
 
 @dataclass
 class Landing:
-    """Where the replicas of the service `name` come from, and where they go."""
+    """The backend of the replicas of the service `name`: it launches, observes and ends them."""
 
     name: str
     settings: Settings
@@ -77,11 +77,11 @@ class Landing:
     """One key for all engines: who asks them does not know which one will answer."""
 
     def vendor(self, name: str) -> Provider:
-        """Raises UsageError for one that cannot be used."""
+        """Return the provider of that name. Raises UsageError for one that cannot be used."""
         return registry.provider(self.settings, name)
 
     def begin(self, version: Version, member: Member) -> Op:
-        """The row of a pod at work: its engine is being loaded."""
+        """Launch a replica; return the row of its pod, whose engine is being loaded."""
         shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # of an earlier service of this name
         wanted = version.service
         request = placement.request_of(wanted, member.run, version.gpu_bytes)
@@ -129,11 +129,11 @@ class Landing:
             return launch.start(plan, offers, self.vendor, journal, ROOT, secrets, self.say, terms)
 
     def key_of(self, run: str) -> str:
-        """That its engine asks for: whoever reaches its port by another way than the gateway has none."""
+        """Return the key that its engine asks for: whoever reaches its port past the gateway has none."""
         return engine_key(self.seed, self.name if self.shares_key else run)
 
     def _secrets(self, version: Version) -> dict[str, str]:
-        """What an engine needs to fetch its model; by variable."""
+        """Return what an engine needs to fetch its model, by variable."""
         names = credentials.KEYS.get(credentials.kind(version.model), ())
         found = {name: getattr(self.settings, name.lower()) for name in names}
         return {name: value for name, value in found.items() if value}
@@ -142,7 +142,10 @@ class Landing:
         return self.vendor(op.vendor).reach(pods.pod_of(op))
 
     def fate(self, op: Op) -> str:
-        """Why its engine does not run any more, in words; "" while it does. Raises SlipwayError: nobody can tell."""
+        """Return why its engine does not run any more, in words; "" while it does.
+
+        Raises SlipwayError: nobody can tell.
+        """
         if not op.is_live:
             return op.reason or "it was ended"
         verdict = pods.verdict_of(op, self.reach(op))
@@ -152,7 +155,7 @@ class Landing:
         return f"its engine has ended: {verdict['reason'] or state}"
 
     def stage(self, op: Op, before: Stage) -> Stage:
-        """What its pod tells of it now, after `before`. Raises SlipwayError: it cannot be asked."""
+        """Return what its pod reports now, after `before`. Raises SlipwayError: it cannot be asked."""
         transport = self.reach(op)
         progress, _ = follow.look(op, transport)
         said: dict[str, Any] = next((one for one in progress.get("steps", ()) if one["name"] == STEP), {})
@@ -168,12 +171,18 @@ class Landing:
         return replace(before, phase=engines.phase(at, fresh), engine_s=said["elapsed_s"], read=start + len(fresh))
 
     def loss(self, op: Op) -> str:
-        """What its vendor says became of its machine; "" while it is well. Raises SlipwayError: it does not say."""
+        """Return what its vendor says became of its machine; "" while it is well.
+
+        Raises SlipwayError: it does not say.
+        """
         rented = market(self.vendor(op.vendor))
         return pods.fate(rented, op) if rented and op.is_live else ""
 
     def end(self, op: Op, reason: str) -> None:
-        """Nothing of it is left. Raises SlipwayError when that is not proven; may be repeated."""
+        """End a replica, so that nothing of it is left.
+
+        Raises SlipwayError when that is not proven; may be repeated.
+        """
         provider = self.vendor(op.vendor)
         if op.is_live:
             if provider.is_rented and op.address:  # nothing can be asked of it afterwards
@@ -185,18 +194,21 @@ class Landing:
             self._remove(op)
 
     def log_of(self, run: str) -> Path:
-        """Where its engine's log is kept once it has ended."""
+        """Return where its engine's log is kept once it has ended."""
         return self.settings.pods.parent / "logs" / run
 
     def _bring_log(self, op: Op) -> None:
-        """Best effort: one that is deaf is ended all the same."""
+        """Fetch its log with best effort: an unreachable one is ended all the same."""
         try:
             mirror.bring_logs(op, self.reach(op), self.log_of(op.run))
         except (SlipwayError, OSError) as error:
             self.say(f"{op.run}: its log stays behind: {error}")
 
     def _remove(self, op: Op) -> None:
-        """What the pod has left: a copy of the code, which nobody will use again. Replicas come and go for weeks."""
+        """Remove what the pod has left: a copy of the code, which nobody will use again.
+
+        Replicas come and go for weeks.
+        """
         root = pods.folder_of(op).root
         assert root.name == op.run
         script = 'test -e "$1/POD.json" || rm -rf -- "$1"'
@@ -206,12 +218,12 @@ class Landing:
             self.say(f"{op.run}: {root} stays behind: {error}")
 
     def _journal(self) -> Journal:
-        """Each thread has one of its own."""
+        """Open a journal; each thread has one of its own."""
         return Journal.open(self.settings.state_file)
 
 
 def _places_of(model: str) -> dict[str, str]:
-    """Where a model's store is asked for; no secrets."""
+    """Return the variables that say where a model's store is; no secrets."""
     names = credentials.PLACES.get(credentials.kind(model), ())
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
@@ -232,7 +244,10 @@ def send_model(folder: Path, weights: str, op: Op, transport: Transport, say: Ca
 
 
 def free_port(taken: Sequence[int]) -> int:
-    """One of PORTS that nobody listens on here. On another machine it may be in use: its engine says so, and ends."""
+    """Return one of PORTS that nobody listens on here.
+
+    On another machine it may be in use: its engine says so, and ends.
+    """
     while True:
         port = random.choice(PORTS)
         if port in taken:

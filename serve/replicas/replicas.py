@@ -1,8 +1,8 @@
-"""The replicas of a service: a task for each, from the moment its pod is asked for until nothing of it is left.
+"""The replica manager of a service: a task for each replica, from the launch of its pod until nothing of it is left.
 
     begin -> launched -> cared for (probed, its engine watched) -> told to end -> drained -> ended, which is proven
 
-In: members to begin, to take over, to end; the gateway, `Landing`. Out: what each is at (`members`); `changed` is set
+In: members to begin, to take over, to end; the gateway, `Landing`. Out: the state of each (`members`); `changed` is set
 when that is another state. Which there should be is the controller's to say.
 """
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass
 class Kept:
-    """A replica and what its controller holds of it."""
+    """A replica and what its controller holds of it in memory."""
 
     member: Member
     told: asyncio.Event = field(default_factory=asyncio.Event)
@@ -64,7 +64,10 @@ class Kept:
 
 
 class Replicas:
-    """Those of the service `name`. One event loop; use it as a context, at whose end they are left as they are."""
+    """The replicas of the service `name`.
+
+    One event loop; use it as a context, at whose end they are left as they are.
+    """
 
     def __init__(
         self, name: str, wanted: Wanted, journal: Journal, landing: Landing, gateway: Gateway,
@@ -91,7 +94,7 @@ class Replicas:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """What is being begun or ended is waited for: a thread cannot be torn off."""
+        """Wait for what is being begun or ended: a thread cannot be torn off."""
         for one in self.kept.values():
             if one.task:
                 one.task.cancel()
@@ -106,13 +109,13 @@ class Replicas:
         return self.wanted.newest.service
 
     def begin(self, member: Member, write_down: Callable[[], None]) -> None:
-        """Its pod is asked for once it is written down."""
+        """Launch a replica, once it is written down."""
         one = self.kept[member.number] = Kept(member)
         write_down()
         one.task = asyncio.create_task(self._guarded(one, self._launch(one)))
 
     def end(self, one: Kept, why: str, facts: Facts | None = None, *, drains: bool, has_failed: bool = False) -> None:
-        """May be called again; the first reason counts."""
+        """Ask for the end of a replica. May be called again; the first reason counts."""
         if one.told.is_set():
             return
         facts = facts or one.member.facts
@@ -126,7 +129,10 @@ class Replicas:
     # Their tasks.
 
     async def _guarded(self, one: Kept, life: Awaitable[None]) -> None:
-        """A mistake of our own ends this controller, and not only that replica's care; what passes ends neither."""
+        """Run the care of a replica.
+
+        A mistake of our own ends this controller, and not only that replica's care; a transient shortage ends neither.
+        """
         try:
             await life
         except asyncio.CancelledError:
@@ -170,7 +176,7 @@ class Replicas:
         await self._keep(one)
 
     async def _keep(self, one: Kept) -> None:
-        """From its hand-over to its end."""
+        """Manage a replica from its hand-over to its end."""
         op = self._op(one)
         if op is not None and not one.told.is_set():
             try:
@@ -188,7 +194,7 @@ class Replicas:
         await self._finish(one)
 
     async def _care(self, one: Kept) -> None:
-        """Until it is told to end."""
+        """Care for a replica until it is told to end."""
         cares = [asyncio.create_task(care(one)) for care in (self._probe, self._watch)]
         told = asyncio.create_task(one.told.wait())
         try:
@@ -242,7 +248,7 @@ class Replicas:
             await asyncio.sleep(interval_s if facts.is_ready and found.passed else min(interval_s, YOUNG_S))
 
     async def _watch(self, one: Kept) -> None:
-        """Whether its engine still runs, and how far it has come, as its own agent says."""
+        """Watch whether its engine still runs, and how far it has come, as its own agent says."""
         while True:
             op = self._op(one)
             fate = "its row is in the journal no more"
@@ -260,7 +266,7 @@ class Replicas:
             await asyncio.sleep(FATE_S if op and self.landing.vendor(op.vendor).is_here else FATE_THERE_S)
 
     def _hear(self, one: Kept, stage: Stage) -> None:
-        """What its pod has told anew; an agent that has fallen silent tells nothing."""
+        """Note what its pod has reported anew; an agent that has fallen silent reports nothing."""
         if stage.told_at != one.stage.told_at:
             facts = replica_states.told(one.member.facts, stage.engine_s, time.monotonic())
             one.member = replace(one.member, facts=facts)
@@ -270,7 +276,7 @@ class Replicas:
         one.stage = stage
 
     async def _drain(self, one: Kept) -> None:
-        """Until the gateway has had the last answer of it, or its time is over."""
+        """Wait until the gateway has had the last answer of it, or its time is over."""
         self.take_off()
         if one.drains and one.replica is not None:
             until = time.monotonic() + self.service.file.service.load_balancer.stream_timeout_seconds
@@ -278,7 +284,7 @@ class Replicas:
                 await asyncio.sleep(0.05)
 
     async def _finish(self, one: Kept) -> None:
-        """Until nothing of it is left, which takes as many tries as it takes."""
+        """End it until nothing of it is left, with as many tries as it takes."""
         failures = 0
         while True:
             self.note(one, replace(one.member.facts, down=Step.RUNNING))
@@ -302,7 +308,7 @@ class Replicas:
             self._drop(one)
 
     def _retire(self, one: Kept) -> None:
-        """Gone, and remembered for what went wrong."""
+        """Drop it, and remember it for what went wrong."""
         self.past = [*self.past, one.member][-KEPT:]
         self._drop(one)
 
@@ -322,7 +328,7 @@ class Replicas:
             self.say(f"{self.name}: taking over {', '.join(one.member.run for one in self.kept.values())}")
 
     def _take_over(self, one: Kept) -> None:
-        """Whatever it was at when its care was cut off."""
+        """Take over a replica, whatever it was at when its care was cut off."""
         facts = replace(one.member.facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
         op = self._op(one)
         if op is not None and facts.launch in (Step.SCHEDULED, Step.RUNNING) and op.state in (READY, LOST):
@@ -339,7 +345,7 @@ class Replicas:
         one.task = asyncio.create_task(self._guarded(one, self._keep(one)))
 
     async def reached(self, limit_s: float) -> None:
-        """Until the gateway can ask each that was ready, or not longer than that."""
+        """Wait until the gateway can ask each that was ready, or not longer than `limit_s`."""
         until = time.monotonic() + limit_s
         while time.monotonic() < until and any(
             one.member.state is State.READY and one.replica is None for one in self.kept.values()
@@ -359,11 +365,11 @@ class Replicas:
         return next(reversed(self.journal.ops(run=one.member.run)), None)
 
     async def _in_thread(self, work: Callable[..., T], *words: Any) -> T:
-        """To its end, also when this task is cancelled meanwhile: what it began must not be half done."""
+        """Run `work` in a thread to its end, also when this task is cancelled: what it began must not be half done."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *words)
 
 
 def passes(error: BaseException) -> bool:
-    """Whether it is a want of this machine, or came of one: no file, no memory, no thread, a full disk."""
+    """Tell whether it is a shortage of this machine, or came of one: no file, no memory, no thread, a full disk."""
     wants = (OSError, MemoryError, sqlite3.OperationalError)
     return isinstance(error, wants) or isinstance(error.__cause__, wants) or str(error) == "can't start new thread"

@@ -41,7 +41,7 @@ IDLE_LOOKS = 2  # at a worker that was taken off: a request may be on its way to
 
 
 class Routed(Gateway):
-    """As Gateway; `python` is of the serve-router environment."""
+    """A gateway that routes by vllm-router; `python` is of the serve-router environment."""
 
     def __init__(
         self,
@@ -67,7 +67,10 @@ class Routed(Gateway):
         return list(self._wanted)
 
     async def start(self, host: str, port: int) -> int:
-        """Once the router knows its workers. Raises SlipwayError when it does not come up, and as the plain gateway."""
+        """Start, once the router knows its workers.
+
+        Raises SlipwayError when it does not come up, and as the plain gateway.
+        """
         self._told.clear()
         self._keeper = asyncio.create_task(self._keep())
         try:
@@ -87,7 +90,7 @@ class Routed(Gateway):
         self._changed.set()
 
     def in_flight(self, replica: Replica) -> int:
-        """1 until it is known to have none: the router does not tell of a worker that it was told to forget."""
+        """Return 1 until it is known to have none: the router does not report on a worker that it forgot."""
         return int(replica in self._leaving or replica in self._wanted)
 
     async def stop(self, drain_s: float) -> None:
@@ -98,7 +101,7 @@ class Routed(Gateway):
             await asyncio.gather(keeper, return_exceptions=True)
 
     async def _keep(self) -> None:
-        """A router that lives and knows its workers; started again when it has ended."""
+        """Run a router that knows its workers; restart it when it has ended."""
         while True:
             try:
                 port = _free_port()
@@ -124,7 +127,7 @@ class Routed(Gateway):
             await asyncio.sleep(AGAIN_S)
 
     async def _follow(self, process: "subprocess.Popen[bytes]", url: str) -> None:
-        """Until it ends."""
+        """Tell a router of its workers until it ends."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(ASK_S)) as session:
             while process.poll() is None:
                 self._changed.clear()
@@ -136,7 +139,7 @@ class Routed(Gateway):
                     await asyncio.wait_for(self._changed.wait(), LOOK_S)
 
     async def _tell(self, session: aiohttp.ClientSession, url: str) -> None:
-        """What it does not know yet. It is asked for answers only while it knows a worker."""
+        """Tell it what it does not know yet. It is asked for answers only while it knows a worker."""
         async with session.get(f"{url}/list_workers") as reply:
             known = set(msgspec.json.decode(await reply.read())["urls"])
         wanted = {one.url for one in self._wanted}
@@ -174,7 +177,7 @@ class Routed(Gateway):
 
 
 async def _is_gone(url: str) -> bool:
-    """Whether nobody listens there any more."""
+    """Tell whether nothing listens there any more."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), ASK_S)

@@ -20,7 +20,7 @@ class Store:
     """Artifacts under one folder or URI: `hf://user/repo/folder`, `s3://bucket/folder`."""
 
     def __init__(self, uri: str | Path) -> None:
-        """Raises StoreError when nothing here can speak to that URI. Touches nothing."""
+        """Open the store at `uri`, touching nothing. Raises StoreError when no backend here speaks to that URI."""
         self.uri = str(uri)
         is_here = credentials.kind(self.uri) in ("", "file")
         self._kind: FolderStore | RemoteStore = FolderStore(self.uri) if is_here else RemoteStore(open_place(self.uri))
@@ -52,18 +52,18 @@ class Store:
         self._kind.remove(artifact)
 
     def check_writable(self) -> None:
-        """Raises NoStore when no file can be written where the store is, or will be; StoreError when it does not say.
+        """Check that files can be written where the store is, or will be; leave nothing behind.
 
-        Leaves nothing behind.
+        Raises NoStore when no file can be written there, StoreError when it cannot be found out.
         """
         self._kind.check_writable()
 
     def artifacts(self) -> list[Artifact]:
-        """Every artifact that a name stands for, by name; see `everything`."""
+        """Return every artifact that a name refers to, by name; see `everything`."""
         return self.everything()[0]
 
     def everything(self) -> tuple[list[Artifact], list[Artifact]]:
-        """What names stand for, and what is kept by its fingerprint, each by name.
+        """Return the artifacts that names refer to, and those that are kept by their fingerprint, each by name.
 
         In a folder each was verified by sha256; elsewhere by what its store lists.
         """
@@ -71,32 +71,34 @@ class Store:
         return [one for one in found if not is_kept(one.name)], [one for one in found if is_kept(one.name)]
 
     def check(self, name: str, deep: bool = False) -> Artifact:
-        """The artifact that a name stands for, verified; `problem` says when it is missing or damaged.
+        """Return the artifact that a name refers to, verified; `problem` says when it is missing or damaged.
 
-        deep: read every byte also where the store is asked over a network.
+        deep: read every byte also where the store is reached over a network.
         """
         return self._kind.check(name, deep)
 
     def find(self, name: str, fingerprint: str) -> Artifact:
-        """The artifact of that fingerprint and of the kind of `name`, verified, whatever the name stands for now."""
+        """Return the verified artifact of that fingerprint and of the kind of `name`, whatever that name refers to."""
         return self._kind.find(name, fingerprint)[0]
 
     def path(self, name: str, fingerprint: str) -> Path:
-        """The folder with the files of that artifact, every byte verified just now; brought here first from elsewhere.
+        """Return the folder with the files of that artifact, every byte verified just now.
 
-        Raises StoreError when it is missing, damaged or has another fingerprint.
+        An artifact that lies elsewhere is downloaded first. Raises StoreError when it is missing, damaged or has
+        another
+        fingerprint.
         """
         return self._kind.path(name, fingerprint)
 
     def manifest(self, name: str) -> Manifest:
-        """What is written down about the artifact that a name stands for; nothing is verified.
+        """Return the manifest of the artifact that a name refers to; nothing is verified.
 
         Raises StoreError when there is none.
         """
         return self._kind.manifest(name)
 
     def manifest_of(self, name: str, fingerprint: str) -> Manifest:
-        """The same of the artifact of that fingerprint and of the kind of `name`. Raises StoreError."""
+        """Return the manifest of the artifact of that fingerprint and of the kind of `name`. Raises StoreError."""
         found, where = self._kind.find(name, fingerprint)
         if found.problem:
             raise StoreError(f"{name} in {self.uri}: {found.problem}")

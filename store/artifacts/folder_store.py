@@ -85,7 +85,10 @@ class FolderStore:
             raise StoreError(f"writing {name} to {self.uri}: {error}") from error
 
     def _write(self, folder: Path, sources: list[str], manifest: Manifest, replaces: bool = True) -> None:
-        """replaces: what is in its place by then; else the first one's files stay."""
+        """Copy the files into a staging folder, verify them and move them into place.
+
+        replaces: replace an artifact that has come into that place meanwhile; else the first one's files stay.
+        """
         with self._staging(manifest.name) as staging, _pool() as pool:
             files = tuple(pool.map(lambda path: self._copy(Path(folder, path), path, staging), sources))
             manifest = replace(manifest, files=files)
@@ -110,7 +113,10 @@ class FolderStore:
             raise StoreError(f"{name} in {self.uri}: {error}") from error
 
     def _moved(self, name: str, kept: str, flat: bool) -> bool:
-        """Whether the name stands for it now; not when another publisher was faster."""
+        """Move the name to that artifact, and tell whether it refers to it now.
+
+        It does not when another publisher was faster.
+        """
         before = self.check(name)
         if not before.problem:  # what is damaged is nothing that anybody could go on reading
             self._kept(name, before.fingerprint)
@@ -127,7 +133,10 @@ class FolderStore:
                 return True
 
     def _kept(self, name: str, fingerprint: str) -> str:
-        """Where an artifact lies for good: taken there now when it lies under a name alone. Raises StoreError."""
+        """Return where an artifact lies by its fingerprint; copy it there when it lies under a name alone.
+
+        Raises StoreError.
+        """
         found, where = self.find(name, fingerprint)
         if found.problem:
             raise StoreError(f"{name} in {self.uri}: {found.problem}")
@@ -171,7 +180,7 @@ class FolderStore:
             raise StoreError(f"removing {kept} from {self.uri}: {error}") from error
 
     def check_writable(self) -> None:
-        """Raises NoStore when no file can be written where the store is, or will be. Leaves nothing behind."""
+        """Raise NoStore when no file can be written where the store is, or will be; leave nothing behind."""
         folder = Path(self._root)
         while not os.path.lexists(folder):
             folder = folder.parent
@@ -184,7 +193,7 @@ class FolderStore:
             ) from None
 
     def artifacts(self) -> list[Artifact]:
-        """Every artifact, by name, each verified by size and sha256."""
+        """Return every artifact, by name, each verified by size and sha256."""
         if self._leftovers() and os.access(self._root, os.W_OK):
             self._sweep()
         with self._locked(exclusive=False):
@@ -193,7 +202,7 @@ class FolderStore:
             return self._verify(manifests, paths)
 
     def check(self, name: str, deep: bool = False) -> Artifact:
-        """The artifact that a name stands for, verified; `problem` says when it is missing or damaged."""
+        """Return the artifact that a name refers to, verified; `problem` says when it is missing or damaged."""
         check_name(name)
         with self._locked(exclusive=False):
             for manifest in places(name):
@@ -202,7 +211,7 @@ class FolderStore:
         return Artifact(name, "", MISSING)
 
     def path(self, name: str, fingerprint: str) -> Path:
-        """The folder with the files of that artifact, verified just now.
+        """Return the folder with the files of that artifact, verified just now.
 
         Raises StoreError when it is missing, damaged or has another fingerprint.
         """
@@ -215,21 +224,24 @@ class FolderStore:
         return Path(self._at(where)) if os.path.exists(self._at(f"{where}/{MANIFEST}")) else Path(self._root)
 
     def find(self, name: str, fingerprint: str) -> tuple[Artifact, str]:
-        """The artifact of that fingerprint, verified, and under which name it lies: for good, or under `name` alone."""
+        """Return the verified artifact of that fingerprint, and the name that it lies under.
+
+        That is its fingerprint's name, or `name`.
+        """
         return choose(name, fingerprint, self.check, self._names)
 
     def _names(self) -> list[str]:
         return [name_at(one) for one in self._find(self._root) if is_manifest(one) and not is_hidden(one)]
 
     def check_fingerprint(self, name: str) -> str:
-        """The fingerprint that stands under a name, unverified; "" when there is none that can be read."""
+        """Return the fingerprint that a name refers to, unverified; "" when none can be read."""
         try:
             return self.manifest(name).fingerprint
         except StoreError:
             return ""
 
     def manifest(self, name: str) -> Manifest:
-        """What is written down about that artifact; nothing is verified. Raises StoreError when there is none."""
+        """Return the manifest of that artifact; nothing is verified. Raises StoreError when there is none."""
         for place in places(check_name(name)):
             if os.path.exists(self._at(place)):
                 try:
@@ -263,7 +275,7 @@ class FolderStore:
 
     @contextlib.contextmanager
     def _staging(self, name: str) -> Iterator[str]:
-        """A new folder beside the place of `name`, claimed for as long as this lasts, removed at its end."""
+        """Yield a new staging folder beside the place of `name`, locked meanwhile and removed at the end."""
         parent = self._at(name).rpartition("/")[0]
         staging = f"{parent}/.tmp-{uuid.uuid4().hex}"
         self._refuse_links(parent)
@@ -327,7 +339,7 @@ class FolderStore:
             self._sync_parents(manifest.name)
 
     def _refuse_overlap(self, manifest: Manifest) -> None:
-        """An artifact inside another would be swapped away with it."""
+        """Raise StoreError when one artifact would lie inside another: it would be swapped away with it."""
         name, parts = manifest.name, manifest.name.split("/")
         if manifest.flat:
             others = [f"{name}/{MANIFEST}"]
@@ -365,14 +377,14 @@ class FolderStore:
                 self._swap(leftover, manifest)
 
     def _leftovers(self) -> list[str]:
-        """Staging and trash folders, drafts first."""
+        """Return the staging and trash folders, drafts first."""
         found = [folder for folder, _, _ in os.walk(self._root) if _LEFTOVER.fullmatch(folder)]
         return sorted(found, key=lambda path: "/.trash-" in path)
 
     # Reading.
 
     def _verify(self, manifests: list[str], paths: list[str]) -> list[Artifact]:
-        """Artifacts from their manifests' paths; `paths` are the files seen around them."""
+        """Return the artifacts of these manifests' paths; `paths` are the files seen around them."""
         verified = local_files.Verified(self._root)
         with _pool() as pool:
             waiting: list[tuple[Artifact, list[Future[str]]]] = []
@@ -435,7 +447,7 @@ class FolderStore:
         return f"{self._root}/{relative}"
 
     def _find(self, place: str) -> list[str]:
-        """Files at and under `place`, relative to the root."""
+        """Return the files at and under `place`, relative to the root."""
         found = [os.path.join(here, one) for here, _, files in os.walk(place) for one in files]
         return sorted(os.path.relpath(path, self._root) for path in found)
 

@@ -1,8 +1,8 @@
-"""Copies on this disk of artifacts that lie elsewhere: what steps read, brought once and verified each time.
+"""Copies on this disk of artifacts that lie elsewhere: the inputs of steps, downloaded once and verified each time.
 
-In: a manifest and the place that holds its files. Out: a folder with them. On a pod the copies lie in its work folder
-and end with it; elsewhere in the user's cache. All of it may be removed at any time. A copy that was cut off goes on
-where it ended.
+In: a manifest and the backend that holds its files. Out: a folder with them. On a pod the copies lie in its work
+folder and end with it; elsewhere in the user's cache. All of it may be removed at any time. A copy that was interrupted
+resumes where it ended.
 """
 
 import contextlib
@@ -29,7 +29,10 @@ class Mirror:
         self.root = Path(os.path.realpath(root))
 
     def bring(self, manifest: Manifest, place: Place, at: str, there: Mapping[str, Entry]) -> Path:
-        """The folder with the artifact's files, each verified. Raises StoreError."""
+        """Return a folder with the artifact's files, each verified; download it when it is missing.
+
+        Raises StoreError.
+        """
         try:
             with self._alone(manifest) as draft:  # of several processes of one training the first brings it
                 if not self._holds(manifest):
@@ -68,7 +71,7 @@ class Mirror:
 
     @contextlib.contextmanager
     def _alone(self, manifest: Manifest) -> Iterator[Path]:
-        """The folder in which that artifact comes about, while nobody else works in it."""
+        """Yield the folder in which that artifact is downloaded, locked against other processes."""
         self.root.mkdir(parents=True, exist_ok=True)
         draft = self.root / f".draft-{hashlib.sha256(manifest.name.encode()).hexdigest()[:16]}"
         with local_files.held(f"{draft}.lock"):
@@ -96,5 +99,5 @@ class Mirror:
 
 
 def _kept(manifest: Manifest) -> Manifest:
-    """The same artifact under what it is, which is all that a copy is asked for."""
+    """Return the same manifest under its fingerprint's name, which is all that a copy is asked for."""
     return replace(manifest, name=kept_name(manifest.name, manifest.fingerprint), flat=False)

@@ -1,7 +1,7 @@
-"""The files of a model as `transformers` keeps them, looked at before anything of their size is allocated.
+"""The files of a model as `transformers` stores them, checked before anything of their size is allocated.
 
-In: a folder that anybody may have made. Out: the JSON beside the weights; which files hold weights, none of them from
-outside of the folder; what each file says of its tensors.
+In: a folder from any source. Out: the JSON beside the weights; which files hold weights, none of them from outside of
+the folder; what each file says of its tensors.
 
 Source: the safetensors format: 8 bytes of length, then a JSON header, then the tensors' bytes.
 """
@@ -41,7 +41,7 @@ class Stored:
 
 
 def held(folder: Path, name: str) -> Path:
-    """The file `name` at the top of a model's folder. Raises Unreadable when a link leads elsewhere.
+    """Return the file `name` at the top of a model's folder. Raises Unreadable when a link leads elsewhere.
 
     In the cache of the hub's own client each is a link into the repository's `blobs`: that is inside, too.
     """
@@ -56,7 +56,7 @@ def held(folder: Path, name: str) -> Path:
 
 
 def load(folder: Path, name: str = CONFIG) -> dict[str, Any]:
-    """A small JSON file of a model. Raises Unreadable, FileNotFoundError."""
+    """Return the content of a small JSON file of a model. Raises Unreadable, FileNotFoundError."""
     try:
         return outside.load(held(folder, name), CONFIG_BYTES)
     except FileNotFoundError:
@@ -66,7 +66,7 @@ def load(folder: Path, name: str = CONFIG) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold its weights, by name. Raises Unreadable when one is missing or lies elsewhere."""
+    """Return the files that hold its weights, by name. Raises Unreadable when one is missing or lies elsewhere."""
     names: set[str] = {WEIGHTS}
     try:
         if (folder / INDEX).exists():
@@ -84,7 +84,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def header(file: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file, by name; none of them is read. Raises Unreadable."""
+    """Return the tensors of a safetensors file, by name; none of them is read. Raises Unreadable."""
     try:
         with outside.opened(file) as opened:
             room = os.fstat(opened.fileno()).st_size - 8
@@ -112,10 +112,11 @@ def _stored(name: str, said: Any, room: int) -> Stored:
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """The config of a model of any kind, after what every loader takes on trust was compared with the files.
+    """Return the config of a model of any kind, after comparing with the files what every loader takes on trust.
 
-    Its sizes are whole numbers in reach, the numbers of its positions finite and above 0, and the table of its words
-    has the shape that it says. Raises Unreadable.
+    Its sizes are whole numbers within bounds, the numbers of its positions finite and above 0, and its embedding table
+    has
+    the shape that the config says. Raises Unreadable.
     """
     try:
         config = load(folder)
@@ -138,7 +139,7 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def check_sizes(config: dict[str, Any]) -> None:
-    """Raises Unreadable."""
+    """Raise Unreadable when a size or a number of a model's config is out of bounds."""
     for part in filter(None, (config, _part(config, "text_config"))):
         for key in POSITIVE:
             if (value := part.get(key)) is not None and not (type(value) is int and 0 < value <= MOST):

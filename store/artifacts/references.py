@@ -1,4 +1,4 @@
-"""Who reads which artifact: leases that lie in the store itself, so that whoever shares it removes nothing of theirs.
+"""Leases on artifacts, which lie in the store itself, so that whoever shares it removes nothing that is in use.
 
     <store>/references/<owner>.json     what one run or service reads, and until when that holds
 
@@ -58,9 +58,10 @@ def _put(uri: str, new: Mapping[str, bytes], gone: list[str]) -> None:
 
 
 def living(uri: str, now: float, odd: list[str] | None = None) -> list[Reference]:
-    """Every lease that holds. Raises StoreError for one that cannot be read: what it stands for is not known.
+    """Return every lease that has not expired.
 
-    odd: where that is told instead.
+    Raises StoreError for one that cannot be read, as it may protect anything; with `odd` the message is appended there
+    instead.
     """
     place = open_place(uri)
     found = []
@@ -77,7 +78,7 @@ def living(uri: str, now: float, odd: list[str] | None = None) -> list[Reference
 
 
 def readers(references: Iterable[Reference]) -> dict[What, tuple[str, ...]]:
-    """By what is read, who reads it."""
+    """Return the owners that read each artifact."""
     found: dict[What, tuple[str, ...]] = {}
     for one in references:
         for what in one.reads:
@@ -88,9 +89,9 @@ def readers(references: Iterable[Reference]) -> dict[What, tuple[str, ...]]:
 def unread(
     named: Iterable[Artifact], kept: Iterable[Artifact], held: Collection[What], before: float
 ) -> list[Artifact]:
-    """What is kept although no name and no lease refers to it, and was published before that moment; oldest first.
+    """Return the kept artifacts that no name and no lease refers to, published before that moment; oldest first.
 
-    named: what names stand for; held: what leases refer to.
+    named: what names refer to; held: what leases refer to.
     """
     spoken_for = {kept_at(kept_name(one.name, one.fingerprint)) for one in named if one.fingerprint} | {
         kept_at(kept_name(kind, fingerprint)) for kind, fingerprint in held
@@ -117,7 +118,7 @@ def _file(name: str) -> str:
 
 
 def _read(place: Place, name: str) -> Reference | None:
-    """None for one that was ended meanwhile."""
+    """Return the lease in that file, or None for one that was ended meanwhile."""
     try:
         said = outside.mapping(place.small(name))
         reads = frozenset((str(kind), str(fingerprint)) for kind, fingerprint in outside.typed(said, "reads", list))

@@ -1,9 +1,9 @@
-"""Artifacts in a place on another machine: the same names and manifests, no renames and no locks.
+"""Artifacts in a backend on another machine: the same names and manifests, no renames and no locks.
 
 Where many files change at once (a hub: one commit), an artifact is replaced as a whole. Where they do not (a bucket),
-its manifest goes first, then its files change, each read back, and its new manifest comes last, on the condition that
-nobody else has put one there meanwhile. Either way, what has no manifest that verifies is no artifact. What is read is
-named by a pinned revision where there is one, and by sha256 always.
+its manifest is removed first, then its files change, each read back, and its new manifest comes last, on the condition
+that nobody else has put one there meanwhile. Either way, what has no manifest that verifies is no artifact. What is
+read is named by a pinned revision where there is one, and by sha256 always.
 """
 
 import hashlib
@@ -60,7 +60,10 @@ class RemoteStore:
             raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
 
     def write_down(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
-        """Raises StoreError; then what was there is still there, or missing where the place is not atomic."""
+        """Publish a folder under a name.
+
+        Raises StoreError; then what was there is still there, or missing where the backend is not atomic.
+        """
         sources = sources_of(folder, check_name(name), flat=False)
         try:
             there = self.place.listing()
@@ -100,7 +103,10 @@ class RemoteStore:
             raise StoreError(f"{name} in {self.uri}: {error}") from error
 
     def _kept(self, name: str, fingerprint: str, there: Mapping[str, Entry]) -> Manifest:
-        """Of an artifact as it lies for good: copied there now when it lies under a name alone. Raises StoreError."""
+        """Return the manifest of an artifact under its fingerprint; copy it there when it lies under a name alone.
+
+        Raises StoreError.
+        """
         kept = kept_name(name, fingerprint)
         if places(kept)[0] not in there:
             there = self.place.listing()
@@ -151,7 +157,7 @@ class RemoteStore:
         self.place.put({}, [path for path in there if path != manifest])
 
     def check_writable(self) -> None:
-        """Raises NoStore when files may not be written there, StoreError when it does not say."""
+        """Raise NoStore when files may not be written there, StoreError when that cannot be found out."""
         try:
             self.place.check_writable()
         except FileNotFoundError as error:  # a branch that is not there, as the hub says it
@@ -179,7 +185,7 @@ class RemoteStore:
         return Artifact(name, "", MISSING)
 
     def find(self, name: str, fingerprint: str) -> tuple[Artifact, str]:
-        """The artifact of that fingerprint, and under which name it lies: for good, or under `name` alone."""
+        """Return the artifact of that fingerprint, and the name it lies under: its fingerprint's, or `name`."""
         at = self.place.pin()
         return self._find(name, fingerprint, self.place.listing(at=at), at)
 
@@ -217,7 +223,7 @@ class RemoteStore:
         return FileEntry(path, source.stat().st_size, digest.hexdigest(), self.place.version_of(source))
 
     def _files_of(self, where: str, there: Mapping[str, Entry]) -> list[str]:
-        """What the artifact that is there now consists of; a damaged manifest names no file that could be removed."""
+        """Return the files of the artifact that is there now; a damaged manifest names none that could be removed."""
         if where not in there:
             return []
         try:
@@ -238,7 +244,7 @@ class RemoteStore:
     def _put_one_by_one(
         self, new: Mapping[str, Path], gone: list[str], where: str, manifest: Manifest, there: Mapping[str, Entry]
     ) -> Manifest:
-        """The manifest as it is there: with the version of each file."""
+        """Upload the files one by one; return the manifest as it is there, with the version of each file."""
         due = []
         for entry, (path, source) in zip(manifest.files, new.items(), strict=True):
             is_there = path in there and there[path].size == entry.size
@@ -295,12 +301,12 @@ class RemoteStore:
         return ""
 
     def _read(self, where: str, at: str) -> Manifest:
-        """Raises FileNotFoundError, ValueError."""
+        """Return the manifest in that file. Raises FileNotFoundError, ValueError."""
         return Manifest.from_json(self.place.small(where, at))
 
 
 def _refuse_overlap(uri: str, name: str, flat: bool, there: Mapping[str, Entry]) -> None:
-    """An artifact inside another would be replaced with it."""
+    """Raise StoreError when one artifact would lie inside another: it would be replaced with it."""
     parts, other = name.split("/"), places(name)[not flat]
     clash = [other] if other in there else []
     if not flat:

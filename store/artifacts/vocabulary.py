@@ -1,8 +1,8 @@
-"""Whether a model and the tokenizer beside it belong together: as many ids, the same special ones, the same file.
+"""The check that a model and the tokenizer beside it belong together: as many ids, the same special ones, one file.
 
 In: a folder as `transformers` and vLLM read it, and what its artifact says about the tokenizer it was trained with.
-Out: what is wrong, in words. Read from JSON alone, so that it can be asked wherever a model is published, verified,
-exported, loaded or served.
+Out: what is wrong, in words. It reads JSON alone, so that it can run wherever a model is published, verified, exported,
+loaded or served.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ def problem(read: Read, about: Mapping[str, Any]) -> str:
 
 
 def problem_in(folder: Path) -> str:
-    """The same of a folder of this machine: an artifact of ours, its `hf` folder, or any other model's."""
+    """Return the problem of a folder of this machine: an artifact of ours, its `hf` folder, or any other model's."""
     inner = folder / HF if (folder / HF / CONFIG).is_file() else folder
     about: Mapping[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):  # a folder that is no artifact
@@ -67,7 +67,7 @@ def problem_in(folder: Path) -> str:
 
 
 def _ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """By token. Raises ValueError, TypeError, KeyError, AttributeError for what is no tokenizer."""
+    """Return the ids by token. Raises ValueError, TypeError, KeyError, AttributeError for what is no tokenizer."""
     vocab = tokenizer["model"]["vocab"]
     known = {str(pair[0]): number for number, pair in enumerate(vocab)} if type(vocab) is list else dict(vocab)
     ids = {**known, **{str(one["content"]): one["id"] for one in tokenizer.get("added_tokens") or ()}}

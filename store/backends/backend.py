@@ -1,8 +1,8 @@
-"""The seam between what the store keeps and where: names, bytes, and what a place can promise about them.
+"""The storage interface: names, bytes, and what a backend can promise about them.
 
 `Place` is one folder, bucket or repository; under it there are files by relative name. Everything above works through
-these verbs. What differs is said by three flags, not by exceptions: whether many files change at once (`is_atomic`),
-whether a write can be made to depend on what it replaces (`compares_and_sets`), and whether it is of this machine.
+these verbs. Backends differ in three flags, not in exceptions: whether many files change at once (`is_atomic`), whether
+a write can be made to depend on what it replaces (`compares_and_sets`), and whether it is of this machine.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ SMALL_BYTES = 16 << 20  # no manifest, mark or list of ours is larger
 
 
 class NotSmall(StoreError, ValueError):
-    """What should be a manifest, a mark or a list is larger than any of ours."""
+    """A file that should be a manifest, a mark or a list is larger than any of ours."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class Place(ABC):
         self.uri = uri
 
     def pin(self) -> str:
-        """A revision under which the files stay as they are now, for `at`; "" where there is none."""
+        """Return a revision under which the files stay as they are now, for `at`; "" where there is none."""
         return ""
 
     @abstractmethod
     def listing(self, under: str = "", at: str = "") -> dict[str, Entry]:
-        """Every file at or below the folder `under`, by name; {} where there is none. Raises StoreError."""
+        """Return every file at or below the folder `under`, by name; {} where there is none. Raises StoreError."""
 
     @abstractmethod
     def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:
-        """Bytes [start, stop) of a file, at most PART_BYTES of them, fewer at its end.
+        """Return bytes [start, stop) of a file, at most PART_BYTES of them, fewer at its end.
 
         version: raises Conflict when it has another one meanwhile. Raises FileNotFoundError, StoreError.
         """
@@ -84,20 +84,23 @@ class Place(ABC):
 
     @abstractmethod
     def creation(self) -> str:
-        """The command of the vendor's own tool that does the same."""
+        """Return the command of the vendor's own tool that creates the bucket or repository."""
 
     def check_writable(self) -> None:
-        """That files may be written here, and removed: by doing it, under a hidden name. Raises StoreError."""
+        """Raise StoreError unless files may be written here, and removed: try it under a hidden name."""
         name = f".probe-{uuid.uuid4().hex}"
         self.put({name: b"x"})
         self.put({}, [name])
 
     def version_of(self, source: Path) -> str:
-        """The version that a file will have; "" where only the place knows."""
+        """Return the version that a file will have; "" where only the backend knows."""
         return ""
 
     def pieces(self, name: str, at: str = "", start: int = 0, version: str = "") -> Iterator[bytes]:
-        """The bytes of a file from `start`, range by range: small ones first, as the time for a range grows with it."""
+        """Yield the bytes of a file from `start`, range by range.
+
+        Small ranges come first, as the time for a range grows with it.
+        """
         wanted = FIRST_BYTES
         while piece := self.get(name, start, start + wanted, at, version):
             yield piece
@@ -107,7 +110,10 @@ class Place(ABC):
             wanted = PART_BYTES
 
     def small(self, name: str, at: str = "") -> bytes:
-        """A manifest, a mark, a list. Raises FileNotFoundError, StoreError (NotSmall)."""
+        """Return the content of a small file: a manifest, a mark, a list.
+
+        Raises FileNotFoundError, StoreError (NotSmall).
+        """
         content = b""
         for piece in self.pieces(name, at):
             content += piece
@@ -116,7 +122,7 @@ class Place(ABC):
         return content
 
     def sha256(self, name: str, at: str = "") -> str:
-        """Of what is there now, every byte of it read. Raises FileNotFoundError, StoreError."""
+        """Return the sha256 of the file as it is now, every byte of it read. Raises FileNotFoundError, StoreError."""
         digest = hashlib.sha256()
         for piece in self.pieces(name, at):
             digest.update(piece)

@@ -1,4 +1,4 @@
-"""The place that an address names: a folder, a bucket, a repository of the hub."""
+"""The choice of a storage backend by its URI: a folder, a bucket, a repository of the hub."""
 
 import re
 
@@ -10,9 +10,10 @@ from store.patience import clean
 
 
 def open_place(uri: str) -> Place:
-    """By its kind. Raises NoStore when nothing here can speak to it. Touches nothing.
+    """Return the backend for a URI, by its scheme, touching nothing. Raises NoStore when no backend speaks to it.
 
-    What else fsspec speaks is refused here, where it is typed: its clients are in no environment of ours, nor on a pod.
+    What else fsspec speaks is refused here, before anything runs: its clients are in no environment of ours, nor on a
+    pod.
     """
     kind = credentials.kind(uri)
     if kind in ("", "file"):

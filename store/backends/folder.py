@@ -1,4 +1,4 @@
-"""A folder of this machine as a place: drafts that are synced and renamed in, links never followed out."""
+"""The backend of a folder on this machine: drafts are synced and renamed in, links are never followed out."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What fsspec speaks to without a client (`memory://`, for tests) as a place; no resume, no deadlines of ours."""
+"""The backend of what fsspec speaks to without a client (`memory://`, for tests); no resume, no deadlines of ours."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""A repository of the Hugging Face hub as a place: `hf://[datasets/]user/repo[@revision][/folder]`.
+"""The backend of a Hugging Face hub repository: `hf://[datasets/]user/repo[@revision][/folder]`.
 
-One `put` is one commit, whose large files were brought before, one by one: what arrived of a put that was cut off is
-known to the hub by its sha256 and not sent again (the unit is a file). A commit names its parent, so that the hub
+One `put` is one commit, whose large files are uploaded before it, one by one: the hub knows what arrived of an
+interrupted put by its sha256, and it is not sent again (the unit is a file). A commit names its parent, so that the hub
 itself refuses one that does not follow on what was seen. Readers name the commit that they read (`pin`).
 
 Files go by LFS over HTTP (handed over as streams: so the client does, instead of Xet), which is what our tests run.
@@ -157,13 +157,13 @@ class Repository(Place):
         return self._bring(name, source, open_files)
 
     def _bring(self, name: str, source: Path | bytes, open_files: contextlib.ExitStack) -> Any:
-        """The file as part of a commit to be; a large one is on the hub when this returns."""
+        """Return the file as an operation of a commit to come; a large one is on the hub when this returns."""
         from huggingface_hub import CommitOperationAdd
 
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
 
         def bring() -> Any:
-            """With a stream of its own each time: one that was given up may still be read by who was left behind."""
+            """Upload with a stream of its own each time: an attempt that was given up may still read the last one."""
             stream: Any = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
             one = CommitOperationAdd(path_in_repo=self.prefix + name, path_or_fileobj=open_files.enter_context(stream))
             what = {**self._where, "revision": self.revision, "additions": [one], "free_memory": False}
@@ -180,7 +180,10 @@ class Repository(Place):
         self._ask("asking whether it may be written", lambda: self._api.preupload_lfs_files(**what))
 
     def _commit(self, message: str, operations: list[Any], parent: str, num_bytes: int = 0) -> None:
-        """num_bytes: of small files that are copied, which the client fetches and sends again."""
+        """Commit these operations on `parent`.
+
+        num_bytes: of small files that are copied, which the client fetches and sends again.
+        """
         for one in operations:
             if hasattr(one, "_is_committed"):
                 one._is_committed = False  # a try whose reply was lost
@@ -197,7 +200,10 @@ class Repository(Place):
         return _versions(source)[1]
 
     def check_writable(self) -> None:
-        """By announcing a file, for which the hub wants the right to write; no commit follows, and nothing stays."""
+        """Raise StoreError unless files may be written: announce one, for which the hub wants write access.
+
+        No commit follows, and nothing stays.
+        """
         self.pin()
         self._announce(".probe")
 
@@ -218,7 +224,7 @@ class Repository(Place):
         return self.patience.ask(f"{self.uri}: {what}", lambda: self._in_words(what, action), num_bytes)
 
     def _in_words(self, what: str, action: Callable[[], Any]) -> Any:
-        """What the client raises, as ours."""
+        """Return the result of `action`; raise what the client raises as an error of ours."""
         import httpx2
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -258,7 +264,7 @@ _ours = threading.local()  # `asking`: this thread asks for a store
 
 
 def _client(answer_s: float) -> Any:
-    """The library's client, but for two things: it does not wait for ever, and it leaves trying again to us."""
+    """Return the library's client with two changes: it does not wait for ever, and it leaves retries to us."""
     import httpx2
     from huggingface_hub.utils._http import hf_request_event_hook
 
@@ -280,11 +286,11 @@ def _client(answer_s: float) -> Any:
 
 
 class _Moved(Exception):
-    """The branch has another newest commit than the one that was named."""
+    """The branch has a newer commit than the one that was named as parent."""
 
 
 def _versions(source: Source) -> tuple[str, str]:
-    """How the hub would name that content: as a large file, and as a small one (which is git's own way)."""
+    """Return how the hub would name that content: as a large file, and as a small one (which is git's own way)."""
     if isinstance(source, Copy):
         return source.version, source.version
     size = len(source) if isinstance(source, bytes) else source.stat().st_size
@@ -306,6 +312,6 @@ def _pieces(source: Path | bytes) -> Iterator[bytes]:
 
 
 def _told(new: Iterable[str], gone: Iterable[str]) -> str:
-    """The message of a commit: its first file, and how many there are."""
+    """Return the message of a commit: its first file, and how many there are."""
     names = [*new, *gone]
     return names[-1] if len(names) == 1 else f"{names[-1]} and {len(names) - 1} more"

@@ -1,7 +1,7 @@
-"""A bucket, or a folder of one, as a place: `s3://bucket/folder`, spoken to with botocore.
+"""The backend of a bucket, or a folder of one: `s3://bucket/folder`, through botocore.
 
 Credentials, region and endpoint as AWS's own tools find them (AWS_ACCESS_KEY_ID, profiles, AWS_ENDPOINT_URL, ...). A
-large object goes in parts; those that an upload before had brought are compared by their MD5 and not sent again.
+large object is uploaded in parts; those that an earlier upload brought are compared by their MD5 and not sent again.
 """
 
 import functools
@@ -72,7 +72,7 @@ class Bucket(Place):
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def entry(self, name: str) -> Entry:
-        """Of one file. Raises FileNotFoundError, StoreError."""
+        """Return the entry of one file. Raises FileNotFoundError, StoreError."""
         found = self._ask("looking at it", "head_object", Key=self.prefix + name)
         return Entry(found["ContentLength"], found["ETag"])
 
@@ -113,7 +113,7 @@ class Bucket(Place):
             self._ask(f"removing {name}", "delete_object", Key=self.prefix + name)
 
     def _copy(self, name: str, source: Copy) -> None:
-        """Within the bucket: no byte comes here."""
+        """Copy a file within the bucket: no byte passes through this machine."""
         what = f"copying {source.name} to {name}"
         origin: dict[str, Any] = {"CopySource": {"Bucket": self.bucket, "Key": self.prefix + source.name}}
         if source.version:
@@ -154,13 +154,13 @@ class Bucket(Place):
             self._ask(what, "abort_multipart_upload", Key=key, UploadId=other)
 
     def _begun(self, key: str) -> list[str]:
-        """Uploads of that object that were not finished, the newest last."""
+        """Return the uploads of that object that were not finished, the newest last."""
         page = self._ask(f"looking for uploads of {key}", "list_multipart_uploads", Prefix=key)
         ours = [one for one in page.get("Uploads", ()) if one["Key"] == key]
         return [one["UploadId"] for one in sorted(ours, key=lambda one: one["Initiated"])]
 
     def _arrived(self, key: str, upload: str) -> dict[int, tuple[int, str]]:
-        """By number, size and tag of the parts that are there."""
+        """Return size and tag of the parts that are there, by number."""
         found: dict[int, tuple[int, str]] = {}
         more: dict[str, Any] = {}
         while True:
@@ -200,7 +200,7 @@ class Bucket(Place):
         return self.patience.ask(f"{self.uri}: {what}", lambda: self._told(what, action), num_bytes)
 
     def _told(self, what: str, action: Callable[[], Any]) -> Any:
-        """What botocore raises, as ours."""
+        """Return the result of `action`; raise what botocore raises as an error of ours."""
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
         from urllib3.exceptions import HTTPError
 
@@ -243,7 +243,10 @@ _making = threading.Lock()
 
 @functools.lru_cache(maxsize=8)
 def _client(keys: tuple[str, ...], asked: tuple[str, ...], answer_s: float) -> Any:
-    """One for all buckets of an account: it is slow to make. `asked`: what the environment says, which it reads."""
+    """Return one client for all buckets of an account, as it is slow to make.
+
+    asked: what the environment says, which botocore reads.
+    """
     from botocore.config import Config
     from botocore.session import get_session
 
@@ -264,7 +267,7 @@ def _client(keys: tuple[str, ...], asked: tuple[str, ...], answer_s: float) -> A
 
 
 class _Beyond(Exception):
-    """The range lies behind the end."""
+    """The range begins after the end of the file."""
 
 
 def _range(source: Path | bytes, start: int, stop: int) -> bytes:

@@ -1,7 +1,7 @@
-"""What an earlier pod of a run has left in the store comes to a new one, so that the run goes on there.
+"""The restore of a run on a new pod, from what its earlier pod has left in the store.
 
 In: the run's folder in the store, and what its steps make. Out, on the pod: of every folder of checkpoints the newest
-that verifies; marks of the steps whose artifact is in its store; figures up to those checkpoints; logs, which go on
+that verifies; marks of the steps whose artifact is in its store; metrics up to those checkpoints; logs, which go on
 where they ended. Where there is nothing, nothing is done: that is the first start of a run. May be repeated.
 """
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def acknowledged_here(root: Path) -> dict[str, float]:
-    """What a pod knows to be in the store, and since when; what cannot be read is found out again."""
+    """Return what a pod knows to be in the store, and since when; what cannot be read is found out again."""
     try:
         known = outside.load(root / ACKNOWLEDGED)
         return {name: outside.typed(known, name, float) for name in known}
@@ -37,7 +37,10 @@ def acknowledged_here(root: Path) -> dict[str, float]:
 
 
 def earlier_of(root: Path, log: str) -> Path | None:
-    """What stands before this pod's part of a log, or of the log that a `.times` dates; None where nothing does."""
+    """Return the file with what comes before this pod's part of a log (or of the log that a `.times` dates).
+
+    Return None where nothing does.
+    """
     path = root / EARLIER / Path(log).with_suffix(".log").name
     return path if log.startswith("logs/") and path.exists() else None
 
@@ -51,13 +54,19 @@ class Fetch:
         emit: Callable[..., None],
         say: Callable[[str], None],
     ) -> None:
-        """makings: by step, the name and fingerprint of its artifact and the store that it goes to."""
+        """Prepare the restore of a run.
+
+        makings: by step, the name and fingerprint of its artifact and the store that it goes to.
+        """
         self.root, self.folder, self.makings, self.emit, self.say = root, folder, makings, emit, say
         self.checkpoints: dict[str, Checkpoint] = {}  # by name
         self.damaged: list[str] = []
 
     def run(self) -> None:
-        """Raises StoreError when there are checkpoints of a folder and none verifies, or the store stays away."""
+        """Restore everything there is.
+
+        Raises StoreError when no checkpoint of a folder verifies, or the store stays away.
+        """
         names = self._patiently(self.folder.names)
         if names:
             self._bring_checkpoints(names)
@@ -84,7 +93,7 @@ class Fetch:
             )
 
     def _bring_newest(self, above: str, checkpoints: list[str]) -> bool:
-        """Whether this machine has a checkpoint of that folder now; those that do not verify are named, and left."""
+        """Tell whether this machine has a checkpoint of that folder now; those that do not verify are left."""
         here = [step_of(path.parent.name) for path in (self.root / above).glob("step-*/MANIFEST.json")]
         for name in checkpoints:
             if here and max(here) >= step_of(name):
@@ -100,7 +109,7 @@ class Fetch:
         return bool(here)
 
     def _bring_mark(self, step: str) -> bool:
-        """Only where what the step made is in its store: else it is made again."""
+        """Restore the mark of a step only where its artifact is in its store: else the step runs again."""
         name, making = f"state/marks/{step}.json", self.makings[step]
         if (self.root / name).exists():
             return False
@@ -119,7 +128,7 @@ class Fetch:
         return True
 
     def _bring_figures(self, name: str, marks: list[str]) -> bool:
-        """Up to the checkpoint from which their phase goes on; all of them where it has ended."""
+        """Restore metrics up to the checkpoint from which their phase resumes; all of them where it has ended."""
         match = FIGURES.fullmatch(name)
         if not match or (self.root / name).exists():
             return False
@@ -131,7 +140,7 @@ class Fetch:
         return True
 
     def _bring_log(self, name: str) -> bool:
-        """A log that this pod has not begun goes on where it ended; what it has begun is kept in two parts."""
+        """Restore a log: one that this pod has not begun continues where it ended, another is kept in two parts."""
         path, there = self.root / name, self._patiently(lambda: b"".join(self.folder.pieces(name)))
         if not path.exists():
             local_files.replace(path, there)
@@ -147,7 +156,10 @@ class Fetch:
         self.emit("note", text=text)
 
     def _patiently(self, action: Callable[[], T]) -> T:
-        """Several times while the store fails. Raises Damaged, and StoreError when it stays away."""
+        """Return the result of `action`, retried while the store fails.
+
+        Raises Damaged, and StoreError when it stays away.
+        """
         for tries in range(1, TRIES + 1):
             try:
                 return action()
@@ -169,7 +181,7 @@ def _is_mark(content: bytes) -> bool:
 
 
 def _up_to(content: bytes, step: int) -> bytes:
-    """Whole lines of steps until this one."""
+    """Return the whole lines of the steps up to this one."""
     kept = []
     for line in content.splitlines(keepends=True):
         try:

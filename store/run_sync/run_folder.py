@@ -1,14 +1,14 @@
-"""What a run at work keeps in the store, so that it outlives its pod: `<store>/runs/<run>/`, named as on the pod.
+"""The folder of an active run in the store, so that it outlives its pod: `<store>/runs/<run>/`, named as on the pod.
 
     work/checkpoints/<folder>/step-<digits>/   its files, then MANIFEST.json: it is there when that is
-    work/runs/<phase>/metrics.jsonl            figures
+    work/runs/<phase>/metrics.jsonl            metrics
     work/runs/<phase>/samples.jsonl            what the model said
     state/marks/<step>.json                    steps that are done
     state/acknowledged.json                    checkpoints that were read back, and when
     state/ending.json                          how the last pod of the run ended
     logs/*                                     logs
 
-One pod writes here at a time. Nothing that is read is believed: names, manifests and hashes are checked.
+One pod writes here at a time. Nothing that is read is trusted: names, manifests and hashes are checked.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Damaged(StoreError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a manifest says of its checkpoint."""
+    """A checkpoint as its manifest describes it."""
 
     raw: bytes
     phase: str
@@ -49,7 +49,10 @@ class Checkpoint:
 
     @staticmethod
     def parse(raw: bytes, folder: str) -> "Checkpoint":
-        """`folder`: the name `step-...`. Raises Damaged when it is no manifest of that step with harmless paths."""
+        """Return the checkpoint that a manifest describes; `folder` is its name, `step-...`.
+
+        Raises Damaged when it is no manifest of that step with harmless paths.
+        """
         try:
             said = outside.mapping(raw)
             files = tuple(entry_of(file) for file in outside.typed(said, "files", list))
@@ -68,7 +71,7 @@ class Checkpoint:
 
     @staticmethod
     def of(folder: Path) -> "Checkpoint":
-        """Of a folder of this machine. Raises FileNotFoundError when it is gone, Damaged."""
+        """Return the checkpoint in a folder of this machine. Raises FileNotFoundError when it is gone, Damaged."""
         try:
             return Checkpoint.parse(outside.content(folder / MANIFEST), folder.name)
         except outside.Unreadable as error:
@@ -76,12 +79,12 @@ class Checkpoint:
 
 
 def step_of(name: str) -> int:
-    """Of a checkpoint's name."""
+    """Return the step of a checkpoint's name."""
     return int(name.rpartition("-")[2])
 
 
 def by_folder(names: Iterable[str]) -> dict[str, list[str]]:
-    """The checkpoints among these files that have a manifest, newest first, by the folder that holds them."""
+    """Return the checkpoints among these files that have a manifest, newest first, by the folder that holds them."""
     found: dict[str, list[str]] = {}
     for name in names:
         checkpoint, _, last = name.rpartition("/")
@@ -99,16 +102,16 @@ class RunFolder:
         self._place = open_place(self.uri)
 
     def names(self) -> dict[str, int]:
-        """Size in bytes of every file, by name; {} where the run has left nothing."""
+        """Return the size in bytes of every file, by name; {} where the run has left nothing."""
         found = {path.removeprefix(f"{self._root}/"): one.size for path, one in self._listing().items()}
         return {name: size for name, size in found.items() if is_harmless(name) and not _is_draft(name)}
 
     def read(self, name: str) -> bytes:
-        """Of a small file. Raises FileNotFoundError, StoreError when it is not small."""
+        """Return the content of a small file. Raises FileNotFoundError, StoreError when it is not small."""
         return self._place.small(self._at(name))
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """Of a file that may be large, as it is now."""
+        """Yield the bytes of a file that may be large, as it is now."""
         yield from self._place.pieces(self._at(name), self._place.pin())
 
     def put(self, files: Mapping[str, Iterable[bytes]]) -> None:
@@ -187,7 +190,7 @@ class RunFolder:
         return checkpoint
 
     def problem(self, name: str) -> str:
-        """What is wrong with a checkpoint there, in words; "" when every byte is as its manifest says."""
+        """Return what is wrong with a checkpoint there, in words; "" when every byte is as its manifest says."""
         at = self._place.pin()
         try:
             for file in self._manifest(name, at).files:
@@ -198,17 +201,17 @@ class RunFolder:
         return ""
 
     def manifest(self, name: str) -> Checkpoint:
-        """What a checkpoint's manifest says; nothing is verified. Raises Damaged."""
+        """Return what a checkpoint's manifest says; nothing is verified. Raises Damaged."""
         return self._manifest(name, "")
 
     def remove_checkpoint(self, name: str) -> None:
-        """The manifest first, so that what is left of one that is cut off is not seen."""
+        """Remove a checkpoint, the manifest first, so that what an interruption leaves is not seen."""
         files = [path for path in self._listing() if path.startswith(f"{self._at(name)}/")]
         manifest = self._at(f"{name}/{MANIFEST}")
         self._place.put({}, sorted(files, key=lambda path: path != manifest))
 
     def acknowledged(self) -> dict[str, float]:
-        """Checkpoints that were read back, and when. Raises StoreError when the list is damaged."""
+        """Return the checkpoints that were read back, and when. Raises StoreError when the list is damaged."""
         try:
             known = outside.mapping(self.read(ACKNOWLEDGED))
             return {name: outside.typed(known, name, float) for name in known if CHECKPOINT.fullmatch(name)}
@@ -233,7 +236,7 @@ class RunFolder:
         return Checkpoint.parse(raw, name.rpartition("/")[2])
 
     def _is_there(self, path: str, file: FileEntry, at: str = "") -> bool:
-        """Whether the store has that very content, every byte of it read."""
+        """Tell whether the store has that very content, every byte of it read."""
         try:
             return self._place.sha256(path, at) == file.sha256
         except FileNotFoundError:
@@ -241,7 +244,7 @@ class RunFolder:
 
 
 def _spool(pieces: Iterable[bytes], path: Path) -> tuple[Source, str]:
-    """Bytes as they come, kept in memory or, when there are many, in a file; and their sha256."""
+    """Return the bytes and their sha256, kept in memory or, when there are many, in a file."""
     digest, held, size = hashlib.sha256(), [], 0
     for piece in pieces:
         digest.update(piece)
@@ -259,7 +262,7 @@ def _spool(pieces: Iterable[bytes], path: Path) -> tuple[Source, str]:
 
 
 def check_files(folder: Path) -> Checkpoint:
-    """A checkpoint of this machine, every byte read. Raises Damaged, FileNotFoundError."""
+    """Return a checkpoint of this machine, every byte read. Raises Damaged, FileNotFoundError."""
     checkpoint = Checkpoint.of(folder)
     for file in checkpoint.files:
         try:
@@ -270,7 +273,7 @@ def check_files(folder: Path) -> Checkpoint:
 
 
 def _check(path: Path, file: FileEntry) -> None:
-    """Raises Damaged unless the file of this machine is the one that a manifest lists."""
+    """Raise Damaged unless the file of this machine is the one that a manifest lists."""
     if not path.is_file():
         raise Damaged(f"{file.path} is missing")
     digest = hashlib.sha256()

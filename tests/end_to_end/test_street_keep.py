@@ -15,19 +15,21 @@ from infra.agent.process import Identity, send
 from infra.ledger.journal import Journal
 from infra.runs.keeper import lease_name
 from tests.end_to_end.test_street_ssh import world as world
+from tests.hosts import Host
 from tests.hosts import sshd as sshd
 from tests.world import ROOT, World, until
 
 pytestmark = pytest.mark.process
 
 
-def begin(world: World, *flags: str) -> str:
+def begin(world: World, sshd: Host, *flags: str) -> str:
     """A run over SSH at its first step of training, its launcher killed; the run's name."""
     launch = world.begin("launch", "--provider", "ssh", "--phase", "base", "--yes", *flags)
-    (row,) = until(lambda: [one for one in world.json("status") if one["train_step"]], "a step of training")
+    steps = (sshd.folder / ".slipway" / "pods").glob
+    found = until(lambda: list(steps("*/work/runs/base/metrics.jsonl")), "a step of training")
     os.killpg(launch.pid, signal.SIGKILL)
     launch.communicate()
-    return row["run"]
+    return found[0].parents[3].name
 
 
 def keeper(world: World, run: str) -> Identity | None:
@@ -50,8 +52,9 @@ def kill_guard_and_agent(pod) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world, sshd, tmp_path):
-    run = begin(world, "--steps", "100")
+def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world, sshd, stock, tmp_path):
+    world.take(stock)
+    run = begin(world, sshd, "--steps", "100")
     first = world.begin("keep", run)
     holder = until(lambda: keeper(world, run), "a keeper")
     assert holder.pid == first.pid
@@ -71,6 +74,7 @@ def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world,
     (row,) = world.json("status")
     assert (row["state"], row["recoveries"]) == ("succeeded", 1)
     undisturbed = World(tmp_path / "undisturbed")
+    undisturbed.take(stock)
     name = undisturbed.json("launch", "--phase", "base", "--steps", "100", "--yes")["run"]
     assert losses(pod) == losses(undisturbed.folder / "pods" / name)
     assert losses(pod).keys() == set(range(1, 101))
@@ -82,7 +86,8 @@ def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world,
 
 
 @pytest.mark.timeout(200)
-def test_a_terminal_that_is_closed_leaves_a_keeper(world):
+def test_a_terminal_that_is_closed_leaves_a_keeper(world, sshd, stock):
+    world.take(stock)
     controller, terminal = pty.openpty()
     words = ["launch", "--provider", "ssh", "--phase", "base", "--steps", "200", "--no-accept", "--yes"]
     launch = subprocess.Popen([sys.executable, "-m", "invoke", *words], cwd=ROOT, env=world.environ, stdin=terminal,
@@ -90,7 +95,9 @@ def test_a_terminal_that_is_closed_leaves_a_keeper(world):
     os.close(terminal)
     drained = threading.Thread(target=drain, args=(controller,), daemon=True)
     drained.start()
-    run = until(lambda: (rows := world.json("status")) and rows[0]["state"] == "running" and rows[0]["run"], "a run")
+    pods = sshd.folder / ".slipway" / "pods"
+    until(lambda: world.steps_at_work(pods), "it is at work")
+    run = until(lambda: [one["run"] for one in world.json("status") if one["state"] == "running"], "a run")[0]
     until(lambda: (holder := keeper(world, run)) and holder.pid == launch.pid, "its launch as keeper")
     os.kill(launch.pid, signal.SIGHUP)  # as a terminal does that is closed
     os.close(controller)

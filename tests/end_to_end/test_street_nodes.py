@@ -25,9 +25,10 @@ TOLERANCE = 1e-2  # relative; float32 is held to 1e-5 in tests/trainer/parallel/
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> list[float]:
+def alone(tmp_path_factory, stock) -> list[float]:
     """The losses of the run on one node."""
     world = World(tmp_path_factory.mktemp("alone"))
+    world.take(stock)
     assert world.json("launch", *BASE)["state"] == "succeeded"
     return losses(world)
 
@@ -83,7 +84,10 @@ def test_two_nodes_have_the_losses_of_one_and_both_succeed(world, alone):
 def killed(world: World, what: str, rank: int) -> None:
     """Kill that of node `rank` when something is saved; the run must end as if nothing had happened."""
     launch = world.begin("launch", *BASE, "--nodes", "2", "--json")
-    run = until(lambda: [row["run"] for row in world.json("status") if "." not in row["run"]], "a run")[0]
+    pods = world.folder / "pods"
+    run = until(
+        lambda: [one.name for one in pods.glob("*/") if "." not in one.name and (one / "state").exists()], "a run"
+    )[0]
     until(lambda: first_step_is_saved(pod(world, run, 0)), "a checkpoint")
     for pid in until(lambda: victims(pod(world, run, rank), what), what):
         os.kill(pid, signal.SIGKILL)
@@ -147,8 +151,9 @@ def machines(request, tmp_path, hosts):
 
 
 @pytest.mark.timeout(200)
-def test_two_machines_have_the_losses_of_one(machines, alone):
+def test_two_machines_have_the_losses_of_one(machines, alone, stock):
     world, found = machines
+    world.take(stock)
     result = world.json("launch", *BASE, "--nodes", "2", "--no-accept")
     assert result["state"] == "succeeded"
     assert losses(world) == pytest.approx(alone, rel=TOLERANCE)

@@ -103,6 +103,7 @@ def test_a_pod_whose_work_failed_takes_other_work(world):
 def test_work_is_not_given_twice_at_once_and_ctrl_c_leaves_it_at_work(world):
     world.inv("pod.create", "--run-name", "box")
     follower = world.begin("pod.run", "--phase", "base")
+    until(world.steps_at_work, "it is at work")
     until(lambda: world.json("status")[0]["state"] == "running", "work")
     code, err = failed(world, "pod.run", "--phase", "mid")
     assert code == 2 and "box is at work" in err
@@ -116,7 +117,8 @@ def test_a_pod_without_work_ends_at_its_time_limit(world):
     assert world.json("pod.create", "--ttl", "2s", "--dry-run")["state"] == "planned"
     assert rows(world) == []
     world.inv("pod.create", "--run-name", "box", "--ttl", "2s")
-    until(lambda: world.json("status")[0]["state"] == "limit", "its end")
+    until(world.verdicts, "its end")
+    assert world.json("status")[0]["state"] == "limit"
     assert pods(world) == {}
     (op,) = rows(world)
     assert op.state == "TERMINATED" and "limit" in op.reason

@@ -69,12 +69,14 @@ def test_three_pods_here_run_four_and_a_second_sweep_has_nothing_to_do(world):
     assert [one["loss"] for one in again["runs"]] == [one["loss"] for one in done]
 
 
-def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world):
+def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world, stock):
+    world.take(stock)
     runs = [{"name": "short", "ttl": "1s", "steps": 999}, {"name": "long", "steps": 60}, {"name": "after", "seed": 3}]
     path = world.folder / "runs.yaml"
     path.write_text(json.dumps({"pods": 1, "each": {"profile": "tiny", "phase": "base"}, "runs": runs}))
     sweep = world.begin("sweep", str(path))
-    until(lambda: [one for one in world.json("status") if one["run"] == "long" and one["train_step"]], "the second one")
+    steps = world.folder / "pods" / "long" / "work" / "runs" / "base" / "metrics.jsonl"
+    until(lambda: steps.exists() and steps.stat().st_size, "the second one")
     sweep.send_signal(signal.SIGINT)
     _, err = sweep.communicate(timeout=60)
     assert sweep.returncode == 130 and "go on with the rest" in err.lower(), err

@@ -35,11 +35,6 @@ def vocabulary(folder: Path) -> tuple[int, int]:
     return json.loads((folder / "config.json").read_text())["vocab_size"], len(ids)
 
 
-def at_work_on(world: World, step: str):
-    rows = world.json("status")
-    return [row for row in rows if row.get("step") == step]
-
-
 def test_two_launches_at_once_make_two_whole_models_and_have_nothing_to_do_afterwards(world, tmp_path):
     persona, larger = tmp_path / "other.yaml", tmp_path / "larger.yaml"
     persona.write_text(OTHER, encoding="utf-8")
@@ -47,7 +42,7 @@ def test_two_launches_at_once_make_two_whole_models_and_have_nothing_to_do_after
     first = ["launch", "--phase", "sft", "--profile", str(larger), "--yes"]
     second = ["launch", "--phase", "sft", "--persona", str(persona), "--yes"]
     begun = world.begin(*first, "--json")
-    until(lambda: at_work_on(world, "mid") or begun.poll() is not None, "the first launch is at mid")
+    until(lambda: world.steps_at_work() == ["mid"] or begun.poll() is not None, "the first launch is at mid")
     assert begun.poll() is None, begun.communicate()
     assert world.json(*second)["state"] == "succeeded"
     out, err = begun.communicate(timeout=300)
@@ -67,7 +62,8 @@ def test_two_launches_at_once_make_two_whole_models_and_have_nothing_to_do_after
     world.inv("ckpt.verify")
 
 
-def test_what_is_there_is_reused_under_another_name_and_a_name_that_is_not_there_is_refused(world):
+def test_what_is_there_is_reused_under_another_name_and_a_name_that_is_not_there_is_refused(world, stock):
+    world.take(stock)
     world.json("launch", "--phase", "base", "--yes")
     for words in (["--phase", "sft", "--tag", "tini"], ["--phase", "mid+sft", "--tag", "tini", "--steps", "3"]):
         error = world.json("launch", *words, "--dry-run", code=2)["error"]
@@ -83,7 +79,8 @@ def test_what_is_there_is_reused_under_another_name_and_a_name_that_is_not_there
     assert "there is" in world.begin("chat", "--tag", "nobody", "--prompt", "x").communicate(timeout=60)[1]
 
 
-def test_nothing_that_a_run_a_name_or_a_service_reads_is_removed(world, tmp_path):
+def test_nothing_that_a_run_a_name_or_a_service_reads_is_removed(world, stock):
+    world.take(stock)
     world.json("launch", "--phase", "base", "--yes")
     root = world.folder / "artifacts"
     before = Store(root).manifest("base_checkpoints/tiny").fingerprint

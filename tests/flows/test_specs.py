@@ -1,14 +1,18 @@
 """What stands in files of flags: options of phases, axes of sweeps; and words that reach a job."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from data.config import ConfigError
-from flows import sweep
+from flows import same_request, serve, sweep
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
+from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.flags import as_typed, given
+from infra.records import Request
 from infra.settings import Settings
 from tests.world import ROOT
 from trainer.recipes import PROFILES
@@ -98,3 +102,16 @@ def test_what_env_gives_is_a_setting_or_the_jobs_own_and_a_secret_by_its_name(tm
     assert job_environment.secrets_for(["MY_TOKEN", "GONE"], Settings.load(ROOT, {}, (), environ), environ) == {
         "MY_TOKEN": "hidden"
     }
+    plain = Settings.load(ROOT, {}, ("STAGE=2",), environ)
+    assert serve.with_environment({"envs": {"A": "1"}}, plain) == {"envs": {"A": "1", "STAGE": "2"}}
+    with pytest.raises(UsageError, match="--env MY_TOKEN: the variables of a service are written into the journal"):
+        serve.with_environment({}, found)
+
+
+def test_a_run_at_work_with_another_environment_is_not_what_is_asked_for():
+    env = {"STAGE": "2", "MY_KEY": "hidden"}
+    asked = same_request.asking(LaunchSpec(), Request(run="new"), Limits(), vendors=(), env=env)
+    assert "STAGE=2" in asked.record() and "hidden" not in asked.record()
+    asked.check(SimpleNamespace(asked=asked.record(), run="a-1", vendor="local"))
+    with pytest.raises(UsageError, match="--env MY_KEY STAGE=2"):
+        asked.check(SimpleNamespace(asked="", run="a-1", vendor="local"))

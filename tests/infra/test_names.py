@@ -24,7 +24,7 @@ def test_plain_names_are_accepted(name):
 
 @pytest.mark.parametrize("name", ["", "-x", ".x", "a/b", "a b", "é", "x" * 129, "a\n"])
 def test_names_that_are_no_safe_file_name_are_refused(name):
-    with pytest.raises(UsageError, match="is no name"):
+    with pytest.raises(UsageError, match="is not a valid name"):
         names.check_name(name)
 
 
@@ -32,7 +32,7 @@ def test_a_prefix_finds_the_one_name_that_it_begins():
     runs = ["brave-otter-3", "brave-otter-31", "calm-owl-4"]
     assert names.match("calm", runs) == "calm-owl-4"
     assert names.match("brave-otter-3", runs) == "brave-otter-3"
-    with pytest.raises(UsageError, match="several: brave-otter-3, brave-otter-31"):
+    with pytest.raises(UsageError, match="several names: brave-otter-3, brave-otter-31"):
         names.match("brave", runs)
     with pytest.raises(UsageError, match="nothing is called 'calm-owl-5'; available: calm-owl-4"):
         names.match("calm-owl-5", runs)

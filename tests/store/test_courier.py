@@ -71,7 +71,7 @@ class Pod:
 
     def begin(self, verb: str = "carry") -> subprocess.Popen[str]:
         words = [sys.executable, "-m", "store.courier", verb, "--config", str(self.root / "config.json")]
-        environ = {**os.environ, "SLIPWAY_WORK": str(self.root / "work"), "PYTHONDONTWRITEBYTECODE": "1"}
+        environ = {**os.environ, "SLIPWAY_WORK": str(self.root / "work")}
         environ |= {"SLIPWAY_RECORDS": str(self.root / "records.jsonl")}
         one = subprocess.Popen(
             words, cwd=ROOT, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -79,7 +79,7 @@ class World:
         self.work(work).mkdir(exist_ok=True)
         records = self.root / f"{work}-records.jsonl"
         environ = {**os.environ, "SLIPWAY_WORK": str(self.work(work)), "SLIPWAY_RECORDS": str(records)}
-        environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        environ |= {"OMP_NUM_THREADS": "1"}
         words = [sys.executable, "-m", "trainer", config.phase, "--config", str(file)]
         one = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.started.append(one)

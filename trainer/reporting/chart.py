@@ -13,7 +13,7 @@ from typing import Any
 from data.report.html import Html, tag
 
 WIDTH, HEIGHT = 640, 240
-RIGHT, TOP, BELOW = 24, 12, 28
+RIGHT, TOP, BELOW = 24, 12, 36
 LEAST_LEFT, LETTER, GAP = 58, 7, 6  # room for the words of the upward axis: so much for each letter, and beside them
 MOST_POINTS = 400  # of a line: more do not show
 BANDS = 80  # stretches that say their figures when they are pointed at

@@ -1,4 +1,4 @@
-"""An encoder like BERT learns to mark the answer in a text: in a made-up world, so that it runs without a download.
+"""Train an encoder like BERT to mark the answer in a text: in a made-up world, so that nothing is downloaded.
 
 A text is a row of facts, `key value key value ...`; the question is a key, the answer the position of its value. Each
 process trains on rows of its own; DDP averages the gradients. What is saved is loaded by every rank of the next start.
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 SIZES = {"toy": (64, 2, 2), "base": (768, 12, 12)}  # width, layers, heads
-NUM_WORDS, NUM_FACTS = 64, 6
+NUM_WORDS, NUM_FACTS = 32, 4
 
 
 class Reader(nn.Module):
-    """Words (B, T) -> a score of each position (B, T): is the answer there?"""
+    """Words (B, T) -> for each position a score (B, T) of whether the answer is there."""
 
     def __init__(self, width: int, layers: int, heads: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Reader(nn.Module):
 
 
 def rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Questions with their texts (B, 1 + 2 * facts), and where each answer stands (B,)."""
+    """Return questions with their texts (B, 1 + 2 * facts), and where each answer stands (B,)."""
     dice = torch.Generator().manual_seed(seed)
     keys = torch.stack([torch.randperm(NUM_WORDS // 2, generator=dice)[:NUM_FACTS] for _ in range(count)])
     values = torch.randint(NUM_WORDS // 2, NUM_WORDS, (count, NUM_FACTS), generator=dice)
@@ -47,9 +47,9 @@ def rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", choices=SIZES, default="toy")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=64, help="rows of each process")
-    parser.add_argument("--save-every", type=int, default=20)
+    parser.add_argument("--save-every", type=int, default=50)
     parser.add_argument("--run-name", default="bert")
     args = parser.parse_args()
     device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def shared(found: object) -> object:
-    """What rank 0 has loaded, on every rank: the others may lie on machines that have no checkpoint."""
+    """Return what rank 0 has loaded, on every rank: the others may be on machines that have no checkpoint."""
     held = [found]
     dist.broadcast_object_list(held)
     return held[0]

@@ -1,4 +1,4 @@
-"""As much of GraphQL as clients of a vendor write: one operation, arguments, variables, nested selections."""
+"""A subset of GraphQL that clients of a vendor write: one operation, arguments, variables, nested selections."""
 
 import json
 import re
@@ -12,7 +12,7 @@ TOKEN = re.compile(
 
 
 class Wrong(Exception):
-    """What the vendor would put into `errors`."""
+    """The query is wrong; the message is what the vendor would put into `errors`."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Selection:
 
 
 def parse(query: str, variables: Mapping[str, Any]) -> tuple[str, tuple[Selection, ...]]:
-    """("query" or "mutation", what it selects). Raises Wrong."""
+    """Return ("query" or "mutation", what it selects). Raises Wrong."""
     parser = _Parser(query, variables)
     kind = "query"
     if parser.next != "{":
@@ -39,7 +39,7 @@ def parse(query: str, variables: Mapping[str, Any]) -> tuple[str, tuple[Selectio
 
 
 def project(value: Any, fields: tuple[Selection, ...], kind: str) -> Any:
-    """Of a value only what was asked for; functions in it are called with the arguments. Raises Wrong."""
+    """Return of a value only what was asked for; functions in it are called with the arguments. Raises Wrong."""
     if isinstance(value, list):
         return [project(one, fields, kind) for one in value]
     if not isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""Lium as it answers: single hosts ("executors"), each taken whole; prices in dollars per GPU-hour on offers, per
-hour on pods. Rents can be repeated under one key.
+"""Lium as it answers: single hosts ("executors"), each taken whole.
 
-Source: what the vendor's own client of 2026 sends and reads; there is no API document.
+Prices are in dollars per GPU-hour on offers, per hour on pods. Rents can be repeated under one key. Source: what the
+vendor's own client of 2026 sends and reads; there is no API document.
 """
 
 import getpass
@@ -272,7 +272,7 @@ class Lium(web.Api):
         return web.Answer(200, {"success": True})
 
     def _events(self, asked: web.Asked) -> web.Answer:
-        """Also of pods that are gone."""
+        """Answer the events of a pod, also of one that is gone."""
         machine = self._ever(asked)
         rows = []
         for at, what in machine.history:
@@ -396,5 +396,5 @@ def _location(offer: Offer) -> dict[str, Any]:
 
 
 def _zoneless(at: float) -> str:
-    """UTC, which is not said."""
+    """Return a time in UTC, which is not said."""
     return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f")

@@ -142,13 +142,13 @@ class Runpod(web.Api):
         return route
 
     def owner(self, asked: web.Asked) -> Machine | None:
-        """The living machine whose own key this is."""
+        """Return the living machine whose own key this is."""
         word = asked.headers.get("authorization", "")
         machines = [self._market.machines[one] for one, key in self._pod_keys.items() if word == f"Bearer {key}"]
         return next((one for one in machines if one.state not in ENDED), None)
 
     def by(self, asked: web.Asked) -> str:
-        """Who asks, as the truth has it."""
+        """Return who asks, as the truth has it."""
         return "pod" if self.owner(asked) else "client"
 
     def environ(self, machine: Machine) -> Mapping[str, str]:
@@ -259,7 +259,7 @@ class Runpod(web.Api):
         return web.Answer(201, self.shown(machine))
 
     def rent(self, wish: Create, gpu: str, count: int, **terms: Any) -> Machine:
-        """The first offer of that GPU that can be had. Raises Refused, Problem."""
+        """Rent the first offer of that GPU that can be had. Raises Refused, Problem."""
         places, volume = wish.dataCenterIds, wish.mounts.network[0].volumeId if wish.mounts.network else ""
         if volume and volume != self._volume["id"]:
             raise Problem(404, f"network volume {volume} not found")
@@ -288,7 +288,7 @@ class Runpod(web.Api):
         return self._market.listed(self.vendor, self._hub.faults.lag_s(self.vendor))
 
     def get(self, pod_id: str) -> Machine:
-        """Raises Refused."""
+        """Return a machine. Raises Refused."""
         found = [one for one in self.listed() if one.machine_id == pod_id and one.state != "gone"]
         if not found:
             raise Refused("unknown", f"pod {pod_id} not found")
@@ -325,7 +325,7 @@ class Runpod(web.Api):
         return web.Answer(200, self.shown(machine))
 
     def start(self, machine: Machine) -> None:
-        """Raises Problem, Refused."""
+        """Start a stopped machine. Raises Problem, Refused."""
         if machine.order.spot:
             raise Problem(400, "Cannot resume a spot pod as an on demand pod.")
         try:
@@ -379,7 +379,7 @@ class Runpod(web.Api):
     # -- money and keys
 
     def _billing(self, asked: web.Asked) -> web.Answer:
-        """One record per pod, whatever the bucket."""
+        """Answer one record per pod, whatever the bucket."""
         machines = [one for one in self._market.machines.values() if one.offer.vendor == self.vendor]
         pod_id = asked.query.get("podId")
         records = [self._record(one) for one in machines if pod_id in (None, one.machine_id)]

@@ -38,7 +38,7 @@ class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deploy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What both ways to rent take."""
+    """The input of both ways to rent."""
 
     gpuTypeId: str
     gpuCount: int
@@ -94,7 +94,7 @@ class Graph:
         }
 
     def route(self, asked: web.Asked) -> web.Route | web.Answer:
-        """By what it asks for, so that faults find a create however it is spelt."""
+        """Route by what is asked for, so that faults find a create however it is spelt."""
         if asked.method != "POST":
             return self._runpod.error(405, "GraphQL is asked by POST")
         try:
@@ -123,7 +123,7 @@ class Graph:
         return web.Answer(200, {"data": project(fields, selections, "Query")})
 
     def _deploy(self, wish: Deploy) -> Machine:
-        """Raises Wrong, Refused."""
+        """Rent a machine. Raises Wrong, Refused."""
         try:
             expires_at = parse_iso(wish.terminateAfter) if wish.terminateAfter else None
             stops_at = parse_iso(wish.stopAfter) if wish.stopAfter else None

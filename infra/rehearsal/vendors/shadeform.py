@@ -212,7 +212,7 @@ class Shadeform(web.Api):
         return web.Answer(200)
 
     def _update(self, asked: web.Asked) -> web.Answer:
-        """What is named changes, null removes."""
+        """Change what is named; null removes."""
         machine, wish = self._get(asked), asked.decode(Update)
         for name in ("tags", "auto_delete", "alert", "name"):
             value = getattr(wish, name)
@@ -320,7 +320,7 @@ def _cents(amount_micro_usd: int) -> int:
 
 
 def _limits(wish: Threshold | None) -> dict[str, Any]:
-    """Raises Invalid."""
+    """Return the limits of an order. Raises Invalid."""
     try:
         date, spend = (wish.date_threshold, wish.spend_threshold) if wish else (None, None)
         return {
@@ -332,7 +332,7 @@ def _limits(wish: Threshold | None) -> dict[str, Any]:
 
 
 def _script(launch: Launch | None) -> str:
-    """What is run on the machine. Containers are not: this machine may have no Docker."""
+    """Return what is run on the machine. Containers are not: this machine may have no Docker."""
     if launch is None or launch.script_configuration is None:
         return ""
     try:

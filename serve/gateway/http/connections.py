@@ -1,4 +1,4 @@
-"""Connections to engines, kept between requests: HTTP/1.1 by httptools' parser.
+"""Connections to engines, reused between requests: HTTP/1.1 by httptools' parser.
 
 A request is one write, a short answer one wake of the task that asked. In: the bytes of a request. Out: a Reply that is
 read to its end, or closed. Raises OSError.
@@ -20,7 +20,7 @@ FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
 class Reply(Message):
-    """What an engine answers, as it comes."""
+    """The answer of an engine, as it comes."""
 
     status = 0  # no headers yet
     lines = b""  # of its headers, those that are passed on
@@ -32,7 +32,7 @@ class Reply(Message):
         self._home = home
 
     def close(self) -> None:
-        """To be called once. The connection is kept when the answer was read to its end; else it is cut: work ends."""
+        """Release the connection, once: reuse it when the answer was read to its end, else cut it to end the work."""
         line = self.wire
         assert isinstance(line, Line)
         if self.is_whole and not line.is_spent and not line.is_stopped:
@@ -58,7 +58,7 @@ class Line(Wire):
         return not self.is_spent and self.transport is not None and not self.transport.is_closing()
 
     def ask(self, request: bytes, home: "Home") -> Reply:
-        """What will be the answer. Raises ConnectionError."""
+        """Send a request; return what will be the answer. Raises ConnectionError."""
         self.send(request)
         self._reply = reply = Reply(self, home)
         return reply
@@ -145,7 +145,7 @@ class Home:
         self._loop = asyncio.get_running_loop()
 
     def idle(self) -> Line | None:
-        """One that stands and is not in use."""
+        """Return a connection that is open and not in use, or None."""
         while self._idle:
             line, since = self._idle.pop()
             if line.is_free and self._loop.time() - since < IDLE_S:
@@ -154,7 +154,7 @@ class Home:
         return None
 
     async def connect(self) -> Line:
-        """A new one. Raises OSError."""
+        """Return a new connection. Raises OSError."""
         made = self._loop.create_task(self._loop.create_connection(Line, self.host, self.port))
         try:
             return (await made)[1]
@@ -173,7 +173,7 @@ class Home:
             self._idle.popleft()[0].close()
 
     def close(self) -> None:
-        """Those that are idle now, others when they are done."""
+        """Close the connections that are idle now, and others when they are done."""
         self._is_open = False
         while self._idle:
             self._idle.pop()[0].close()

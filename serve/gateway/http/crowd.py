@@ -1,4 +1,4 @@
-"""Who is connected, and who leaves when there is no room. Pure: no input or output.
+"""The connections of clients, and which of them is closed when there is no room. Pure: no input or output.
 
 In: connections that come, are let in, and go. Out: those to be given up for others. A stranger, of which no request was
 let in yet, counts for its address and is given up first, the oldest before the others. One that was let in counts for
@@ -15,22 +15,22 @@ from serve.gateway.http.limits import Limits
 
 
 class Member(Protocol):
-    """What is asked of those that were let in."""
+    """The interface of a connection that was let in."""
 
     @property
     def is_idle(self) -> bool:
-        """It has no request."""
+        """Tell whether it has no request."""
 
     @property
     def idle_until(self) -> float:
-        """When it will have been so for too long."""
+        """Return when it will have been idle for too long."""
 
 
 M = TypeVar("M", bound=Member)
 
 
 class Crowd(Generic[M]):
-    """`give_up` is told who has to leave; that one is counted no more."""
+    """The connections. `give_up` is told which has to leave; that one is counted no more."""
 
     def __init__(self, limits: Limits, give_up: Callable[[M], None]) -> None:
         self.limits = limits
@@ -44,7 +44,7 @@ class Crowd(Generic[M]):
         return len(self._strangers) + len(self._known)
 
     def come(self, one: M, address: str) -> bool:
-        """Whether there is room for this stranger, also when another one had to leave for it."""
+        """Return whether there is room for this stranger, also when another one had to leave for it."""
         there = self._by_address.get(address, ())
         if len(there) >= self.limits.max_strangers_per_address:
             self._dismiss(next(iter(there)))
@@ -57,7 +57,7 @@ class Crowd(Generic[M]):
         return True
 
     def let_in(self, one: M, key: str) -> None:
-        """A stranger, by the key called that; another one may have to leave, so that strangers keep their room."""
+        """Count a stranger for its key; another one may have to leave, so that strangers keep their room."""
         if not _take(self._strangers, self._by_address, one):
             return  # it was given up meanwhile
         limits, alike = self.limits, self._by_key.get(key, ())
@@ -73,12 +73,12 @@ class Crowd(Generic[M]):
         _put(self._known, self._by_key, one, key)
 
     def leave(self, one: M) -> None:
-        """Of itself, or once more."""
+        """Forget a connection that has left by itself, or was forgotten before."""
         if not _take(self._strangers, self._by_address, one):
             _take(self._known, self._by_key, one)
 
     def thin(self, count: int) -> int:
-        """So many of the oldest strangers leave, or as many as there are; how many did."""
+        """Close so many of the oldest strangers, or as many as there are; return how many."""
         count = min(count, len(self._strangers))
         for _ in range(count):
             self._dismiss(next(iter(self._strangers)))
@@ -109,7 +109,7 @@ def _take(all: OrderedDict[M, str], groups: dict[str, OrderedDict[M, None]], one
 
 
 def address_of(peer: Any) -> str:
-    """For whom a connection from there counts: an IPv4 address, or the /64 network that one customer has of IPv6."""
+    """Return for whom a connection counts: an IPv4 address, or the /64 network that one customer has of IPv6."""
     host: str = peer[0]
     if ":" not in host:
         return host

@@ -1,4 +1,4 @@
-"""Limits of requests: one timer looks after all of them, so that moving a limit on costs an assignment.
+"""Deadlines of requests: one timer looks after all of them, so that moving a limit on costs an assignment.
 
 In: the task that serves the request. Out: its cancellation when the limit of the moment is over, which `is_over` and
 `what` then explain. A client that leaves cancels the same task; that is told apart here.
@@ -12,7 +12,7 @@ LOOK_S = 0.02  # by so much a limit is late at most
 
 
 class Deadline:
-    """Of one request. `clear` must be called when it is done."""
+    """The deadline of one request. `clear` must be called when it is done."""
 
     __slots__ = ("_all", "_task", "_last_at", "at", "what", "is_over")
 
@@ -23,7 +23,7 @@ class Deadline:
         self.is_over = False
 
     def set(self, what: str, limit_s: float) -> None:
-        """From now on so long for `what`, within the total."""
+        """Allow so long for `what` from now on, within the total."""
         at = self._all.loop.time() + limit_s
         self.what, self.at = (what, at) if at < self._last_at else ("total", self._last_at)
 
@@ -31,7 +31,7 @@ class Deadline:
         self._all.open.discard(self)
 
     def forgive(self) -> bool:
-        """To be asked when the task was cancelled: was it by this deadline, and by nobody else?"""
+        """Return whether the task was cancelled by this deadline, and by nobody else; ask it after a cancellation."""
         if not self.is_over:
             return False
         self.is_over = False
@@ -44,7 +44,7 @@ class Deadline:
 
 
 class Deadlines:
-    """Of all requests that are inside."""
+    """The deadlines of all requests that are inside."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -52,7 +52,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, task: EagerTask, total_s: float) -> Deadline:
-        """Of a request that `task` serves."""
+        """Return the deadline of a request that `task` serves."""
         one = Deadline(self, task, total_s)
         self.open.add(one)
         if self._timer is None:

@@ -1,7 +1,7 @@
-"""The port: connections are taken here, as many as there are files for.
+"""The listening sockets: connections are accepted here, as many as there are files for.
 
 asyncio's servers are not used for that. uvloop's closes its port for good when it finds no file for a connection; here
-the port rests for a moment. And whoever is not wanted is sent away before anything is made for him.
+the port rests for a moment. And whoever is not wanted is sent away before anything is made for them.
 In: a host and a port. Out: connected sockets and the addresses they count for, to `take`; shortages, to `short`.
 """
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Doors:
-    """Use it within one event loop; `open` once."""
+    """The listening sockets of a gateway. Use it within one event loop; `open` once."""
 
     def __init__(self, take: Callable[[socket.socket, str], None], short: Callable[[], object]) -> None:
         self.take, self.short = take, short
@@ -32,7 +32,7 @@ class Doors:
         self._is_short = False
 
     async def open(self, host: str, port: int) -> int:
-        """The port, which is the same at all addresses of `host`. Raises OSError."""
+        """Listen; return the port, which is the same at all addresses of `host`. Raises OSError."""
         passive = socket.AI_PASSIVE
         found = await self._loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=passive)
         try:

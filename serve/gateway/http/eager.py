@@ -1,8 +1,8 @@
-"""Tasks that go on within the call that brings what they wait for.
+"""Tasks that continue within the call that brings what they wait for.
 
-An asyncio.Task goes on by way of a future and a turn of the event loop later; a short request waits for its engine and
-for nothing else, and that was a tenth of what it cost (bench/RESULTS.md). In: a coroutine that waits for Signals, and
-for asyncio's futures where something is rare.
+An asyncio.Task continues by way of a future and a turn of the event loop later; a short request waits for its engine
+and for nothing else, and that was a tenth of what it cost (bench/RESULTS.md). In: a coroutine that waits for Signals,
+and for asyncio's futures where something is rare.
 """
 
 import asyncio
@@ -11,7 +11,10 @@ from typing import Any
 
 
 class Signal:
-    """Wakes the one task that waits for it. It carries nothing: who is woken looks again for what it waited for."""
+    """A wake-up of the one task that waits for it.
+
+    It carries nothing: who is woken looks again for what it waited for.
+    """
 
     __slots__ = ("_task",)
 
@@ -29,12 +32,12 @@ class Signal:
 
 
 class EagerTask:
-    """It has the names of asyncio.Task. A mistake that the coroutine does not catch is told to the loop."""
+    """A task with the names of asyncio.Task. A mistake that the coroutine does not catch is told to the loop."""
 
     __slots__ = ("_coroutine", "_waits_for", "_is_cancelled", "_cancels", "is_done")
 
     def __init__(self, coroutine: Coroutine[Any, None, None]) -> None:
-        """Runs it up to where it first waits."""
+        """Run the coroutine up to where it first waits."""
         self._coroutine = coroutine
         self._waits_for: Signal | asyncio.Future[Any] | None = None  # None = it runs
         self._is_cancelled = self.is_done = False
@@ -42,7 +45,7 @@ class EagerTask:
         self._go_on()
 
     def cancel(self) -> None:
-        """CancelledError where it waits: within this call if for a signal, else in the loop's next turn."""
+        """Raise CancelledError where it waits: within this call if for a signal, else in the loop's next turn."""
         if self.is_done:
             return
         self._cancels += 1
@@ -55,7 +58,7 @@ class EagerTask:
             self._is_cancelled = True
 
     def uncancel(self) -> int:
-        """So many cancellations are left when the caller has dealt with one."""
+        """Return how many cancellations are left when the caller has dealt with one."""
         self._cancels -= 1
         return self._cancels
 

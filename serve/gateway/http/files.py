@@ -1,4 +1,4 @@
-"""How many files this process may have open, and limits that stay below it.
+"""The limit of open files of this process, and limits of the gateway that stay below it.
 
 A connection is one, and a request inside takes two more: one to its engine, one behind the port by which an engine on
 another machine is reached. In: a process' limit, a gateway's Limits. Out: a raised limit, Limits that fit.
@@ -16,7 +16,7 @@ PER_REQUEST = 2
 
 
 def raise_limit() -> None:
-    """As far as this process may, and is of use. Call it at the start: many systems begin with 1024."""
+    """Raise the limit as far as this process may, and is of use. Call it at the start: many systems begin with 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -25,7 +25,7 @@ def raise_limit() -> None:
 
 
 def fitted(limits: Limits, files: int | None = None) -> Limits:
-    """The same, or all counts as much lower as it takes for so many files; None = those of this process."""
+    """Return limits that fit so many files: the same, or all counts scaled down; None = those of this process."""
     if files is None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         files = WANTED if soft == resource.RLIM_INFINITY else soft

@@ -1,8 +1,8 @@
 """Clients' connections: HTTP/1.1 by httptools' parser.
 
 One task serves all requests of a connection, and a short answer is one write (what that spares: bench/RESULTS.md).
-In: bytes of clients. Out: a Request, one after another, to `handle`, which answers by it. Whoever leaves cancels what
-is being done for him.
+In: bytes of clients. Out: a Request, one after another, to `handle`, which answers by it. A client that leaves cancels
+what is being done for it.
 """
 
 import asyncio
@@ -58,34 +58,34 @@ class Request(Message):
 
     @property
     def task(self) -> EagerTask:
-        """That serves it."""
+        """Return the task that serves it."""
         assert self._line.task is not None
         return self._line.task
 
     @property
     def address(self) -> str:
-        """For whom it counts that has no key."""
+        """Return the address for which a client without a key counts."""
         return self._line.address
 
     def let_in(self, key: str) -> None:
-        """Its connection counts for the key called that, from the first such request on."""
+        """Count the connection for the key called that, from the first such request on."""
         if self._line.is_stranger:
             self._line.is_stranger = False
             self._line.listener.crowd.let_in(self._line, key)
 
     @property
     def is_behind(self) -> bool:
-        """The client has not yet taken what it was sent."""
+        """Tell whether the client has not yet taken what it was sent."""
         transport = self._line.transport
         return transport is None or transport.get_write_buffer_size() > 0
 
     def proceed(self) -> None:
-        """To a client that asks before it sends its body."""
+        """Answer a client that asks before it sends its body: 100 Continue."""
         if self._line.transport is not None:
             self._line.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """All at once, with these lines among its headers. Raises ConnectionError when the client has left.
+        """Answer all at once, with these lines among its headers. Raises ConnectionError when the client has left.
 
         `taken` tells when it has it.
         """
@@ -95,32 +95,32 @@ class Request(Message):
         self._line.send(head + body if has_body and self.method != b"HEAD" else head)
 
     def begin(self, status: int, lines: bytes, chunk: bytes) -> None:
-        """An answer in parts, and its first one. Raises ConnectionError."""
+        """Begin an answer in parts, with its first one. Raises ConnectionError."""
         self.is_begun = self._is_open = True
         head = self._head(status, lines, b"Transfer-Encoding: chunked\r\n" if self._chunks else b"")
         self._line.send(head + self._part(chunk))
 
     def write(self, chunk: bytes) -> None:
-        """Another part. Raises ConnectionError."""
+        """Send another part. Raises ConnectionError."""
         self._line.send(self._part(chunk))
 
     @property
     def is_slow(self) -> bool:
-        """The client is to take more of what it was sent before it is sent more."""
+        """Tell whether the client has to take more of what it was sent before it is sent more."""
         return self._line.is_slow
 
     async def taken(self) -> None:
-        """Returns when the client has taken all but little. Raises ConnectionError."""
+        """Return when the client has taken all but little. Raises ConnectionError."""
         await self._line.taken()
 
     def end(self) -> None:
-        """Of an answer in parts, once; a connection that was cut has none."""
+        """End an answer in parts, once; a connection that was cut has no end."""
         if self._is_open and self._chunks and self._line.is_connected:
             self._line.send(b"0\r\n\r\n")
         self._is_open = False
 
     def cut(self, at_once: bool = False) -> None:
-        """Closes the connection, after what it was sent or at once."""
+        """Close the connection, after what it was sent or at once."""
         self.keeps = False
         if self._line.transport is not None:
             self._line.transport.abort() if at_once else self._line.transport.close()
@@ -136,7 +136,7 @@ class Request(Message):
 
 
 class Connection(Wire):
-    """A client's."""
+    """The connection of a client."""
 
     __slots__ = (
         "address", "is_stranger", "task", "listener", "_parser", "_ahead", "_coming", "_unparsed", "_framing",
@@ -172,7 +172,7 @@ class Connection(Wire):
         return self.listener.is_closed
 
     def give_up(self) -> None:
-        """Another one needs the room."""
+        """Close the connection, as another one needs the room."""
         self._is_deaf = True
         if self.transport is not None:
             self.transport.abort()
@@ -212,7 +212,7 @@ class Connection(Wire):
             super().go_on()
 
     def _parse_more(self) -> None:
-        """Of what came, as much as there is room for ahead."""
+        """Parse of what came as much as there is room for ahead."""
         rest = memoryview(self._unparsed)
         while rest and len(self._ahead) < MOST_AHEAD:
             self._parse(rest[:PIECE_BYTES])
@@ -242,14 +242,14 @@ class Connection(Wire):
         self._refuse(*UNREADABLE)
 
     def _refuse(self, status: int, why: str) -> None:
-        """What came is no request, and what comes behind it cannot be told from it."""
+        """Refuse what came: it is no request, and what comes behind it cannot be told from it."""
         self._is_deaf = True
         none = Request(self, b"", b"", {}, is_new=True, keeps=False, host=b"")
         none.fault, none.is_whole = (status, why), True
         self._ahead.append(none)
 
     def _declined(self) -> bytes:
-        """An offer of another protocol, as Java's client makes. A parser goes no further; another one takes the rest.
+        """Decline an offer of another protocol, as Java's client makes; another parser takes the rest.
 
         Returns what that is to read before it, so that it knows the body of this request.
         """
@@ -311,7 +311,7 @@ class Connection(Wire):
             self._coming = None
 
     def _fault(self, version: str) -> tuple[int, str] | None:
-        """What is wrong with headers that can be parsed, by RFC 9112, 2.3, 3.2 and 6.1."""
+        """Return what is wrong with headers that can be parsed, by RFC 9112, 2.3, 3.2 and 6.1."""
         if version not in ("1.0", "1.1"):
             return 505, f"HTTP/{version} is not spoken here; ask by HTTP/1.1"
         if self._doubled:
@@ -367,7 +367,7 @@ class Connection(Wire):
                     self._limit()
 
     async def _wait(self) -> None:
-        """For a request whose headers are whole, or the limit, which closes the connection."""
+        """Wait for a request whose headers are whole, or the limit, which closes the connection."""
         self._limit()
         try:
             while not self._ahead and not self._is_deaf:
@@ -383,14 +383,14 @@ class Connection(Wire):
             self.is_idle = False
 
     def _limit(self) -> None:
-        """From now on the client has `keepalive_s`: to ask, or to take what it was sent."""
+        """Give the client `keepalive_s` from now on: to ask, or to take what it was sent."""
         self.idle_until = self.listener.loop.time() + self.listener.keepalive_s
         if self._timer is None:
             self._timer = self.listener.loop.call_at(self.idle_until, self._look)
         self.is_idle = True
 
     def _look(self) -> None:
-        """One timer for all waits of a connection: it looks again when it went off too early."""
+        """Check the idle limit: one timer for all waits of a connection, which is set again when it was too early."""
         self._timer = None
         if not self.is_idle or self.task is None or self.transport is None:
             return
@@ -408,7 +408,7 @@ class Connection(Wire):
             self.listener.mistaken(request)
 
     async def _pass_over(self, request: Request) -> None:
-        """The rest of a body: a connection that is closed before that takes the answer along."""
+        """Discard the rest of a body: a connection that is closed before that takes the answer along."""
         timer, size = self.listener.loop.call_later(LINGER_S, request.task.cancel), 0
         try:
             while not request.is_whole and size < MOST_LINGER_BYTES and not request.is_torn:
@@ -421,7 +421,7 @@ class Connection(Wire):
 
 
 class Listener:
-    """The port, and all who are connected. Use it within one event loop."""
+    """The listener of a gateway, and all connections to it. Use it within one event loop."""
 
     def __init__(
         self, handle: Callable[[Request], Awaitable[None]], mistaken: Callable[[Request], None], limits: Limits
@@ -434,7 +434,7 @@ class Listener:
         self._doors = Doors(self._take, lambda: self.crowd.thin(AT_ONCE))
 
     async def start(self, host: str, port: int) -> int:
-        """The port. Raises OSError."""
+        """Listen; return the port. Raises OSError."""
         return await self._doors.open(host, port)
 
     def limit(self, limits: Limits) -> None:
@@ -455,12 +455,12 @@ class Listener:
             near.close()
 
     async def close(self) -> None:
-        """The port; who is connected stays so until `leave`."""
+        """Close the port; open connections stay so until `leave`."""
         self.is_closed = True
         self._doors.close()
 
     async def leave(self) -> None:
-        """Whatever is still being answered is cut off."""
+        """Cut off whatever is still being answered."""
         there = list(self.connections)
         for one in there:
             if one.task is not None:
@@ -475,9 +475,9 @@ class Listener:
 
 
 def _target(url: bytes, host: bytes) -> tuple[bytes, bytes]:
-    """Path and host of what is more than a path: with a query, or with a host before it, which is the one that counts.
+    """Return path and host of a URL with a query, or with a host before it, which is the one that counts.
 
-    Not a route of ours when it is neither.
+    The path is no route of ours when it is neither.
     """
     try:
         found = parse_url(url)
@@ -490,7 +490,7 @@ _dated = (0, b"")
 
 
 def _date() -> bytes:
-    """The header, made once a second."""
+    """Return the Date header, made once a second."""
     global _dated
     now = int(time.time())
     if _dated[0] != now:

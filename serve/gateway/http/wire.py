@@ -1,4 +1,4 @@
-"""What the two sides of the gateway have in common: a connection, and a message of which the body is still to come.
+"""The common part of both sides of the gateway: a connection, and a message of which the body is still to come.
 
 Bytes come by `data_received` of a side's own protocol, which feeds the message they belong to. One task reads them; who
 does not read stops the sender, and who is not read stops the task.
@@ -15,7 +15,7 @@ HELD_BYTES = 128 << 10  # so much of a message is kept until it is read; then th
 
 
 class Broken(ConnectionError):
-    """A message ended before its end, or was none."""
+    """A message ended early, or was none."""
 
 
 class Wire(asyncio.Protocol):
@@ -49,21 +49,21 @@ class Wire(asyncio.Protocol):
         self.room.set()
 
     def send(self, data: bytes) -> None:
-        """Raises ConnectionError."""
+        """Send bytes. Raises ConnectionError."""
         transport = self.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the connection is closed")
         transport.write(data)
 
     async def taken(self) -> None:
-        """Returns when the other side has taken all but little. Raises ConnectionError."""
+        """Return when the other side has taken all but little. Raises ConnectionError."""
         while self.is_slow:
             if self.transport is None:
                 raise ConnectionResetError("the connection is closed")
             await self.room
 
     def stop(self) -> None:
-        """Nothing more is received until `go_on`."""
+        """Stop receiving until `go_on`."""
         if self.transport is not None and not self.is_stopped:
             self.is_stopped = True
             self.transport.pause_reading()
@@ -75,7 +75,7 @@ class Wire(asyncio.Protocol):
 
 
 class Message:
-    """Its body, as it comes."""
+    """A message and its body, as it comes."""
 
     is_whole = False  # it is all here
     error: Broken | None = None  # nothing more will come
@@ -102,12 +102,12 @@ class Message:
             self.wire.stop()
 
     def fail(self, error: Broken) -> None:
-        """Nothing more will come. Who reads gets first what is here."""
+        """Note that nothing more will come. Who reads gets first what is here."""
         if not self.is_whole and self.error is None:
             self.error = error
 
     def rest(self) -> bytes:
-        """All that is here and was not read."""
+        """Return all that is here and was not read."""
         said = b"".join(self._parts)
         self._parts.clear()
         self._held = 0
@@ -116,13 +116,13 @@ class Message:
         return said
 
     async def more(self) -> None:
-        """Returns when something has come. Raises Broken when nothing will."""
+        """Return when something has come. Raises Broken when nothing will."""
         if self.error is not None:
             raise self.error
         await self.wire.news
 
     async def readany(self) -> bytes:
-        """What is here, or the next that comes; b"" at the end. Raises Broken."""
+        """Return what is here, or the next that comes; b"" at the end. Raises Broken."""
         while not self._parts:
             if self.is_whole:
                 return b""

@@ -90,7 +90,7 @@ def test_a_parquet_file_without_text_lists_its_columns(tmp_path):
         ({"source": "fineweb", "packages": ["json"]}, "packages are read with the source pydocs"),
         ({"val_ratio": 1.5}, "val_ratio is 1.5"),
         ({"lines_per_shards": 5}, "did you mean 'lines_per_shard'?"),
-        ({"take": "ten"}, "spec: "),
+        ({"take": "ten"}, "spec.take: Expected"),
     ],
 )
 def test_wrong_input_gives_one_line_and_exit_2(tmp_path, capsys, spec, seen):

@@ -270,7 +270,8 @@ def test_another_tokenizer_is_refused(numbers, tokenizer):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        ("cut", "torn: "), ("longer", "torn: "), ("magic", "no token shard"), ("short", "no token shard"),
+        ("cut", "wrong size: "), ("longer", "wrong size: "),
+        ("magic", "not a token shard"), ("short", "not a token shard"),
         ("missing", "no such token shard"), ("version", "version 1, this reads 2; make it again"),
         ("index", "document offsets are damaged"),
     ],

@@ -187,7 +187,7 @@ def test_before_the_time_limit_the_step_is_asked_to_save(world: World) -> None:
     has_lived(world, 740.0)
     world.start()
     verdict = world.verdict()
-    assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 900 s is near")
+    assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 15 min 00 s is near")
     assert world.lines("left.txt") == ["left"]
     assert 900 * 0.88 <= guard_json(world)["elapsed_s"] < 900
 

@@ -346,7 +346,7 @@ def test_what_is_no_file_is_refused_and_left_as_it_is(environ, tmp_path, make):
     place = tmp_path / "place"
     make(place)
     place.chmod(0o755)
-    with pytest.raises(JournalError, match="no regular file"):
+    with pytest.raises(JournalError, match="not a regular file"):
         Journal.open(place, environ)
     assert stat.S_IMODE(place.stat().st_mode) == 0o755
     assert not (tmp_path / "place.lock").exists()

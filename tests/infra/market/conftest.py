@@ -1,7 +1,16 @@
+"""What several tests of the vendors need: keys, a mark, a rehearsal with its user."""
+
+import contextlib
+
 import pytest
 
 from infra.names import new_token
+from infra.providers.offers import open_market
 from infra.providers.pod_keys import PodKeys
+from infra.rehearsal import attach
+from tests.hosts import until
+from tests.infra.market.rehearsed import KINDS, Rehearsal
+from tests.needs import needs
 
 
 @pytest.fixture
@@ -12,3 +21,27 @@ def keys(tmp_path):
 @pytest.fixture
 def token():
     return new_token("0a1b2c3d")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """One for all tests of a file."""
+    needs("sshd", "ssh-keygen")
+    rehearsal = Rehearsal(tmp_path_factory.mktemp("user"))
+    attach.start(rehearsal.base, speed=60)
+    yield rehearsal
+    with contextlib.suppress(attach.NoWorld):
+        attach.stop(rehearsal.base)
+
+
+@pytest.fixture
+def rehearsal(shared):
+    """It is as it was begun: nothing goes wrong in it, and nothing runs."""
+    shared.world.tell("/faults", {})
+    yield shared
+    shared.world.tell("/faults", {})
+    for vendor in KINDS:
+        market = open_market(vendor, shared.settings)
+        for pod in market.list():
+            market.delete(pod.pod_id)
+    until(lambda: not shared.running(), "a world at rest")

@@ -9,21 +9,18 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 
 from infra.agent.job import Job, Limits
 from infra.agent.limits import Clocks, read_clocks
 from infra.ledger import reap
-from infra.ledger.journal import Journal
 from infra.names import new_token
 from infra.providers.offers import open_market
 from infra.records import Request
 from infra.rehearsal import attach
 from infra.runs import pods
-from infra.settings import Settings
 from tests.hosts import until
-from tests.needs import needs
+from tests.infra.market.rehearsed import KINDS, ORDERS, Rehearsal
 from tests.programs import source
 from tests.world import World
 
@@ -31,89 +28,7 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[3]
 LIMITS = Limits(time_s=86_400.0)
-KINDS = {"runpod": "L40S", "lium": "RTX4090", "shadeform": "L40"}
-ORDERS = {
-    "runpod": ("/v2/pods", {"image": "i", "gpu": {"id": "NVIDIA L40S", "count": 1}}),
-    "shadeform": ("/instances/create", {"cloud": "hyperstack", "region": "montreal-canada-2",
-                                        "shade_instance_type": "L40", "shade_cloud": True}),
-    "lium": ("/executors/{}/rent", {"user_public_key": ["ssh-ed25519 AAAA somebody"]}),
-}  # fmt: skip
 RENT_AND_DIE = source("rent_and_die")
-
-
-class Rehearsal:
-    """A user with a rehearsal: their commands, and their world, which is begun by the first `inv offers`."""
-
-    def __init__(self, folder: Path) -> None:
-        real = {f"{name.upper()}_API_KEY": "a-real-key" for name in KINDS}
-        self.user = World(folder, real)
-        self.base = attach.beside(folder / "state" / "journal.db")
-        self.client = httpx.Client(timeout=20, trust_env=False)
-
-    @property
-    def world(self) -> attach.Running:
-        return attach.find(self.base)
-
-    @property
-    def settings(self) -> Settings:
-        return Settings.load(ROOT, environ={"SLIPWAY_REHEARSAL": str(self.world.folder)})
-
-    def inv(self, *words, code=0):
-        return self.user.inv(*words, "--rehearse", code=code)
-
-    def json(self, *words, code=0):
-        return json.loads(self.inv(*words, "--json", code=code))
-
-    def fails(self, *words):
-        """Its exit code, and what it said on stderr."""
-        process = self.user.begin(*words, "--rehearse")
-        _, err = process.communicate(timeout=60)
-        return process.returncode, err
-
-    def journal(self):
-        return Journal.open(self.settings.state_file, self.user.environ)
-
-    def order(self, vendor, name):
-        """A machine that is asked for in the vendor's own words; its id."""
-        (path, body), about = ORDERS[vendor], self.world.about[vendor]
-        header = {"Authorization": f"Bearer {about['key']}"} if vendor == "runpod" else {"X-API-KEY": about["key"]}
-        if vendor == "lium":
-            hosts = self.client.get(about["url"] + "/executors", headers=header).json()
-            host = min((one for one in hosts if "4090" in one["machine_name"]), key=lambda one: one["price_per_gpu"])
-            (template,) = self.client.get(about["url"] + "/templates", headers=header).json()
-            path, body = path.format(host["id"]), {**body, "template_id": template["id"]}
-        named = "pod_name" if vendor == "lium" else "name"
-        answer = self.client.post(about["url"] + path, json={**body, named: name}, headers=header)
-        assert answer.status_code in (200, 201), answer.text
-        return answer.json()["pod_id" if vendor == "lium" else "id"]
-
-    def truth(self):
-        return {pod["id"]: pod for pod in self.world.truth()["pods"]}
-
-    def running(self):
-        return {name for name, pod in self.truth().items() if pod["state"] in ("booting", "running")}
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    needs("sshd", "ssh-keygen")
-    rehearsal = Rehearsal(tmp_path_factory.mktemp("user"))
-    attach.start(rehearsal.base, speed=60)
-    yield rehearsal
-    with contextlib.suppress(attach.NoWorld):
-        attach.stop(rehearsal.base)
-
-
-@pytest.fixture
-def rehearsal(shared):
-    shared.world.tell("/faults", {})
-    yield shared
-    shared.world.tell("/faults", {})
-    for vendor in KINDS:
-        market = open_market(vendor, shared.settings)
-        for pod in market.list():
-            market.delete(pod.pod_id)
-    until(lambda: not shared.running(), "a world at rest")
 
 
 def test_offers_stand_in_order_in_a_world_that_was_begun_to_look_at_it(tmp_path):

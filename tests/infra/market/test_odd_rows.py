@@ -1,6 +1,5 @@
 """One odd row hides no other machine of an account and saves none from its end: each vendor's client, then commands."""
 
-import contextlib
 import itertools
 import json
 from typing import ClassVar
@@ -23,16 +22,13 @@ from infra.providers.pod_keys import PodKeys
 from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
 from infra.records import Request
-from infra.rehearsal import attach
 from infra.runs import pods
 from scripts.cli import context
 from scripts.runs import launch
 from scripts.runs.flags import DownFlags
-from tests.hosts import until
 from tests.infra.market import poison, test_lium, test_runpod, test_shadeform
+from tests.infra.market.rehearsed import KINDS
 from tests.infra.market.stand import Answer, Stand
-from tests.infra.market.test_accounts import KINDS, Rehearsal
-from tests.needs import needs
 
 pytestmark = pytest.mark.process
 
@@ -170,29 +166,6 @@ def test_what_is_not_even_json_in_one_row_hides_no_other(at):
 
 
 # Whole commands, in a rehearsal whose listings are odd.
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    needs("sshd", "ssh-keygen")
-    rehearsal = Rehearsal(tmp_path_factory.mktemp("user"))
-    attach.start(rehearsal.base, speed=60)
-    yield rehearsal
-    with contextlib.suppress(attach.NoWorld):
-        attach.stop(rehearsal.base)
-
-
-@pytest.fixture
-def rehearsal(shared):
-    """Two machines at each vendor, the first of which has odd rows; and strangers' rows, each of which is odd."""
-    shared.world.tell("/faults", {})
-    yield shared
-    shared.world.tell("/faults", {})
-    for vendor in VENDORS:
-        market = open_market(vendor, shared.settings)
-        for pod in market.list():
-            market.delete(pod.pod_id)
-    until(lambda: not shared.running(), "a world at rest")
 
 
 def spoil(rehearsal, odd_ids, odd, lacks=()):

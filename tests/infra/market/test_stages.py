@@ -9,7 +9,7 @@ import pytest
 from infra.names import new_token
 from infra.rehearsal import attach
 from tests.hosts import until
-from tests.infra.market.test_accounts import Rehearsal
+from tests.infra.market.rehearsed import Rehearsal
 from tests.needs import needs
 
 pytestmark = pytest.mark.process

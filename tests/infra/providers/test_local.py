@@ -102,7 +102,7 @@ def test_of_many_that_want_the_folder_of_one_run_one_gets_it(local):
 
 
 def test_a_run_name_cannot_lead_out_of_the_folder_of_pods(local):
-    with pytest.raises(UsageError, match="is no name"):
+    with pytest.raises(UsageError, match="is not a valid name"):
         rent(local, run="../elsewhere")
 
 

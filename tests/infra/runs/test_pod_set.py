@@ -114,7 +114,7 @@ def test_pods_that_differ_in_their_names_alone_may_stand_for_each_other():
         ({}, "`pods` must be a list"),
         ({"pods": [{"name": "a"}, {"name": "a"}]}, "two pods are called a"),
         ({"pods": [{}]}, "pod 1: it needs a name"),
-        ({"pods": [{"name": "../a"}]}, "is no name"),
+        ({"pods": [{"name": "../a"}]}, "is not a valid name"),
         ({"pods": [{"name": "a", "gpu_typ": "H100"}]}, "did you mean gpu_type"),
         ({"pods": [{"name": "a", "gpu_count": "8"}]}, "gpu_count is '8'; it must be a whole number, from 0"),
         ({"pods": [{"name": "a", "gpu_count": -1}]}, "gpu_count is -1"),
@@ -125,7 +125,7 @@ def test_pods_that_differ_in_their_names_alone_may_stand_for_each_other():
         ({"pods": [{"name": "a", "ttl_hours": float("nan")}]}, "ttl_hours is nan"),
         ({"pods": [{"name": "a", "volume_id": 7.5, "idle_stop_minutes": 0}]}, "idle_stop_minutes is 0"),
         ({"pods": [{"name": "a", "gpu": "H100", "gpu_type": "A100"}]}, "gpu_type and gpu are the same; give one"),
-        ({"pods": [], "set": "a/b"}, "is no name"),
+        ({"pods": [], "set": "a/b"}, "is not a valid name"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused_with_the_place(document, said):

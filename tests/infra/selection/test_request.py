@@ -8,6 +8,7 @@ from infra.providers.local import Local
 from infra.providers.offers import sources
 from infra.records import Request
 from infra.selection.choose import of_machines
+from infra.selection.machine_spec import MachineSpec
 from infra.selection.request import request_on
 from infra.settings import Settings
 from tests.world import ROOT
@@ -17,7 +18,7 @@ from tests.world import ROOT
 def test_what_is_said_about_prices_is_refused_where_nothing_is_paid(tmp_path, flags):
     flag = "--" + next(iter(flags)).replace("_", "-")
     with pytest.raises(UsageError, match=f"{flag} is for rented machines; nothing is paid here"):
-        request_on([Local(tmp_path)], flags, "a-1")
+        request_on([Local(tmp_path)], MachineSpec(**flags), "a-1")
 
 
 @pytest.mark.process

@@ -21,10 +21,11 @@ def planned(world, *words):
 def test_the_flags_of_a_file_are_those_of_the_line_unless_it_says_otherwise(world):
     path = world.folder / "run.yaml"
     path.write_text("phase: base\nseed: 5\nsteps: 3\nrun_name: from-file\nno-accept: true\nuse-spot: false\n")
-    by_hand = planned(world, "--phase", "base", "--seed", "5", "--steps", "3", "--run-name", "from-file")
+    rest = ("--seed", "5", "--run-name", "from-file", "--no-accept")
+    by_hand = planned(world, "--phase", "base", "--steps", "3", *rest)
     assert planned(world, str(path)) == planned(world, "--file", str(path)) == by_hand
     outweighed = planned(world, "--steps", "4", str(path), "--phase", "mid")
-    assert outweighed == planned(world, "--phase", "mid", "--seed", "5", "--steps", "4")
+    assert outweighed == planned(world, "--phase", "mid", "--steps", "4", *rest)
     told = json.loads(world.inv("rehearse", "--provider", "local", str(path), "--dry-run", "--json"))
     assert told["launch"]["state"] == "planned"
     world.inv("rehearse", "--stop")

@@ -185,7 +185,7 @@ def test_a_step_runs_with_hugging_faces_folders_of_the_workspace(tmp_path):
         ((), {"RUN_SHARD": "0"}, "holds no finished shards; make them with RUN_SHARD=1"),
         ((), {"RUN_SHARD": "2"}, "RUN_SHARD is 2"),
         (("--profile", "tiny"), {}, "choose one"),
-        (("--experiment", "../x"), {}, "is no name"),
+        (("--experiment", "../x"), {}, "is not a valid name"),
     ],
 )
 def test_words_that_do_not_fit_are_refused(tmp_path, words, more, told):

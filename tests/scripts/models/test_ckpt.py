@@ -55,12 +55,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-def told(capsys: pytest.CaptureFixture[str], name: str, **flags: Any) -> Any:
-    usual = {"ckpt_list": {"from_": "", "job": ""}, "ckpt_show": {"from_": ""}, "ckpt_init": {"dry_run": False},
-             "ckpt_pull": {"model": "", "from_": "", "latest": False}, "ckpt_push": {"models": [], "from_": ""},
-             "ckpt_verify": {"model": "", "from_": ""}}[name]  # fmt: skip
+def told(capsys: pytest.CaptureFixture[str], name: str, **given: Any) -> Any:
+    record = getattr(flags, f"Ckpt{name.removeprefix('ckpt_').capitalize()}Flags")
     capsys.readouterr()
-    getattr(ckpt, name)(**{**usual, "json": True, **flags})
+    getattr(ckpt, name)(record(**{"json": True, **given}))
     return json.loads(capsys.readouterr().out)
 
 
@@ -92,24 +90,23 @@ def test_a_checkpoint_is_shown_by_the_beginning_or_the_end_of_its_name(home, cap
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "words"),
+    ("name", "given", "words"),
     [
-        ("ckpt_show", {"model": ""}, "which checkpoint.*inv ckpt.list"),
+        ("ckpt_show", {"model": ""}, "name of a checkpoint is missing; inv ckpt.list"),
         ("ckpt_show", {"model": "base_checkpoints/smok3"}, "did you mean base_checkpoints/smoke"),
         ("ckpt_show", {"model": RUN}, "could be any of: .*step-000000010, .*step-000000020"),
         ("ckpt_verify", {"model": "zzz"}, "no checkpoint 'zzz'"),
-        ("ckpt_pull", {"model": "base_checkpoints/smoke"}, "where to. --to DIR"),
-        ("ckpt_pull", {"to": "x"}, "which one.*--latest"),
-        ("ckpt_pull", {"to": "x", "model": "a", "latest": True}, "which one"),
-        ("ckpt_push", {}, "where to"),
+        ("ckpt_pull", {"model": "base_checkpoints/smoke"}, "--to DIR is missing"),
+        ("ckpt_pull", {"to": "x"}, "name of one checkpoint.*--latest"),
+        ("ckpt_pull", {"to": "x", "model": "a", "latest": True}, "name of one checkpoint"),
+        ("ckpt_push", {}, "--to is missing"),
         ("ckpt_push", {"to": "elsewhere", "models": ["tokeniser"]}, "no artifact 'tokeniser'"),
-        ("ckpt_init", {"to": ""}, "what is to be made"),
+        ("ckpt_init", {"to": ""}, "--to is missing"),
     ],
 )
-def test_wrong_words_are_answered_in_one_line_that_says_what_to_type(home, capsys, name, flags, words):
-    usual = {"to": ""} if name in ("ckpt_pull", "ckpt_push") else {}
+def test_wrong_words_are_answered_in_one_line_that_says_what_to_type(home, capsys, name, given, words):
     with pytest.raises(UsageError, match=words) as seen:
-        told(capsys, name, **{**usual, **flags})
+        told(capsys, name, **given)
     assert "\n" not in str(seen.value)
 
 

@@ -129,6 +129,7 @@ def test_the_words_of_an_axis_are_all_different_and_have_room():
         ends = [(x - LETTER * len(word) / 2, x + LETTER * len(word) / 2) for x, word in found.across]
         assert all(end < begin for (_, end), (begin, _) in zip(ends, ends[1:], strict=False))
         assert all(found.left <= x <= WIDTH for x, _ in found.lines[-1])
+        assert max(y for y, _ in found.up) + 4 <= HEIGHT - 8 - 18  # a line of words lies between the two axes' words
 
 
 def test_a_page_has_no_card_without_something_in_it():

@@ -1,0 +1,25 @@
+"""Where the time of a run went: the files whose tests took longest, told at its end."""
+
+from collections import Counter
+
+import pytest
+
+SHOWN = 10
+
+
+class Slowest:
+    """In: the report of each phase of each test, of all workers. Out: the last lines of a run of many files."""
+
+    def __init__(self) -> None:
+        self.spent_s: Counter[str] = Counter()  # by file; what a fixture took counts where it was asked for first
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.spent_s[report.location[0]] += report.duration  # type: ignore[assignment] # seconds are no whole numbers
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if len(self.spent_s) <= SHOWN:
+            return
+        terminalreporter.section(f"the {SHOWN} slowest of {len(self.spent_s)} files")
+        for name, spent_s in self.spent_s.most_common(SHOWN):
+            terminalreporter.line(f"{spent_s:6.0f} s  {name}")
+        terminalreporter.line(f"{sum(self.spent_s.values()):6.0f} s  all, added up over the workers")
