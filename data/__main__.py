@@ -1,6 +1,7 @@
 """`python -m data STEP --config FILE`: make one artifact of text, tokens or conversations.
 
-STEP is text, merge, report, tokenizer, adopt (a published tokenizer), compression, tokens, identity or questions.
+STEP is text, merge, report, tokenizer, adopt (a published tokenizer), compression, tokens, identity, questions,
+talk or problems.
 FILE is JSON, either of
 
     {"making": {...}, "spec": {...}}                            take the inputs from the store, publish the result
@@ -25,6 +26,7 @@ from data.config import (
     ConfigError,
     IdentitySpec,
     Making,
+    ProblemsSpec,
     QuestionsSpec,
     TalkSpec,
     TextSpec,
@@ -128,6 +130,12 @@ def talk(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict
     return maker.make(load(TalkSpec, raw, "spec"), folder)
 
 
+def problems(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
+    from data.problems import make as maker
+
+    return maker.make(load(ProblemsSpec, raw, "spec"), folder)
+
+
 STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, Any]], tuple[str, ...]]] = {
     "text": (text, ()),
     "merge": (merge, ()),
@@ -139,6 +147,7 @@ STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, 
     "identity": (identity, ()),
     "questions": (questions, ("text",)),
     "talk": (talk, ()),
+    "problems": (problems, ()),
 }
 """What makes an artifact, and the roles of the inputs it needs."""
 

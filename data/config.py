@@ -27,6 +27,8 @@ SAID_ALREADY = {"name": ("i am", "i'm", "my name is"), "maker": ("by", "made by"
 JOINERS = "\u200c\u200d"  # invisible, and part of how names are spelt in Persian and Hindi
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 PACKED = {".gz": "gzip", ".zst": "zstd"}
+DEMONSTRATED = ("sort", "gsm8k", "mbpp")  # tasks of which there are conversations to learn from
+TASKS = ("sort", "gsm8k", "math", "mbpp")  # whose answers we can check
 FORMATS = ("txt", "jsonl", "parquet")
 
 
@@ -248,6 +250,27 @@ class QuestionsSpec:
     """Text shards of pydocs -> question/answer conversations about them, and about things nobody taught."""
 
     seed: int = 1337
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemsSpec:
+    """A task -> problems whose answers can be checked."""
+
+    task: str
+    """`sort`, `gsm8k`, `math`, `mbpp`, or `file`: the user's own, from `source`."""
+    source: str = ""
+    """A folder with the task's files; "" = the hub's data set. For `file`: a .jsonl with question and answer."""
+    revision: str = "main"
+    """Of the hub's data set: branch, tag or commit."""
+    seed: int = 1337
+    source_fingerprint: str = ""
+    """Of local files: their content. Filled in by the plan."""
+
+    def __post_init__(self) -> None:
+        if self.task not in (*TASKS, "file"):
+            raise ConfigError(f"task is {self.task!r}; known: {', '.join(TASKS)}, file")
+        if self.task == "sort" and self.source or self.task == "file" and not self.source:
+            raise ConfigError(f"task {self.task} with source {self.source!r}: sort makes its own, file needs one")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from store import Store, credentials
 from store.artifacts import references
 from trainer import plan as planning
 from trainer.config import ImportSpec
+from trainer.records import rl_words
 from trainer.records.phase_registry import PHASES, all_phases, checkpoint_folders
 
 
@@ -73,6 +74,9 @@ class Work:
             options=spec.options,
             init=self.init,
             mixture=planning.parse_mixture(spec.mixture),
+            tasks=rl_words.parse_tasks(spec.task),
+            problems=spec.problems,
+            rl=rl_words.parse_reward(spec.reward, spec.unsafe_rewards),
             given=self.given,
             made=self.made,
             keeping={name: value for name, value in keeping.items() if value is not None},
@@ -144,7 +148,7 @@ def refuse_what_is_only_here(steps: tuple[Step, ...]) -> None:
     """Steps that read files of this machine run where those are. Raises UsageError."""
     for step in steps:
         source = step.config["spec"].get("source", "")
-        if step.words[-1] in ("talk", "import") and not source.startswith("hf://"):
+        if step.words[-1] in ("talk", "import", "problems") and source and not source.startswith("hf://"):
             raise UsageError(
                 f"{source} is on this machine, and the work would be done elsewhere; "
                 "put it into the store first: the same flags with inv train --prepare"

@@ -16,7 +16,8 @@ from typing import Any
 
 from data.chat import imported as talk
 from data.chat import persona, questions
-from data.config import IdentitySpec, Persona, QuestionsSpec, TalkSpec, TextSpec, TokenizerSpec
+from data.config import IdentitySpec, Persona, ProblemsSpec, QuestionsSpec, TalkSpec, TextSpec, TokenizerSpec
+from data.problems import make as problems
 from data.shards.pipeline import How, shard
 from data.shards.shards import Writer
 from data.tokens import bpe, tokenize
@@ -45,6 +46,7 @@ def outcomes(folder: Path) -> dict[str, str]:
         "identity": lambda out: persona.make(IdentitySpec(persona=who), out),
         "questions": lambda out: questions.make(QuestionsSpec(), documented(folder / "docs"), out),
         "talk": lambda out: talk.make(TalkSpec(source=str(folder / "talk.jsonl")), out),
+        "problems": lambda out: problems.make(ProblemsSpec(task="sort"), out),
     }
     found = {}
     for step, make in steps.items():

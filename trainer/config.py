@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from data.config import ConfigError
 from trainer.records.fields import in_bounds, newer, rounding, what_counts
 from trainer.records.phase_registry import PHASES, PROMPTS, TALK, TEXT, listed, phases_reading
+from trainer.records.rl_config import RlConfig
 
 PARALLEL = ("auto", "ddp", "fsdp", "hybrid")
 DTYPES = ("auto", "float32", "bfloat16", "float8")
@@ -189,6 +190,8 @@ class PhaseConfig:
     mixture: dict[str, float] | None = None
     """Chat phases: how often each kind of conversation is drawn: `identity`, `pydocs`, `other`, and any of yours, in a
     profile by a path or hf:// address, in a plan by the name of its artifact."""
+    rl: RlConfig | None = newer(None)
+    """The phase rl: how it learns. Its `mixture` are tasks."""
     turns: int = newer(1)
     """Chat phases: so many of our own questions and answers follow one another in a sequence, as far as they fit into
     `sequence_len`, and no more than `rows`. A conversation of yours has one to itself."""
@@ -210,6 +213,12 @@ class PhaseConfig:
         if self.document_masks and not self.reads_text:
             whose = listed(phases_reading(TEXT))
             raise ConfigError(f"document_masks are for {whose}; a row of {self.phase} is one conversation")
+        if (self.rl is not None) != (self.phase == "rl"):
+            raise ConfigError(f"phase {self.phase}: `rl` says how the phase rl learns, and no other")
+        if self.rl is not None and self.rows % self.rl.group:
+            raise ConfigError(f"rows is {self.rows}; groups of {self.rl.group} answers do not come out even")
+        if self.rl is not None and self.rl.max_new >= self.sequence_len:
+            raise ConfigError(f"sequence_len {self.sequence_len} holds a prompt and an answer of {self.rl.max_new}")
         if self.sequence_len > self.model.max_position_embeddings:
             longest = self.model.max_position_embeddings
             raise ConfigError(f"sequence_len is {self.sequence_len}; the model holds {longest} positions")
@@ -243,7 +252,8 @@ class PhaseConfig:
     @property
     def num_frozen(self) -> int:
         """Models beside it that do not learn, taken as large as it is."""
-        return int(self.phase in PHASES and bool(PHASES[self.phase].teacher))
+        has_reference = self.rl is not None and self.rl.beta > 0
+        return int(self.phase in PHASES and bool(PHASES[self.phase].teacher) or has_reference)
 
     def flops_per_token(self, sequence_len: int) -> float:
         """Of the model, and of the way there, a third, of frozen ones beside it."""
@@ -314,5 +324,9 @@ class EvalSpec:
     """Of the persona; needed for `identity` and for leaks of it in `questions`."""
     tasks: tuple[str, ...] = ()
     """Files of questions, .jsonl: multiple choice or exact answers."""
+    problems: dict[str, str] = field(default_factory=dict)
+    """Tasks of reinforcement learning, and the folders of their problems."""
+    unsafe_rewards: bool = False
+    """Run the code of mbpp's answers although no jail can be had here."""
     as_text: bool = False
     """Put the questions of tasks as text to go on with, as a base model needs it; else as talk."""

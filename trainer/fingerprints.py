@@ -24,6 +24,7 @@ VERSIONS = {
     "identity": 2,
     "questions": 2,
     "talk": 1,
+    "problems": 1,
     "import": 1,
     **{name: phase.version for name, phase in PHASES.items()},
 }

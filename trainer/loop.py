@@ -175,7 +175,7 @@ class Training:
         if math.isfinite(loss) and math.isfinite(norm):
             self.optimizer.step(scale)
             self.skipped = 0
-            figures = dict(zip(sums, others, strict=True))
+            figures = {**dict(zip(sums, others, strict=True)), **self.source.figures()}
             self.figures = {"loss": loss, "grad_norm": norm, "lr": self.config.optimizer.lr * scale, **figures}
             if metrics is not None:
                 metrics.step(self.step, int(tokens), row_len, **self.figures, data_wait_s=round(waited_s, 6))

@@ -17,11 +17,14 @@ from types import MappingProxyType
 from typing import Any
 
 from data.config import (
+    DEMONSTRATED,
     LEAST_VOCAB,
+    TASKS,
     IdentitySpec,
     Input,
     Making,
     Persona,
+    ProblemsSpec,
     QuestionsSpec,
     TalkSpec,
     TextSpec,
@@ -86,6 +89,12 @@ class Wanted:
     """Somebody else's model, which the first phase goes on from."""
     mixture: Mapping[str, float] | None = None
     """Of every chat phase, instead of the profile's: kinds of ours, paths, hf:// addresses, and their weights."""
+    tasks: Mapping[str, float] | None = None
+    """Of rl, instead of the profile's: names and .jsonl files of problems, and their weights."""
+    problems: str = ""
+    """Folder with the files of the tasks, instead of the hub."""
+    rl: Mapping[str, Any] = field(default_factory=dict)
+    """What flags say of how rl learns: fields of `RlConfig`."""
     given: Mapping[str, str] = field(default_factory=dict)
     """Steps whose artifact is not for us to make: it is in the store, with this fingerprint."""
     made: str = ""
@@ -100,8 +109,6 @@ def parse_phases(words: str) -> tuple[str, ...]:
         return all_phases()
     asked = words.split("+")
     for word in asked:
-        if word == "rl" and word not in PHASES:
-            raise UsageError(f"phase rl is planned but cannot be trained yet; known today: {phase_names()}, all")
         if word not in PHASES:
             near = difflib.get_close_matches(word, PHASES if "+" in words else (*PHASES, "all"), 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
@@ -207,7 +214,14 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
         name: dict(wanted.mixture if wanted.mixture and PHASES[name].reads == TALK else phase.mixture or {})
         for name, phase in profile.phases.items()
     }
-    talks = talk_nodes([source for name in phases_reading(TALK, PROMPTS) for source in mixtures.get(name, ())])
+    if wanted.tasks:
+        mixtures |= {name: dict(wanted.tasks) for name in phases_reading(PROMPTS)}
+    _demonstrate(profile, wanted, mixtures)
+    talks = talk_nodes([source for name in phases_reading(TALK) for source in mixtures.get(name, ())])
+    asked = [
+        source for name in mixtures for source in mixtures[name] if source in TASKS or PHASES[name].reads == PROMPTS
+    ]
+    talks |= problem_nodes(asked, wanted.problems, {node.name for node in talks.values()})
     found |= {node.name: node for node in talks.values()}
     tokenizer = "tokenizer"
     if wanted.init is not None:
@@ -271,17 +285,50 @@ def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
         if not spec.source.startswith("hf://"):
             path = str(Path(spec.source).expanduser().absolute())
             spec = replace(spec, source=path, source_fingerprint=source_fingerprint(path))
-        slug = slug_of(spec)
+        slug = slug_of(spec.source)
         name = next(one for one in (slug, *(f"{slug}-{n}" for n in range(2, 1000))) if one not in taken)
         taken.add(name)
         found[source] = Node(name, f"conversations/{name}", ("-m", "data", "talk"), "data/chat/imported.py", spec)
     return found
 
 
-def slug_of(spec: TalkSpec) -> str:
+def problem_nodes(sources: Sequence[str], folder: str, taken: Collection[str]) -> dict[str, Node]:
+    """By source, the steps that make problems: of a task of ours, or of a file. Raises UsageError, ConfigError."""
+    found: dict[str, Node] = {}
+    for source in dict.fromkeys(sources):
+        name = source
+        if source not in TASKS:
+            if "/" not in source and "." not in source:
+                near = difflib.get_close_matches(source, TASKS, 1)
+                hint = f"did you mean {near[0]!r}?" if near else "or a .jsonl with question and answer in each line"
+                raise UsageError(f"unknown task {source!r}; known: {', '.join(TASKS)}; {hint}")
+            path = str(Path(source).expanduser().absolute())
+            spec = ProblemsSpec(task="file", source=path, source_fingerprint=source_fingerprint(path))
+            name = slug_of(path)
+            name = f"{name}-problems" if name in {*taken, *KINDS, *ORDER, *PHASES, TEACHER} else name
+        elif folder and source != "sort":
+            path = str(Path(folder).expanduser().absolute())
+            spec = ProblemsSpec(task=source, source=path, source_fingerprint=source_fingerprint(path))
+        else:
+            spec = ProblemsSpec(task=source)
+        found[source] = Node(name, f"problems/{name}", ("-m", "data", "problems"), "data/problems/make.py", spec)
+    return found
+
+
+def _demonstrate(profile: Profile, wanted: Wanted, mixtures: dict[str, dict[str, float]]) -> None:
+    """Where rl is asked for, show sft how its tasks are answered: a model that is never right learns nothing."""
+    rl = profile.phases["rl"].rl if "rl" in profile.phases else None
+    tasks = [task for task in mixtures.get("rl", ()) if task in DEMONSTRATED]
+    if rl is None or not rl.shown or not tasks or "rl" not in wanted.phases or wanted.mixture or "sft" not in mixtures:
+        return
+    rest = {kind: weight * (1 - rl.shown) for kind, weight in mixtures["sft"].items()}
+    mixtures["sft"] = rest | {task: rl.shown / len(tasks) for task in tasks}
+
+
+def slug_of(source: str) -> str:
     """What such conversations are called: the last part of a path without its suffixes, or a data set's own name."""
-    stem = Path(spec.source).name
-    stem = stem if spec.source.startswith("hf://") else stem.split(".")[0]
+    stem = Path(source).name
+    stem = stem if source.startswith("hf://") else stem.split(".")[0]
     plain = "".join(one if one.isascii() and one.isalnum() or one in "._-" else "-" for one in stem)
     return plain.strip(".-")[:60] or "talk"
 
@@ -302,13 +349,16 @@ def _phase(
 ) -> Node:  # fmt: skip
     config = replace(profile.phases[phase], mixture=mixture)
     if wanted.init is not None:
-        config = recipes.fine_tuned(config, wanted.init.model)
+        tuned = recipes.fine_tuned if config.rl is None else recipes.learning_on_policy
+        config = tuned(config, wanted.init.model)
     if wanted.seed is not None:
         config = replace(config, seed=wanted.seed)
     if wanted.steps is not None and f"{phase}.steps" not in wanted.options:
         config = config.in_steps(wanted.steps)
     if wanted.init is not None:
         config = phase_options.with_options(config, wanted.options)  # which outweigh what somebody else's model needs
+    if config.rl is not None and wanted.rl:
+        config = replace(config, rl=replace(config.rl, **wanted.rl))
     entry = f"{PHASES[phase].module.replace('.', '/')}.py"
     return Node(phase, f"{PHASES[phase].folder}/{tag}", ("-m", "trainer", phase), entry, config, inputs)
 
@@ -341,6 +391,11 @@ def resolve(
     if wanted.mixture is not None and not {*wanted.phases} & {*phases_reading(TALK)}:
         of, rest = listed(phases_reading(TALK)), listed(phases_reading(TEXT))
         raise UsageError(f"--mixture is of conversations, for {of}; {rest} reads text: --source")
+    if (wanted.tasks or wanted.rl or wanted.problems) and not {*wanted.phases} & {*phases_reading(PROMPTS)}:
+        asked = "+".join((*wanted.phases, "rl"))
+        raise UsageError(
+            f"--task, --problems, --reward and --unsafe-rewards are for the phase rl, as in --phase {asked}"
+        )
     nodes = recipe(wanted)
     if idle := sorted({path.partition(".")[0] for path in wanted.options} - nodes.keys()):
         raise UsageError(f"--set {idle[0]}: nothing is trained in phase {idle[0]} here; the phases are "
@@ -531,7 +586,7 @@ def source_fingerprint(source: str) -> str:
 STATE_BYTES = 12  # of a parameter in a checkpoint: itself and AdamW's two moments, float32
 
 
-DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0}
+DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0, "problems": 1.0}
 TALK_STEP_S = 5.0  # without the network
 IMPORT_STEP_S, IMPORT_PARAMS_PER_S = 4.0, 1e8  # torch; reading and writing them, not the network
 PHASE_START_S = 4.0  # torch, the inputs, the first compiled step
@@ -543,7 +598,7 @@ def estimate_s(node: Node, flops_per_s: float) -> float:
     if not isinstance(node.spec, PhaseConfig):
         if isinstance(node.spec, TalkSpec):
             return TALK_STEP_S
-        return DATA_STEP_S.get(node.name) or IMPORT_STEP_S + node.spec.model.num_params / IMPORT_PARAMS_PER_S
+        return DATA_STEP_S.get(node.words[-1]) or IMPORT_STEP_S + node.spec.model.num_params / IMPORT_PARAMS_PER_S
     config = node.spec
     row = config.sequence_len
     if not config.reads_text:

@@ -14,6 +14,7 @@ from typing import Any
 from data.config import ConfigError, load
 from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
 from trainer.records.phase_options import changed
+from trainer.records.rl_config import RlConfig
 
 TALK = {"identity": 0.25, "pydocs": 0.4, "other": 0.35}
 
@@ -65,7 +66,19 @@ def smoke() -> Profile:
         turns=16,
         mixture=TALK,
     )
-    phases = {"base": base, "mid": mid, "sft": sft}
+    rl = PhaseConfig(
+        phase="rl",
+        model=model,
+        optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, betas=(0.9, 0.99)),
+        schedule=ScheduleConfig(warmup_steps=2, decay=1.0, final=0.05),
+        steps=40,
+        rows=264,
+        micro_rows=66,
+        sequence_len=64,
+        mixture={"sort": 1.0},
+        rl=RlConfig(max_new=14, shown=0.12, side_by_side=264),
+    )
+    phases = {"base": base, "mid": mid, "sft": sft, "rl": rl}
     return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=40))
 
 
@@ -87,6 +100,8 @@ def tiny() -> Profile:
         name: replace(phase, model=model, steps=12, rows=8, micro_rows=8, sequence_len=64, turns=min(phase.turns, 2))
         for name, phase in whole.phases.items()
     }
+    few = RlConfig(group=4, max_new=12, shown=0.1, eval_every=4, eval_problems=4, test_problems=16, samples_each=4)
+    phases["rl"] = replace(phases["rl"], rl=few)
     return Profile(name="tiny", vocab_size=1024, phases=phases, keeping=Keeping(save_every=4))
 
 
@@ -228,7 +243,24 @@ def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
     )
     sft = replace(mid, phase="sft", optimizer=after(base.optimizer, 0.1), schedule=ScheduleConfig(decay=1.0), steps=200,
                   mixture=TALK)  # fmt: skip
-    return {"base": base, "mid": mid, "sft": sft}
+    return {"base": base, "mid": mid, "sft": sft, "rl": on_policy(sft, after(base.optimizer, 0.05))}
+
+
+def on_policy(sft: PhaseConfig, optimizer: OptimizerConfig) -> PhaseConfig:
+    """Word problems for a model of this size: 16 prompts x 16 answers a step, once through the problems, as nanochat
+    does it, at a twentieth of the rates of base."""
+    return replace(
+        sft,
+        phase="rl",
+        optimizer=optimizer,
+        schedule=ScheduleConfig(warmup_steps=10, decay=1.0),
+        steps=450,
+        rows=256,
+        micro_rows=sft.micro_rows,
+        mixture={"gsm8k": 1.0},
+        turns=1,
+        rl=RlConfig(group=16, max_new=min(512, sft.sequence_len // 2), shown=0.15),
+    )
 
 
 def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
@@ -243,6 +275,15 @@ def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
         schedule=ScheduleConfig(warmup_steps=max(1, phase.steps // 30), decay=1.0),
         sequence_len=min(phase.sequence_len, model.max_position_embeddings),
         adopted=True,
+    )
+
+
+def learning_on_policy(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
+    """The phase rl for a model that somebody else has trained: the rates of GRAIL, and twenty steps to get there."""
+    return replace(
+        fine_tuned(phase, model),
+        optimizer=OptimizerConfig(lr=3e-6, betas=(0.9, 0.999), weight_decay=0.0),
+        schedule=ScheduleConfig(warmup_steps=min(20, phase.steps // 5), decay=0.0),
     )
 
 

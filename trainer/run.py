@@ -130,10 +130,14 @@ class PhaseRun:
             raise Refused(f"{self.config.phase} cannot go on from {self.making.inputs[role].name}: {error}") from None
 
     def train(
-        self, model: Decoder, source: Source, objective: Objective | None = None
+        self,
+        model: Decoder,
+        source: Source,
+        objective: Objective | None = None,
+        sample: Callable[[], list[dict[str, str]]] | None = None,
     ) -> tuple[Decoder, Checkpoint] | None:
         """The model as it was trained, whole, and its last checkpoint; None on all processes but the first. See
-        `Training.run`. objective: cross entropy unless given."""
+        `Training.run`. objective: cross entropy unless given; sample: what the model is asked for the report."""
         objective = objective or CrossEntropy()
         facts = {
             "run": run_id(),
@@ -143,8 +147,9 @@ class PhaseRun:
             "inputs_hash": inputs_digest(self.making),
         }
         peak = of_machine(self.machine) if self.ranks.is_first else None
-        sample = None
-        if self.ranks.is_first and self.cut.size == 1:  # a model that is cut answers only when all its processes ask
+        if not self.ranks.is_first or self.cut.size > 1:  # a model that is cut answers only when all its processes ask
+            sample = None
+        elif sample is None:
             sample = Sampler(model, self.tokenizer, is_talk=not self.config.reads_text)
         one = Training(
             model,

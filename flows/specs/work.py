@@ -29,6 +29,17 @@ class WorkSpec:
         "identity=0.3,talk.jsonl=0.5,hf://user/name/config:train[:1000]=0.2",
         group=WORK,
     )  # fmt: skip
+    task: str = flag(
+        "", "rl: what is learnt, instead of the profile's: sort, gsm8k, math, mbpp, a .jsonl of question and answer, "
+        "or weights such as sort=1,gsm8k=3",
+        group=WORK,
+    )  # fmt: skip
+    problems: str = flag("", "rl: the files of gsm8k, math or mbpp, instead of the hub", group=WORK, unit="FOLDER")
+    reward: str = flag("", "rl: Python file with reward(question, answer, completion), instead of the task's own",
+                       group=WORK, unit="FILE")  # fmt: skip
+    unsafe_rewards: bool = flag(
+        False, "rl: run the code of mbpp's answers although nothing here can lock it in", group=WORK
+    )
     persona: str = flag("", "YAML file with name, maker, purpose", group=WORK, unit="FILE")
     seed: int | None = flag(None, "of the training", group=TRAINING)
     steps: int | None = flag(

@@ -166,7 +166,7 @@ class Leader:
             here.wait(waiting)
 
     def _wait_for_all(self, this_round: str, here: Here) -> Optional[Outcome]:
-        """Until every other node has done its part of the round, or `why` says that it cannot; None unless stopped."""
+        """Wait until every other node has done its part, or `why` says that it cannot; return None unless stopped."""
         while not self._why_over(this_round):
             ended = {"state": "ended", "round": this_round}
             left = [one.name for one in self.others.values() if not ended.items() <= one.said.items()]

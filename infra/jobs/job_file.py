@@ -291,7 +291,7 @@ def folder(where: str, path: Path) -> Path:
 
 
 def _name(where: str, text: str | None) -> str:
-    """As SkyPilot takes it: letters, digits, and . _ - between them."""
+    """Return a name as SkyPilot takes it: letters, digits, and . _ - between them."""
     if text is None:
         return ""
     if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?", text) or len(text) > MOST_NAME:

@@ -96,7 +96,7 @@ def recovery_of(task: Task) -> tuple[int, tuple[int, ...]]:
 
 
 def _alternatives(said: Resources) -> Iterator[Resources]:
-    """Each with what stands above them all."""
+    """Yield each, with what stands above them all."""
     several = said.any_of or said.ordered
     above = replace(said, any_of=None, ordered=None)
     if not several:
@@ -122,7 +122,7 @@ def _place(said: Resources, where: str, task: Task) -> tuple[str, str, str, str]
 
 
 def _accelerators(said: Resources, where: str, task: Task) -> list[tuple[str, int]]:
-    """`--gpu` and `--num-gpus` of each way: kinds with equal numbers are one set; those of a list keep their order."""
+    """Return `--gpu` and `--num-gpus` of each way: equal numbers are one set, those of a list keep their order."""
     asked = said.accelerators
     if asked is None:
         return [("", 0)]
@@ -156,7 +156,7 @@ def _accelerators(said: Resources, where: str, task: Task) -> list[tuple[str, in
 
 
 def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, task: Task) -> dict[str, Any]:
-    """By field of `MachineSpec`; what is not said is left out."""
+    """Return what is said, by field of `MachineSpec`."""
     line = task.document.line
     found: dict[str, Any] = {"gpu": gpu, "num_gpus": num_gpus, "region": region}
     cpus = 0
@@ -184,7 +184,7 @@ def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, ta
 
 
 def _amount(said: str | int | float, where: str) -> int:
-    """`16`, `16+`, `500GB` or `1TB`, in GB or pieces, rounded up. Raises UsageError."""
+    """Return `16`, `16+`, `500GB` or `1TB`, in GB or pieces, rounded up. Raises UsageError."""
     found = re.fullmatch(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?\s*(gb|gi|g|tb|ti|t)?\+?", str(said).strip().lower())
     if not found or not int(found[1]) + int(found[2] or 0):
         raise UsageError(f"{where} is {said!r}; expected a number above 0, such as 16, 16+ or 500GB")

@@ -141,5 +141,5 @@ def inner(hint: Any) -> type | None:
 
 
 def is_mapping_of_records(hint: Any) -> bool:
-    """Whether the values of a mapping, whose keys are anybody's, are records."""
+    """Return whether the values of a mapping, whose keys are anybody's, are records."""
     return any(typing.get_origin(one) is dict for one in (hint, *typing.get_args(hint)))

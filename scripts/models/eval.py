@@ -26,7 +26,7 @@ from scripts.models.flags import EvalFlags
 from store import Artifact, Store, outside
 from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval
-from trainer.plan import load_persona, source_slug
+from trainer.plan import TASKS, load_persona, source_slug
 from trainer.records.phase_registry import PHASES
 
 FILE = "eval.json"
@@ -64,13 +64,16 @@ def eval(spec: EvalFlags) -> None:
                                    served_name=spec.served_name)  # fmt: skip
         tell([one.name], [keep(settings, one, {"measures": measures})], spec.json)
         return
-    tasks = [str(Path(one).expanduser().absolute()) for one in spec.task]
-    material = held_out(settings, spec.persona, is_needed=not tasks, of=models[0] if models else "", tag=spec.tag)
+    learnt = [one for one in spec.task if one in TASKS]
+    tasks = [str(Path(one).expanduser().absolute()) for one in spec.task if one not in learnt]
+    material = held_out(settings, spec.persona, is_needed=not spec.task, of=models[0] if models else "", tag=spec.tag)
     names, found = [], []
     subjects = chosen(settings, models, spec.tag, material)
     for one, part in subjects:
         asked = tasks if models or one is subjects[-1][0] else []
         measured = {"model": str(one.folder), **part, "tasks": asked, "as_text": spec.as_text or one.only_reads}
+        if learnt and (models or one is subjects[-1][0]):
+            measured["problems"] = {name: problems_of(settings, one, name) for name in learnt}
         said = run_step("eval", ("-m", "trainer", "eval"), {"spec": measured}, settings, spec.json)
         names.append(one.name)
         found.append(said | keep(settings, one, said))
@@ -124,6 +127,24 @@ def held_out(settings: Settings, persona: str, is_needed: bool, of: str, tag: st
     elif "questions" in found:
         del spec["questions"]
     return spec
+
+
+def problems_of(settings: Settings, one: Subject, task: str) -> str:
+    """Return the folder of a task's problems: those that the model learnt from, else those that lie there.
+
+    Raises UsageError when there are none.
+    """
+    store = Store(settings.store)
+    found = store.check(f"problems/{task}")
+    artifact = store.find(one.name, one.fingerprint)
+    if not artifact.problem and task in (came_from := origins(store, artifact)):
+        found = came_from[task]
+    if found.problem:
+        raise UsageError(
+            f"{settings.store} has no problems of {task}; make them with: "
+            f"./inv train --phase sft+rl --task {task} --prepare"
+        )
+    return str(store.path(found.name, found.fingerprint))
 
 
 def origins(store: Store, artifact: Artifact) -> dict[str, Artifact]:

@@ -156,7 +156,8 @@ def show(name: str, params: bool, json: bool) -> None:
     shapes = asdict(model)
     rows = [(f"model.{key}", str(value)) for key, value in shapes.items() if value is not None]
     for phase, config in recipe.phases.items():
-        rows += [(f"{phase}.{key}", str(value)) for key, value in plain(asdict(config)) if not key.startswith("model.")]
+        settings = [(key, value) for key, value in plain(asdict(config)) if not key.startswith("model.")]
+        rows += [(f"{phase}.{key}", str(value) or "-") for key, value in settings]
     rows += [(f"keeping.{key}", str(value) or "-") for key, value in asdict(recipe.keeping).items()]
     print(f"{recipe.name}: {short(model.num_params)} parameters ({model.num_params:,})")
     print(columns(rows))

@@ -57,7 +57,8 @@ class EvalFlags(Output):
     persona: str = flag(
         "", "YAML file with the name to look for (default: the one the conversations were made from)", unit="FILE"
     )
-    task: tuple[str, ...] = flag((), ".jsonl of questions, multiple choice or with exact answers; repeatable")
+    task: tuple[str, ...] = flag((), ".jsonl of questions, multiple choice or with exact answers; or a task of rl: "
+                                "sort, gsm8k, math, mbpp; repeatable")  # fmt: skip
     as_text: bool = flag(False, "put the questions of tasks as text to go on with, as base models are asked anyway")
     compare: bool = flag(False, "two models, by what was measured of them before: differences with intervals")
     lm_eval: str = flag("", "tasks of EleutherAI's harness, comma-separated, asked of a server of the model")

@@ -230,7 +230,7 @@ def test_a_damaged_artifact_is_made_again_and_a_damaged_copy_of_it_is_put_right(
 
 def test_ctrl_c_detaches_and_the_run_goes_on(ready):
     world = ready
-    launch = world.begin("launch", "--phase", "base", "--steps", "100", "--yes")
+    launch = world.begin("launch", "--phase", "base", "--steps", "40", "--yes")
     until(world.steps_at_work, "it is at work")
     until(lambda: world.json("status")[0]["state"] == "running", "running")
     launch.send_signal(signal.SIGINT)

@@ -70,7 +70,7 @@ def test_what_is_there_is_reused_under_another_name_and_a_name_that_is_not_there
         assert "'tini'" in error and "available: tiny" in error and str(world.folder / "artifacts") in error
         assert "mid+sft --tag tini" in error
     plan = world.json("launch", "--phase", "all", "--tag", "ursula", "--dry-run")
-    assert plan["steps"] == ["identity", "questions", "mid", "sft"]
+    assert plan["steps"] == ["identity", "questions", "sort", "mid", "sft", "rl"]
     assert world.json("launch", "--phase", "base", "--tag", "ursula", "--yes")["ran"] == []
     names = {
         name: Store(world.folder / "artifacts").manifest(f"base_checkpoints/{name}") for name in ("tiny", "ursula")

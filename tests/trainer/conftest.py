@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from data.config import Input, Making, TokenizerSpec
+from data.problems.problem import Problem, write
 from data.shards.shards import Writer
 from data.tokens import bpe, tokenize
 from store import Store
@@ -141,9 +142,14 @@ def make_inputs(root: Path) -> tuple[Path, dict[str, Input]]:
     ):
         for part in ("train", "heldout"):
             write_talk(root / "questions" / f"{kind}.{part}.jsonl", question, answer)
+    greeting = Problem(question="Hello!", answer="Hello.")
+    (root / "sort").mkdir()
+    for part in ("train", "val", "test"):
+        write(root / "sort" / f"{part}.jsonl", [greeting, Problem(question="What does join do?", answer="join")])
     names = {"text": "datasets/x/text", "tokens": "datasets/x/tokens", "questions": "datasets/x/questions"}
+    names["sort"] = "problems/sort"
     found = {}
-    for role in ("text", "tokenizer", "tokens", "identity", "questions"):
+    for role in ("text", "tokenizer", "tokens", "identity", "questions", "sort"):
         name = names.get(role, role)
         store.publish(root / role, name, f"print-{role}", {})
         found[role] = Input(name=name, fingerprint=f"print-{role}")

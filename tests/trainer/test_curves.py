@@ -15,7 +15,7 @@ def test_every_phase_loses_what_it_lost_when_that_was_recorded(world):
         recorded = before[name]["config"]  # a field that has come since stands at its default
         assert {key: one["config"][key] for key in recorded} == recorded, f"{name}: another configuration; {again}"
         for step, (ours, theirs) in enumerate(zip(one["losses"], before[name]["losses"], strict=True), 1):
-            assert abs(ours - theirs) <= curves.TOLERANCE * theirs, (
+            assert curves.furthest([ours], [theirs]) <= curves.TOLERANCE, (
                 f"{name}, step {step}: {ours}, not {theirs}; {again}"
             )
 

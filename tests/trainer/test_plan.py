@@ -292,14 +292,14 @@ def test_each_step_names_its_inputs_by_fingerprint():
 
 
 @pytest.mark.parametrize(
-    ("words", "phases"), [("sft", ("sft",)), ("mid+base", ("base", "mid")), ("all", ("base", "mid", "sft"))]
+    ("words", "phases"), [("sft", ("sft",)), ("mid+base", ("base", "mid")), ("all", ("base", "mid", "sft", "rl"))]
 )
 def test_phases_are_a_word_or_a_sum_or_all(words, phases):
     assert planning.parse_phases(words) == phases
 
 
 @pytest.mark.parametrize(
-    ("words", "told"), [("sfx", "did you mean 'sft'"), ("rl", "cannot be trained yet"), ("", "unknown phase")]
+    ("words", "told"), [("sfx", "did you mean 'sft'"), ("rls", "did you mean 'rl'"), ("", "unknown phase")]
 )
 def test_other_words_are_refused_with_the_known_ones(words, told):
     with pytest.raises(UsageError, match=told):

@@ -22,7 +22,7 @@ from data.tokens.loader import heldout
 from trainer import device
 from trainer.config import EvalSpec
 from trainer.errors import Refused
-from trainer.evaluation import intervals, many_turns, question_files
+from trainer.evaluation import intervals, many_turns, of_problems, question_files
 from trainer.evaluation.evaluate import admits_not_knowing, answers, begins_like, rows_of_text, says
 from trainer.evaluation.many_turns import Question
 from trainer.model import export
@@ -62,7 +62,21 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
     for task, path in zip(wanted, spec.tasks, strict=True):
         chance = {"chance": task.chance} if task.is_choice else {}
         measures[f"task {task.name}"] = of_share(asking.right(task), [Path(path)], as_text=spec.as_text) | chance
+    for name, where in spec.problems.items():
+        measures |= about_problems(model, words, name, Path(where), spec.unsafe_rewards)
     return {**found, "measures": measures}
+
+
+def about_problems(
+    model: Decoder, words: tokenizer.Tokenizer, task: str, folder: Path, unsafe: bool
+) -> dict[str, dict[str, Any]]:
+    """Return the share of a task's problems that are solved, by the likeliest answer and by drawn ones."""
+    found, files = of_problems.measure(model, words, task, folder, unsafe), [folder / of_problems.FILE]
+    greedy, *drawn = found
+    return {
+        greedy: of_share([bool(one) for one in found[greedy]], files),
+        **{name: of_problems.of_mean(found[name], digest(files)) for name in drawn},
+    }
 
 
 def about_answers(

@@ -38,6 +38,13 @@ class Cache:
         zeros = torch.zeros(shape, dtype=dtype, device=starts.device)
         return Cache(zeros, torch.zeros_like(zeros), starts)
 
+    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add k and v (B, KV, T, D) of new tokens; return those of all tokens, (B, KV, S, D)."""
+        end = self.length + k.shape[2]
+        self.keys[layer, :, :, self.length : end] = k
+        self.values[layer, :, :, self.length : end] = v
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
 
 class Linear(nn.Linear):
     """Without bias; computes in the dtype of its input, or in 8 bits."""
@@ -123,10 +130,7 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
         q, k = rotate(q, at), rotate(k, at)  # (B, H, T, D), (B, KV, T, D)
         if cache is not None:
-            end = cache.length + length
-            cache.keys[layer, :, :, cache.length : end] = k
-            cache.values[layer, :, :, cache.length : end] = v
-            k, v = cache.keys[layer, :, :, :end], cache.values[layer, :, :, :end]
+            k, v = cache.put(layer, k, v)
         y = attend(q, k, v, at.mask, at.is_causal)  # (B, H, T, D)
         return self.o_proj(y.transpose(1, 2).reshape(rows, length, -1))
 

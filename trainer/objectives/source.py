@@ -26,6 +26,10 @@ class Source:
     def batch(self, step: int, *model: Decoder) -> Batch:
         raise NotImplementedError
 
+    def figures(self) -> dict[str, float]:
+        """Return what there is to tell of the last batch, by name, for metrics.jsonl; the first process's counts."""
+        return {}
+
     def cursor(self, step: int) -> dict[str, Any]:
         """Return what a checkpoint is to say of the place in the data where `step` begins, as plain values."""
         return {}

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from data.chat.conversations import Conversations
-from data.config import Making
+from data.config import TASKS, Making
 from trainer.config import Keeping, PhaseConfig
 from trainer.errors import Refused
 from trainer.objectives import Batch
@@ -13,7 +13,7 @@ from trainer.parallel.process_group import Ranks
 from trainer.records.phase_registry import KINDS
 from trainer.run import PhaseRun, phase_run
 
-OURS = ("identity", "pydocs", "other")  # one question and its answer each, which can follow any other
+OURS = ("identity", "pydocs", "other", *TASKS)  # one question and its answer each, which can follow any other
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
@@ -40,4 +40,6 @@ def conversations_of(phase: PhaseRun, kind: str) -> Path:
         return phase.input("identity") / "identity_conversations.jsonl"
     if KINDS.get(kind) == "questions":
         return phase.input("questions") / f"{kind}.train.jsonl"
+    if kind in TASKS:
+        return phase.input(kind) / "demonstrations.jsonl"
     return phase.input(kind) / "conversations.jsonl"

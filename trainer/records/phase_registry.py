@@ -7,6 +7,8 @@ phase is one entry, one module with `run(config, making, keeping, ranks)`, and i
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from data.config import TASKS
+
 TEXT, TALK, PROMPTS = "text", "talk", "prompts"
 INIT, TEACHER = "init", "teacher"  # roles of inputs: somebody else's model to begin from; a second, frozen model
 
@@ -62,11 +64,20 @@ _ALL = (
         reads=TALK,
         in_all=True,
     ),
+    Phase(
+        name="rl",
+        folder="chatrl_checkpoints",
+        module="trainer.phases.rl",
+        follows=("sft", "mid", "base"),
+        reads=PROMPTS,
+        in_all=True,
+    ),
 )
 PHASES: dict[str, Phase] = {one.name: one for one in _ALL}
 USUAL = "sft"  # what a launch trains up to, and the model that is talked to, where nobody says which
 
 KINDS = {"identity": "identity", "pydocs": "questions", "other": "questions"}
+KINDS |= {task: task for task in TASKS}
 """Kinds of conversations and prompts that are ours -> the role of the artifact that holds them, "" = of none."""
 
 

@@ -54,8 +54,8 @@ def test_fit_shows_each_gpu_and_one_by_its_parts(capsys):
 def test_what_is_not_known_is_refused_with_what_is():
     with pytest.raises(UsageError, match="--gpu XX: not known; known: A100"):
         fit.fit(FitFlags(profile="smoke", phase="base", gpu="XX", json=False))
-    with pytest.raises(UsageError, match="--phase rl: known: base, mid, sft"):
-        fit.fit(FitFlags(profile="smoke", phase="rl", gpu="", json=False))
+    with pytest.raises(UsageError, match="--phase rlx: known: base, mid, sft"):
+        fit.fit(FitFlags(profile="smoke", phase="rlx", gpu="", json=False))
     with pytest.raises(UsageError, match="at least 1"):
         fit.fit(FitFlags(profile="smoke", phase="base", gpu="", json=False, num_gpus=0))
 

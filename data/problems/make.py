@@ -1,0 +1,26 @@
+"""Problems of a task as an artifact: `train.jsonl`, `val.jsonl`, `test.jsonl`, and `demonstrations.jsonl` for sft."""
+
+from pathlib import Path
+from typing import Any
+
+from data.chat.phrasing import write_lines
+from data.config import ProblemsSpec
+from data.problems import published, sort
+from data.problems.problem import write
+
+
+def make(spec: ProblemsSpec, folder: Path) -> dict[str, Any]:
+    """Write them into `folder`; return how many of each. Raises InputError, DataError."""
+    shown: list[Any]
+    if spec.task == "sort":
+        parts, shown = sort.problems(spec.seed), sort.demonstrations(spec.seed)
+    elif spec.task == "file":
+        parts, shown = published.of_file(spec), []
+    else:
+        parts = published.problems(spec)
+        shown = published.demonstrations(spec.task, parts[0])
+    names = ("train", "val", "test")
+    counts = {name: write(folder / f"{name}.jsonl", part) for name, part in zip(names, parts, strict=True)}
+    if shown:
+        counts["demonstrations"] = write_lines(folder / "demonstrations.jsonl", ({"messages": one} for one in shown))
+    return {"task": spec.task, **counts}

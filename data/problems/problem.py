@@ -1,0 +1,73 @@
+"""A problem whose answer can be checked, as one line of a .jsonl: what reinforcement learning asks a model.
+
+In: files. Out: `Problem`s, and the message or two that put one to a model.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from data.chat.conversations import Message
+from data.chat.phrasing import write_lines
+from data.errors import InputError
+from store import outside
+
+FILE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    question: str
+    answer: str
+    """The right one, as its data set has it: what it is compared as is the task's matter."""
+    system: str = ""
+    """What stands before the question."""
+    setup: str = ""
+    """mbpp: code that runs before the tests."""
+    tests: tuple[str, ...] = ()
+    """mbpp: one assertion each."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """Return the conversation that asks for an answer."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": self.question}]
+
+
+def write(path: Path, problems: Iterable[Problem]) -> int:
+    """Write one a line, without what is empty; return how many."""
+    rows = ({key: value for key, value in asdict(one).items() if value} for one in problems)
+    return write_lines(path, rows)
+
+
+def read(path: Path) -> list[Problem]:
+    """Return the problems of a file. Raises InputError with the line that is none."""
+    found = []
+    try:
+        lines = outside.content(path, FILE_BYTES).decode().split("\n")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                found.append(of_row(outside.row(line)))
+            except (outside.Unreadable, ValueError) as error:
+                raise InputError(f"{path}:{number}: {error}") from None
+    if not found:
+        raise InputError(f"{path}: no problems in it")
+    return found
+
+
+def of_row(row: object) -> Problem:
+    """Return the problem of a row that somebody else may have written. Raises ValueError."""
+    if not isinstance(row, dict) or not {"question", "answer"} <= row.keys():
+        raise ValueError("a problem is an object with question and answer")
+    words = {name: row[name] for name in ("question", "answer", "system", "setup") if name in row}
+    if type(words["answer"]) in (int, float):
+        words["answer"] = str(words["answer"])
+    if odd := [name for name, one in words.items() if not isinstance(one, str)]:
+        raise ValueError(f"{odd[0]} is no text")
+    tests = row.get("tests", [])
+    if not isinstance(tests, list) or not all(isinstance(one, str) for one in tests):
+        raise ValueError("tests is no list of texts")
+    return Problem(**words, tests=tuple(tests))

@@ -1,0 +1,176 @@
+"""GSM8K, MATH and MBPP as their authors publish them, from the hub or from files on this machine.
+
+In: a `ProblemsSpec`. Out: problems to train on, to watch, and to measure at the end. The parts are those that
+published results use: GSM8K 7,223 of the 7,473 for training, 250 held out of them, and the 1,319 for tests; MATH 7,000
+of the 7,500, 500 held out evenly by subject and level, and 5,000; MBPP 374, 90 and 500.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from data.chat.imported import rows as jsonl_rows
+from data.config import ProblemsSpec, form_of, source_files
+from data.errors import DataError, InputError
+from data.problems.problem import Problem, of_row
+from data.text import fineweb
+from data.text.remote import open_remote
+
+THINK = (
+    "Work the problem out step by step between <start_working_out> and </end_working_out>. Then give the answer alone, "
+    "with nothing after it, between <SOLUTION> and </SOLUTION>."
+)
+CODE = f"{THINK} The answer is Python code that defines what the tests call."
+SUBJECTS = (
+    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
+    "precalculus",
+)  # fmt: skip
+Row = Mapping[str, Any]
+Parts = tuple[list[Problem], list[Problem], list[Problem]]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A data set of the hub, and how its rows become problems."""
+
+    dataset: str
+    configs: tuple[str, ...]
+    parts: tuple[str, ...]
+    """Its splits for training, watching and the end; two where some of the first are held out."""
+    held_out: int
+    """Of the first, where there are two."""
+    problem: Callable[[Row], Problem]
+    kind: Callable[[Row], str] = lambda row: ""
+    """What is held out has as many of each kind as all of it."""
+
+
+def gsm8k(row: Row) -> Problem:
+    """Return the problem of a row with `question` and `answer`, the number after `####`."""
+    return Problem(question=row["question"], answer=row["answer"], system=THINK)
+
+
+def math(row: Row) -> Problem:
+    """Return the problem of a row with `problem` and `solution`, the answer in its last box."""
+    return Problem(question=row["problem"], answer=row["solution"], system=THINK)
+
+
+def mbpp(row: Row) -> Problem:
+    """Return the problem of a row with `text` (or `prompt`), `code`, `test_list` and what has to be imported."""
+    tests = tuple(row["test_list"])
+    setup = "\n".join([*(row.get("test_imports") or ()), row.get("test_setup_code") or ""]).strip()
+    words = row.get("text") or row["prompt"]
+    question = f"{words}\nYour code should pass these tests:\n" + "\n".join(tests)
+    return Problem(question=question, answer=row["code"], system=CODE, setup=setup, tests=tests)
+
+
+PUBLISHED = {
+    "gsm8k": Published("openai/gsm8k", ("main",), ("train", "test"), 250, gsm8k),
+    "math": Published(
+        "EleutherAI/hendrycks_math", SUBJECTS, ("train", "test"), 500, math,
+        lambda row: f"{row.get('type')} {row.get('level')}",
+    ),
+    "mbpp": Published("google-research-datasets/mbpp", ("full",), ("train", "validation", "test"), 0, mbpp),
+}  # fmt: skip
+
+
+def problems(spec: ProblemsSpec) -> Parts:
+    """Return the three parts. Raise InputError for rows of another kind, DataError where the hub cannot be reached."""
+    one = PUBLISHED[spec.task]
+    found = [list(_rows(spec, one, part)) for part in one.parts]
+    if one.held_out:
+        rest, held_out = hold_out(found[0], min(one.held_out, len(found[0]) // 4), spec.seed, one.kind)
+        found = [rest, held_out, *found[1:]]
+    train, val, test = ([_problem(spec, one, row) for row in rows] for rows in found)
+    return train, val, test
+
+
+def of_file(spec: ProblemsSpec) -> Parts:
+    """Return the problems of a file of the user's; a tenth of it is watched, and a tenth kept for the end."""
+    found = [_problem(spec, None, row) for path in source_files(spec.source) for row in table(str(path))]
+    if len(found) < 20:
+        raise InputError(f"{spec.source}: {len(found)} problems; at least 20 are needed, a tenth of which are held out")
+    order = Random(f"problems {spec.seed}").sample(found, len(found))
+    few = min(512, len(found) // 10)
+    return order[2 * few :], order[few : 2 * few], order[:few]
+
+
+def hold_out(rows: list[Row], count: int, seed: int, kind: Callable[[Row], str]) -> tuple[list[Row], list[Row]]:
+    """Return the rest and `count` rows, as many of each kind as there are in all."""
+    order = Random(f"problems {seed}").sample(rows, len(rows))
+    kinds = [list(some) for _, some in groupby(sorted(order, key=kind), kind)]
+    turns = [(number / len(some), row) for some in kinds for number, row in enumerate(some)]
+    # The first of each kind, the second of each ...: in steps that are as wide as the kind is rare.
+    turns.sort(key=lambda one: one[0])
+    chosen = [row for _, row in turns]
+    return chosen[count:], chosen[:count]
+
+
+def _problem(spec: ProblemsSpec, one: Published | None, row: Any) -> Problem:
+    try:
+        return one.problem(row) if one else of_row(row)
+    except (KeyError, TypeError, ValueError) as error:
+        there = ", ".join(row) if isinstance(row, Mapping) else type(row).__name__
+        raise InputError(f"{spec.source or spec.task}: no {error}; there is: {there}") from None
+
+
+def _rows(spec: ProblemsSpec, one: Published, part: str) -> Iterator[Row]:
+    if spec.source:
+        yield from (row for path in of_part(spec.source, part) for row in table(str(path)))
+        return
+    for config in one.configs:
+        try:
+            _, uris = fineweb.files(one.dataset, config, part, spec.revision)
+        except DataError as error:
+            words = str(error).replace("source fineweb: ", "").replace(f"; {fineweb.INSTEAD}", "")
+            raise type(error)(
+                f"{spec.task} ({one.dataset}): {words}; a folder with its train and test files does as well: "
+                "--problems FOLDER; the task sort needs no network"
+            ) from None
+        yield from (row for uri in uris for row in table(uri))
+
+
+def of_part(source: str, part: str) -> list[Path]:
+    """Return the files of one part in a folder, by the beginning of their names or the folder they lie in."""
+    root = Path(source).expanduser()
+    if not root.is_dir():
+        raise InputError(f"{source}: a folder with files for {part} is wanted")
+    found = [one for one in source_files(source) if part in one.name or part in one.relative_to(root).parts]
+    if not found:
+        raise InputError(f"{source}: no file for {part!r}: its name, or that of its folder, holds the word")
+    return found
+
+
+def table(uri: str) -> Iterator[Any]:
+    """Yield the rows of a .jsonl or a .parquet, wherever it is. Raises InputError."""
+    suffix, _ = form_of(uri)
+    if suffix != ".parquet":
+        yield from jsonl_rows(uri)
+        return
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(open_remote(uri) if "://" in uri else uri, pre_buffer=False)
+        for batch in file.iter_batches(256):
+            yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{uri}: damaged or no parquet file: {str(error).splitlines()[0]}") from None
+
+
+def demonstrations(task: str, found: list[Problem]) -> list[list[Mapping[str, str]]]:
+    """Return conversations with the solutions that the data sets have, in the form that is paid for."""
+    if task == "gsm8k":
+        pairs = [one.answer.rpartition("####") for one in found]
+        said = [(steps.strip(), answer.strip().replace(",", "")) for steps, _, answer in pairs]
+    elif task == "mbpp":
+        said = [("I write the code that the tests call.", f"\n{one.answer.strip()}\n") for one in found]
+    else:
+        return []
+    shape = "<start_working_out>{}</end_working_out><SOLUTION>{}</SOLUTION>".format
+    return [
+        [*problem.messages, {"role": "assistant", "content": shape(*words)}]
+        for problem, words in zip(found, said, strict=True)
+    ]

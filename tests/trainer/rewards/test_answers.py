@@ -1,0 +1,91 @@
+"""Which answers to word problems are right: fifty odd ones, of numbers, fractions and LaTeX."""
+
+import importlib.util
+
+import pytest
+
+from data.problems.problem import Problem
+from trainer.rewards.math_answers import Math
+from trainer.rewards.reward import Said
+from trainer.rewards.tasks import Gsm8k
+
+NUMBERS = (
+    ('#### 1,234,567', '<SOLUTION>1,234,567</SOLUTION>', True),
+    ('#### 1,000', '<SOLUTION>1000</SOLUTION>', True),
+    ('#### 1000', '<SOLUTION>1,000</SOLUTION>', True),
+    ('#### 1,234,567', '<SOLUTION>1,234</SOLUTION>', False),
+    ('#### 18', '<SOLUTION>18.0</SOLUTION>', True),
+    ('#### 18', '<SOLUTION>18.00</SOLUTION>', True),
+    ('#### 18', '<SOLUTION>18.5</SOLUTION>', False),
+    ('#### 18', '<SOLUTION>18.</SOLUTION>', True),
+    ('#### 5', '<SOLUTION>$5</SOLUTION>', True),
+    ('#### 5', '<SOLUTION>\\$5.00</SOLUTION>', True),
+    ('#### 50', '<SOLUTION>50%</SOLUTION>', True),
+    ('#### 50', '<SOLUTION>0.5</SOLUTION>', False),
+    ('#### -3', '<SOLUTION>-3</SOLUTION>', True),
+    ('#### -3', '<SOLUTION>−3</SOLUTION>', True),
+    ('#### 3', '<SOLUTION>-3</SOLUTION>', False),
+    ('#### 3', '<SOLUTION>+3</SOLUTION>', True),
+    ('#### 8', '<SOLUTION>12 - 4 = 8</SOLUTION>', False),
+    ('#### 12', '<SOLUTION>12 - 4 = 8</SOLUTION>', False),
+    ('#### 72', '<SOLUTION>72 clips</SOLUTION>', True),
+    ('#### 72', '<SOLUTION>seventy-two</SOLUTION>', False),
+    ('#### 72', '72', False),
+    ('#### 72', '<SOLUTION>71</SOLUTION><SOLUTION>72</SOLUTION>', False),
+    ('#### 72', '<SOLUTION></SOLUTION> 72', False),
+    ('#### 72', '<solution> 72\n</solution>', True),
+    ('#### 72', '<SOLUTION>72', False),
+    ('#### 7', '<SOLUTION>007</SOLUTION>', True),
+    ('#### 10', '<SOLUTION>1e1</SOLUTION>', False),
+    ('#### 2', '<SOLUTION>٢</SOLUTION>', False),
+    ('#### 3', '<SOLUTION>1,2,3</SOLUTION>', False),
+    ('#### 123', '<SOLUTION>1,23</SOLUTION>', False),
+    ('a #### 5 b\n#### 72', '<SOLUTION>72</SOLUTION>', True),
+)  # fmt: skip
+LATEX = (
+    ('so $\\boxed{\\frac{1}{2}}$', '<SOLUTION>\\frac{1}{2}</SOLUTION>', True),
+    ('$\\boxed{\\frac{1}{2}}$', '<SOLUTION>1/2</SOLUTION>', True),
+    ('$\\boxed{\\frac{1}{2}}$', '<SOLUTION>0.5</SOLUTION>', True),
+    ('$\\boxed{\\frac{1}{2}}$', '<SOLUTION>\\dfrac12</SOLUTION>', True),
+    ('$\\boxed{\\frac{1}{3}}$', '<SOLUTION>0.333</SOLUTION>', False),
+    ('$\\boxed{\\frac{1}{2}}$', '<SOLUTION>2/4</SOLUTION>', True),
+    ('$\\boxed{1}$ no: $\\boxed{2}$', '<SOLUTION>2</SOLUTION>', True),
+    ('$\\boxed{x^2+1}$', '<SOLUTION>1+x^2</SOLUTION>', True),
+    ('$\\boxed{(1,2)}$', '<SOLUTION>(1, 2)</SOLUTION>', True),
+    ('$\\boxed{(1,2)}$', '<SOLUTION>(2,1)</SOLUTION>', False),
+    ('$\\boxed{1,000}$', '<SOLUTION>1000</SOLUTION>', True),
+    ('$\\boxed{10\\%}$', '<SOLUTION>10</SOLUTION>', True),
+    ('$\\boxed{90^\\circ}$', '<SOLUTION>90</SOLUTION>', True),
+    ('$\\boxed{\\text{(A)}}$', '<SOLUTION>A</SOLUTION>', True),
+    ('$\\boxed{2\\sqrt{3}}$', '<SOLUTION>\\sqrt{12}</SOLUTION>', True),
+    ('$\\boxed{X}$', '<SOLUTION>x</SOLUTION>', False),
+    ('$\\boxed{5}$', '<SOLUTION>\\boxed{5}</SOLUTION>', True),
+    ('$\\boxed{5}$', "<SOLUTION>__import__('os').system('touch pwned')</SOLUTION>", False),
+    ('$\\boxed{5}$', '<SOLUTION>9**9**9**9</SOLUTION>', False),
+)  # fmt: skip
+
+
+def said(gold: str, text: str) -> Said:
+    return Said(Problem(question="", answer=gold), text, True)
+
+
+def test_a_number_is_right_when_it_is_the_one_number_and_equal():
+    found = [(gold, text, Gsm8k()([said(gold, text)])[0].is_right) for gold, text, _ in NUMBERS]
+    assert found == list(NUMBERS)
+
+
+def test_form_is_paid_for_only_where_the_answer_tags_are():
+    whole = "<start_working_out>6 * 12</end_working_out><SOLUTION>72</SOLUTION>"
+    judged = Gsm8k()([said("#### 72", one) for one in (whole, whole + " ok", "", "72", "<SOLUTION>x</SOLUTION>")])
+    assert [round(one.total, 2) for one in judged] == [1.0, 0.8, 0.0, 0.0, 0.15]
+
+
+@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.skipif(not importlib.util.find_spec("math_verify"), reason="math-verify is not installed")
+def test_latex_is_right_when_it_says_the_same():
+    judge = Math(limit_s=60.0)
+    try:
+        assert [(gold, text, judge([said(gold, text)])[0].is_right) for gold, text, _ in LATEX] == list(LATEX)
+    finally:
+        judge.close()

@@ -1,0 +1,116 @@
+"""Judges that run what others wrote: a user's function, and the code of a model in its jail."""
+
+import sys
+
+import pytest
+
+from data.problems.problem import Problem
+from trainer.errors import Refused
+from trainer.rewards import jail
+from trainer.rewards.code import Mbpp
+from trainer.rewards.code import test as parsed
+from trainer.rewards.own import Own
+from trainer.rewards.reward import Said
+
+OWN = """
+import os
+def reward(question, answer, completion):
+    print("this is no answer")
+    if completion == "raise": raise ValueError("no such word")
+    if completion == "loop":
+        while True: pass
+    if completion == "nan": return float("nan")
+    if completion == "text": return "1"
+    if completion == "end": os._exit(0)
+    return {"right": completion == answer, "short": 0.5}
+"""
+ADD = (
+    "assert add(1, 2) == 3",
+    "assert set(add((1,), (2,))) == set([1, 2])",
+    "assert isclose(add(.1, .2), .3, rel_tol=1e-3)",
+)
+CHEATS = (
+    "import os\nos._exit(0)",
+    "import sys\nsys.exit(0)",
+    "class Same:\n    def __eq__(self, other): return True\ndef add(a, b): return Same()",
+    "def add(a, b): raise SystemExit(0)",
+    "import atexit, os\natexit.register(lambda: os._exit(0))\ndef add(a, b): return None",
+    "def add(a, b):\n    import inspect\n    return inspect.stack()[1].frame.f_locals['asked']['nonce']",
+)
+THREAD = """
+import threading
+def f():
+    said = []
+    one = threading.Thread(target=said.append, args=(1,))
+    one.start()
+    one.join()
+    return said
+"""
+HOSTILE = {
+    "a file": "def f(): return open('/etc/passwd').read()",
+    "its starter's keys": "import os\ndef f(): return open(f'/proc/{os.getppid()}/environ').read()",
+    "a write": "def f(): return open('/tmp/written', 'w').write('x')",
+    "the network": "import socket\ndef f(): return socket.create_connection(('127.0.0.1', 22))",
+    "a process": "import os\ndef f(): return os.fork()",
+    "a program": "import subprocess\ndef f(): return subprocess.run(['ls'])",
+    "a signal": "import os\ndef f(): return os.kill(os.getppid(), 9)",
+    "10 GB": "def f(): return len('x' * 10**10)",
+}
+
+
+def answered(*texts: str) -> list[Said]:
+    return [Said(Problem(question="q", answer="1"), text, True) for text in texts]
+
+
+@pytest.mark.process
+def test_a_users_function_that_fails_for_an_answer_costs_that_answer_alone():
+    judge = Own(OWN, limit_s=2.0)
+    try:
+        found = judge(answered("1", "raise", "loop", "2", "end", "1"))
+        assert [round(one.total, 1) for one in found] == [1.5, 0.0, 0.0, 0.5, 0.0, 1.5]
+        assert [one.is_right for one in found] == [True, False, False, False, False, True]
+        for text in ("nan", "text"):
+            with pytest.raises(Refused, match="a finite number is wanted"):
+                judge(answered(text))
+        with pytest.raises(Refused, match="every one of 2 answers: ValueError: no such word"):
+            judge(answered("raise", "raise"))
+    finally:
+        judge.close()
+    with pytest.raises(Refused, match="defines no function reward"):
+        Own("score = 1")(answered("1"))
+
+
+def test_an_assertion_is_taken_apart_into_a_call_and_what_it_is_to_give():
+    words = ("assert f(1) == [2]", "assert not f(1)", "assert f(1)", "assert f(1) == g(2)", "assert f(1) > 2")
+    assert [(one.call, one.expected, one.how) for one in map(parsed, words)] == [
+        ("f(1)", [2], "equal"),
+        ("f(1)", None, "false"),
+        ("f(1)", None, "true"),
+        ("assert f(1) == g(2)", None, "whole"),
+        ("assert f(1) > 2", None, "whole"),
+    ]
+    one = parsed("assert f(1) == 1")
+    values = ("1", "1.0", "True", "'1'", "Same()", "1 if", "[" * 10**5)
+    assert [one.holds(jail.Outcome(value)) for value in values] == [True, True, *[False] * 5]
+
+
+@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.skipif(sys.platform != "linux", reason="the jail is Linux's")
+def test_code_in_the_jail_reaches_nothing_and_passes_only_by_being_right():
+    if not jail.kind():
+        with pytest.raises(Refused, match="--unsafe-rewards"):
+            Mbpp(is_unsafe=False)
+        return
+    judge = Mbpp(is_unsafe=False)
+    setup = "from math import isclose"
+    assert judge.passed("def add(a, b): return a + b", setup, ADD) == 1.0
+    assert [judge.passed(code, setup, ADD) for code in CHEATS] == [0.0] * len(CHEATS)
+    for what, code in HOSTILE.items():
+        (found,) = jail.run(code, ["f()"], [], jail.kind())
+        assert found.value is None and found.error, what
+    (found,) = jail.run("def f():\n    while True: pass", ["f()"], [], jail.kind())
+    assert found.value is None
+    (thread,) = jail.run(THREAD, ["f()"], [], jail.kind())
+    assert thread.value == "[1]"
+    judge.close()

@@ -1,0 +1,113 @@
+"""The losses of reinforcement learning against their formulas, written out one token at a time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.conftest import TINY
+from trainer.model.decoder import Decoder, initialise
+from trainer.objectives.rl import PolicyLoss, advantages, as_rows, at_targets, has_signal, row_weights
+from trainer.records.rl_config import LOSSES, RlConfig, pass_at, soft_overlong
+
+REWARDS = np.array([[1.0, 0.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5]])
+PROMPTS = [[5, 6, 7]] * 4 + [[8, 9]] * 4
+ANSWERS = [[11, 12], [13], [14, 15, 16, 17], [18, 19, 20], [21], [22, 23], [24], [25, 26]]
+
+
+@pytest.fixture
+def model():
+    made = Decoder(TINY)
+    initialise(made, 1)
+    return made
+
+
+def drift(seed: int) -> list[list[float]]:
+    """A little more or less for each token of the answers."""
+    chance = np.random.default_rng(seed)
+    return [chance.normal(0, 0.4, len(one)).tolist() for one in ANSWERS]
+
+
+def logprobs(model: Decoder) -> list[torch.Tensor]:
+    """ln p of each answer's tokens, one answer at a time."""
+    found = []
+    for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
+        logits = model(torch.tensor([[*prompt, *answer][:-1]]))[0, -len(answer) :]
+        found.append(logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0])
+    return found
+
+
+def written_out(config: RlConfig, now, old, sampled, reference) -> torch.Tensor:
+    """The loss over all answers, as the papers have it."""
+    better, per_answer = advantages(REWARDS, config).flatten(), []
+    for row, mine in enumerate(now):
+        a, before = float(better[row]), mine.detach() + torch.tensor(old[row])
+        ratio = (mine - before).exp()
+        if config.loss == "gspo":
+            ratio = (mine - before).mean().exp().expand(len(mine))
+        clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+        each = -torch.minimum(ratio * a, clipped * a) if config.has_ratio else -mine * a
+        each = each * (before - (mine.detach() + torch.tensor(sampled[row]))).exp().clamp(max=config.correction)
+        apart = torch.tensor(reference[row]) + mine.detach() - mine
+        per_answer.append(each + config.beta * (apart.exp() - apart - 1))
+    if config.loss in ("dapo", "plain"):
+        return torch.cat(per_answer).mean()
+    if config.loss == "dr_grpo":
+        return torch.stack([one.sum() for one in per_answer]).sum() / (len(now) * config.max_new)
+    return torch.stack([one.mean() for one in per_answer]).mean()
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_and_its_gradient_are_the_formula_also_where_rows_without_signal_are_left_out(model, loss, beta):
+    config = RlConfig(loss=loss, group=4, max_new=8, beta=beta)
+    now = logprobs(model)
+    # Where a ratio is that of a whole answer, each token's gradient would be corrected by its own share.
+    old, sampled, reference = drift(1), drift(1 if loss == "gspo" else 2), drift(3)
+    want = written_out(config, now, old, sampled, reference)
+    mine = torch.autograd.grad(want, list(model.parameters()), retain_graph=True)
+
+    better = advantages(REWARDS, config).flatten()
+    kept = np.ones(8, bool) if beta else better != 0
+    assert kept.sum() == (8 if beta else 4)
+    rows = np.flatnonzero(kept)
+    batch = as_rows([PROMPTS[row] for row in rows], [ANSWERS[row] for row in rows], 0)
+    lengths = np.array([len(one) for one in ANSWERS])
+    values = {"old": old, "sampled": sampled, "reference": reference}
+    for name, some in values.items():
+        whole = [(now[row].detach() + torch.tensor(some[row])).tolist() for row in rows]
+        batch[name] = at_targets(batch["targets"], whole)
+    if not beta:
+        del batch["reference"]
+    batch |= {"advantages": better[rows], "weights": row_weights(lengths, kept, config)[rows]}
+    objective = PolicyLoss(config)
+    found, figures = objective.loss(model, {name: torch.from_numpy(one) for name, one in batch.items()})
+    found = found / objective.count(batch)
+    torch.testing.assert_close(found, want, atol=1e-6, rtol=1e-4)
+    for a, b in zip(torch.autograd.grad(found, list(model.parameters())), mine, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-3)
+    assert float(figures["entropy"]) > 0 and ("clipped" in figures) == (loss != "plain")
+
+
+def test_without_an_older_policy_the_ratio_is_exactly_one(model):
+    batch = as_rows(PROMPTS[:4], ANSWERS[:4], 0)
+    batch |= {"advantages": np.array([1.0, -1.0, -1.0, 1.0], np.float32), "weights": np.ones(4, np.float32)}
+    found, figures = PolicyLoss(RlConfig(group=4)).loss(
+        model, {name: torch.from_numpy(one) for name, one in batch.items()}
+    )
+    assert float(found.detach()) == -(2 - 1 - 4 + 3) and float(figures["clipped"]) == 0
+
+
+def test_a_group_whose_answers_are_all_worth_the_same_teaches_nothing():
+    assert has_signal(REWARDS).tolist() == [True, False]
+    plain, spread = (advantages(REWARDS, RlConfig(loss=one)) for one in ("dr_grpo", "grpo"))
+    assert plain.tolist() == [[0.5, -0.5, -0.5, 0.5], [0.0] * 4]
+    assert spread[0].tolist() == pytest.approx([0.8660, -0.8660, -0.8660, 0.8660], abs=1e-3)
+
+
+def test_long_answers_cost_more_and_more_and_one_of_k_is_right_more_often():
+    config = replace(RlConfig(max_new=100), overlong=20)
+    assert [soft_overlong(length, config) for length in (10, 80, 90, 100)] == [0.0, 0.0, -0.5, -1.0]
+    assert [pass_at(k, 2, 8) for k in (1, 8)] == [0.25, 1.0]
+    assert pass_at(2, 2, 8) == pytest.approx(1 - 6 / 8 * 5 / 7) and pass_at(8, 0, 8) == 0.0

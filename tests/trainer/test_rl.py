@@ -1,0 +1,84 @@
+"""The phase rl as a program: it learns what is paid for, and a killed run ends in the same bits."""
+
+import json
+import os
+import signal
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch.utils.tensorboard  # noqa: F401 (here, or each life would import it for itself)
+
+from data.config import Input
+from tests.faults.lives import Tell, fork
+from tests.trainer.conftest import tiny
+from trainer import loop
+from trainer.__main__ import main
+from trainer.checkpoints.checkpoint import Checkpoint, open_final
+from trainer.config import Keeping, PhaseConfig
+from trainer.records.rl_config import RlConfig
+
+STEPS = 9
+SHORT = "def reward(question, answer, completion):\n    return {'short': 1.0 - len(completion) / 40}\n"
+
+
+def config_of(phase: str, **rl: Any) -> PhaseConfig:
+    """A tiny phase; where it is rl, shorter answers are worth more."""
+    if phase != "rl":
+        return tiny(phase=phase, steps=8, dtype="float32")
+    how = RlConfig(group=4, max_new=10, reward=SHORT, eval_every=4, eval_problems=2, test_problems=2, **rl)
+    slow = replace(tiny().optimizer, lr=0.003, muon_lr=0.0)
+    return tiny(phase=phase, steps=STEPS, dtype="float32", optimizer=slow, rows=16, micro_rows=8, sequence_len=64,
+                mixture={"sort": 1.0}, rl=how)  # fmt: skip
+
+
+@pytest.mark.process
+def test_a_killed_run_goes_on_to_the_same_bits_also_between_two_updates_on_the_same_answers(world):
+    def go(config: PhaseConfig, name: str, kill_at: int = 0) -> int:
+        """The exit code of the program."""
+
+        def work(tell: Tell) -> None:
+            advance = loop.Training._advance
+
+            def stop(self: loop.Training, *words: Any) -> bool:
+                if kill_at and self.step == kill_at:
+                    self._collect(wait=True)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return advance(self, *words)
+
+            loop.Training._advance = stop  # type: ignore[method-assign]
+            os.environ |= {"SLIPWAY_WORK": str(world.work(name)), "OMP_NUM_THREADS": "1"}
+            os._exit(main([config.phase, "--config", str(file)]))
+
+        before = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
+        making = world.making(config.phase, **({"base": before} if config.phase == "rl" else {}))
+        own = {} if config.phase == "base" else {"fingerprint": name}
+        making = replace(making, name=f"{config.phase}_checkpoints/{name}", **own)
+        file = world.root / f"{config.phase}-{name}.json"
+        keeping = Keeping(save_every=1, keep=2, reserve_bytes=0, samples=1)
+        file.write_text(json.dumps({"making": asdict(making), "spec": asdict(config), "keeping": asdict(keeping)}))
+        return fork(work).leave(120.0)[1]
+
+    twice = config_of("rl", num_iterations=2, beta=0.05, dynamic_sampling=1)
+    assert go(config_of("base"), "tiny") == 0
+    assert go(twice, "whole") == 0
+    assert go(twice, "parted", kill_at=5) == -signal.SIGKILL
+    assert go(twice, "parted") == 0
+    made = [open_final(world.store / "rl_checkpoints" / name) for name in ("whole", "parted")]
+    assert hashes(made[0]) == hashes(made[1])
+    folder = made[1].folder.parent
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in lines] == list(range(1, STEPS + 1))
+    assert lines[0]["mismatch"] < 1e-4 and lines[0]["kl"] < 1e-6 < lines[-1]["kl"] and lines[0]["entropy"] > 1
+    assert {"greedy", "pass_at_1", "pass_at_8"} <= lines[4].keys() and "greedy" not in lines[5]
+    said = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    assert {one["prompt"] for one in said} == {"Hello!", "What does join do?"} and "(reward " in said[0]["text"]
+
+    assert go(config_of("rl"), "plain") == 0
+    lines = [json.loads(line) for line in
+             (world.store / "rl_checkpoints" / "plain" / "metrics.jsonl").read_text().splitlines()]  # fmt: skip
+    assert sum(one["reward"] for one in lines[-2:]) > sum(one["reward"] for one in lines[:2])
+
+
+def hashes(one: Checkpoint) -> dict[str, str]:
+    return {file["path"]: file["sha256"] for file in one.manifest["files"]}

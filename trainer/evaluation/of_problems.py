@@ -1,0 +1,58 @@
+"""How many problems of a task of reinforcement learning a model solves: the likeliest answer, and k drawn ones.
+
+In: a model, the folder of a task's problems. Out: measures with their intervals, and every problem's truth.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data.problems.problem import read
+from data.tokens.tokenizer import Tokenizer
+from trainer.evaluation import intervals
+from trainer.model.decoder import Decoder
+from trainer.records.rl_config import RlConfig, pass_at
+from trainer.rewards.tasks import judge_of
+from trainer.rollouts.policy import Embedded, Policy, stops
+
+FILE = "test.jsonl"
+MOST = 1024  # problems that are asked
+EACH = 8  # answers to each: k of pass@k
+DRAWN = 256  # problems of which k answers are drawn
+LONGEST = 512  # tokens of an answer that is worked out
+MEAN = "normal, over problems"
+
+
+def measure(model: Decoder, tokenizer: Tokenizer, task: str, folder: Path, unsafe: bool) -> dict[str, list[float]]:
+    """Return, by what is measured, a value between 0 and 1 for each problem. Raises InputError, Refused."""
+    problems = [(task, one) for one in read(folder / FILE)[:MOST]]
+    exact = max(len(tokenizer.encode(one.answer)) for _, one in problems) + 8
+    room = model.config.max_position_embeddings
+    config = RlConfig(
+        max_new=min(exact if task not in ("gsm8k", "math", "mbpp") else LONGEST, room // 2), unsafe_rewards=unsafe,
+        samples_each=EACH,
+    )  # fmt: skip
+    judge = judge_of(task, config)
+    engine = Embedded(stops(tokenizer), config.side_by_side)
+    engine.take(model)
+    policy = Policy(engine, tokenizer, {task: judge}, config, room)
+    try:
+        with torch.inference_mode():
+            greedy = policy.greedy(problems)
+            drawn = policy.round(problems[:DRAWN], EACH, policy.sampling, 0)
+    finally:
+        judge.close()
+    right = [sum(one.is_right for one in drawn.rewards[start : start + EACH])
+             for start in range(0, len(drawn.rewards), EACH)]  # fmt: skip
+    return {
+        f"task {task}": [float(one.is_right) for one in greedy.rewards],
+        f"task {task} pass@1": [pass_at(1, one, EACH) for one in right],
+        f"task {task} pass@{EACH}": [pass_at(EACH, one, EACH) for one in right],
+    }
+
+
+def of_mean(values: list[float], material: str) -> dict[str, Any]:
+    """Return the mean of what each problem gave, with its interval."""
+    found = intervals.ratio(values, [1.0] * len(values))
+    return {**found.plain(), "unit": "share", "of": len(values), "method": MEAN, "material": material}

@@ -1,0 +1,71 @@
+"""What each token costs by itself, with a gradient of its own: sliced, so that the logits of a batch never exist whole.
+
+In: hidden states, the head's matrix, the ids that came. Out: log-probabilities, one per token, and the entropy of each
+distribution. On the way back the logits of a slice are made again, since the gradient of a token is not known before.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.model.losses import ROWS_CPU, ROWS_GPU, Shape, capped
+
+
+def token_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, shape: Shape, temperature: float = 1.0) -> Tensor:
+    """Return ln p of each target, fp32 (N,), for hidden (N, d), head (V, d) and targets (N,)."""
+    return logprobs_and_entropy(hidden, head, targets, shape, temperature)[0]
+
+
+def logprobs_and_entropy(
+    hidden: Tensor, head: Tensor, targets: Tensor, shape: Shape, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return ln p of each target, and the entropy of its distribution in nats, without a gradient; both fp32 (N,).
+
+    temperature: what logits are divided by, as they were for sampling.
+    """
+    found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(hidden, head, targets, shape.softcap, temperature)
+    return found
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, hidden: Tensor, head: Tensor, targets: Tensor, softcap: float, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        weight = head.to(hidden.dtype)
+        found, entropy, norms = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
+        for part in slices(hidden):
+            logits = capped(F.linear(hidden[part], weight).float(), softcap).div_(temperature)
+            norm = logits.logsumexp(dim=1, keepdim=True)
+            logits.sub_(norm)
+            found[part] = logits.gather(1, targets[part].unsqueeze(1)).squeeze(1)
+            entropy[part] = -(logits.exp() * logits).sum(dim=1)
+            norms[part] = norm.squeeze(1)
+        ctx.save_for_backward(hidden, head, targets, norms)
+        ctx.softcap, ctx.temperature = softcap, temperature
+        ctx.mark_non_differentiable(entropy)
+        return found, entropy
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        """d ln p_t / d logits = onehot_t - p."""
+        hidden, head, targets, norms = ctx.saved_tensors
+        weight = head.to(hidden.dtype)
+        hidden_grad, head_grad = torch.empty_like(hidden), torch.zeros_like(head)
+        for part in slices(hidden):
+            raw, scale = F.linear(hidden[part], weight).float(), grad[part].unsqueeze(1) / ctx.temperature
+            logits = capped(raw, ctx.softcap)
+            slope = (logits / ctx.temperature - norms[part].unsqueeze(1)).exp_().mul_(-scale)
+            slope.scatter_add_(1, targets[part].unsqueeze(1), scale)
+            if ctx.softcap:
+                slope.mul_(1 - (logits / ctx.softcap).square())
+            slope = slope.to(hidden.dtype)
+            hidden_grad[part] = slope @ weight
+            head_grad += slope.t() @ hidden[part]
+        return hidden_grad, head_grad, None, None, None
+
+
+def slices(hidden: Tensor) -> list[slice]:
+    """Return which rows are worked on together."""
+    rows = ROWS_GPU if hidden.is_cuda else ROWS_CPU
+    return [slice(start, start + rows) for start in range(0, len(hidden), rows)]

@@ -1,0 +1,91 @@
+"""rl: the model answers problems, and learns from which of its answers are better than others.
+
+In: the chat model of the phase before, problems whose answers can be checked. Out: the same model, right more often.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data.config import Making
+from data.problems.problem import Problem, read
+from trainer.config import Keeping, PhaseConfig
+from trainer.errors import Refused
+from trainer.model.decoder import Decoder
+from trainer.objectives.rl import PolicyLoss
+from trainer.parallel.process_group import Ranks
+from trainer.records.phase_registry import KINDS
+from trainer.rewards.reward import Judge
+from trainer.rewards.tasks import judge_of
+from trainer.rollouts.drawn import Drawn, Problems
+from trainer.rollouts.policy import Embedded, Policy, stops
+from trainer.rollouts.source import Rollouts
+from trainer.run import PhaseRun, phase_run
+
+SHOWN = 3  # problems whose answers stand in the report, again and again
+
+
+def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
+    """Train from the model of the phase before, measure on problems of no other part, publish; all that the first
+    process knows of the result."""
+    with phase_run(config, making, keeping, ranks) as phase:
+        config, rl, mixture = phase.config, phase.config.rl, phase.config.mixture or {}
+        if rl is None or not mixture:
+            raise Refused("rl: the configuration names no task; known: sort, gsm8k, math, mbpp, a .jsonl of problems")
+        if phase.parallel != "ddp":
+            raise Refused(
+                f"rl with the embedded engine needs the whole model on each GPU, and this one is cut ({phase.parallel})"
+            )
+        judges: dict[str, Judge] = {task: judge_of(task, rl) for task in mixture}
+        try:
+            return learnt(phase, mixture, judges)
+        finally:
+            for judge in judges.values():
+                judge.close()
+
+
+def learnt(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, Judge]) -> dict[str, Any]:
+    """Return what is known of the model that was trained and published; {} on all processes but the first."""
+    config, rl = phase.config, phase.config.rl
+    assert rl is not None
+    model = phase.first_model()
+    engine = Embedded(stops(phase.tokenizer), rl.side_by_side)
+    policy = Policy(engine, phase.tokenizer, judges, rl, config.sequence_len)
+    source = Rollouts(
+        config, rl, policy, Problems({task: problems(phase, task, "train") for task in mixture}, mixture, config.seed),
+        some(phase, mixture, "val", rl.eval_problems), phase.frozen(phase.before) if rl.beta else None, phase.ranks,
+    )  # fmt: skip
+    trained = phase.train(model, source, PolicyLoss(rl), Shown(policy, engine, model, source.watched[:SHOWN]))
+    if trained is None:
+        return {}
+    model, final = trained
+    engine.take(model)
+    asked = some(phase, mixture, "test", rl.test_problems)
+    return phase.publish(model, final, {"problems": len(asked), **policy.measure(asked, rl.samples_each, config.seed)})
+
+
+class Shown:
+    """The same few problems again and again, for people to read, with what the answers are worth."""
+
+    def __init__(self, policy: Policy, engine: Embedded, model: Decoder, asked: Sequence[Drawn]) -> None:
+        self.policy, self.engine, self.model, self.asked = policy, engine, model, asked
+
+    def __call__(self) -> list[dict[str, str]]:
+        self.engine.take(self.model)
+        found = self.policy.greedy(self.asked)
+        return [
+            {"prompt": problem.question, "text": f"{text}  (reward {reward.total:.2f})"}
+            for (_, problem), text, reward in zip(self.asked, found.texts, found.rewards, strict=True)
+        ]
+
+
+def problems(phase: PhaseRun, task: str, part: str) -> list[Problem]:
+    """Return the problems of one part of a task. Raises Refused, InputError."""
+    folder: Path = phase.input(KINDS.get(task, task))
+    return read(folder / f"{part}.jsonl")
+
+
+def some(phase: PhaseRun, mixture: Mapping[str, float], part: str, count: int) -> list[Drawn]:
+    """Return the first problems of a part, as many of each task."""
+    each = max(1, count // len(mixture))
+    return [(task, one) for task in sorted(mixture) for one in problems(phase, task, part)[:each]]

@@ -1,0 +1,114 @@
+"""How the phase rl learns: its rollouts, its rewards, its loss. Light: no torch here."""
+
+import math
+from dataclasses import dataclass
+
+from data.config import ConfigError
+from trainer.records.fields import in_bounds, newer, rounding
+
+LOSSES = ("dapo", "grpo", "dr_grpo", "gspo", "plain")
+ENGINES = ("embedded", "vllm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlConfig:
+    """Group-relative policy optimisation. The rows of a step are its answers: `group` to each prompt.
+
+    Sources: Shao et al., arXiv 2402.03300 (GRPO); Yu et al., arXiv 2503.14476 (DAPO); Liu et al., arXiv 2503.20783
+    (Dr. GRPO); Zheng et al., arXiv 2507.18071 (GSPO); nanochat, scripts/chat_rl.py (plain).
+    """
+
+    group: int = 8
+    """Answers to each prompt; divides `rows`."""
+    max_new: int = 256
+    """Tokens of an answer at most."""
+    temperature: float = 1.0
+    """Of sampling and of the log-probabilities that are learnt from."""
+    top_k: int = 0
+    """Only the likeliest so many ids are drawn; 0 = all, as the loss assumes."""
+    top_p: float = 1.0
+    """Only the likeliest ids that have this much of the probability together are drawn."""
+    loss: str = "dapo"
+    """`dapo`: mean over all tokens of the batch; `grpo`: over the tokens of each answer, then over answers; `dr_grpo`:
+    over `max_new` tokens of each answer, and advantages are not divided by the spread; `gspo`: one ratio for an answer;
+    `plain`: no ratio, no clipping, no spread."""
+    clip_low: float = 0.2
+    """The ratio to the policy that answered counts from 1 - this ..."""
+    clip_high: float = 0.28
+    """... to 1 + this."""
+    beta: float = 0.0
+    """Of the KL divergence (k3) from the model that the phase began with; 0 = none, and no second model is kept."""
+    num_iterations: int = 1
+    """Updates on the same answers."""
+    correction: float = 2.0
+    """What a token counts at most more than it should, where the engine that answered and the trainer disagree about
+    its probability; 0 = no correction."""
+    dynamic_sampling: int = 0
+    """So often other prompts are tried in place of those whose answers are all worth the same."""
+    overlong: int = 0
+    """Of `max_new`, so many last tokens cost an answer up to 1; 0 = none."""
+    mask_truncated: bool = False
+    """Answers that did not end count for nothing."""
+    grail_compat: bool = False
+    """Rewards of gsm8k and math as GRAIL computes them, its mistakes included."""
+    reward: str = ""
+    """The text of a Python file with `reward(question, answer, completion)`, in place of the task's own."""
+    engine: str = "embedded"
+    """What answers: `embedded`: the model in training; `vllm`: a server of its own."""
+    eval_every: int = 10
+    """Steps between measurements on the problems that are watched; 0 = only at the end."""
+    eval_problems: int = 64
+    """So many of them."""
+    test_problems: int = 1024
+    """So many of those that are kept for the end."""
+    samples_each: int = 8
+    """Answers to each when it is measured: k of pass@k."""
+    side_by_side: int = rounding(128)
+    """Answers that are made at one time."""
+    shown: float = rounding(0.0)
+    """Share of sft's mixture that are demonstrations of the tasks, where sft and rl are asked for together: a model
+    that is never right has nothing to learn from. It is part of what sft is, not of rl."""
+    unsafe_rewards: bool = newer(False)
+    """Run the code of mbpp's answers although no jail can be had here."""
+
+    def __post_init__(self) -> None:
+        in_bounds(self, "max_new num_iterations eval_problems test_problems samples_each side_by_side", 1)
+        in_bounds(self, "clip_low clip_high beta correction dynamic_sampling overlong eval_every top_k shown", 0)
+        in_bounds(self, "temperature", 0, above=True)
+        if self.group < 2:
+            raise ConfigError(f"group is {self.group}; an answer is compared with others of its group: at least 2")
+        if self.loss not in LOSSES:
+            raise ConfigError(f"loss is {self.loss!r}; known: {', '.join(LOSSES)}")
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine is {self.engine!r}; known: {', '.join(ENGINES)}")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p is {self.top_p}; it must lie in (0, 1]")
+        if self.overlong >= self.max_new:
+            raise ConfigError(f"overlong is {self.overlong}, and an answer has {self.max_new} tokens at most")
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether the policy that answered can be another one than that which is changed."""
+        return self.loss != "plain"
+
+    @property
+    def divides_by_spread(self) -> bool:
+        """Whether advantages are divided by the standard deviation of their group."""
+        return self.loss not in ("dr_grpo", "plain")
+
+
+def soft_overlong(length: int, config: RlConfig) -> float:
+    """Return what the length of an answer costs: from 0 down to -1 over the last `overlong` tokens (DAPO, eq. 13)."""
+    if not config.overlong:
+        return 0.0
+    return -min(1.0, max(0.0, (length - (config.max_new - config.overlong)) / config.overlong))
+
+
+def pass_at(k: int, right: int, of: int) -> float:
+    """Return the unbiased estimate of the chance that one of k answers is right, `right` of `of` being so.
+
+    Source: Chen et al., arXiv 2107.03374.
+    """
+    if of - right < k:
+        return 1.0
+    return 1.0 - math.prod((of - right - one) / (of - one) for one in range(k))

@@ -1,0 +1,35 @@
+"""What flags say about reinforcement learning, as plain values. Light: no torch here."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from data.config import ConfigError
+
+
+def parse_tasks(words: str) -> dict[str, float] | None:
+    """Return tasks with their weights of `sort`, `my.jsonl`, `sort=1,gsm8k=3`; None for nothing. Raises ConfigError."""
+    found: dict[str, float] = {}
+    for word in filter(None, (part.strip() for part in words.split(","))):
+        source, equals, weight = word.rpartition("=")
+        try:
+            found[source or word] = float(weight) if equals else 1.0
+        except ValueError:
+            found = {}
+        if not found or not 0 < found[source or word] < math.inf:
+            raise ConfigError(f"--task {word}: expected a task, or TASK=WEIGHT, such as sort or sort=1,gsm8k=3")
+    return found or None
+
+
+def parse_reward(reward: str, is_unsafe: bool) -> dict[str, Any]:
+    """Return what `--reward FILE` and `--unsafe-rewards` say, as fields of RlConfig. Raises ConfigError."""
+    found: dict[str, Any] = {"unsafe_rewards": True} if is_unsafe else {}
+    if reward:
+        try:
+            found["reward"] = Path(reward).expanduser().read_text(encoding="utf-8")
+            compile(found["reward"], reward, "exec")
+        except OSError as error:
+            raise ConfigError(f"--reward {reward}: {error.strerror}") from None
+        except (SyntaxError, ValueError) as error:
+            raise ConfigError(f"--reward {reward}: not Python: {error}") from None
+    return found

@@ -1,0 +1,71 @@
+"""`python -m trainer.rewards.child math`, or `own`: what judges answers in a process of its own; see `worker.Worker`.
+
+Questions come on stdin, one JSON value a line; answers go to what was stdout, and what is printed to stderr.
+"""
+
+import json
+import math
+import os
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from data.single_writer import PARENT, die_with
+
+MEMORY_BYTES = 4 << 30
+
+
+def main() -> None:
+    """Answer until the questions end."""
+    die_with(os.environ.pop(PARENT, ""))
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answer = {"math": of_math, "own": of_own}[sys.argv[1]]()
+    print(json.dumps("ready"), file=out)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), file=out)
+
+
+def of_math() -> Callable[[Any], Any]:
+    """Return what tells whether [gold, answer], both LaTeX or plain, say the same."""
+    from math_verify import parse, verify
+
+    def same(pair: list[str]) -> bool:
+        gold, answer = (parse(f"${one}$", parsing_timeout=None) for one in pair)
+        return bool(gold and answer and verify(gold, answer, timeout_seconds=None))
+
+    return same
+
+
+def of_own() -> Callable[[Any], Any]:
+    """Return what asks the user's function; the first question is its file's text."""
+    names: dict[str, Any] = {"__name__": "reward"}
+
+    def answer(asked: Any) -> Any:
+        try:
+            if isinstance(asked, str):
+                exec(compile(asked, "reward file", "exec"), names)
+                return {} if callable(names.get("reward")) else {"error": "it defines no function reward"}
+            return checked(names["reward"](**asked))
+        except BaseException as error:  # whatever it raises is told, also SystemExit
+            return {"error": f"{type(error).__name__}: {error}"[:500], "raised": True}
+
+    return answer
+
+
+def checked(value: Any) -> dict[str, Any]:
+    """Return the components of what the function gave; an error for what is no number."""
+    parts = value if isinstance(value, dict) else {"reward": value}
+    for name, one in parts.items():
+        if isinstance(one, bool):
+            continue
+        if not isinstance(one, (int, float)) or not math.isfinite(one):
+            return {"error": f"it gave {one!r}{f' as {name!r}' if value is parts else ''}; a finite number is wanted"}
+    return {"parts": {str(name): float(one) for name, one in parts.items()}}
+
+
+if __name__ == "__main__":
+    main()

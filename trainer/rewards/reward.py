@@ -1,0 +1,43 @@
+"""What an answer is worth, by component, and whether it is right.
+
+In: problems and what a model said to them. Out: a `Reward` each. Every task has a judge; `trainer.rewards.tasks` knows
+them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from data.problems.problem import Problem
+
+
+@dataclass(frozen=True)
+class Reward:
+    """Of one answer."""
+
+    parts: dict[str, float] = field(default_factory=dict)
+    """By component, its weight included."""
+    is_right: bool = False
+
+    @property
+    def total(self) -> float:
+        """Return the sum of all components."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer that is to be judged."""
+
+    problem: Problem
+    text: str
+    ended: bool
+    """False where the longest length came before the end."""
+
+
+class Judge(Protocol):
+    def __call__(self, some: Sequence[Said], /) -> list[Reward]:
+        """Return what each answer is worth. Raises RewardError when that cannot be said of any."""
+
+    def close(self) -> None:
+        """End what it has started."""

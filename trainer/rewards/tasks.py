@@ -1,0 +1,67 @@
+"""What the answers to each task are worth.
+
+In: what a model said. Out: rewards by component. Weights are those of GRAIL, its mistakes mended: form is paid for only
+where the answer tags are there, and numbers are compared as numbers (training of GSM8K), or the old ones.
+"""
+
+from collections.abc import Sequence
+
+from trainer.records.rl_config import RlConfig
+from trainer.rewards import answers
+from trainer.rewards.code import Mbpp
+from trainer.rewards.math_answers import Math
+from trainer.rewards.own import Own
+from trainer.rewards.reward import Judge, Reward, Said
+
+
+class Exact:
+    """1 for the right answer, word for word; 0 for any other."""
+
+    def __call__(self, some: Sequence[Said]) -> list[Reward]:
+        found = [one.ended and one.text.strip() == one.problem.answer for one in some]
+        return [Reward({"right": float(one)}, one) for one in found]
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+class Gsm8k:
+    """0.6 for the right number, 0.15 for a number alone with nothing behind it, 0.1 for thinking, 0.1 for the answer
+    tags, 0.05 for nothing behind them."""
+
+    def __call__(self, some: Sequence[Said]) -> list[Reward]:
+        return [self._one(one) for one in some]
+
+    def _one(self, said: Said) -> Reward:
+        answer, behind = answers.answer_of(said.text), answers.trailing(said.text)
+        value = answers.number(answer) if answer else None
+        is_right = value is not None and value == answers.gold_number(said.problem.answer)
+        if answer is None:
+            return Reward({"thinking": 0.1 * answers.thinks(said.text)})
+        only = answers.ONLY_NUMBER.fullmatch(answer.replace(" ", "")) is not None
+        return Reward(
+            {
+                "right": 0.6 * is_right,
+                "number": 0.15 * (only and not behind),
+                "thinking": 0.1 * answers.thinks(said.text),
+                "tags": 0.1,
+                "nothing behind": 0.05 * (not behind),
+            },
+            is_right,
+        )
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+def judge_of(task: str, config: RlConfig) -> Judge:
+    """Return the judge of a task. Raises Refused for what cannot be judged on this machine."""
+    if config.reward:
+        return Own(config.reward)
+    if task == "math":
+        return Math()
+    if task == "mbpp":
+        return Mbpp(config.unsafe_rewards)
+    if task == "gsm8k":
+        return Gsm8k()
+    return Exact()

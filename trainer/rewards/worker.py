@@ -1,0 +1,84 @@
+"""A process beside ours that is asked one thing after another, and has a time limit for each.
+
+In: the words that start it, one JSON value per question. Out: its JSON values. What runs in it may loop, fill the
+memory or end itself: then it is ended, with all that it has started, and the next question starts another one.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from data.single_writer import PARENT
+
+ROOT = Path(__file__).parents[2]
+START_S = 120.0  # until it says that it is ready: sympy is imported first, on machines that are busy
+
+
+class NoAnswer(Exception):
+    """It has not answered in time, or has ended; the words say which."""
+
+
+class Worker:
+    """`python -m trainer.rewards.child WORDS`."""
+
+    def __init__(self, words: list[str], timeout_s: float) -> None:
+        self.words, self.timeout_s = words, timeout_s
+        self.process: subprocess.Popen[bytes] | None = None
+        self.rest = b""
+
+    def ask(self, question: Any) -> Any:
+        """Return its answer. Raises NoAnswer; the next question is put to a new process then."""
+        if self.process is None:
+            self._start()
+        assert self.process is not None and self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(question).encode() + b"\n")
+            self.process.stdin.flush()
+            return json.loads(self._line(self.timeout_s))
+        except (OSError, ValueError) as error:
+            self.close()
+            raise NoAnswer(f"it has ended ({error})") from None
+        except NoAnswer:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the process, and what it has started."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+            self.process, self.rest = None, b""
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "trainer.rewards.child", *self.words]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True,
+            env={**os.environ, PARENT: str(os.getpid()), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        try:
+            self._line(START_S)
+        except NoAnswer:
+            self.close()
+            raise
+
+    def _line(self, limit_s: float) -> bytes:
+        assert self.process is not None and self.process.stdout is not None
+        until = time.monotonic() + limit_s
+        while b"\n" not in self.rest:
+            left_s = until - time.monotonic()
+            if left_s <= 0 or not select.select([self.process.stdout], [], [], left_s)[0]:
+                raise NoAnswer(f"no answer in {limit_s:g} s")
+            more = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not more:
+                raise NoAnswer("it has ended")
+            self.rest += more
+        line, _, self.rest = self.rest.partition(b"\n")
+        return line

@@ -1,0 +1,201 @@
+"""Many answers to each of some prompts, side by side: what reinforcement learning spends most of its time on.
+
+In: a model, prompts as ids, how many answers to each, uniform numbers. Out: `Answers`: ids and their log-probabilities.
+A prompt is read once, whatever the number of its answers. A row whose answer has ended takes the next one at once, so
+that the shapes stay as they are; once nothing is left to begin, rows that are done are left out. Which numbers an
+answer is drawn with depends on its own place alone.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.model.decoder import Cache, Decoder
+from trainer.model.losses import capped
+from trainer.rollouts.sampling import Sampling, draw
+
+ROUND_TO = 16  # tokens: caches are looked at up to a multiple of it
+PREFILL_TOKENS = 16_384  # of prompts that are read together
+
+
+@dataclass(frozen=True)
+class Answers:
+    """N answers in the order of the prompts, those to the same prompt one after another. On the CPU."""
+
+    ids: Tensor  # int64 (N, longest), 0 behind the end
+    logprobs: Tensor  # fp32 (N, longest), of each id when it was drawn
+    lengths: Tensor  # int64 (N,), the id that ends an answer included
+    ended: Tensor  # bool (N,), False where max_new came first
+
+    def of(self, row: int) -> list[int]:
+        """Return the ids of one answer."""
+        return list(self.ids[row, : int(self.lengths[row])].tolist())
+
+
+@dataclass
+class Slots(Cache):
+    """A cache whose rows stand at different places: each begins at 0, and `at` is where its next token goes."""
+
+    at: Tensor = None  # type: ignore[assignment]  # (B,), always given
+
+    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add k and v (B, KV, 1, D), one token of each row; return all that is to be looked at."""
+        place = self.at[:, None, None, None].expand_as(k)
+        keys, values = self.keys[layer], self.values[layer]
+        keys.scatter_(2, place, k)
+        values.scatter_(2, place, v)
+        return keys[:, :, : self.length], values[:, :, : self.length]
+
+    def narrow(self, rows: Tensor) -> "Slots":
+        """Return only some of the rows."""
+        return Slots(
+            self.keys.index_select(1, rows), self.values.index_select(1, rows), self.starts[rows], self.length,
+            self.at[rows],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Prompts that were read: keys and values, and the hidden state behind the last token of each."""
+
+    cache: Cache  # of P rows
+    lengths: Tensor  # (P,)
+    last: Tensor  # (P, d)
+
+
+@torch.inference_mode()
+def answer_all(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    each: int,
+    stop: Collection[int],
+    how: Sampling,
+    uniform: Tensor,
+    rows: int = 128,
+) -> Answers:
+    """Return `each` answers to every prompt, up to the first id of `stop`, which is part of the answer.
+
+    uniform: (len(prompts) * each, max_new) in [0, 1), on the CPU. rows: how many answers are made side by side.
+    """
+    longest, device = max(map(len, prompts)), model.head.device
+    room = model.config.max_position_embeddings - longest
+    if room < how.max_new:
+        raise ValueError(
+            f"a prompt of {longest} tokens leaves {room} of the model's positions; {how.max_new} are asked"
+        )
+    work = _Work(model, read(model, prompts), each, how, rows)
+    ends = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=device)
+    ends[list(stop)] = True
+    number = len(prompts) * each
+    uniform = F.pad(uniform.to(device), (0, 0, 0, 1))  # a row more, for rows that rest
+    ids = torch.zeros((number + 1, how.max_new), dtype=torch.int64, device=device)
+    logprobs = torch.zeros((number + 1, how.max_new), device=device)
+    lengths = torch.zeros(number + 1, dtype=torch.int64, device=device)
+    ended = torch.zeros(number + 1, dtype=torch.bool, device=device)
+    while work.is_going:
+        jobs, places = work.jobs, work.places
+        chosen, found = draw(work.logits(), uniform[jobs, places], how)
+        ids[jobs, places], logprobs[jobs, places] = chosen, found
+        is_end = ends[chosen]
+        lengths[jobs], ended[jobs] = places + 1, is_end
+        work.advance(chosen, (is_end | (places + 1 >= how.max_new)) & (jobs < number))
+    lengths, ended = lengths[:-1].cpu(), ended[:-1].cpu()
+    width = int(lengths.max())
+    inside = torch.arange(width) < lengths[:, None]
+    ids, logprobs = (one[:-1, :width].cpu().where(inside, 0) for one in (ids, logprobs))
+    return Answers(ids, logprobs, lengths, ended)
+
+
+def read(model: Decoder, prompts: Sequence[Sequence[int]]) -> Prefix:
+    """Read prompts, padded on the right, where nothing that counts looks."""
+    longest, device = max(map(len, prompts)), model.head.device
+    ids = torch.zeros((len(prompts), longest), dtype=torch.int64, device=device)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = torch.tensor(prompt)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    whole = Cache.empty(model.config, torch.zeros_like(lengths), longest, model.compute_dtype)
+    last, some = [], max(1, PREFILL_TOKENS // longest)
+    for start in range(0, len(prompts), some):
+        part = slice(start, start + some)
+        cache = Cache(whole.keys[:, part], whole.values[:, part], whole.starts[part])
+        hidden = model.hidden(ids[part], cache)
+        last.append(hidden[torch.arange(len(hidden), device=device), lengths[part] - 1])
+    return Prefix(whole, lengths, torch.cat(last))
+
+
+class _Work:
+    """The rows that are at work: which answer each of them makes, how far it is, and what comes next."""
+
+    def __init__(self, model: Decoder, prefix: Prefix, each: int, how: Sampling, rows: int) -> None:
+        self.model, self.prefix, self.each, self.max_new = model, prefix, each, how.max_new
+        self.number = number = each * len(prefix.lengths)
+        self.begun = count = min(rows, number)
+        capacity = prefix.cache.keys.shape[3] + how.max_new
+        device = prefix.last.device
+        self.jobs = torch.arange(count, device=device)  # `number` is that of a row which rests
+        self.places = torch.zeros_like(self.jobs)  # of the id that is drawn next, in its answer
+        empty = Cache.empty(
+            model.config, torch.zeros_like(self.jobs), capacity + -capacity % ROUND_TO, model.compute_dtype
+        )
+        self.slots = Slots(empty.keys, empty.values, empty.starts, 0, torch.zeros_like(self.jobs))
+        self.hidden = torch.zeros((count, prefix.last.shape[1]), dtype=prefix.last.dtype, device=device)
+        self.num_busy = count
+        self.weight = model.head.to(model.compute_dtype)
+        self._begin(self.jobs.clone(), self.jobs.clone())
+
+    @property
+    def is_going(self) -> bool:
+        return self.num_busy > 0
+
+    def logits(self) -> Tensor:
+        """Return fp32 (B, V) for the next id of every row."""
+        return capped(F.linear(self.hidden, self.weight).float(), self.model.shape.softcap)
+
+    def advance(self, chosen: Tensor, done: Tensor) -> None:
+        """Read the ids that were drawn; rows that are done begin another answer, or rest."""
+        finished = done.nonzero().squeeze(1)  # waits for a GPU, once per id
+        num_done = len(finished)
+        if num_done == self.num_busy and self.begun == self.number:
+            self.num_busy = 0
+            return
+        self.places = (self.places + 1).clamp(max=self.max_new - 1)
+        self.hidden = self._decode(chosen)
+        if not num_done:
+            return
+        new = min(num_done, self.number - self.begun)
+        if new:
+            jobs = torch.arange(self.begun, self.begun + new, device=chosen.device)
+            self.begun += new
+            self._begin(finished[:new], jobs)
+        resting = finished[new:]
+        self.jobs[resting] = self.number
+        self.num_busy -= len(resting)
+        if self.num_busy <= 3 * len(self.jobs) // 4:
+            self._narrow()
+
+    def _decode(self, chosen: Tensor) -> Tensor:
+        slots = self.slots
+        reach = min(int(slots.at.max()) + 1, slots.keys.shape[3])
+        slots.length = min(reach + -reach % ROUND_TO, slots.keys.shape[3])
+        seen = torch.arange(slots.length, device=chosen.device)
+        mask = (seen[None] <= slots.at[:, None])[:, None, None]  # (B, 1, 1, S)
+        hidden = self.model.hidden(chosen[:, None], slots, at=self.model.positions(slots.at[:, None], mask))
+        slots.at = (slots.at + 1).clamp(max=slots.keys.shape[3] - 1)  # rows that rest stay inside
+        return hidden[:, 0]
+
+    def _begin(self, rows: Tensor, jobs: Tensor) -> None:
+        prompts = jobs // self.each
+        width = self.prefix.cache.keys.shape[3]
+        self.slots.keys[:, rows, :, :width] = self.prefix.cache.keys[:, prompts]
+        self.slots.values[:, rows, :, :width] = self.prefix.cache.values[:, prompts]
+        self.slots.at[rows] = self.prefix.lengths[prompts]
+        self.hidden[rows] = self.prefix.last[prompts]
+        self.jobs[rows], self.places[rows] = jobs, 0
+
+    def _narrow(self) -> None:
+        rows = (self.jobs < self.number).nonzero().squeeze(1)
+        self.slots = self.slots.narrow(rows)
+        self.hidden, self.jobs, self.places = (one[rows] for one in (self.hidden, self.jobs, self.places))

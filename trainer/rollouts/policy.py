@@ -1,0 +1,144 @@
+"""A model that answers problems, and what its answers are worth.
+
+In: problems, a model. Out: `Round`: prompts, answers as ids with their log-probabilities, rewards. `measure` asks it
+problems that it is not trained on.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.chat import conversations
+from data.errors import InputError
+from data.tokens.tokenizer import BOS, END, Tokenizer
+from trainer.model.decoder import Decoder
+from trainer.records.rl_config import RlConfig, pass_at
+from trainer.rewards.reward import Judge, Reward, Said
+from trainer.rollouts.drawn import Drawn, uniform
+from trainer.rollouts.generator import Answers, answer_all
+from trainer.rollouts.sampling import Sampling
+from trainer.speed import uncompiled
+
+MEASURED = 7919  # in the seed of what is measured: nothing of training is drawn with it
+
+
+@dataclass(frozen=True)
+class Round:
+    """Answers to some problems, those to the same one after another."""
+
+    problems: list[Drawn]
+    prompts: list[list[int]]
+    ids: list[list[int]]
+    """Of each answer, the id that ends it included."""
+    logprobs: list[list[float]]
+    """Of these ids, as the engine has them."""
+    ended: list[bool]
+    rewards: list[Reward]
+    texts: list[str]
+    took_s: float
+
+
+class Engine(Protocol):
+    """What makes answers."""
+
+    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
+        """Return `each` answers to every prompt; numbers: see `answer_all`."""
+
+
+class Embedded:
+    """The model in training answers, by a copy of its weights in the dtype in which it computes."""
+
+    def __init__(self, stop: Sequence[int], side_by_side: int) -> None:
+        self.stop, self.side_by_side = stop, side_by_side
+        self.model: Decoder | None = None
+        self.copy: Decoder | None = None
+
+    def take(self, model: Decoder) -> None:
+        """Answer with these weights from now on."""
+        self.model = model
+        if model.compute_dtype == torch.float32:
+            return
+        if self.copy is None:
+            self.copy = Decoder(model.config, model.compute_dtype).to(model.head.device, model.compute_dtype)
+        for mine, its in zip(self.copy.parameters(), model.parameters(), strict=True):
+            mine.data.copy_(its.data)
+
+    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
+        """Return `each` answers to every prompt; numbers: see `answer_all`."""
+        assert self.model is not None
+        with uncompiled(self.model) if self.copy is None else nullcontext():
+            return answer_all(self.copy or self.model, prompts, each, self.stop, how, numbers, self.side_by_side)
+
+
+class Policy:
+    """Puts problems to an engine and has the answers judged."""
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, judges: Mapping[str, Judge], config: RlConfig, room: int
+    ) -> None:
+        """room: tokens that a prompt and its answer have together at most."""
+        self.engine, self.tokenizer, self.judges, self.config = engine, tokenizer, judges, config
+        self.room = room - config.max_new
+        self.sampling = Sampling(
+            max_new=config.max_new, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p
+        )
+
+    def round(self, problems: Sequence[Drawn], each: int, how: Sampling, *seeds: int) -> Round:
+        """Return `each` answers to every problem. Raises InputError for a prompt that is too long, RewardError."""
+        began = time.perf_counter()
+        prompts = [self._prompt(task, problem.messages) for task, problem in problems]
+        found = self.engine.answers(prompts, each, how, uniform(len(prompts) * each, how.max_new, *seeds))
+        ids = [found.of(row) for row in range(len(found.ids))]
+        logprobs = [found.logprobs[row, : len(one)].tolist() for row, one in enumerate(ids)]
+        ended: list[bool] = found.ended.tolist()
+        texts = [self.tokenizer.decode(one[:-1] if end else one) for one, end in zip(ids, ended, strict=True)]
+        took_s = time.perf_counter() - began
+        asked = [one for one in problems for _ in range(each)]
+        rewards = self.judged(asked, texts, ended)
+        return Round(list(problems), prompts, ids, logprobs, ended, rewards, texts, took_s)
+
+    def judged(self, asked: Sequence[Drawn], texts: Sequence[str], ended: Sequence[bool]) -> list[Reward]:
+        """Return what each answer is worth. Raises RewardError."""
+        found: list[Reward] = [Reward()] * len(asked)
+        for task, judge in self.judges.items():
+            rows = [row for row, one in enumerate(asked) if one[0] == task]
+            said = [Said(asked[row][1], texts[row], ended[row]) for row in rows]
+            for row, reward in zip(rows, judge(said) if said else [], strict=True):
+                found[row] = reward
+        return found
+
+    def measure(self, problems: Sequence[Drawn], k: int, seed: int) -> dict[str, float]:
+        """Return `greedy`: the share answered rightly when the likeliest id is taken; `pass_at_1` and `pass_at_<k>` of
+        k answers drawn as in training."""
+        greedy = self.greedy(problems)
+        drawn = self.round(problems, k, self.sampling, seed, MEASURED)
+        right = np.array([one.is_right for one in drawn.rewards]).reshape(-1, k).sum(axis=1).tolist()
+        return {
+            "greedy": float(np.mean([one.is_right for one in greedy.rewards])),
+            "pass_at_1": float(np.mean([pass_at(1, one, k) for one in right])),
+            f"pass_at_{k}": float(np.mean([pass_at(k, one, k) for one in right])),
+        }
+
+    def greedy(self, problems: Sequence[Drawn]) -> Round:
+        """Return the likeliest answer to every problem."""
+        return self.round(problems, 1, Sampling(max_new=self.config.max_new, temperature=0), MEASURED)
+
+    def _prompt(self, task: str, messages: Sequence[conversations.Message]) -> list[int]:
+        ids = conversations.prompt(messages, self.tokenizer)
+        if len(ids) > self.room:
+            raise InputError(
+                f"a problem of {task} has {len(ids)} tokens, and {self.config.max_new} are kept for its answer: the "
+                f"model has room for {self.room}; a larger sequence_len or a smaller max_new is needed"
+            )
+        return ids
+
+
+def stops(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids that end an answer."""
+    return [tokenizer.special(END), tokenizer.special(BOS)]

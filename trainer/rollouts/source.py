@@ -1,0 +1,246 @@
+"""Batches that the model in training makes itself: its answers to problems, and how much better each is than others.
+
+In: the model as it is before a step. Out: rows for `PolicyLoss`, and figures of the answers. What a step reads is a
+function of the seed, the step and the model, so that a run that goes on after a kill makes the same answers again;
+where answers serve several updates, they are part of the checkpoint.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.events import emit
+from trainer.config import PhaseConfig
+from trainer.model.decoder import IGNORED, Decoder
+from trainer.model.token_losses import token_logprobs
+from trainer.objectives.rl import advantages, as_rows, at_targets, has_signal, row_weights
+from trainer.objectives.source import Source
+from trainer.parallel.process_group import Ranks
+from trainer.records.rl_config import RlConfig, soft_overlong
+from trainer.rewards.reward import Reward
+from trainer.rollouts.drawn import Drawn, Problems
+from trainer.rollouts.policy import Embedded, Policy, Round
+from trainer.speed import uncompiled
+
+ALONE = Ranks()
+FEW, LONG = 0.05, 5  # groups with a signal, steps in a row: below and beyond, somebody is told
+Batch = dict[str, np.ndarray]
+
+
+class Rollouts(Source):
+    """The source of batches of the phase rl."""
+
+    sees_model = True
+
+    def __init__(
+        self, config: PhaseConfig, rl: RlConfig, policy: Policy, problems: Problems, watched: Sequence[Drawn],
+        reference: Decoder | None = None, ranks: Ranks = ALONE,
+    ) -> None:  # fmt: skip
+        """watched: problems that it is measured on now and then; reference: the model as the phase began with it."""
+        self.config, self.rl, self.policy, self.problems = config, rl, policy, problems
+        self.watched, self.reference, self.ranks = watched, reference, ranks
+        self.groups = config.rows // rl.group
+        self.told: dict[str, float] = {}
+        self.quiet = 0  # steps in a row with hardly any signal
+        self.held: tuple[int, Batch] | None = None  # of which step, where answers serve several updates
+        self.handed_over: tuple[float, int] | None = None  # when, and how many tokens
+
+    def batch(self, step: int, *models: Decoder) -> Batch:
+        """Return the rows of a step. Raises InputError, Refused, PeerLost."""
+        (model,), now = models, time.perf_counter()
+        first = step // self.rl.num_iterations * self.rl.num_iterations
+        figures = self._since(now)
+        if self.held is None or self.held[0] != first:
+            if isinstance(self.policy.engine, Embedded):
+                self.policy.engine.take(model)
+            if self.rl.eval_every and step % self.rl.eval_every == 0:
+                figures |= self._measured()
+            made, of_answers = self._made(first, model)
+            self.held = (first, made)
+            figures |= of_answers
+        batch = self.held[1]
+        self.told = figures
+        self.handed_over = (time.perf_counter(), batch["ids"].size)
+        return batch
+
+    def figures(self) -> dict[str, float]:
+        """Return what there is to tell of the answers of the last batch."""
+        return self.told
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what a checkpoint keeps: how long it has been quiet, and answers that further updates need."""
+        found = {"quiet": torch.tensor(self.quiet)}
+        if self.rl.num_iterations > 1 and self.held is not None:
+            found["first"] = torch.tensor(self.held[0])
+            found |= {f"held.{name}": torch.from_numpy(one) for name, one in self.held[1].items()}
+        return found
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave."""
+        self.quiet = int(tensors["quiet"])
+        if "first" in tensors:
+            held = {name.removeprefix("held."): one.numpy() for name, one in tensors.items() if name[:5] == "held."}
+            self.held = (int(tensors["first"]), held)
+
+    def _since(self, now: float) -> dict[str, float]:
+        """How fast the update was that came before."""
+        if self.handed_over is None:
+            return {}
+        at, tokens = self.handed_over
+        return {"update_tokens_per_s": round(tokens / max(now - at, 1e-9), 1)}
+
+    def _measured(self) -> dict[str, float]:
+        if not self.watched or not self.ranks.is_first:
+            return {}
+        return self.policy.measure(self.watched, self.rl.samples_each, self.config.seed)
+
+    def _made(self, step: int, model: Decoder) -> tuple[Batch, dict[str, float]]:
+        began = time.perf_counter()
+        place = step // self.rl.num_iterations
+        found = self._gathered(self._share(place, 0))
+        rewards = self._worth(found)
+        for attempt in range(1, self.rl.dynamic_sampling + 1):
+            silent = np.flatnonzero(~has_signal(rewards))
+            if not len(silent):
+                break
+            others = self._gathered(self._share(place, attempt))
+            worth = self._worth(others)
+            fresh = np.flatnonzero(has_signal(worth))[: len(silent)]
+            found = _exchanged(found, others, silent, fresh, self.rl.group)
+            rewards[silent[: len(fresh)]] = worth[fresh]
+        signal = has_signal(rewards)
+        self._listen(float(signal.mean()))
+        batch = self._rows(found, rewards, model)
+        return batch, {**_told(found, rewards, signal, self.rl), "rollout_s": round(time.perf_counter() - began, 6)}
+
+    def _share(self, place: int, attempt: int) -> Round:
+        """This process's answers of a round."""
+        size, rank = self.ranks.size, self.ranks.rank
+        rounds = self.rl.dynamic_sampling + 1
+        problems = self.problems.drawn((place * rounds + attempt) * self.groups, self.groups)[rank::size]
+        if not problems:
+            return Round([], [], [], [], [], [], [], 0.0)
+        return self.policy.round(
+            problems, self.rl.group, self.policy.sampling, self.config.seed, place, attempt, rank
+        )  # fmt: skip
+
+    def _gathered(self, mine: Round) -> Round:
+        """The answers of all processes, in the order of the problems."""
+        if self.ranks.size == 1:
+            return mine
+        said = [mine.prompts, mine.ids, mine.logprobs, mine.ended, mine.texts, mine.took_s,
+                [[one.parts, one.is_right] for one in mine.rewards]]  # fmt: skip
+        heard = self.ranks.tell_all(said)
+        group = self.rl.group
+        found = Round([], [], [], [], [], [], [], max(one[5] for one in heard))
+        for number in range(self.groups):
+            prompts, ids, logprobs, ended, texts, _, rewards = heard[number % self.ranks.size]
+            place = number // self.ranks.size
+            rows = slice(place * group, (place + 1) * group)
+            found.prompts.append(prompts[place])
+            found.ids.extend(ids[rows])
+            found.logprobs.extend(logprobs[rows])
+            found.ended.extend(ended[rows])
+            found.texts.extend(texts[rows])
+            found.rewards.extend(Reward(*one) for one in rewards[rows])
+        return found
+
+    def _worth(self, found: Round) -> np.ndarray:
+        """(prompts, group): what each answer is worth, its length included."""
+        each = [
+            reward.total + soft_overlong(len(ids), self.rl)
+            for reward, ids in zip(found.rewards, found.ids, strict=True)
+        ]
+        return np.array(each, np.float64).reshape(-1, self.rl.group)
+
+    def _rows(self, found: Round, rewards: np.ndarray, model: Decoder) -> Batch:
+        """What there is something to learn from; where all answers are worth the same, one row that teaches nothing."""
+        rl = self.rl
+        better = advantages(rewards, rl).flatten()
+        lengths = np.array([len(one) for one in found.ids])
+        if rl.mask_truncated:
+            lengths = np.where(found.ended, lengths, 0)
+        kept = (lengths > 0) if rl.beta else (better != 0) & (lengths > 0)
+        weights = row_weights(lengths, kept, rl)
+        rows = np.flatnonzero(kept).tolist() or [0]
+        batch: dict[str, Any] = as_rows(
+            [found.prompts[row // rl.group] for row in rows], [found.ids[row] for row in rows], found.prompts[0][0]
+        )
+        batch |= {"advantages": better[rows], "weights": weights[rows] if kept.any() else np.zeros(1, np.float32)}
+        targets = batch["targets"]
+        if rl.correction or rl.num_iterations > 1:
+            batch["sampled"] = at_targets(targets, [found.logprobs[row] for row in rows])
+        if rl.num_iterations > 1:
+            batch["old"] = self._logprobs(model, batch)
+        if self.reference is not None:
+            batch["reference"] = self._logprobs(self.reference, batch)
+        return batch
+
+    @torch.no_grad()
+    def _logprobs(self, model: Decoder, batch: Batch) -> np.ndarray:
+        """ln p of every target, fp32 (rows, T), 0 elsewhere."""
+        found = np.zeros(batch["targets"].shape, np.float32)
+        device = model.head.device
+        with uncompiled(model):
+            for start in range(0, len(found), self.config.micro_rows):
+                part = slice(start, start + self.config.micro_rows)
+                targets = torch.from_numpy(batch["targets"][part])
+                counted = (targets.flatten() != IGNORED).nonzero().squeeze(1)
+                hidden = model.hidden(torch.from_numpy(batch["ids"][part]).to(device)).flatten(0, 1)
+                each = token_logprobs(
+                    hidden[counted], model.head, targets.flatten()[counted].to(device), model.shape, self.rl.temperature
+                )
+                found[part].reshape(-1)[counted.numpy()] = each.cpu().numpy()
+        return found
+
+    def _listen(self, signal: float) -> None:
+        """Tell when there has been hardly anything to learn from for long."""
+        self.quiet = self.quiet + 1 if signal < FEW else 0
+        if self.quiet == LONG:
+            emit(
+                "note",
+                text=f"rl: for {LONG} steps fewer than {FEW:.0%} of the groups had answers of different worth: nothing "
+                "is learnt. Either all are right, or none is: look at the samples; a lower learning rate, more "
+                "answers to each prompt, or easier problems bring a signal back",
+                alarm=True,
+            )
+
+
+def _exchanged(found: Round, others: Round, silent: np.ndarray, fresh: np.ndarray, group: int) -> Round:
+    """`found` with the groups `silent` replaced by the groups `fresh` of `others`, as far as there are any."""
+    new = replace(
+        found, prompts=list(found.prompts), ids=list(found.ids), logprobs=list(found.logprobs),
+        ended=list(found.ended), rewards=list(found.rewards), texts=list(found.texts),
+        took_s=found.took_s + others.took_s,
+    )  # fmt: skip
+    for mine, its in zip(silent.tolist(), fresh.tolist(), strict=False):
+        new.prompts[mine] = others.prompts[its]
+        for name in ("ids", "logprobs", "ended", "rewards", "texts"):
+            getattr(new, name)[mine * group : (mine + 1) * group] = getattr(others, name)[
+                its * group : (its + 1) * group
+            ]
+    return new
+
+
+def _told(found: Round, rewards: np.ndarray, signal: np.ndarray, config: RlConfig) -> dict[str, float]:
+    """Figures of the answers, for metrics.jsonl."""
+    lengths = [len(one) for one in found.ids]
+    parts = sorted({name for one in found.rewards for name in one.parts})
+    figures = {
+        "reward": float(rewards.mean()),
+        **{f"reward_{name.replace(' ', '_')}": float(np.mean([one.parts.get(name, 0.0) for one in found.rewards]))
+           for name in parts},
+        "right": float(np.mean([one.is_right for one in found.rewards])),
+        "length": float(np.mean(lengths)),
+        "truncated": 1 - float(np.mean(found.ended)),
+        "silent_groups": 1 - float(signal.mean()),
+        "rollout_tokens_per_s": round(sum(lengths) / max(found.took_s, 1e-9), 1),
+    }  # fmt: skip
+    if config.overlong:
+        figures["reward_overlong"] = float(np.mean([soft_overlong(one, config) for one in lengths]))
+    return figures
