@@ -132,7 +132,7 @@ class Settings:
         layers: list[tuple[str, Mapping[str, str]]] = [  # the last is read by setting name, the others by variable
             ("-e", given),
             ("shell", environ),
-            (".env", _read_dotenv(root / ".env")),
+            (".env", read_dotenv(root / ".env")),
         ]
         folder = next((named for _, layer in layers if (named := layer.get("SLIPWAY_REHEARSAL"))), "")
         if folder:
@@ -204,7 +204,8 @@ def read_overrides(words: Sequence[str], environ: Mapping[str, str]) -> dict[str
     return read
 
 
-def _read_dotenv(path: Path) -> dict[str, str]:
+def read_dotenv(path: Path) -> dict[str, str]:
+    """Return what a file of settings and keys says, {} when there is none. Raises UsageError."""
     if not path.exists():
         return {}
     from dotenv import dotenv_values
