@@ -6,9 +6,10 @@ Whoever calls them shows and asks in between. `tell` hears what people may want 
 """
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from flows import memory_check, planning, resume, run_leases, same_request
-from flows.planning import Work, plan_for
+from flows.planning import Work
 from flows.same_request import Asking
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
@@ -17,7 +18,7 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op, Taken
 from infra.names import check_name, run_name
-from infra.providers import registry
+from infra.providers import Provider, registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
 from infra.runs import snapshot
@@ -30,17 +31,38 @@ from infra.selection.request import request_on
 from infra.settings import Settings
 
 
+class AnyWork(Protocol):
+    """What a launch does: a training of ours, or a job of one's own."""
+
+    @property
+    def made(self) -> str:
+        """As `Work.made`."""
+
+    @property
+    def stem(self) -> str:
+        """What the run is called, in front of a number; "" = words by chance."""
+
+    def plan(
+        self, settings: Settings, request: Request, vendor: Provider, limits: Limits, rate: float | None = None
+    ) -> Plan:
+        """Return what is made, and by which job. Raises UsageError."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Meant:
     """What the words of a launch come to by the settings; neither the store nor a vendor has been asked yet."""
 
     spec: LaunchSpec
-    work: Work
+    work: AnyWork
     request: Request
     limits: Limits
     """Of the pod of each node."""
     asked: Asking
     """The words, by which a run that is at work on the same already is told from one that was meant otherwise."""
+    others: tuple[Request, ...] = ()
+    """Of rented machines: what would do as well as `request`."""
+    is_ordered: bool = False
+    """Of `request` and `others` the first that can be had is taken, else the cheapest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +107,7 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
     """
     candidates = registry.candidates(settings)
     vendor = candidates[0]
-    plan = plan_for(meant.work, settings, meant.request, vendor, meant.limits)
+    plan = meant.work.plan(settings, meant.request, vendor, meant.limits)
     found = Launch(meant=meant, plan=plan)
     if found.is_open:
         return found
@@ -95,9 +117,10 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
         found = replace(found, at_work=before)
     if vendor.is_rented and plan.job and not found.at_work:
         find = choose.wait_for if meant.spec.wait else choose.find
-        offers = tuple(find(candidates, meant.request, settings, tell))
+        requests = (meant.request, *meant.others)
+        request, offers = choose.among(find, candidates, requests, meant.is_ordered, settings, tell)
         rate = planning.work_rate(settings, offers[0])
-        plan = plan_for(meant.work, settings, meant.request, vendor, meant.limits, rate)
+        plan = meant.work.plan(settings, request, vendor, meant.limits, rate)
         found = replace(found, offers=offers)
     if plan.job:
         plan = replace(plan, job=replace(plan.job, on_failure=meant.spec.on_failure or "end"))
@@ -130,7 +153,7 @@ def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
     else:
         op = _begin(found, journal, settings, tell)
     if not registry.provider(settings, op.vendor).is_here and op.token not in known:
-        snapshot.keep_code(op, ROOT, settings.homes / op.run)
+        snapshot.keep_code(op, ROOT, settings.homes / op.run, found.plan.carried)
     return op
 
 
@@ -148,7 +171,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     if before and not name and last_verdict(before, settings).get("state") != "succeeded":
         name = before.run
         tell(f"resuming {name}")
-    name = name or run_name(taken)
+    name = name or run_name(taken, found.meant.work.stem)
     plan = replace(found.plan, request=replace(found.plan.request, run=name))
     run_leases.refuse_beside_older(plan, journal.ops(live=True))
     run_leases.hold_for(plan, name, journal.installation)
@@ -160,7 +183,8 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
             with stage("connect", tell):
                 offers = choose.of_machines(vendor, plan.request)
         terms = replace(terms_for(settings, vendor, found.meant.spec.no_accept), asked=asked.record())
-        vendors, secrets = registry.vendors(settings), job_environment.secrets(settings)
+        assert plan.job is not None
+        vendors, secrets = registry.vendors(settings), job_environment.secrets_for(plan.job.secrets, settings)
         return street.start(plan, offers, vendors, journal, ROOT, secrets, tell, terms)
     except Taken as taken_by:
         if taken_by.op.run != name:

@@ -18,7 +18,9 @@ from trainer.config import PhaseConfig
 
 def phases_of(steps: Iterable[Step]) -> list[PhaseConfig]:
     """Of those steps that train."""
-    return [load(PhaseConfig, step.config["spec"], step.name) for step in steps if step.together]
+    return [
+        load(PhaseConfig, step.config["spec"], step.name) for step in steps if "spec" in step.config and step.together
+    ]
 
 
 def shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:

@@ -43,12 +43,20 @@ class Work:
     """Artifacts that were made elsewhere, by the name of what needs them."""
     made: str = ""
     """"keep" or "remake" what other code made; "" = somebody is to be asked."""
+    stem: str = ""
+    """What the run is called, in front of a number; "" = words by chance."""
 
     @staticmethod
     def of(spec: WorkSpec, settings: Settings) -> "Work":
         """Return what the flags of a training ask for. Raises UsageError for what cannot be meant."""
         init = init_model.look(spec.init, settings) if spec.init else None
         return Work(spec=spec, init=init, made=made_by_words(spec.remake, spec.keep_made))
+
+    def plan(
+        self, settings: Settings, request: Request, vendor: Provider, limits: Limits, rate: float | None = None
+    ) -> Plan:
+        """Return what is made, and by which job, as `plan_for`."""
+        return plan_for(self, settings, request, vendor, limits, rate)
 
     def wanted(self, settings: Settings) -> planning.Wanted:
         """The same, as the plan takes it. Raises UsageError for senseless words."""
@@ -63,6 +71,7 @@ class Work:
             persona=planning.load_persona(Path(spec.persona) if spec.persona else ROOT / "data" / "persona.yaml"),
             seed=spec.seed,
             steps=spec.steps,
+            block_size=settings.block_size,
             options=spec.options,
             init=self.init,
             mixture=planning.parse_mixture(spec.mixture),
@@ -101,9 +110,7 @@ def plan_for(
     if plan.job and settings.rehearsal:  # its GPUs are make-believe
         plan = replace(plan, job=replace(plan.job, num_gpus=0, clock_scale=settings.clock_scale))
     if plan.job:
-        places = {name: os.environ[name] for kind in asked_at(settings) for name in credentials.PLACES.get(kind, ())
-                  if os.environ.get(name)}  # fmt: skip
-        environ = {**plan.job.environ, **places, **tracking(settings), **plain(settings)}
+        environ = {**plan.job.environ, **places(settings), **tracking(settings), **plain(settings)}
         job = replace(plan.job, secrets=tuple(secrets(settings)), environ=environ)
         lacking = tuple(f"W&B: {one.detail}" for one in doctor.tracking(ROOT, settings) if one.state != "ok")
         shown = [f"{name}={value}" for name, value in plain(settings).items()]
@@ -117,6 +124,12 @@ def plan_for(
         built = "the train environment is built first: a minute or so, depending on the network"
         return replace(plan, notes=(*plan.notes, built))
     return plan
+
+
+def places(settings: Settings) -> dict[str, str]:
+    """Return the variables that say where the stores are that a job speaks to."""
+    names = [name for kind in asked_at(settings) for name in credentials.PLACES.get(kind, ())]
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def made_by_words(remake: bool, keep_made: bool) -> str:

@@ -55,6 +55,8 @@ def refuse_beside_older(plan: Plan, at_work: Sequence[Op]) -> None:
 def hold_for(plan: Plan, run: str, installation: str) -> None:
     """Write down that a run reads what it begins with, so that nobody removes it. Raises StoreError, UsageError."""
     assert plan.job is not None
+    if not read_by(plan):
+        return
     references.hold(plan.store, reference_of(run, installation), f"run {run}", read_by(plan), time.time())
     made = {step.config["making"]["fingerprint"] for step in plan.job.steps if "making" in step.config}
     named, kept = Store(plan.store).everything()

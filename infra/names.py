@@ -27,11 +27,14 @@ _NAME = re.compile(r"(?![.-])[A-Za-z0-9._-]{1,128}")
 _LETTERS = string.ascii_lowercase + string.digits
 
 
-def run_name(taken: Collection[str] = ()) -> str:
-    """Return a new readable run id such as `brave-otter-3`; its number is one more than the largest in `taken`."""
+def run_name(taken: Collection[str] = (), stem: str = "") -> str:
+    """Return a new readable run id such as `brave-otter-3`; its number is one more than the largest in `taken`.
+
+    `stem`: what stands in front of the number, instead of words by chance.
+    """
     numbers = (name.rpartition("-")[2] for name in taken)
     number = 1 + max((int(one) for one in numbers if one.isascii() and one.isdigit()), default=0)
-    return f"{secrets.choice(ADJECTIVES)}-{secrets.choice(ANIMALS)}-{number}"
+    return f"{stem or f'{secrets.choice(ADJECTIVES)}-{secrets.choice(ANIMALS)}'}-{number}"
 
 
 def check_name(name: str) -> str:

@@ -189,6 +189,15 @@ class Pointer:
     fingerprint: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """A folder of this machine that goes along with the code, or one file of it."""
+
+    name: str  # of the folder beside the code, on the pod
+    source: str  # absolute
+    file: str = ""  # "" = the whole folder
+
+
 @dataclass(frozen=True)
 class Plan:
     """The plan of a launch, known before anything starts."""
@@ -204,6 +213,7 @@ class Plan:
     pointers: tuple[Pointer, ...] = ()  # names to be moved before work starts
     doubtful: tuple[PlannedArtifact, ...] = ()  # phases that were asked for, and that other code made: keep or remake?
     untyped: tuple[str, ...] = ()  # phases that nobody asked for, and that would be trained
+    carried: tuple[Carried, ...] = ()  # what goes along with the code
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ class Settings:
     run_shard: int = row("RUN_SHARD", "inv pipeline: 1 makes text shards, 0 takes those that are there", "1")
     workspace: Path = row("SLIPWAY_WORKSPACE", "where the folders of inv pipeline are", "var/workspace")
     shard_lines: int = row("SHARD_LINES", "documents per text shard", "250000")
+    block_size: int = row("BLOCK_SIZE", "phase dlm: tokens that are decoded together; 0: as the profile says", "0")
     store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf:// or s3://", "var/artifacts")
     pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
     pools: Path = row("SLIPWAY_POOLS", "own machines; without this file: ~/.sky/ssh_node_pools.yaml", POOLS)
@@ -131,7 +132,7 @@ class Settings:
         layers: list[tuple[str, Mapping[str, str]]] = [  # the last is read by setting name, the others by variable
             ("-e", given),
             ("shell", environ),
-            (".env", _read_dotenv(root / ".env")),
+            (".env", read_dotenv(root / ".env")),
         ]
         folder = next((named for _, layer in layers if (named := layer.get("SLIPWAY_REHEARSAL"))), "")
         if folder:
@@ -203,7 +204,8 @@ def read_overrides(words: Sequence[str], environ: Mapping[str, str]) -> dict[str
     return read
 
 
-def _read_dotenv(path: Path) -> dict[str, str]:
+def read_dotenv(path: Path) -> dict[str, str]:
+    """Return what a file of settings and keys says, {} when there is none. Raises UsageError."""
     if not path.exists():
         return {}
     from dotenv import dotenv_values

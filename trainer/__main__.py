@@ -64,6 +64,14 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--top-k", type=int, default=50)
     one.add_argument("--max-tokens", type=int, default=256)
     one.add_argument("--seed", type=int, default=0)
+    one = command(commands, "serve", serve, "answer in OpenAI's protocol on loopback")
+    one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
+    one.add_argument("--name", required=True, help="of the model, for clients")
+    one.add_argument("--port", type=int, default=0)
+    one.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    for name, usual in (("max-seqs", 8), ("max-queued", 64), ("max-model-len", 0), ("max-tokens", 0)):
+        one.add_argument(f"--{name}", type=int, default=usual)
+    one.add_argument("--shutdown-s", type=float, default=60.0)
     one = command(commands, "eval", evaluate, "measure a model on held-out text and questions")
     one.add_argument("--config", type=Path, help='{"spec": ...}; instead of the other flags')
     one.add_argument("--model", help="an artifact or a Hugging Face folder")
@@ -147,6 +155,19 @@ def talk(flags: argparse.Namespace) -> None:
     except BrokenPipeError:  # nobody listens any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
         sys.exit(141)
+
+
+def serve(flags: argparse.Namespace) -> None:
+    import asyncio
+
+    from trainer.engine import server
+
+    limits = server.Limits(
+        max_seqs=flags.max_seqs, max_queued=flags.max_queued, max_model_len=flags.max_model_len,
+        max_tokens=flags.max_tokens, shutdown_s=flags.shutdown_s,
+    )  # fmt: skip
+    model = server.Model(flags.model, flags.dtype, flags.max_model_len)
+    asyncio.run(server.serve(model, flags.name, flags.port, limits))
 
 
 def evaluate(flags: argparse.Namespace) -> None:

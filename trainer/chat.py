@@ -1,6 +1,6 @@
 """Talking to a model with PyTorch: what `trainer.engines.conversation` needs of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -19,12 +19,12 @@ class Torch:
         device.prepare()
         self.model = export.read(folder).eval()
         self.positions = self.model.config.max_position_embeddings
+        self.align = self.model.config.blocks.block_size if self.model.config.blocks else 1
         self.temperature, self.top_k = temperature, top_k
         self.generator = torch.Generator().manual_seed(seed)
 
-    def tokens(self, prompt: Sequence[int], max_new: int) -> Iterator[int]:
-        new = generate.steps(self.model, [prompt], max_new, self.temperature, self.top_k, self.generator)
-        return (int(chosen) for chosen in new)
+    def tokens(self, prompt: Sequence[int], stop: Collection[int], max_new: int) -> Iterator[int]:
+        return generate.stream(self.model, prompt, stop, max_new, self.temperature, self.top_k, self.generator)
 
 
 def open_talk(folder: Path, temperature: float, top_k: int, max_new: int, seed: int) -> Talk:

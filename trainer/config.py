@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from data.config import ConfigError
 from trainer.records.bits import BitsConfig
+from trainer.records.blocks_config import BlocksConfig
 from trainer.records.fields import in_bounds, newer, rounding, what_counts
 from trainer.records.phase_registry import PHASES, PROMPTS, TALK, TEXT, listed, phases_reading
 from trainer.records.rl_config import RlConfig
@@ -82,6 +83,8 @@ class ModelConfig:
     """RMSNorms in front of `o_proj` and `down_proj`, as BitNet has them (SubLN)."""
     ternary: Ternary | None = newer(None)
     """Matrices of 1.58 bits inside the blocks, activations of 8; None = both in full precision."""
+    blocks: BlocksConfig | None = newer(None)
+    """It decodes in blocks, and has learnt to see whole ones; None = from left to right."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads", 1)
@@ -242,6 +245,8 @@ class PhaseConfig:
     `sequence_len`, and no more than `rows`. A conversation of yours has one to itself."""
     bits: BitsConfig | None = newer(None)
     """The stages of 1.58 bits: how a ternary model is rounded, and what it learns from its teacher."""
+    blocks: BlocksConfig | None = newer(None)
+    """dlm: the blocks in which the model learns to decode."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "rows micro_rows sequence_len turns", 1)
@@ -271,6 +276,13 @@ class PhaseConfig:
         if self.sequence_len > self.model.max_position_embeddings:
             longest = self.model.max_position_embeddings
             raise ConfigError(f"sequence_len is {self.sequence_len}; the model holds {longest} positions")
+        if (self.blocks is not None) != (self.phase == "dlm"):
+            raise ConfigError(f"phase {self.phase} {'has no' if self.blocks else 'needs'} blocks; they are for dlm")
+        if self.blocks is not None and self.sequence_len % self.blocks.block_size:
+            size = self.blocks.block_size
+            whole = self.sequence_len // size * size
+            near = f"take a sequence_len of {whole}" if whole else "take smaller blocks"
+            raise ConfigError(f"block_size {size} does not divide sequence_len {self.sequence_len}; {near}")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed is {self.seed}; it must lie between 0 and 2**63 - 1")
         if odd := sorted(kind for kind, weight in (self.mixture or {}).items() if not 0 < weight < math.inf):
@@ -317,6 +329,11 @@ class PhaseConfig:
         return self.phase in phases_reading(TEXT)
 
     @property
+    def views(self) -> int:
+        """How often each token of a row goes through the model: in blocks clean, and masked in two ways."""
+        return 1 if self.blocks is None else 3
+
+    @property
     def flops(self) -> float:
         """Of the whole phase, the sequences of a chat phase taken as full."""
         return (
@@ -330,8 +347,8 @@ class PhaseConfig:
         return int(self.phase in PHASES and bool(PHASES[self.phase].teacher) or has_reference)
 
     def flops_per_token(self, sequence_len: int) -> float:
-        """Of the model, and of the way there, a third, of frozen ones beside it."""
-        return self.model.flops_per_token(sequence_len) * (1 + self.num_frozen / 3)
+        """Of the model as often as a token goes through it, and of the way there, a third, of frozen ones beside it."""
+        return self.model.flops_per_token(sequence_len) * (self.views + self.num_frozen / 3)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ class Fit:
 
 def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1) -> Memory:
     """Of one step of `config`, the model cut into so many parts; device: cuda or cpu. `auto` counts as bfloat16."""
-    model, tokens = config.model, config.micro_rows * config.sequence_len
+    model, tokens = config.model, config.micro_rows * config.sequence_len * config.views
     width = 4 if config.dtype == "float32" else 2
     d, f = model.hidden_size, model.intermediate_size
     q, kv = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim

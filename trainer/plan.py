@@ -83,6 +83,8 @@ class Wanted:
     """Of training; the data's split keeps its own."""
     steps: int | None = None
     """Optimizer steps of every phase, instead of the profile's; warm-ups are rescaled with them."""
+    block_size: int = 0
+    """Of dlm, instead of the profile's; 0 = that."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Of single phases, instead of the profile's: the text of each by PHASE.FIELD."""
     init: ImportSpec | None = None
@@ -356,6 +358,10 @@ def _phase(
         config = replace(config, seed=wanted.seed)
     if wanted.steps is not None and f"{phase}.steps" not in wanted.options:
         config = config.in_steps(wanted.steps)
+    if config.blocks is not None and wanted.block_size and f"{phase}.blocks.block_size" not in wanted.options:
+        pieces = math.gcd(wanted.block_size, config.blocks.sub_block_size)
+        blocks = replace(config.blocks, block_size=wanted.block_size, sub_block_size=pieces)
+        config = replace(config, blocks=blocks)
     if wanted.init is not None:
         config = phase_options.with_options(config, wanted.options)  # which outweigh what somebody else's model needs
     if config.rl is not None and wanted.rl:

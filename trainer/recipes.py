@@ -14,6 +14,7 @@ from typing import Any
 from data.config import ConfigError, load
 from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
 from trainer.profiles import bits
+from trainer.records.blocks_config import BlocksConfig
 from trainer.records.phase_options import changed
 from trainer.records.rl_config import RlConfig
 
@@ -67,6 +68,16 @@ def smoke() -> Profile:
         turns=16,
         mixture=TALK,
     )
+    dlm = replace(
+        sft,
+        phase="dlm",
+        optimizer=OptimizerConfig(lr=0.002, muon_lr=0.008, weight_decay=0.0),
+        schedule=ScheduleConfig(warmup_steps=10, decay=0.7),
+        steps=200,
+        sequence_len=512,
+        turns=8,
+        blocks=BlocksConfig(block_size=16, sub_block_size=8),
+    )
     rl = PhaseConfig(
         phase="rl",
         model=model,
@@ -79,7 +90,7 @@ def smoke() -> Profile:
         mixture={"sort": 1.0},
         rl=RlConfig(max_new=14, shown=0.12, side_by_side=264),
     )
-    phases = {"base": base, "mid": mid, "sft": sft, "rl": rl}
+    phases = {"base": base, "mid": mid, "sft": sft, "rl": rl, "dlm": dlm}
     return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=40))
 
 
@@ -237,7 +248,7 @@ def cosine(
 
 
 def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
-    """base, and the two chat phases after it: the rate where base ended, then falling to nothing."""
+    """base, and the phases after it: chat at the rate where base ended, then falling to nothing, and blocks at that."""
     slow = after(base.optimizer, 0.3)
     rows = math.gcd(64, base.rows)
     mid = replace(
@@ -254,7 +265,9 @@ def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
     )
     sft = replace(mid, phase="sft", optimizer=after(base.optimizer, 0.1), schedule=ScheduleConfig(decay=1.0), steps=200,
                   mixture=TALK)  # fmt: skip
-    return {"base": base, "mid": mid, "sft": sft, "rl": on_policy(sft, after(base.optimizer, 0.05))}
+    dlm = replace(sft, phase="dlm", schedule=ScheduleConfig(warmup_steps=10, decay=0.2), steps=600,
+                  blocks=BlocksConfig(block_size=32))  # fmt: skip
+    return {"base": base, "mid": mid, "sft": sft, "rl": on_policy(sft, after(base.optimizer, 0.05)), "dlm": dlm}
 
 
 def on_policy(sft: PhaseConfig, optimizer: OptimizerConfig) -> PhaseConfig:
@@ -280,12 +293,15 @@ def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
     About that of published recipes for instruction tuning at these sizes (1e-4 at a width of 1024). Of the stages of
     1.58 bits it takes the ternary shape.
     """
+    sequence_len = min(phase.sequence_len, model.max_position_embeddings)
+    if phase.blocks is not None:
+        sequence_len -= sequence_len % phase.blocks.block_size
     return replace(
         phase,
         model=model if phase.model.ternary is None else model.rounded_like(phase.model),
         optimizer=OptimizerConfig(lr=1e-4 * 1024 / max(model.hidden_size, 256), weight_decay=0.01),
         schedule=ScheduleConfig(warmup_steps=max(1, phase.steps // 30), decay=1.0),
-        sequence_len=min(phase.sequence_len, model.max_position_embeddings),
+        sequence_len=sequence_len,
         adopted=True,
     )
 

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from trainer.errors import Refused
 from trainer.loop import Training
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
+from trainer.model.mask_token import fill_smaller, with_mask
 from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
 from trainer.parallel.fsdp import WHOLE, Cut, cut, parts_of
@@ -70,7 +72,11 @@ class PhaseRun:
         """The model as this phase begins with it: with the weights at the end of the phase before, or first ones from
         the seed. Raises Refused when it learned another vocabulary."""
         config = self.config
-        if self.before:
+        if config.blocks is not None:
+            rows = export.read_config(export.folder_of_model(self.input(self.before))).vocab_size
+            fill = partial(fill_smaller, rows=rows, fill=lambda smaller: self._fill_from(smaller, self.before))
+            model, self.cut = self._model(config.model, fill)
+        elif self.before:
             model, self.cut = self._model(config.model, lambda model: self._fill_from(model, self.before))
         else:
             model, self.cut = self._model(config.model, lambda model: initialise(model, config.seed))
@@ -256,6 +262,8 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
         raise Refused(
             f"{config.phase}: the model has {ids} ids, the tokenizer {making.inputs['tokenizer'].name} {known}"
         )
+    if config.blocks is not None:
+        config = replace(config, model=with_mask(config.model, config.blocks, known))
     parallel = how(config, ranks, machine)
     ours = {"PyTorch": torch.__version__, "activations": str(machine.dtype(config)), "parallel": parallel}
     ranks.compare({**ours, **data_digests(making)})

@@ -3,6 +3,7 @@
 Source: nanochat's conversation format and mask.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -47,13 +48,14 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def render(
-    messages: Sequence[Message], tokenizer: Tokenizer, max_len: int | None = None
+    messages: Sequence[Message], tokenizer: Tokenizer, max_len: int | None = None, align: int = 1
 ) -> tuple[list[int], list[int]]:
     """Return (ids, mask) of a conversation, cut to `max_len`; mask is 1 where the assistant's own words stand.
 
     A leading system message goes in front of the first user message. An assistant's content may be a list of parts of
-    type
-    text, python (learnt) or python_output (not learnt). Raises InputError unless user and assistant alternate.
+    type text, python (learnt) or python_output (not learnt). Each question but the first begins at a multiple of
+    `align` ids: what is missing is filled up with <|assistant_end|>, which is learnt. Raises InputError unless user
+    and assistant alternate.
     """
     special = tokenizer.special
     ids, mask = [special(BOS)], [0]
@@ -68,6 +70,8 @@ def render(
             raise InputError(f"message {turn} is by {message.get('role')!r} where {role!r} must speak")
         content = message["content"]
         if role == "user":
+            if turn:
+                add([special(END)] * (-len(ids) % align), 1)
             add([special("<|user_start|>"), *tokenizer.encode(_text(content)), special("<|user_end|>")], 0)
             continue
         add([special("<|assistant_start|>")], 0)
@@ -85,14 +89,19 @@ def render(
     return ids[:max_len], mask[:max_len]
 
 
-def prompt(messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that ask for the next answer; an assistant's answer at the end is left out."""
+def prompt(messages: Sequence[Message], tokenizer: Tokenizer, align: int = 1) -> list[int]:
+    """Return the ids that ask for the next answer; an assistant's answer at the end is left out.
+
+    `align` is as in `render`.
+    """
     if messages and messages[-1].get("role") == "assistant":
         messages = messages[:-1]
-    return [*render(messages, tokenizer)[0], tokenizer.special("<|assistant_start|>")]
+    return [*render(messages, tokenizer, align=align)[0], tokenizer.special("<|assistant_start|>")]
 
 
-def recent(messages: Sequence[Message], tokenizer: Tokenizer, room: int) -> tuple[list[Message], list[int]]:
+def recent(
+    messages: Sequence[Message], tokenizer: Tokenizer, room: int, align: int = 1
+) -> tuple[list[Message], list[int]]:
     """Return the end of a conversation whose prompt has at most `room` ids, and that prompt.
 
     The oldest turns are dropped, question and answer together; a system message stays, and so does the last question,
@@ -100,7 +109,7 @@ def recent(messages: Sequence[Message], tokenizer: Tokenizer, room: int) -> tupl
     """
     head = [one for one in messages[:1] if one.get("role") == "system"]
     turns = list(messages[len(head) :])
-    while len(ids := prompt([*head, *turns], tokenizer)) > room and len(turns) > 2:
+    while len(ids := prompt([*head, *turns], tokenizer, align)) > room and len(turns) > 2:
         del turns[:2]
     return [*head, *turns], ids
 
@@ -142,10 +151,12 @@ class Conversations:
         seed: int,
         turns: int = 1,
         together: Collection[str] = (),
+        align: int = 1,
     ):
         """Read and render all conversations.
 
-        Raises InputError for a kind without files or conversations, and for files without a weight above 0.
+        With `align` above 1, conversations of a row and their turns begin at multiples of it, and rows are as long as
+        their ids. Raises InputError for a kind without files or conversations, and for files without a weight above 0.
         """
         if set(files) != set(mixture) or not mixture or min(mixture.values()) <= 0:
             raise InputError(
@@ -154,13 +165,14 @@ class Conversations:
         self.kinds = sorted(mixture, key=lambda kind: (mixture[kind], kind))
         self.pad, self.seed, self.max_len = tokenizer.special(END), seed, max_len
         self.weights = [mixture[kind] / sum(mixture.values()) for kind in self.kinds]
-        self.turns = turns
+        self.turns, self.align = turns, align
         self.together = {number for number, kind in enumerate(self.kinds) if kind in together and turns > 1}
         self.rows: list[list[tuple[np.ndarray, np.ndarray]]] = []  # ids and mask
         for kind in self.kinds:
             found = (one for path in files[kind] for one in read_conversations(Path(path)))
             rows = [
-                (np.array(ids), np.array(mask)) for ids, mask in (render(one, tokenizer, max_len + 1) for one in found)
+                (np.array(ids), np.array(mask))
+                for ids, mask in (render(one, tokenizer, max_len + (align == 1), align) for one in found)
             ]
             if not rows:
                 raise InputError(f"no conversations of kind {kind!r}")
@@ -177,25 +189,37 @@ class Conversations:
         chunk, place = divmod(step, CHUNK_STEPS)
         chosen = self._chunk(chunk, count * world)[place]
         longest = max(map(self._length, chosen))
-        width = longest + -longest % PAD_TO
+        width = longest + -longest % math.lcm(PAD_TO, self.align)
         mine = chosen[rank::world]
         ids = np.full((len(mine), width), self.pad, np.int64)
         wanted = np.full((len(mine), width), -1, np.int64)
         for row, drawn in enumerate(mine):
-            inputs, after = targets(*self._joined(drawn))
+            inputs, after = self._joined(drawn)
             ids[row, : len(inputs)], wanted[row, : len(after)] = inputs, after
         return ids, wanted
 
     def _joined(self, drawn: Sequence[Drawn]) -> tuple[np.ndarray, np.ndarray]:
-        """Return (ids, mask) of conversations one after the other, with one beginning."""
+        """Return (inputs, targets) of conversations one after the other, with one beginning."""
         parts = [self.rows[kind][number] for kind, number in drawn]
         first, rest = parts[0], [(ids[1:], mask[1:]) for ids, mask in parts[1:]]
-        ids, mask = zip(first, *rest, strict=True)
-        return np.concatenate(ids), np.concatenate(mask)
+        ids, mask = zip(*map(self._whole, (first, *rest)), strict=True)
+        if self.align == 1:
+            return targets(np.concatenate(ids), np.concatenate(mask))
+        inputs, after = targets(np.append(np.concatenate(ids), self.pad), np.append(np.concatenate(mask), 0))
+        return inputs, after
+
+    def _whole(self, part: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Fill a part up to a multiple of `align` with what ends an answer, learnt like that."""
+        short = -len(part[0]) % self.align
+        return (np.pad(part[0], (0, short), constant_values=self.pad), np.pad(part[1], (0, short), constant_values=1))
 
     def _length(self, drawn: Sequence[Drawn]) -> int:
         """Return the length of the row of inputs that these make."""
-        return sum(len(self.rows[kind][number][0]) - 1 for kind, number in drawn)
+        sizes = [len(self.rows[kind][number][0]) - 1 for kind, number in drawn]
+        if self.align == 1:
+            return sum(sizes)
+        sizes[0] += 1  # its beginning; and the last id of a row is an input, too
+        return sum(size + -size % self.align for size in sizes)
 
     def _draw(self, chunk: int, count: int) -> list[list[tuple[Drawn, ...]]]:
         """Return the rows of the steps of one chunk; steps hold rows of similar length, and as many of them."""

@@ -42,6 +42,7 @@ class Step:
     silent_s: Optional[float] = None  # no new record for this long: dump stacks, restart
     max_restarts: int = 3
     together: Tuple[str, ...] = ()  # words before its own where several processes run it as one; () = it runs alone
+    everywhere: bool = False  # together: done when every node has done it, and not as soon as node 0 has
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,11 @@ class Leader:
             self._tell(step=step.name, round=this_round)
             ending = here.attempt(partial(self._why_over, this_round))
             if ending.cut == "" and ending.exit_code == 0:
-                return Outcome("done")
+                if not step.everywhere:
+                    return Outcome("done")
+                stopped = self._wait_for_all(this_round, here)
+                if stopped or not self.why:
+                    return stopped or Outcome("done")
             self._tell(round="")
             if ending.cut == "stop":
                 return Outcome("stopped", exit_code=ending.exit_code)
@@ -160,6 +164,18 @@ class Leader:
             if not waiting:
                 return None
             here.wait(waiting)
+
+    def _wait_for_all(self, this_round: str, here: Here) -> Optional[Outcome]:
+        """Wait until every other node has done its part, or `why` says that it cannot; return None unless stopped."""
+        while not self._why_over(this_round):
+            ended = {"state": "ended", "round": this_round}
+            left = [one.name for one in self.others.values() if not ended.items() <= one.said.items()]
+            if not left:
+                return None
+            if here.asked_to_stop():
+                return Outcome("stopped")
+            here.wait(f"waiting for {', '.join(left)}")
+        return None
 
     def _why_over(self, this_round: str) -> str:
         """Return why the round must end here, "" while it need not."""

@@ -29,7 +29,8 @@ class Pod:
     def __init__(self, dest, token):
         self.root = os.path.realpath(os.path.dirname(dest))
         self.target = os.path.join(self.root, os.path.basename(dest))
-        self.memory = os.path.join(self.root, "state", MEMORY)
+        name = os.path.basename(dest)
+        self.memory = os.path.join(self.root, "state", MEMORY if name == "code" else f"{name}.{MEMORY}")
         self._check_marker(token)
         if os.path.islink(self.target):
             raise Refused(f"{self.target} is a link; nothing is pushed through it")

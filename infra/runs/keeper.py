@@ -366,7 +366,8 @@ class Keeper:
                 self._end(other, pods.GONE, may_stand_aside=True)
         op = self.journal.op(op.token)  # ended by now: its cost stands
         job, budget = self._rest_of(op, limits or Limits())
-        plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request)
+        plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request,
+                    carried=snapshot.carried_of(self.folder))  # fmt: skip
 
         def prepare(new: Op, transport: Transport) -> None:
             snapshot.restore(new, transport, self.folder, Store(op.store))

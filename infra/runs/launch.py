@@ -87,7 +87,7 @@ def start(
 
     def work(ops: list[Op]) -> None:
         with ThreadPoolExecutor(len(ops)) as pool:
-            list(pool.map(lambda op: _send(op, vendors(op.vendor), root, plan.store, say, terms.prepare), ops))
+            list(pool.map(lambda op: _send(op, vendors(op.vendor), root, plan, say, terms.prepare), ops))
         if len(ops) > 1:
             with stage("introduce", say):
                 ops[:] = _introduce(ops, vendors, journal)
@@ -132,7 +132,7 @@ def give(
     job = replace(plan.job, run=op.run, token=op.token, limits=limits, stays=True, farewell=farewell(provider))
     if provider.is_rented and job.steps:
         job = with_courier(job, plan.store, op.run)
-    _send(replace(op, job=job.to_json()), provider, root, plan.store, say, None)
+    _send(replace(op, job=job.to_json()), provider, root, plan, say, None)
     op = journal.note(op, job=job.to_json(), target=plan.target, store=plan.store)
     with stage("hand-over", say):
         return hand_over(op, provider, journal, secrets)
@@ -347,14 +347,18 @@ def _apart(step: Step) -> Step:
     return replace(step, config={**step.config, "making": {**step.config["making"], "store": APART}})
 
 
-def _send(op: Op, provider: Provider, root: Path, store: str, say: Say, prepare: Prepare | None) -> None:
-    """Send the code, and what the job reads and does not make."""
+def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, prepare: Prepare | None) -> None:
+    """Send the code, what goes along with it, and what the job reads and does not make."""
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
     send_code(op, provider, root, say)
+    for one in plan.carried:
+        with stage(one.name, say) as told:
+            pushed = push(transport, Path(one.source), pod.root / one.name, op.token, one.file)
+            told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
     pod_store = provider.pod_store or (APART if op.slot else "")
     if pod_store:
         with stage("inputs", say) as told:
-            told += mirror.send_artifacts(Job.from_json(op.job), pod, pod_store, transport, Store(store))
+            told += mirror.send_artifacts(Job.from_json(op.job), pod, pod_store, transport, Store(plan.store))
     if prepare and op.slot == 0:
         with stage("what was made", say):
             prepare(op, transport)

@@ -10,12 +10,16 @@ import contextlib
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from infra.agent.job import Job, write_durably
 from infra.errors import SlipwayError
+from infra.jobs.steps import is_own_text
 from infra.ledger.journal import Op
+from infra.records import Carried
 from infra.runs import mirror
 from infra.runs.pods import folder_of
 from infra.transport.protocol import ThisMachine, Transport
@@ -24,6 +28,7 @@ from store import Store, outside
 from store.run_sync.run_folder import Checkpoint, Damaged
 
 MANIFEST = "MANIFEST.json"
+CARRIED = "carried.json"
 OURS = ("keep.log", "launch.log")  # written at home
 LIST = """cd -- "$1" 2>/dev/null || exit 0
 for file in work/checkpoints/*/step-*/MANIFEST.json work/runs/*/*.jsonl state/marks/*.json; do
@@ -31,13 +36,27 @@ for file in work/checkpoints/*/step-*/MANIFEST.json work/runs/*/*.jsonl state/ma
 done"""
 
 
-def keep_code(op: Op, root: Path, folder: Path) -> Path:
-    """Copy the code of `root`, as a push sends it, for other pods of this run; return its folder."""
+def keep_code(op: Op, root: Path, folder: Path, carried: Sequence[Carried] = ()) -> Path:
+    """Copy the code of `root` and what goes along, as a push sends them, for other pods; return the code's folder."""
     write_durably(folder / "POD.json", json.dumps({"token": op.token, "run": op.run}))
     code = folder / "code"
     push(ThisMachine(), root, code, op.token)
     subprocess.run(["git", "init", "-q", str(code)], check=True, stdin=subprocess.DEVNULL)  # else it is ignored by ours
+    for one in carried:
+        push(ThisMachine(), Path(one.source), folder / one.name, op.token, one.file)
+        for words in (["init", "-q"], ["add", "-f", "-N", "."]):  # listed, also what its own .gitignore names
+            git = ["git", "-C", str(folder / one.name), *words]
+            subprocess.run(git, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    kept = [asdict(replace(one, source=str(folder / one.name))) for one in carried]
+    write_durably(folder / CARRIED, json.dumps(kept))
     return code
+
+
+def carried_of(folder: Path) -> tuple[Carried, ...]:
+    """Return what goes along with the code that `keep_code` kept there."""
+    with contextlib.suppress(FileNotFoundError):
+        return tuple(Carried(**one) for one in json.loads((folder / CARRIED).read_bytes()))
+    return ()
 
 
 def bring(op: Op, transport: Transport, folder: Path) -> None:
@@ -70,7 +89,8 @@ def restore(op: Op, transport: Transport, folder: Path, store: Store) -> None:
     """
     pod, kept = folder_of(op), folder / "pod"
     there = _clear(op, transport, kept)
-    lost = [step.name for step in Job.from_json(op.job).steps if not _is_made_here(step.config, store)]
+    steps = Job.from_json(op.job).steps
+    lost = [step.name for step in steps if is_own_text(step) or not _is_made_here(step.config, store)]
     for path in sorted(path for path in kept.rglob("*") if path.is_file()):
         name = path.relative_to(kept)
         if any(part.startswith(".") for part in name.parts):  # a draft that was cut off
@@ -87,9 +107,10 @@ def restore(op: Op, transport: Transport, folder: Path, store: Store) -> None:
 
 def forget(folder: Path) -> None:
     """Remove the snapshot of a run that has succeeded: what it made is in the store."""
-    for name in ("pod", "code", "state"):
+    for name in ("pod", "code", "state", *(one.name for one in carried_of(folder))):
         shutil.rmtree(folder / name, ignore_errors=True)
-    (folder / "POD.json").unlink(missing_ok=True)
+    for name in ("POD.json", CARRIED):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _is_made_here(config: dict[str, Any], store: Store) -> bool:

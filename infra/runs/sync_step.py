@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from infra.agent.job import Job, Step
+from infra.jobs.steps import is_own_text
 
-ENVIRONMENT = "train"
+TRAIN, STORE = "train", "store"
 FETCH, CARRY = "fetch", "carry"
 EVERY_S = {"hf": 600.0}  # every look is a commit there, and a repository takes only so many of them
 
@@ -12,16 +13,22 @@ EVERY_S = {"hf": 600.0}  # every look is a commit there, and a repository takes 
 def with_courier(job: Job, store: str, run: str) -> Job:
     """Return the job with a first step that restores from `store` what an earlier pod left, and a courier beside all.
 
-    `store` is named as the pod names it. A job that has them already stays as it is, and so does one that has not the
-    environment in which a courier runs: it trains nothing.
+    `store` is named as the pod names it. A job that has them already stays as it is, and so does one that neither
+    trains nor carries out somebody's own text. Own text needs no PyTorch of ours: its courier has a small environment.
     """
-    if job.beside is not None or all(step.environment != ENVIRONMENT for step in job.steps):
+    if job.beside is not None:
+        return job
+    if any(step.environment == TRAIN for step in job.steps):
+        environment = TRAIN
+    elif any(is_own_text(step) for step in job.steps):
+        environment = STORE
+    else:
         return job
     config = {"store": store, "run": run, "makings": _makings(job)}
     often = EVERY_S.get(store.partition("://")[0], 60.0)
-    fetch = Step(FETCH, ("-m", "store.courier", "fetch"), ENVIRONMENT, config)
+    fetch = Step(FETCH, ("-m", "store.courier", "fetch"), environment, config)
     carrying = {**config, "after": FETCH, "every_s": often, "secrets": list(job.secrets)}
-    carry = Step(CARRY, ("-m", "store.courier", "carry"), ENVIRONMENT, carrying)
+    carry = Step(CARRY, ("-m", "store.courier", "carry"), environment, carrying)
     return replace(job, steps=(fetch, *job.steps), beside=carry)
 
 

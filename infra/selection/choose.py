@@ -61,6 +61,34 @@ def find(candidates: Sequence[Provider], request: Request, settings: Settings, t
     return doubtful_last(offers.require(found, request).offers, settings, clock_scale(candidates[0]), tell)
 
 
+Find = Callable[[Sequence[Provider], Request, Settings, Tell], list[Offer]]
+
+
+def among(
+    find: Find, candidates: Sequence[Provider], requests: Sequence[Request], is_ordered: bool, settings: Settings,
+    tell: Tell,
+) -> tuple[Request, tuple[Offer, ...]]:  # fmt: skip
+    """Return the request that is taken, and its offers: of several the first that can be had, else the cheapest.
+
+    Raises NoOffer when none can be had.
+    """
+    had: list[tuple[Request, tuple[Offer, ...]]] = []
+    missed: list[NoOffer] = []
+    for number, request in enumerate(requests):
+        asked = [one for one in candidates if request.provider in (MARKET, one.name)] or list(candidates)
+        try:
+            had.append((request, tuple(find(asked, request, settings, tell))))
+        except NoOffer as error:
+            missed.append(error)
+            if len(requests) > 1:
+                tell(f"{number + 1} of {len(requests)} kinds of machine cannot be had: {str(error).splitlines()[0]}")
+        if had and is_ordered:
+            break
+    if not had:
+        raise missed[0]
+    return min(had, key=lambda one: 0 if is_ordered else one[1][0].micro_usd_per_hour)
+
+
 def wait_for(candidates: Sequence[Provider], request: Request, settings: Settings, tell: Tell) -> list[Offer]:
     """Return offers as `find` does, asked again until something fits."""
     while True:

@@ -41,25 +41,26 @@ class Pushed:
     refused: tuple[Refusal, ...] = ()
 
 
-def push(machine: Transport, root: Path, dest: str | Path, token: str) -> Pushed:
+def push(machine: Transport, root: Path, dest: str | Path, token: str, file: str = "") -> Pushed:
     """Make `dest` hold the code of `root`: what git would keep, minus secrets, which are returned as refused.
 
+    `file`: it is to hold this one file of `root`, and nothing else.
     Only into a folder beside the marker of the pod with `token`. What an earlier push brought and is no longer there is
     removed; what the pod made itself stays; unchanged files are not touched. May be repeated after any error.
 
     Raises UsageError for a refusal on either side.
     """
-    return twice(lambda: _push(machine, root, dest, token))
+    return twice(lambda: _push(machine, root, dest, token, file))
 
 
-def _push(machine: Transport, root: Path, dest: str | Path, token: str) -> Pushed:
+def _push(machine: Transport, root: Path, dest: str | Path, token: str, only: str) -> Pushed:
     root = root.resolve()
     now = time.time_ns()
     where = {"dest": str(dest), "token": token}
     found: dict[str, os.stat_result] = {}
 
     def question() -> Iterator[bytes]:  # drawn while the pod's side is starting
-        found.update(shipment.survey(root))
+        found.update({only: os.lstat(root / only)} if only else shipment.survey(root))
         yield _packed({"listing": [[path, _stamp(seen), shipment.mode(seen)] for path, seen in found.items()]})
 
     answer = _exchange(machine, where, question(), BASE_S)

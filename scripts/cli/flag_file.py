@@ -18,14 +18,20 @@ from typing import Any
 from flows.specs import phase_words
 from infra import strict_yaml
 from infra.errors import UsageError
+from infra.jobs import job_file
 
 RUNPOD = {"gpuType": "gpu", "gpuCount": "num-gpus", "cpu": "cpus", "volumeMounts": "volume"}
 NO_FLAG = {"command": "a launch runs the phases of a training; write for example `phase: base+sft`"}
 
 
 def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
-    """The values of each flag; `known`: all of them, without dashes. Raises UsageError, with the place."""
+    """The values of each flag; `known`: all of them, without dashes. Raises UsageError, with the place.
+
+    A job file has none: who launches it reads it.
+    """
     try:
+        if job_file.is_job(path):
+            return {}
         document = strict_yaml.read(path)
     except FileNotFoundError:
         raise UsageError(f"there is no {path}; it would hold flags, such as `gpu: H100`") from None

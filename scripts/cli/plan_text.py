@@ -36,7 +36,8 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
         about = "" if not one.step else "?" if one.estimate_s is None else duration(one.estimate_s * scale)
         table.add_row(one.name, f"[{styles[one.state]}]{one.state}[/]", one.step, about, Text(clean(one.reason)))
     out = console(stderr)
-    out.print(table)
+    if plan.artifacts:
+        out.print(table)
     total = sum(one.estimate_s or 0 for one in plan.artifacts)
     steps = sum(1 for one in plan.artifacts if one.step)
     for note in plan.notes:

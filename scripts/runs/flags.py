@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from flows.specs.job import JobSpec
 from flows.specs.launch import RUN, LaunchSpec
 from infra.flags import flag
 from infra.selection.machine_spec import LIMITS, MACHINE
@@ -12,8 +13,12 @@ NOT_OF_THE_PLAN = ("json", "dry_run", "yes", "detach", "file", "run")  # flags t
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchFlags(Output, Questions, LaunchSpec):
-    file: str = flag("", "YAML of these flags, `gpu: H100`; command-line flags override it", word=True)
+class LaunchFlags(Output, Questions, JobSpec, LaunchSpec):
+    file: str = flag(
+        "", "YAML: a job of your own (`run: python my.py`), or these flags (`gpu: H100`); command-line flags override "
+        "the file",
+        word=True,
+    )  # fmt: skip
     detach: bool = flag(False, "hand over and return", group=RUN)
 
 

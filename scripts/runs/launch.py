@@ -4,6 +4,7 @@ Each gets the flags as they are declared there.
 """
 
 import contextlib
+import os
 import shlex
 import signal
 import sys
@@ -19,13 +20,16 @@ from flows import follow, run_leases
 from flows import launch as use_case
 from flows import resume as resuming
 from flows import stop as ending
-from flows.planning import node_commands
+from flows.jobs import request as jobs
+from flows.jobs.work import JobWork
+from flows.planning import Work, node_commands
 from flows.pods import scale_of
 from infra.agent.job import Job
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import UsageError
 from infra.flags import given
+from infra.jobs.job_file import JobFile
 from infra.ledger import spend
 from infra.ledger.journal import Journal, Op, service_lease
 from infra.records import Plan
@@ -47,12 +51,16 @@ THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machi
 
 
 def launch(spec: LaunchFlags) -> None:
+    file = jobs.load(spec, spec.file, spec.cmd, spec.workdir)
+    if file:
+        spec = replace(spec, provider=jobs.provider_of(file, spec))
     settings = context.settings_of(spec)
-    meant = use_case.understand(spec, settings, render.tell)
+    meant = own_job(file, spec, settings) if file else use_case.understand(spec, settings, render.tell)
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)
         found = use_case.prepare(meant, journal, settings, render.tell)
         if found.is_open:
+            assert isinstance(meant.work, Work)
             meant = replace(meant, work=replace(meant.work, made=prompts.ask_about_made(found.plan, spec.yes)))
             found = use_case.prepare(meant, journal, settings, render.tell)
         plan, at_work = found.plan, found.at_work
@@ -80,6 +88,14 @@ def launch(spec: LaunchFlags) -> None:
             leave(op, settings, spec.json)
             return
         conclude(op, journal, settings, spec.json)
+
+
+def own_job(file: JobFile, spec: LaunchFlags, settings: Settings) -> use_case.Meant:
+    """What a job of one's own means; its secrets are in the environment of this process then, and of its keeper."""
+    meant = jobs.understand(spec, file, jobs.secrets_of(spec.secret, os.environ), settings, render.tell)
+    assert isinstance(meant.work, JobWork)
+    os.environ.update(meant.work.secrets)
+    return meant
 
 
 def report_plan(plan: Plan, journal: Journal, spec: Any) -> None:
@@ -128,7 +144,8 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         scale, rows = scale_of(op, settings), journal.ops(run=op.run)
         total = spend.run_s(rows, read_clocks(), scale, verdict.get("at"))
         steps = Job.from_json(op.job).steps
-        then = talk_to(steps[-1].config["making"]["name"], op.store) if steps else f"Next: ./inv pod.run {op.run}"
+        making = steps[-1].config.get("making") if steps else None
+        then = talk_to(making["name"], op.store) if making else f"Next: ./inv {'logs' if steps else 'pod.run'} {op.run}"
         render.say(f"{op.run} succeeded in {render.duration(total)}. {then}")
     if not succeeded:
         logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"

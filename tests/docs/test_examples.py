@@ -15,6 +15,7 @@ from scripts.project.reference import namespace
 from serve import service
 from tests.docs.pages import PAGES, ROOT
 from tests.world import World
+from trainer import recipes
 
 pytestmark = pytest.mark.process
 
@@ -30,6 +31,11 @@ def test_what_pages_quote_of_an_example_stands_in_it():
     for name, page in (("sweep.yaml", "sweeps.md"), ("fleet.yaml", "pods-as-files.md")):
         said = "".join(line for line in (EXAMPLES / name).open() if not line.startswith("#"))
         assert said in (ROOT / "docs" / "guides" / page).read_text()
+
+
+def test_the_profile_of_a_model_that_answers_in_blocks_is_read():
+    phases = recipes.from_file(EXAMPLES / "blocks.yaml").phases
+    assert phases["dlm"].blocks and phases["dlm"].model.hidden_size == phases["base"].model.hidden_size == 128
 
 
 def test_the_fleet_is_a_set_of_two_pods_with_limits():

@@ -24,6 +24,7 @@ from tests.trainer.conftest import make_inputs, tiny
 from trainer.__main__ import main
 from trainer.config import Keeping, PhaseConfig, Ternary
 from trainer.records.bits import BitsConfig
+from trainer.records.blocks_config import BlocksConfig
 from trainer.records.phase_registry import TEACHER
 from trainer.records.rl_config import RlConfig
 from trainer.reporting.jsonl_log import read
@@ -65,6 +66,7 @@ def curves() -> dict[str, Curve]:
         "base-best-fit-documents": Curve(replace(plain, packing="best-fit", document_masks=True)),
         "mid": Curve(talk, "base"),
         "sft": Curve(replace(talk, phase="sft"), "mid"),
+        "dlm": Curve(replace(talk, phase="dlm", blocks=BlocksConfig(block_size=8, sub_block_size=4)), "sft"),
         "rl": Curve(replace(talk, phase="rl", mixture={"sort": 1.0}, rl=RL, rows=16, micro_rows=8, steps=8), "sft"),
         "bits1": Curve(replace(stage, phase="bits1", steps=0), "base"),
         "bits1.9": Curve(replace(stage, phase="bits1.9", bits=layerwise), "bits1", "base", ROUNDED),

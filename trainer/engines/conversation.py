@@ -4,7 +4,7 @@ In: questions; an engine that goes on with ids; the tokenizer. Out: answers, pie
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 from data.chat import conversations
@@ -20,8 +20,11 @@ class Engine(Protocol):
     positions: int
     """How many tokens it holds."""
 
-    def tokens(self, prompt: Sequence[int], max_new: int) -> Iterator[int]:
-        """Yield what follows, id by id, at most so many; whoever reads it stops where an answer ends."""
+    align: int
+    """An answer begins at a multiple of so many tokens."""
+
+    def tokens(self, prompt: Sequence[int], stop: Collection[int], max_new: int) -> Iterator[int]:
+        """Yield what follows, id by id, at most so many; it may go on behind an id of `stop`."""
 
 
 def room_of(positions: int, max_new: int) -> int:
@@ -50,7 +53,7 @@ class Talk:
         words = words.encode("utf-8", "replace").decode()  # what was no text in the terminal is none for the tokenizer
         room = room_of(self.engine.positions, self.max_new)
         question = {"role": "user", "content": words}
-        kept, prompt = conversations.recent([*self.messages, question], self.tokenizer, room)
+        kept, prompt = conversations.recent([*self.messages, question], self.tokenizer, room, self.engine.align)
         if len(prompt) > room:
             raise Refused(f"{len(prompt)} tokens at once are too many; this model takes {room}")
         if len(kept) <= len(self.messages) and not self.has_forgotten:
@@ -68,7 +71,7 @@ class Talk:
 
     def _tokens(self, prompt: list[int]) -> Iterator[int]:
         stop = {self.tokenizer.special(END), self.tokenizer.special(BOS)}
-        for token in self.engine.tokens(prompt, self.max_new):
+        for token in self.engine.tokens(prompt, stop, self.max_new):
             if token in stop:
                 return
             yield token

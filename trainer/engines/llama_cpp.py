@@ -8,7 +8,7 @@ Runs in the environment `llama-cpp`, where there is no torch. Source: llama.cpp'
 import json
 import os
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ REPLY_S = 600.0
 
 class LlamaCpp:
     """A server in this process, with one conversation at a time."""
+
+    align = 1
 
     def __init__(self, gguf: Path, positions: int, temperature: float, top_k: int, seed: int) -> None:
         import xllamacpp
@@ -39,7 +41,7 @@ class LlamaCpp:
         )
         return urllib.request.urlopen(request, timeout=REPLY_S)
 
-    def tokens(self, prompt: Sequence[int], max_new: int) -> Iterator[int]:
+    def tokens(self, prompt: Sequence[int], stop: Collection[int], max_new: int) -> Iterator[int]:
         plain = {"top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "return_tokens": True, "cache_prompt": True}
         body = {"prompt": list(prompt), "n_predict": max_new, "stream": True, **plain, **self.sampling}
         with self.ask("/completion", body) as reply:

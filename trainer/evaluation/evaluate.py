@@ -18,6 +18,7 @@ from data.chat import conversations as chat
 from data.events import emit
 from data.tokens.tokenizer import BOS, END, Tokenizer
 from trainer.engines.conversation import room_of
+from trainer.evaluation.block_likelihood import block_nats
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.generate import generate
 from trainer.model.losses import capped
@@ -47,6 +48,8 @@ def bits_per_byte(
 @torch.inference_mode()
 def nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
     """What each target costs, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
+    if model.config.blocks is not None:
+        return block_nats(model, ids, targets)
     hidden, wanted = model.hidden(ids).flatten(0, 1), targets.flatten()
     counted = (wanted != IGNORED).nonzero().squeeze(1)
     found, weight = torch.zeros(len(wanted), device=ids.device), model.head.to(model.compute_dtype)
@@ -79,8 +82,8 @@ def answers(
 
     Of what is longer than the model's positions, the oldest turns are left out.
     """
-    room = room_for(model, max_new)
-    prompts = [chat.recent(messages, tokenizer, room)[1] for messages in conversations]
+    room, align = room_for(model, max_new), model.config.blocks.block_size if model.config.blocks else 1
+    prompts = [chat.recent(messages, tokenizer, room, align)[1] for messages in conversations]
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # little padding
     stop = {tokenizer.special(END), tokenizer.special(BOS)}
     said = [""] * len(prompts)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.memory import SQUARES
+from trainer.model import block_attention
 
 PARTS = 4  # of the queries of a row: the last sees all keys, the first a quarter, so that 5 of 8 products are made
 SHORT = 256  # tokens of a row that is not worth cutting
@@ -24,8 +25,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -
     """(B, H, T, D) for q (B, H, T, D), k and v (B, KV, S, D).
 
     mask: None = all that `is_causal` allows; bool (B, 1, T, S), True where a query may look; or what `documents_mask`
-    gave. is_causal: no query looks at a later key, and S = T; a mask says nothing else then.
+    or `block_attention.views` gave. is_causal: no query looks at a later key, and S = T; a mask says nothing else then.
     """
+    if isinstance(mask, block_attention.Views):
+        return block_attention.attend(q, k, v, mask)
     grouped = q.shape[1] != k.shape[1]
     if q.shape[2] == 1 and isinstance(mask, Tensor) and not q.is_cuda and not q.requires_grad:
         return of_one(q, k, v, mask)

@@ -7,7 +7,7 @@ Source: the transformers definitions of LlamaForCausalLM and Qwen3ForCausalLM.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,18 @@ class Cache:
         self.keys[layer, :, :, self.length : end] = k
         self.values[layer, :, :, self.length : end] = v
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+    def advance(self, count: int) -> None:
+        """Take note that all layers have written so many tokens."""
+        self.length += count
+
+
+class Kept(Protocol):
+    """Keys and values of earlier passes."""
+
+    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def advance(self, count: int) -> None: ...
 
 
 class Linear(nn.Linear):
@@ -140,7 +152,7 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
         return rotate(q, at), rotate(k, at), v
 
-    def forward(self, x: Tensor, at: Positions, cache: Cache | None, layer: int) -> Tensor:
+    def forward(self, x: Tensor, at: Positions, cache: Kept | None, layer: int) -> Tensor:
         rows, length, _ = x.shape
         q, k, v = self.projected(x, at)
         if cache is not None:
@@ -177,7 +189,7 @@ class Block(nn.Module):
         """Queries, keys and values that its attention makes of x (B, T, d): see `Attention.projected`."""
         return self.self_attn.projected(self.input_layernorm(x), at)
 
-    def forward(self, x: Tensor, at: Positions, cache: Cache | None, layer: int) -> Tensor:
+    def forward(self, x: Tensor, at: Positions, cache: Kept | None, layer: int) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), at, cache, layer)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -210,7 +222,7 @@ class Decoder(nn.Module):
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
     def hidden(
-        self, ids: Tensor, cache: Cache | None = None, documents: Tensor | None = None, *, at: Positions | None = None,
+        self, ids: Tensor, cache: Kept | None = None, documents: Tensor | None = None, *, at: Positions | None = None,
         capture: Sequence[int] = (),
     ) -> Any:  # fmt: skip
         """(B, T, d) in `compute_dtype` for ids (B, T); with `capture` a pair of that and a list, see below.
@@ -232,7 +244,7 @@ class Decoder(nn.Module):
             else:
                 x = block(x, at, cache, layer)
         if cache is not None:
-            cache.length += ids.shape[1]
+            cache.advance(ids.shape[1])
         last = self.model.norm(x)
         return (last, [seen.get(layer, x) for layer in capture]) if capture else last
 

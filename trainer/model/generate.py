@@ -9,17 +9,9 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from trainer.model import block_decoding
+from trainer.model.choice import choose
 from trainer.model.decoder import Cache, Decoder
-
-
-def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator | None) -> Tensor:
-    """One id (B,) per row of fp32 logits (B, V); temperature 0 is the likeliest, top_k 0 is no limit."""
-    if temperature <= 0:
-        return logits.argmax(dim=-1)
-    if 0 < top_k < logits.shape[-1]:
-        least = logits.topk(top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < least, float("-inf"))
-    return torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator).squeeze(1)
 
 
 @torch.inference_mode()
@@ -53,6 +45,8 @@ def generate(
     seed: int = 0,
 ) -> list[list[int]]:
     """What follows each prompt, up to the first id of `stop`, which is left out."""
+    if model.config.blocks is not None:
+        return block_decoding.generate(model, prompts, stop, max_new, temperature, top_k, seed)
     generator = torch.Generator(model.head.device).manual_seed(seed)
     answers: list[list[int]] = [[] for _ in prompts]
     going = set(range(len(prompts)))
@@ -65,3 +59,19 @@ def generate(
         if not going:
             break
     return answers
+
+
+def stream(
+    model: Decoder, prompt: Sequence[int], stop: Collection[int], max_new: int, temperature: float = 0.0,
+    top_k: int = 0, generator: torch.Generator | None = None,
+) -> Iterator[int]:  # fmt: skip
+    """What follows a prompt, id by id, up to the first of `stop`, which is left out."""
+    if model.config.blocks is not None:
+        decoding = block_decoding.Decoding(model, [prompt], stop, max_new, temperature, top_k, generator)
+        found = (token for new in decoding for token in new[0])
+    else:
+        found = (int(one) for one in steps(model, [prompt], max_new, temperature, top_k, generator))
+    for token in found:
+        if token in stop:
+            return
+        yield token

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from data.config import ConfigError
+from data.config import ConfigError, load
 from store.artifacts.model_files import Stored
 from store.outside import shown
 from trainer.config import ModelConfig, RopeScaling, Ternary
+from trainer.records.blocks_config import BlocksConfig
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "bitnet": "BitNetForCausalLM"}
 OURS, OUR_ARCHITECTURE = "slipway", "SlipwayForCausalLM"  # shapes that are nobody else's
@@ -26,6 +27,7 @@ SHAPE = (
     "rms_norm_eps",
     "tie_word_embeddings",
 )
+IN_BLOCKS = "block_diffusion"  # model_type of what decodes in blocks, so that nobody reads it as one that does not
 SOFTCAP = "final_logit_softcapping"  # Gemma's spelling; transformers' Llama and Qwen3 do not read it
 MOST = {  # of what any decoder has, some powers of two above it: a config of somebody else allocates nothing by itself
     "vocab_size": 1 << 24,
@@ -80,11 +82,14 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
     elif config.ternary:
         extra["quantization_config"] = dict(ROUNDED)
     scaling = _written_scaling(config.rope_scaling)
+    named = {"architectures": [ARCHITECTURES.get(kind, OUR_ARCHITECTURE)], "model_type": kind}
+    if config.blocks is not None:
+        named = {"architectures": ["BlockDiffusionForCausalLM"], "model_type": IN_BLOCKS}
+        extra[IN_BLOCKS] = {"shape": kind, **asdict(config.blocks)}
     return {
         **{name: getattr(config, name) for name in SHAPE},
         **extra,
-        "architectures": [ARCHITECTURES.get(kind, OUR_ARCHITECTURE)],
-        "model_type": kind,
+        **named,
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "initializer_range": 0.02,
@@ -103,7 +108,13 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
 
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Ours from the content of a config.json. Raises ConfigError when our decoder cannot be that model."""
-    kind = raw.get("model_type")
+    kind, blocks = raw.get("model_type"), None
+    if kind == IN_BLOCKS:
+        said = raw.get(IN_BLOCKS)
+        if not isinstance(said, Mapping):
+            raise ConfigError(f"{IN_BLOCKS} is {shown(said)}; it must be an object")
+        kind = said.get("shape")
+        blocks = load(BlocksConfig, {name: one for name, one in said.items() if name != "shape"}, IN_BLOCKS)
     if type(kind) is not str or kind not in (*ARCHITECTURES, OURS):
         raise ConfigError(f"model_type is {shown(kind)}; this decoder is {' or '.join(ARCHITECTURES)}")
     if missing := [name for name in SHAPE[:5] if raw.get(name) is None]:
@@ -132,6 +143,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         sub_norm=kind == "bitnet" or kind == OURS and raw.get("sub_norm") is True,
         ternary=_ternary(raw, kind),
         logit_softcap=float(raw.get(SOFTCAP) or 0.0),
+        blocks=blocks,
     )
 
 

@@ -19,24 +19,29 @@ OURS = ("identity", "pydocs", "other", *TASKS)  # one question and its answer ea
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
     """Train from the model of the phase before, publish; all that the first process knows of the result."""
     with phase_run(config, making, keeping, ranks) as phase:
-        source = rows_of(phase)
-        trained = phase.train(phase.first_model(), source)
+        trained = phase.train(phase.first_model(), rows_of(phase))
         return phase.publish(*trained, {}) if trained else {}
 
 
 def rows_of(phase: PhaseRun) -> Source:
-    """The conversations that a phase reads, as its config has them. Raises Refused when there are none."""
-    config = phase.config
-    mixture = config.mixture or {}
+    """Return the conversations of the phase's mixture as batches. Raises Refused when it names none."""
+    conversations = talk_of(phase)
+
+    def batch(step: int) -> Batch:
+        return dict(zip(("ids", "targets"), conversations.batch(step, phase.config.rows), strict=True))
+
+    return Made(batch)
+
+
+def talk_of(phase: PhaseRun, align: int = 1) -> Conversations:
+    """Return the conversations of the phase's mixture; `align` as they have it. Raises Refused when it names none."""
+    config, mixture = phase.config, phase.config.mixture or {}
     if not mixture:
         raise Refused(f"{config.phase}: the mixture names nothing; known: identity, pydocs, other, and your own")
     files = {kind: [conversations_of(phase, kind)] for kind in mixture}
-    conversations = Conversations(files, mixture, phase.tokenizer, config.sequence_len, config.seed, config.turns, OURS)
-
-    def batch(step: int) -> Batch:
-        return dict(zip(("ids", "targets"), conversations.batch(step, config.rows), strict=True))
-
-    return Made(batch)
+    return Conversations(
+        files, mixture, phase.tokenizer, config.sequence_len, config.seed, config.turns, OURS, align
+    )  # fmt: skip
 
 
 def conversations_of(phase: PhaseRun, kind: str) -> Path:

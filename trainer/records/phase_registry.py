@@ -114,6 +114,13 @@ _ALL = (
         takes_init=False,
         alias="3",
     ),
+    Phase(
+        name="dlm",
+        folder="dlm_checkpoints",
+        module="trainer.phases.dlm",
+        follows=("sft", "mid", "base"),
+        reads=TALK,
+    ),
 )
 PHASES: dict[str, Phase] = {one.name: one for one in _ALL}
 USUAL = "sft"  # what a launch trains up to, and the model that is talked to, where nobody says which

@@ -273,6 +273,7 @@ def test_every_requirement_is_pinned_by_name_and_version_only():
     for name in (
         "control",
         "train",
+        "store",
         "serve",
         "serve-cpu",
         "serve-cuda",

@@ -120,7 +120,7 @@ def test_what_is_of_gpus_is_told_to_engines_on_gpus_only(tmp_path):
 
 
 def test_an_engine_that_there_is_not_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(UsageError, match="no engine 'vlm'; known: vllm, vllm-cpu, fake"):
+    with pytest.raises(UsageError, match="no engine 'vlm'; known: vllm, vllm-cpu, torch, fake"):
         command(Model(folder=tmp_path, name="m"), "vlm", port=1)
 
 

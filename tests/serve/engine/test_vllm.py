@@ -13,13 +13,14 @@ import pytest
 from data.chat import conversations
 from data.config import Input
 from data.tokens import tokenizer
+from data.tokens.pieces import as_text
 from serve.engine.options import Tuning
 from tests.serve import real
 from tests.serve.real import NEAR, Running, greedy
 from tests.serve.scripted_engine import CHAT, GUARD_S
 from tests.trainer import conftest as trained
 from tests.trainer.model.test_init import foreign
-from trainer.model import export, generate
+from trainer.model import export
 from trainer.model.decoder import Decoder
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
@@ -107,7 +108,7 @@ def test_text_comes_as_ours_does(served):
     answer = served.engine.ask(CHAT, messages=TALKS[0], max_tokens=16, return_token_ids=True)["choices"][0]
     special = {served.words.special(name) for name in tokenizer.SPECIALS}  # which neither writes out
     ids = [one for one in answer["token_ids"] if one not in special]
-    assert answer["message"]["content"].rstrip("\ufffd") == "".join(generate.as_text(ids, served.words.decode))
+    assert answer["message"]["content"].rstrip("\ufffd") == "".join(as_text(ids, served.words.decode))
 
 
 def test_a_stream_is_the_answer_in_pieces(served):

@@ -15,7 +15,7 @@ import torch
 from data.config import Input
 from data.tokens import tokenizer as tokenizers
 from flows import init_model
-from infra.errors import UsageError
+from infra.errors import AuthError, UsageError
 from infra.records import Inventory, Request
 from infra.settings import Settings
 from store import Store
@@ -240,7 +240,7 @@ def test_a_model_on_a_hub_is_pinned_to_its_commit_and_fetched_where_the_step_run
         spec = init_model.look("hf://them/tiny", settings)
         assert (spec.source, spec.revision, spec.has_tokenizer) == ("hf://them/tiny", COMMIT, True)
         assert spec.model == export.read_config(folder)
-        with pytest.raises(UsageError, match="set HF_TOKEN"):
+        with pytest.raises(AuthError, match="set HF_TOKEN"):
             init_model.look("hf://them/tiny", Settings.load(ROOT, environ={}))
         with pytest.raises(UsageError, match="no such model or revision"):
             init_model.look("hf://them/tiny@v9", settings)

@@ -1,0 +1,218 @@
+"""A job of one's own: a job file and flags -> the same `Meant` that a training comes to, which is then launched alike.
+
+    load -> provider_of -> understand      then flows.launch: prepare -> check -> start
+
+In: the path of a job file, or `--cmd`. Out: requests, limits, and `JobWork`, which makes the plan.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from flows import launch, same_request
+from flows.jobs.work import JobWork
+from flows.specs.launch import LaunchSpec
+from flows.specs.work import WorkSpec
+from infra import job_environment
+from infra.checkout import ROOT
+from infra.errors import UsageError
+from infra.flags import flags_of
+from infra.jobs import job_file, machines
+from infra.jobs.job_file import JobFile
+from infra.market import gpus
+from infra.names import check_name
+from infra.providers import Provider, registry
+from infra.runs.timing import Say
+from infra.selection.machine_spec import MachineSpec
+from infra.selection.preflight import limits_for
+from infra.selection.request import request_for
+from infra.settings import MARKET, Settings, is_secret, read_dotenv
+
+NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
+
+
+def load(spec: LaunchSpec, path: str, cmd: str, workdir: str) -> JobFile | None:
+    """Return the job that was asked for; None for a training of ours. Raises UsageError."""
+    if cmd:
+        if path and not is_job(path):
+            path = ""
+        if path:
+            raise UsageError(f"--cmd and {path} are two jobs; give one of them")
+        return job_file.of_command(cmd, Path(workdir) if workdir else None)
+    if not path or not is_job(path):
+        if workdir:
+            raise UsageError("--workdir goes along with a job of your own: --cmd COMMAND, or a job file")
+        return None
+    file = job_file.load(Path(path))
+    if workdir:
+        sent = job_file.folder("--workdir", Path(workdir))
+        file = replace(file, tasks=tuple(replace(one, workdir=sent) for one in file.tasks))
+    return file
+
+
+def is_job(path: str) -> bool:
+    """Return whether the file is one of a job; what cannot be opened is left to who reads flags."""
+    try:
+        return job_file.is_job(Path(path))
+    except OSError:
+        return False
+
+
+def provider_of(file: JobFile, spec: LaunchSpec) -> str:
+    """Return the provider: as typed, else as the file says, "" where nobody says. Raises UsageError."""
+    if spec.provider:
+        return spec.provider
+    named = {machines.provider_of(one, file.where) for one in file.tasks} - {""}
+    found = named.pop() if len(named) == 1 else ""
+    if found in ("local", "ssh"):
+        raise _own_machine(file, f"--provider {found}")
+    return found if found in machines.OURS else ""
+
+
+def understand(
+    spec: LaunchSpec, file: JobFile, given_secrets: Mapping[str, str], settings: Settings, tell: Say
+) -> "launch.Meant":  # fmt: skip
+    """Return what the job means. Raises UsageError for what cannot be meant, with the line."""
+    _refuse_flags_of_trainings(spec, file)
+    if spec.on_failure not in ("", "keep", "end"):
+        raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
+    candidates = registry.candidates(settings)
+    vendor = candidates[0]
+    if not vendor.is_rented and not spec.provider and not spec.dry_run:
+        raise _own_machine(file, f"--provider {vendor.name}")
+    given = job_environment.of_job(settings)
+    envs, secrets = values_of(file, {**given, **given_secrets}, set(given_secrets), settings)
+    gpu = spec.gpu or given.get("ACCELERATOR", "")
+    typed = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})
+    found = _same_for_all(file, replace(typed, gpu=gpu), spec, vendor)
+    name = check_name(spec.run_name) if spec.run_name else ""
+    nodes = spec.nodes or file.tasks[0].num_nodes
+    if nodes < 1:
+        raise UsageError(f"--nodes is {nodes}; it must be at least 1")
+    notes = list(found.notes)
+    requests = []
+    for wish in found.wishes:
+        machine = _counted(wish.machine)
+        if not vendor.is_rented:
+            machine, said = _on_own(machine, vendor)
+            notes += said
+        chosen = wish.provider or (vendor.name if len(candidates) == 1 else MARKET)
+        request = replace(request_for(machine), run=name or "new", provider=chosen, nodes=nodes,
+                          pool=spec.pool or wish.pool, host=spec.host)  # fmt: skip
+        requests += [] if request in requests else [request]
+    if len(requests) > 1 and not vendor.is_rented:
+        notes.append(f"of {len(requests)} kinds of machine that would do, the first is taken")
+        requests = requests[:1]
+    limits = limits_for(settings, vendor.is_rented, spec, tell)
+    asked_for = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
+    spec = replace(spec, nodes=nodes)
+    asked = same_request.asking(spec, requests[0], limits, vendors=asked_for, env={})
+    limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
+    tasks = tuple(replace(one, num_nodes=nodes) for one in file.tasks)
+    work = JobWork(file=replace(file, tasks=tasks), envs=envs, secrets=secrets,
+                   notes=tuple(dict.fromkeys(notes)), name=name)  # fmt: skip
+    return launch.Meant(spec=spec, work=work, request=requests[0], limits=limits, asked=asked,
+                        others=tuple(requests[1:]), is_ordered=found.is_ordered)  # fmt: skip
+
+
+def values_of(
+    file: JobFile, given: Mapping[str, str], secret: set[str], settings: Settings
+) -> tuple[tuple[Mapping[str, str], ...], dict[str, str]]:
+    """Return the plain variables of each task, and the secrets of all. Raises UsageError for one without a value.
+
+    What was typed outweighs the file. A variable that is declared without a value, or as a secret, is also looked for
+    among the settings' keys, in .env and, for secrets, in the shell.
+    """
+    ours = job_environment.secrets(settings)
+    written = read_dotenv(ROOT / ".env")
+    envs: list[Mapping[str, str]] = []
+    secrets: dict[str, str] = {}
+    for task in file.tasks:
+        plain: dict[str, str] = {}
+        for section, names in (("envs", task.envs), ("secrets", task.secrets)):
+            for name, said in names.items():
+                shell = os.environ.get(name) if section == "secrets" else None
+                value = next((one for one in (given.get(name), said, ours.get(name), written.get(name), shell)
+                              if one is not None), None)  # fmt: skip
+                if value is None:
+                    flag = "--secret" if section == "secrets" else "-e"
+                    line = task.document.line(section, name)
+                    raise UsageError(
+                        f"{file.where}: line {line}: {section}: {name} has no value; give it: {flag} {name}=VALUE "
+                        f"(or {flag} {name}, when the shell has it), or write it into .env"
+                    )
+                (secrets if section == "secrets" or is_secret(name) or name in secret else plain)[name] = value
+        for name, value in given.items():
+            if name not in task.envs and name not in task.secrets:
+                (secrets if name in secret or is_secret(name) else plain)[name] = value
+        envs.append(plain)
+    for name in secrets:
+        if name in NOT_SECRETS:
+            raise UsageError(f"{file.where}: secrets: {name} is read by every program; it cannot be a secret")
+    return tuple(envs), secrets
+
+
+def _own_machine(file: JobFile, flag: str) -> UsageError:
+    return UsageError(
+        f"{file.where} runs commands of its own, on a machine of yours only when you say so: add {flag}; "
+        "to practise renting one for it: inv rehearse with the same words"
+    )
+
+
+def _refuse_flags_of_trainings(spec: LaunchSpec, file: JobFile) -> None:
+    for one in flags_of(WorkSpec):
+        value = getattr(spec, one.name)
+        if one.name != "store" and value != one.default and (value or not one.read):
+            raise UsageError(f"--{one.spelled} is of a training of ours; {file.where} is a job of your own")
+
+
+def _same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Provider) -> machines.Wishes:
+    """What all tasks ask for: they run on the same machines. Raises UsageError."""
+    said = [one for one in file.tasks if one.said.resources is not None or one.num_nodes != 1] or [file.tasks[0]]
+    provider = spec.provider or ("" if vendor.is_rented else vendor.name)
+    found = [machines.wishes(one, typed, provider, vendor.is_rented, file.where) for one in said]
+    for task, one in zip(said, found, strict=True):
+        if one.wishes != found[0].wishes or task.num_nodes != said[0].num_nodes:
+            line = task.document.line("resources" if one.wishes != found[0].wishes else "num_nodes")
+            raise UsageError(
+                f"{file.where}: line {line}: the tasks of a pipeline run on the same machines, one after the other; "
+                "ask for the same resources and num_nodes in each of them, or launch them one by one"
+            )
+    return found[0]
+
+
+def _counted(machine: MachineSpec) -> MachineSpec:
+    """`H100:8` as a kind and a number, which tells the job how many GPUs it has."""
+    pairs = gpus.read_set(machine.gpu, machine.num_gpus)
+    numbers = {number for _, number in pairs}
+    if len(numbers) != 1:
+        return machine
+    return replace(machine, gpu=",".join(kind for kind, _ in pairs), num_gpus=numbers.pop())
+
+
+def _on_own(machine: MachineSpec, vendor: Provider) -> tuple[MachineSpec, list[str]]:
+    """The same on a machine that nobody rents: what only vendors offer is left out, which the file's notes have told;
+    on this one, GPUs that are not there, too, which is told here."""
+    plain = replace(machine, use_spot=False, disk_size="", max_price="", network="", region="", instance_type="",
+                    cloud="", country="", city="", min_upload_mbps=0, min_download_mbps=0)  # fmt: skip
+    if not vendor.is_here:
+        return plain, []
+    plain = replace(plain, cpus="", memory="")
+    wanted = f"{plain.num_gpus or ''} {plain.gpu}".strip()
+    if not plain.gpu or vendor.offers(request_for(plain)):
+        return plain, []
+    return replace(plain, gpu="", num_gpus=0), [f"accelerators: this machine has no {wanted}; the job gets no GPU"]
+
+
+def secrets_of(words: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what `--secret` says. Raises UsageError, which does not repeat a value."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not job_file.VARIABLE.fullmatch(name):
+            raise UsageError("--secret: expected KEY=VALUE, or KEY with the shell's value")
+        if not equals and name not in environ:
+            raise UsageError(f"--secret {name}: it is not set in the shell; write --secret {name}=VALUE")
+        found[name] = value if equals else environ[name]
+    return found

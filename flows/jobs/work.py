@@ -1,0 +1,82 @@
+"""What a job of one's own does, as a launch takes it: its steps, what goes along, what it is given -> a plan."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flows import planning
+from infra import job_environment
+from infra.agent.job import Job, Limits
+from infra.jobs import steps
+from infra.jobs.job_file import JobFile
+from infra.providers import Provider
+from infra.records import Plan, Request
+from infra.settings import Settings
+from infra.units import count
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobWork:
+    """What a job of one's own does, with all that it is given."""
+
+    file: JobFile
+    envs: tuple[Mapping[str, str], ...]
+    """Of each task: those that anybody may read."""
+    secrets: Mapping[str, str] = field(repr=False)
+    """The others, of all tasks."""
+    notes: tuple[str, ...] = ()
+    name: str = ""
+    """Of the run, where one was typed."""
+    made: str = ""
+
+    @property
+    def stem(self) -> str:
+        """What the run is called, in front of a number."""
+        return self.file.name.lower()
+
+    def plan(
+        self, settings: Settings, request: Request, vendor: Provider, limits: Limits, rate: float | None = None
+    ) -> Plan:
+        """Return the job and what goes along with it. `rate` is of no use: nobody knows how much work it is.
+
+        Raises UsageError.
+        """
+        is_own = not vendor.is_rented or bool(settings.rehearsal)
+        layout = steps.lay_out(self.file, is_own)
+        ours = job_environment.secrets(settings)
+        stores = planning.places(settings)
+        withheld = sorted({*ours, *stores} - {*self.secrets, *(name for envs in self.envs for name in envs)})
+        own = steps.steps_of(self.file, layout, self.envs, withheld, is_own, f"{time.time_ns():x}")
+        torch, environments = planning.environments_of(settings, request, vendor)
+        job = Job(
+            run=request.run, token="", steps=own, limits=limits, torch=torch, environments=environments, environ=stores,
+            secrets=tuple(sorted({*ours, *self.secrets})), num_gpus=0 if settings.rehearsal else request.num_gpus,
+            clock_scale=settings.clock_scale if settings.rehearsal else 1.0,
+        )  # fmt: skip
+        about = [[one.setup, one.run, str(one.workdir), one.num_nodes, [str(each) for each in one.mounts]]
+                 for one in self.file.tasks]  # fmt: skip
+        target = steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
+        return Plan(
+            target=target, store=settings.store, artifacts=(), job=job, request=request, carried=layout.carried,
+            notes=(*self._shown(is_own, vendor), *self.notes),
+        )  # fmt: skip
+
+    def _shown(self, is_own: bool, vendor: Provider) -> list[str]:
+        """What will be done, in words."""
+        found = []
+        for task, envs in zip(self.file.tasks, self.envs, strict=True):
+            texts = [("setup once per pod", task.setup.strip()), ("run", task.run.strip())]
+            parts = [f"{name}, {count(len(text.splitlines()), 'line')}" for name, text in texts if text]
+            nodes = f" on {count(task.num_nodes, 'node')}" if task.num_nodes > 1 else ""
+            found.append(f"{task.name or self.file.name or self.file.where}{nodes}: {'; '.join(parts)}")
+            if task.workdir:
+                found.append(f"workdir {task.workdir} is sent along: what git keeps of it, without secrets")
+            if envs:
+                found.append(f"envs: {', '.join(f'{name}={value}' for name, value in envs.items())}")
+        if self.secrets:
+            found.append(f"secrets: {', '.join(sorted(self.secrets))} (their values go to the pod by a private file)")
+        if is_own:
+            found.append("its home, and what pip installs, are in the pod's folder")
+        else:
+            found.append("files that it leaves on the pod are lost with it, but for checkpoints of slipway.checkpoint")
+        return found

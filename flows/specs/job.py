@@ -1,0 +1,19 @@
+"""The flags of a job of one's own: what `--cmd` says without a file, and what a file leaves open."""
+
+from dataclasses import dataclass
+
+from infra.flags import flag
+
+OWN = "A job of your own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """A job that is no training of ours."""
+
+    cmd: str = flag("", "run this command instead of a training, as a job file with `run:` does", group=OWN)
+    workdir: str = flag("", "folder that is sent along, and in which the command runs", group=OWN, unit="FOLDER")
+    secret: tuple[str, ...] = flag(
+        (), "a variable of the job that nobody else may read: KEY=VALUE, or KEY with the shell's value; repeatable",
+        group=OWN, unit="KEY[=VALUE]",
+    )  # fmt: skip

@@ -1,0 +1,305 @@
+"""A job file, read strictly: YAML of SkyPilot's tasks -> `JobFile`.
+
+In: a path. Out: what the file says, checked as far as the file alone tells; every error names its line. A file with
+`run`, `setup` or `resources` is a job; one with flags only is a file of flags, and no business of this module's.
+"""
+
+import difflib
+import re
+import typing
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra import strict_yaml
+from infra.errors import UsageError
+from infra.jobs import schema
+from infra.jobs.schema import Resources, Storage, TaskFile
+from infra.strict_yaml import Document
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+RESERVED = ("SLIPWAY_", "SKYPILOT_")  # what tells a task who and where it is
+MODES = ("MOUNT", "COPY", "MOUNT_CACHED")
+STORES = ("s3", "gcs", "azure", "r2", "ibm", "oci", "nebius", "coreweave", "vastdata", "hf", "volume")
+MOST_NODES = 1000
+MOST_NAME = 60
+FLAGS = {  # of launch, and what says the same in a job file
+    "gpu": "resources.accelerators", "num-gpus": "resources.accelerators", "nodes": "num_nodes",
+    "use-spot": "resources.use_spot", "cpus": "resources.cpus", "memory": "resources.memory",
+    "disk-size": "resources.disk_size", "max-price": "resources.max_hourly_cost", "run-name": "name", "cmd": "run",
+    "region": "resources.infra", "cloud": "resources.infra", "provider": "resources.infra",
+    "instance-type": "resources.instance_type", "env": "envs", "secret": "secrets",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """What a task wants at a path of its own."""
+
+    path: str
+    source: str
+    """A folder or file of this machine, or an address; "" = an empty bucket."""
+    mode: str
+    name: str = ""
+    store: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One document of a job file."""
+
+    name: str = ""
+    workdir: Path | None = None
+    num_nodes: int = 1
+    resources: Resources = Resources()
+    envs: Mapping[str, str | None] = field(default_factory=dict)
+    """None = whoever launches it must give the value."""
+    secrets: Mapping[str, str | None] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    setup: str = ""
+    run: str = ""
+    environment: str = ""
+    said: TaskFile = TaskFile()
+    document: Document = Document({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFile:
+    """A job: its tasks, which run one after the other."""
+
+    where: str
+    """The file, as errors name it."""
+    name: str
+    tasks: tuple[Task, ...]
+
+
+def is_job(path: Path) -> bool:
+    """Return whether the file holds a job, and not flags. Raises UsageError, OSError."""
+    found = strict_yaml.documents(path)
+    return any(isinstance(one.said, dict) and set(schema.JOB_KEYS) & set(one.said) for one in found)
+
+
+def of_command(text: str, workdir: Path | None) -> JobFile:
+    """Return the job of one command line: `--cmd`. Raises UsageError."""
+    if not text.strip():
+        raise UsageError("--cmd is empty; it takes a command, such as 'python my.py'")
+    task = Task(run=text, workdir=folder("--workdir", workdir) if workdir else None)
+    return JobFile(where="--cmd", name="", tasks=(task,))
+
+
+def load(path: Path) -> JobFile:
+    """Return the job. Raises UsageError, with the line."""
+    try:
+        documents = strict_yaml.documents(path)
+    except FileNotFoundError:
+        raise UsageError(f"there is no {path}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    name = ""
+    if len(documents) > 1 and isinstance(documents[0].said, dict) and set(documents[0].said) <= {"name", "execution"}:
+        head, *documents = documents
+        if head.said.get("execution", "serial") != "serial":
+            raise UsageError(f"{path}: line {head.line('execution')}: execution: tasks run one after the other: serial")
+        name = _name(f"{path}: line {head.line('name')}: name", head.said.get("name"))
+    tasks = tuple(_task(path, one) for one in documents)
+    if not tasks:
+        raise UsageError(f"{path}: it is empty; a job has at least `run: COMMAND`")
+    return JobFile(where=str(path), name=name or tasks[0].name, tasks=tasks)
+
+
+def _task(path: Path, document: Document) -> Task:
+    said = _convert(path, document)
+
+    def fail(what: str, *place: str | int) -> UsageError:
+        return UsageError(f"{path}: line {document.line(*place)}: {what}")
+
+    for key, instead in schema.REFUSED.items():
+        if getattr(said, key) is not None:
+            raise fail(f"{key}: {instead.replace('FILE', str(path))}", key)
+    if not 1 <= said.num_nodes <= MOST_NODES:
+        raise fail(f"num_nodes is {said.num_nodes}; it must be from 1 to {MOST_NODES}", "num_nodes")
+    resources = said.resources or Resources()
+    _check_resources(resources, ("resources",), fail)
+    if isinstance(said.workdir, dict):
+        raise fail("workdir: a git address is not cloned; clone it here, or in `setup`", "workdir")
+    workdir = None
+    if said.workdir is not None:
+        workdir = folder(f"{path}: line {document.line('workdir')}: workdir", _path(path, said.workdir))
+    if not (said.run or said.setup or "").strip():
+        raise fail("it has neither `run` nor `setup`, so there is nothing to do")
+    if said.slipway.environment not in ("", "train"):
+        raise fail(f"slipway.environment is {said.slipway.environment!r}; known: train", "slipway", "environment")
+    secrets = dict.fromkeys(said.secrets) if isinstance(said.secrets, list) else _values(document, "secrets")
+    envs = _values(document, "envs")
+    for section, names in (("envs", envs), ("secrets", secrets)):
+        for one in names:
+            if not VARIABLE.fullmatch(one):
+                raise fail(f"{section}: {one!r} is no name of a variable", section, one)
+            if one.startswith(RESERVED):
+                raise fail(
+                    f"{section}: {one}: Slipway sets the variables that begin with {one.split('_')[0]}_", section, one
+                )
+            if "\0" in (names[one] or ""):
+                raise fail(f"{section}: {one} holds a NUL character", section, one)
+    twice = sorted(set(envs) & set(secrets))
+    if twice:
+        raise fail(f"{twice[0]} is among envs and among secrets", "secrets", twice[0])
+    return Task(
+        name=_name(f"{path}: line {document.line('name')}: name", said.name), workdir=workdir,
+        num_nodes=said.num_nodes, resources=resources, envs=envs, secrets=secrets,
+        mounts=_mounts(path, said, fail, document), setup=said.setup or "", run=said.run or "",
+        environment=said.slipway.environment, said=said, document=document,
+    )  # fmt: skip
+
+
+def _convert(path: Path, document: Document) -> TaskFile:
+    """Return the record of a document. Raises UsageError."""
+    import msgspec
+
+    if not isinstance(document.said, dict):
+        raise UsageError(f"{path}: line {document.line()}: expected lines of the form `key: value`, such as `run: ...`")
+    _check_keys(path, document, document.said, TaskFile, ())
+    for section in ("envs", "secrets"):
+        names = document.said.get(section)
+        if isinstance(names, dict) and any(isinstance(one, bool) for one in names):
+            where = f"{path}: line {document.line(section)}"
+            raise UsageError(f"{where}: {section}: yes, no, on and off are no names unless they are quoted")
+    try:
+        return msgspec.convert(document.said, TaskFile)
+    except msgspec.ValidationError as error:
+        what, _, at = str(error).partition(" - at ")
+        place = tuple(int(part) if part.isdigit() else part for part in re.findall(r"\w+", at))
+        named = at.strip("`").removeprefix("$.").removeprefix("$")
+        raise UsageError(f"{path}: line {document.line(*place)}: {named or 'the file'}: {what}") from None
+
+
+def _check_keys(path: Path, document: Document, body: Any, kind: type, at: strict_yaml.Place) -> None:
+    hints = typing.get_type_hints(kind)
+    for key, value in body.items():
+        place = (*at, key)
+        if key not in hints:
+            flag = str(key).replace("_", "-")
+            where = f"{path}: line {document.line(*place) if isinstance(key, str) else document.line(*at)}"
+            hint = near(str(key), hints)
+            if not at and flag in FLAGS:
+                hint = f"a job file says it as {FLAGS[flag]}; or type the flag --{flag}"
+            raise UsageError(f"{where}: unknown key {'.'.join(map(str, place))!r}; {hint}")
+        record = schema.inner(hints[key])
+        if record is None:
+            continue
+        parts: list[tuple[str | int | None, Any]]
+        if isinstance(value, list):
+            parts = [(number, one) for number, one in enumerate(value)]
+        elif isinstance(value, dict) and schema.is_mapping_of_records(hints[key]):
+            parts = list(value.items())
+        else:
+            parts = [(None, value)]
+        for name, part in parts:
+            if isinstance(part, dict):
+                _check_keys(path, document, part, record, place if name is None else (*place, name))
+
+
+def _check_resources(said: Resources, at: strict_yaml.Place, fail: Any) -> None:
+    for key, instead in schema.REFUSED_RESOURCES.items():
+        if getattr(said, key) is not None:
+            raise fail(f"{key}: {instead}", *at, key)
+    if said.any_of is not None and said.ordered is not None:
+        raise fail("any_of and ordered exclude each other", *at, "ordered")
+    for key in ("any_of", "ordered"):
+        several = getattr(said, key)
+        if several == []:
+            raise fail(f"{key} is empty", *at, key)
+        for number, one in enumerate(several or ()):
+            if one.any_of is not None or one.ordered is not None:
+                raise fail(f"{key} within {key}", *at, key, number)
+            _check_resources(one, (*at, key, number), fail)
+    if said.max_hourly_cost is not None and not 0 < said.max_hourly_cost < float("inf"):
+        raise fail(f"max_hourly_cost is {said.max_hourly_cost:g}; it must be more than 0", *at, "max_hourly_cost")
+    recovery = said.job_recovery
+    if isinstance(recovery, schema.Recovery):
+        codes = recovery.recover_on_exit_codes
+        for code in codes if isinstance(codes, list) else [codes]:
+            if not 0 <= code <= 255:
+                raise fail(f"recover_on_exit_codes: {code} is no exit code (0 to 255)", *at, "job_recovery")
+        if recovery.max_restarts_on_errors < 0:
+            raise fail("max_restarts_on_errors cannot be negative", *at, "job_recovery", "max_restarts_on_errors")
+
+
+def _mounts(path: Path, said: TaskFile, fail: Any, document: Document) -> tuple[Mount, ...]:
+    found = []
+    for wanted, one in (said.file_mounts or {}).items():
+        at = ("file_mounts", wanted)
+        if not wanted or wanted in ("/", "~", "~/", ".", "./") or ".." in Path(wanted).parts:
+            raise fail(f"file_mounts: {wanted!r} is no path that something can be put at", *at)
+        storage = Storage(source=one, mode="COPY") if isinstance(one, str) else one
+        mode = storage.mode.upper()
+        if mode not in MODES:
+            raise fail(f"mode is {storage.mode!r}; {near(mode, MODES)}", *at, "mode")
+        if storage.store is not None and storage.store.lower() not in STORES:
+            raise fail(f"store is {storage.store!r}; {near(storage.store.lower(), STORES)}", *at, "store")
+        if isinstance(storage.source, list):
+            raise fail("source: several folders cannot lie at one path; give each a path of its own", *at, "source")
+        if storage.source is None and not storage.name:
+            empty = (
+                "name is empty: write the name of your bucket" if "name" in _said(document, at) else "it has neither"
+            )
+            raise fail(f"{wanted}: {empty}{'' if 'name' in _said(document, at) else ' name nor source'}", *at, "name")
+        source = storage.source or ""
+        if source and "://" not in source:
+            local = _path(path, source)
+            try:
+                list(local.iterdir()) if local.is_dir() else local.open("rb").close()
+            except OSError as error:
+                raise fail(f"{wanted}: {source} cannot be read: {error.strerror}", *at) from None
+            source = str(local)
+        found.append(Mount(path=wanted, source=source, mode=mode, name=storage.name or "",
+                           store=(storage.store or "").lower(), line=document.line(*at)))  # fmt: skip
+    return tuple(found)
+
+
+def _said(document: Document, place: strict_yaml.Place) -> Mapping[str, Any]:
+    said = document.said
+    for key in place:
+        said = said[key]
+    return said if isinstance(said, dict) else {}
+
+
+def _values(document: Document, section: str) -> dict[str, str | None]:
+    """Return the variables of a section, each as it was written."""
+    said = document.said.get(section) or {}
+    return {
+        str(name): None if value is None else document.texts.get((section, name), str(value))
+        for name, value in said.items()
+    }
+
+
+def _path(file: Path, text: str) -> Path:
+    """Return a path of this machine, from the folder that the command is typed in, as SkyPilot takes it."""
+    return Path(text).expanduser().absolute()
+
+
+def folder(where: str, path: Path) -> Path:
+    """Return the folder, resolved. Raises UsageError that begins with `where`."""
+    found = path.expanduser().absolute()
+    if not found.exists():
+        raise UsageError(f"{where}: there is no folder {path}")
+    if not found.is_dir():
+        raise UsageError(f"{where}: {path} is a file; a folder is wanted")
+    return found.resolve()
+
+
+def _name(where: str, text: str | None) -> str:
+    """Return a name as SkyPilot takes it: letters, digits, and . _ - between them."""
+    if text is None:
+        return ""
+    if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?", text) or len(text) > MOST_NAME:
+        raise UsageError(f"{where}: {text!r} is no name; it begins with a letter and holds letters, digits, . _ -")
+    return text
+
+
+def near(word: str, known: Collection[str]) -> str:
+    """Return what may have been meant, in words."""
+    found = difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean {found[0]}?" if found else f"known: {', '.join(known)}"

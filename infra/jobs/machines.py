@@ -1,0 +1,218 @@
+"""What machine a task asks for: its `resources` -> the flags of a launch that ask for the same.
+
+In: `Resources`, and what was typed, which outweighs them. Out: one `Wish` for each way in which the task can be
+satisfied, and in words what has no effect where it is to run: nothing is left out in silence.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from infra.errors import UsageError
+from infra.jobs.job_file import Task, near
+from infra.jobs.schema import NO_EFFECT, NO_EFFECT_RESOURCES, Recovery, Resources
+from infra.selection.machine_spec import MachineSpec
+from infra.settings import VENDORS
+
+OURS = ("local", "ssh", *VENDORS)
+SKYPILOTS = (
+    "aws azure gcp ibm lambda scp oci vast vsphere cudo fluidstack paperspace primeintellect do nebius slurm "
+    "hyperbolic seeweb yotta mithril verda kubernetes k8s"
+).split()
+NO_GPU = "none"
+ANY = "*"
+MOST_GPUS = 1024
+RENTED_ONLY = ("use_spot", "disk_size", "max_hourly_cost", "network_tier", "instance_type")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """One way in which a task can be satisfied."""
+
+    provider: str
+    """"" = any."""
+    machine: MachineSpec
+    pool: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """All ways, and what is said of them."""
+
+    wishes: tuple[Wish, ...]
+    is_ordered: bool
+    """The first that can be had is taken, else the cheapest."""
+    notes: tuple[str, ...] = ()
+
+
+def provider_of(task: Task, where: str) -> str:
+    """Return the provider that the file names for all of the task, "" where it names none, or several."""
+    found = {_place(one, where, task)[0] for one in _alternatives(task.resources)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def wishes(task: Task, typed: MachineSpec, provider: str, is_rented: bool, where: str) -> Wishes:
+    """Return what the task asks for. `provider`: that was typed, "" where nobody typed one. Raises UsageError."""
+    notes: list[str] = []
+    found: list[Wish] = []
+    for one in _alternatives(task.resources):
+        cloud, region, zone, pool = _place(one, where, task)
+        if cloud and cloud not in OURS and not provider:
+            notes.append(f"infra: {cloud} is a cloud of SkyPilot's, where Slipway rents nothing; it is left out")
+            continue
+        if cloud and provider and cloud != provider:
+            notes.append(f"infra: {cloud} has no effect, since --provider {provider} was typed")
+            cloud, region, zone, pool = "", "", "", ""
+        if zone:
+            notes.append(f"zone {zone} has no effect: no vendor here has zones")
+        for gpu, num_gpus in _accelerators(one, where, task):
+            asked = _flags(one, gpu, num_gpus, region, where, task)
+            machine = replace(typed, **{name: value for name, value in asked.items() if not getattr(typed, name)})
+            if typed.gpu:
+                machine = replace(machine, gpu=typed.gpu, num_gpus=typed.num_gpus)
+            if machine.gpu.lower() == NO_GPU:
+                machine = replace(machine, gpu="", num_gpus=0)
+            wish = Wish(provider=cloud, machine=machine, pool=pool)
+            if wish not in found:
+                found.append(wish)
+    if not found:
+        raise UsageError(
+            f"{where}: line {task.document.line('resources')}: {'; '.join(notes)}. Type a provider instead: "
+            f"--provider runpod, or write `infra: runpod` (known: {', '.join(OURS)})"
+        )
+    notes += _without_effect(task, is_rented, provider)
+    is_ordered = task.resources.ordered is not None or isinstance(task.resources.accelerators, list)
+    return Wishes(wishes=tuple(found), is_ordered=is_ordered, notes=tuple(dict.fromkeys(notes)))
+
+
+def recovery_of(task: Task) -> tuple[int, tuple[int, ...]]:
+    """Return how often a failure is no verdict yet, and the exit codes that never are one."""
+    said = task.resources.job_recovery
+    if not isinstance(said, Recovery):
+        return 0, ()
+    codes = said.recover_on_exit_codes
+    return said.max_restarts_on_errors, tuple(codes) if isinstance(codes, list) else (codes,)
+
+
+def _alternatives(said: Resources) -> Iterator[Resources]:
+    """Yield each, with what stands above them all."""
+    several = said.any_of or said.ordered
+    above = replace(said, any_of=None, ordered=None)
+    if not several:
+        yield above
+        return
+    for one in several:
+        own = {each.name: value for each in fields(one) if (value := getattr(one, each.name)) is not None}
+        yield replace(above, **own)
+
+
+def _place(said: Resources, where: str, task: Task) -> tuple[str, str, str, str]:
+    """Return provider, region, zone and pool, "" for any. Raises UsageError for a cloud that nobody knows."""
+    line = f"{where}: line {task.document.line('resources', 'infra')}"
+    if said.infra and (said.cloud or said.region or said.zone):
+        raise UsageError(f"{line}: infra and cloud, region or zone exclude each other")
+    parts = (said.infra or "").strip("/").split("/")
+    cloud, region, zone = [*parts, "", "", ""][:3] if said.infra else (said.cloud, said.region, said.zone)
+    cloud, region, zone = ("" if one in (None, ANY) else str(one) for one in (cloud, region, zone))
+    cloud = cloud.lower()
+    if cloud and cloud not in (*OURS, *SKYPILOTS):
+        raise UsageError(f"{line}: infra: unknown cloud {cloud!r}; {near(cloud, (*OURS, *SKYPILOTS))}")
+    return (cloud, "", "", region) if cloud == "ssh" else (cloud, region, zone, "")
+
+
+def _accelerators(said: Resources, where: str, task: Task) -> list[tuple[str, int]]:
+    """Return `--gpu` and `--num-gpus` of each way: equal numbers are one set, those of a list keep their order."""
+    asked = said.accelerators
+    if asked is None:
+        return [("", 0)]
+    line = f"{where}: line {task.document.line('resources', 'accelerators')}"
+    if isinstance(asked, dict):
+        pairs = [(kind, 1.0 if amount is None else amount) for kind, amount in asked.items()]
+    else:
+        pairs = []
+        for word in asked if isinstance(asked, list) else [asked]:
+            kind, colon, text = word.partition(":")
+            if colon and not re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", text.strip()):
+                raise UsageError(f"{line}: accelerators: {word!r}; expected a kind and a number, such as H100:8")
+            pairs.append((kind, float(text) if colon else 1.0))
+    if not pairs:
+        raise UsageError(f"{line}: accelerators: nothing is named; leave the line out for a machine without a GPU")
+    for kind, number in pairs:
+        if not kind.strip() or re.search(r"[,\s]", kind.strip()):
+            raise UsageError(f"{line}: accelerators: {kind!r} is no kind of GPU")
+        if kind.lower().startswith("tpu"):
+            raise UsageError(f"{line}: accelerators: {kind}: no vendor of Slipway rents TPUs")
+        if not 1 <= number <= MOST_GPUS or number != int(number):
+            why = f"it must be a whole number from 1 to {MOST_GPUS}"
+            why = "no vendor rents a part of a GPU" if 0 < number < 1 else why
+            raise UsageError(f"{line}: accelerators: {kind}:{number:g}: {why}")
+    if isinstance(asked, list):
+        return [(kind.strip(), int(number)) for kind, number in pairs]
+    by_number: dict[int, list[str]] = {}
+    for kind, number in pairs:
+        by_number.setdefault(int(number), []).append(kind.strip())
+    return [(",".join(kinds), number) for number, kinds in by_number.items()]
+
+
+def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, task: Task) -> dict[str, Any]:
+    """Return what is said, by field of `MachineSpec`."""
+    line = task.document.line
+    found: dict[str, Any] = {"gpu": gpu, "num_gpus": num_gpus, "region": region}
+    cpus = 0
+    if said.cpus is not None:
+        cpus = _amount(said.cpus, f"{where}: line {line('resources', 'cpus')}: cpus")
+        found["cpus"] = str(cpus)
+    if said.memory is not None:
+        at = f"{where}: line {line('resources', 'memory')}: memory"
+        times = re.fullmatch(r"([0-9]{1,6})x", str(said.memory))
+        if times and not cpus:
+            raise UsageError(f"{at}: {said.memory} is so many GB for each CPU; give cpus, too")
+        found["memory"] = str(int(times[1]) * cpus if times else _amount(said.memory, at))
+    if said.disk_size is not None:
+        found["disk_size"] = str(_amount(said.disk_size, f"{where}: line {line('resources', 'disk_size')}: disk_size"))
+    if said.max_hourly_cost is not None:
+        found["max_price"] = f"{said.max_hourly_cost:f}"
+    if said.network_tier is not None:
+        if said.network_tier not in ("best", "standard"):
+            raise UsageError(
+                f"{where}: line {line('resources', 'network_tier')}: network_tier is {said.network_tier!r}; "
+                "known: best, standard"
+            )
+        found["network"] = "best" if said.network_tier == "best" else ""
+    return {**found, "use_spot": bool(said.use_spot), "instance_type": said.instance_type or ""}
+
+
+def _amount(said: str | int | float, where: str) -> int:
+    """Return `16`, `16+`, `500GB` or `1TB`, in GB or pieces, rounded up. Raises UsageError."""
+    found = re.fullmatch(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?\s*(gb|gi|g|tb|ti|t)?\+?", str(said).strip().lower())
+    if not found or not int(found[1]) + int(found[2] or 0):
+        raise UsageError(f"{where} is {said!r}; expected a number above 0, such as 16, 16+ or 500GB")
+    whole = int(found[1]) + (1 if int(found[2] or 0) else 0)
+    return whole * (1000 if (found[3] or "g").startswith("t") else 1)
+
+
+def _without_effect(task: Task, is_rented: bool, provider: str) -> list[str]:
+    """Return what of the task changes nothing where it is to run, and why, in words."""
+    found = [f"{key} has no effect: {why}" for key, why in NO_EFFECT.items() if getattr(task.said, key) is not None]
+    alternatives: Sequence[Resources] = list(_alternatives(task.resources))
+
+    def says(key: str) -> bool:
+        return any(getattr(one, key) is not None for one in alternatives)
+
+    found += [f"{key} has no effect: {why}" for key, why in NO_EFFECT_RESOURCES.items() if says(key)]
+    if any(_strategy(one) for one in alternatives):
+        found.append("job_recovery.strategy has no effect: a run that is taken away goes on at the next best offer")
+    if not is_rented:
+        own = [key for key in RENTED_ONLY if says(key)]
+        if own:
+            found.append(f"{', '.join(own)}: no effect on a machine of your own ({provider})")
+    elif any(
+        re.fullmatch(r"[0-9.]+", str(getattr(one, key) or "")) for one in alternatives for key in ("cpus", "memory")
+    ):
+        found.append("cpus and memory are taken as `at least`, with and without a +")
+    return found
+
+
+def _strategy(said: Resources) -> str | None:
+    return said.job_recovery.strategy if isinstance(said.job_recovery, Recovery) else said.job_recovery

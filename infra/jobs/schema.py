@@ -1,0 +1,145 @@
+"""The keys of a job file, as SkyPilot 0.14 writes a task; `job_file` reads them, `meaning` says what they come to."""
+
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+Scalar = str | int | float | bool | None
+Number = str | int | float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    strategy: str | None = None
+    max_restarts_on_errors: int = 0
+    recover_on_exit_codes: int | list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What machine a task needs; `16+` means at least 16."""
+
+    infra: str | None = None
+    cloud: str | None = None
+    region: str | None = None
+    zone: str | None = None
+    instance_type: str | None = None
+    accelerators: str | dict[str, float | None] | list[str] | None = None
+    accelerator_args: dict[str, Any] | None = None
+    cpus: Number | None = None
+    memory: Number | None = None
+    disk_size: int | str | None = None
+    disk_tier: str | None = None
+    local_disk: str | None = None
+    network_tier: str | None = None
+    use_spot: bool | None = None
+    job_recovery: str | Recovery | None = None
+    ports: int | str | list[int | str] | None = None
+    image_id: str | dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+    max_hourly_cost: float | None = None
+    autostop: bool | int | str | dict[str, Any] | None = None
+    priority: int | None = None
+    priority_class: str | None = None
+    volumes: list[dict[str, Any]] | None = None
+    any_of: list["Resources"] | None = None
+    ordered: list["Resources"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """A folder or a bucket at a path of the task."""
+
+    name: str | None = None
+    source: str | list[str] | None = None
+    store: str | None = None
+    mode: str = "MOUNT"
+    persistent: bool | None = None
+    type: str | None = None
+    config: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ours:
+    """What SkyPilot has no word for."""
+
+    environment: str = ""
+    """`train`: the task runs with the packages that Slipway's own trainings have, PyTorch among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFile:
+    """One document of a job file as it stands."""
+
+    name: str | None = None
+    workdir: str | dict[str, str] | None = None
+    num_nodes: int = 1
+    resources: Resources | None = None
+    envs: dict[str, Scalar] | None = None
+    secrets: dict[str, Scalar] | list[str] | None = None
+    file_mounts: dict[str, str | Storage] | None = None
+    setup: str | None = None
+    run: str | None = None
+    config: dict[str, Any] | None = None
+    slipway: Ours = Ours()
+    # Of SkyPilot's, and refused: `REFUSED` says what to do instead.
+    managed_secrets: Any = None
+    volumes: Any = None
+    volume_mounts: Any = None
+    service: Any = None
+    pool: Any = None
+    event_callback: Any = None
+    inputs: Any = None
+    outputs: Any = None
+    file_mounts_mapping: Any = None
+    api_server_access: Any = None
+
+
+JOB_KEYS = ("run", "setup", "resources")  # a file with one of them is a job
+REFUSED = {
+    "service": "this describes a service; start it with: inv serve.up FILE",
+    "pool": "pools of workers are SkyPilot's; start a sweep instead: inv sweep FILE",
+    "managed_secrets": "Slipway has no server that keeps secrets; list the names under `secrets:` and set them in .env",
+    "volumes": "give the volume of a vendor as a flag: --volume ID",
+    "volume_mounts": "give the volume of a vendor as a flag: --volume ID",
+    "event_callback": "nothing calls back; `inv launch` and `inv keep` exit with the state of the run",
+    "file_mounts_mapping": "SkyPilot writes this key for itself; remove it",
+    "api_server_access": "Slipway has no API server",
+}
+REFUSED_RESOURCES = {
+    "image_id": "pods boot the image that Slipway has checked; install what is missing in `setup`",
+    "accelerator_args": "these are for TPUs, which no vendor of Slipway rents",
+    "volumes": "give the volume of a vendor as a flag: --volume ID",
+}
+NO_EFFECT = {
+    "inputs": "no provider here takes egress into account",
+    "outputs": "no provider here takes egress into account",
+    "config": "it configures SkyPilot's own clouds",
+}
+NO_EFFECT_RESOURCES = {
+    "disk_tier": "no vendor tells the speed of its disks",
+    "local_disk": "no vendor tells the kind of its disks",
+    "labels": "pods carry Slipway's own mark only",
+    "priority": "nothing is queued",
+    "priority_class": "nothing is queued",
+    "autostop": "a pod of Slipway ends as soon as its job is over; --ttl and --spend-limit end it earlier",
+    "ports": "no port is opened to the world; reach one with: inv forward RUN PORT",
+}
+
+
+def inner(hint: Any) -> type | None:
+    """Return the record among the types of a hint, or None."""
+    parts = [hint]
+    while parts:
+        one = parts.pop()
+        if isinstance(one, type) and hasattr(one, "__dataclass_fields__"):
+            return one
+        if typing.get_origin(one) in (typing.Union, types.UnionType, list, dict):
+            parts += typing.get_args(one)
+    return None
+
+
+def is_mapping_of_records(hint: Any) -> bool:
+    """Return whether the values of a mapping, whose keys are anybody's, are records."""
+    return any(typing.get_origin(one) is dict for one in (hint, *typing.get_args(hint)))

@@ -1,0 +1,122 @@
+"""A job file that is understood -> the steps of a job, and the folders that go along with the code.
+
+In: the tasks with the values of their variables. Out: for each task a step that sets up, once per pod, and a step that
+runs, on all nodes at once; `infra.agent.shell` carries them out.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.agent.job import Step
+from infra.agent.shell import Script
+from infra.errors import UsageError
+from infra.jobs.job_file import JobFile, Mount, Task
+from infra.jobs.machines import recovery_of
+from infra.records import Carried
+from infra.transport import shipment
+
+WORDS = ("-m", "infra.agent.shell")
+ALONE = ("-u",)  # in front of the words of a step that all nodes do together: nothing but Python's own buffering
+ALWAYS = 1000  # restarts, where the file sets no limit of its own: time and money do
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What goes along, and where each task finds it."""
+
+    carried: tuple[Carried, ...]
+    workdirs: tuple[str, ...]
+    """Of each task: the folder beside the code, "" where it has none."""
+    mounts: tuple[tuple[tuple[str, str, str], ...], ...]
+    """Of each task, as `Script.mounts`."""
+
+
+def lay_out(file: JobFile, is_own: bool) -> Layout:
+    """Return what goes along. `is_own`: the machine is somebody's own, or a process of this one. Raises UsageError."""
+    carried: list[Carried] = []
+    workdirs, mounts = [], []
+
+    def name_of(kind: str, source: Path, file_name: str = "") -> str:
+        known = next((one for one in carried if (one.source, one.file) == (str(source), file_name)), None)
+        if known is None:
+            number = sum(one.name.startswith(kind) for one in carried)
+            known = Carried(name=f"{kind}-{number}" if number else kind, source=str(source), file=file_name)
+            carried.append(known)
+        return known.name
+
+    for task in file.tasks:
+        workdirs.append(name_of("workdir", task.workdir) if task.workdir else "")
+        mounts.append(tuple(_mount(file, task, one, is_own, name_of) for one in task.mounts))
+    return Layout(carried=tuple(carried), workdirs=tuple(workdirs), mounts=tuple(mounts))
+
+
+def _mount(file: JobFile, task: Task, one: Mount, is_own: bool, name_of: Any) -> tuple[str, str, str]:
+    where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
+    if one.mode == "MOUNT":
+        raise UsageError(f"{where}: MOUNT needs FUSE, which pods do not have; write mode: MOUNT_CACHED or mode: COPY")
+    if one.mode == "MOUNT_CACHED":
+        raise UsageError(
+            f"{where}: MOUNT_CACHED is not there yet; write checkpoints with slipway.checkpoint, which go to the store"
+        )
+    if "://" in one.source:
+        raise UsageError(f"{where}: only files of this machine are copied; fetch {one.source} in `setup`")
+    if is_own and one.path.startswith("/"):
+        raise UsageError(
+            f"{where}: on a machine of your own nothing outside the pod's folder is touched; write ~{one.path}"
+        )
+    source = Path(one.source)
+    if source.is_dir():
+        return name_of("mount", source.resolve()), "", one.path
+    return name_of("mount", source.resolve().parent, source.name), source.name, one.path
+
+
+def steps_of(
+    file: JobFile, layout: Layout, envs: Sequence[Mapping[str, str]], withheld: Sequence[str], is_own: bool, launch: str
+) -> tuple[Step, ...]:  # fmt: skip
+    """Return the steps. `withheld`: variables of ours that the tasks did not ask for.
+
+    `launch` tells this launch from the next one of the same file, which runs again what this one has run.
+    """
+    found = []
+    for number, task in enumerate(file.tasks):
+        restarts, codes = recovery_of(task)
+        sent = {layout.workdirs[number], *(name for name, _, _ in layout.mounts[number])}
+        inputs = digest([stamps(one) for one in layout.carried if one.name in sent])
+
+        def script(text: str, inputs: str, number: int = number, task: Task = task, **more: Any) -> dict[str, Any]:
+            made = Script(
+                text=text, name=task.name, workdir=layout.workdirs[number], envs=dict(envs[number]),
+                mounts=layout.mounts[number], own_home=is_own, environment=task.environment, task=number,
+                num_tasks=len(file.tasks), inputs=inputs, withheld=tuple(withheld), **more,
+            )  # fmt: skip
+            return dict(json.loads(json.dumps(asdict(made))))
+
+        prefix = "" if len(file.tasks) == 1 else f"{number + 1}-{task.name or 'task'}-"
+        if task.setup.strip():
+            found.append(Step(f"{prefix}setup", WORDS, task.environment, script(task.setup, inputs)))
+        if task.run.strip():
+            config = script(task.run, f"{inputs} {launch}", restarts=restarts, restart_codes=codes)
+            most = ALWAYS if codes else max(3, restarts)
+            found.append(Step(f"{prefix}run", WORDS, task.environment, config, max_restarts=most, together=ALONE,
+                              everywhere=True))  # fmt: skip
+    return tuple(found)
+
+
+def is_own_text(step: Step) -> bool:
+    """Return whether a step carries out somebody's own text, so that its mark is good on the pod that has made it."""
+    return step.words == WORDS
+
+
+def stamps(one: Carried) -> list[Any]:
+    """Return what says that a folder has changed."""
+    root = Path(one.source)
+    names = {one.file: (root / one.file).stat()} if one.file else shipment.survey(root)
+    return [one.name, [[name, seen.st_size, seen.st_mtime_ns] for name, seen in names.items()]]
+
+
+def digest(said: Any) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]

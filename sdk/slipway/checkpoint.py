@@ -1,0 +1,257 @@
+"""Checkpoints for a training loop of your own, which goes on from them wherever it is begun again.
+
+    from slipway import checkpoint
+
+    saver = checkpoint.Saver("resnet", keep=5)
+    found = saver.load_latest()                      # None at the first start
+    state, step = found if found else (fresh(), 0)
+    ...
+    saver.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, step)
+
+A checkpoint is a folder `step-000000500/` with `MANIFEST.json`, the size and sha256 of each file, written last: it is
+whole or it is not seen. A damaged one is passed over for the one before. On a pod they lie in
+`$SLIPWAY_WORK/checkpoints`, from where Slipway carries them to the store and brings them back on another machine;
+elsewhere in `checkpoints/`.
+Of several processes rank 0 saves; all of them load. Nothing but Python is needed; PyTorch, where it is imported.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar, Union
+
+RESUME_ME = 75  # exit code of a job that was told to leave, saved, and is to be begun again
+STEP = re.compile(r"step-([0-9]{9,18})")
+MANIFEST = "MANIFEST.json"
+LEAST = 2  # kept in any case: the newest may be damaged
+TRIES = 2  # of a save whose disk fails
+CHUNK = 1 << 20
+log = logging.getLogger("slipway.checkpoint")
+
+T = TypeVar("T")
+
+
+class CheckpointError(Exception):
+    """There are checkpoints, and none of them can be loaded: a lost run must not begin afresh unnoticed."""
+
+
+class Saver:
+    """The checkpoints of one run."""
+
+    def __init__(self, prefix: str = "checkpoint", save_dir: Union[str, Path] = "", keep: int = 5) -> None:
+        """`prefix`: the folder's name in `save_dir`. `keep`: the newest so many are kept, at least two."""
+        if not re.fullmatch(r"(?!\.)[A-Za-z0-9._-]{1,128}", prefix):
+            raise ValueError(f"{prefix!r} is no name of a folder: letters, digits, . _ -")
+        work = os.environ.get("SLIPWAY_WORK", "")
+        self.folder = Path(save_dir or (Path(work, "checkpoints") if work else "checkpoints")) / prefix
+        self.prefix, self.keep = prefix, max(LEAST, keep)
+
+    def steps(self) -> List[int]:
+        """Return the steps of which there is a checkpoint with a manifest, oldest first; not verified."""
+        return sorted(
+            int(path.parent.name[5:])
+            for path in self.folder.glob(f"step-*/{MANIFEST}")
+            if STEP.fullmatch(path.parent.name)
+        )
+
+    def save(self, state: Any, step: int, metrics: Optional[Mapping[str, float]] = None, model_type: str = "") -> bool:
+        """Save `state` as the checkpoint of `step`: tensors and plain values with PyTorch, else what JSON can hold.
+
+        False when the disk fails twice, which is logged: training goes on. Raises ValueError for a state that cannot be
+        written, which no second try would mend.
+        """
+        for tries in range(1, TRIES + 1):
+            try:
+                with self.draft(step, metrics, model_type) as folder:
+                    if folder is not None:
+                        _write(folder, state)
+                return True
+            except OSError as error:
+                log.error(
+                    "checkpoint of step %d was not saved (%s)%s", step, error, "; once more" if tries < TRIES else ""
+                )
+        return False
+
+    @contextlib.contextmanager
+    def draft(
+        self, step: int, metrics: Optional[Mapping[str, float]] = None, model_type: str = ""
+    ) -> Iterator[Optional[Path]]:
+        """Yield a folder to write any files to; they are the checkpoint of `step` when the block ends without an error.
+
+        None on every rank but 0. A checkpoint of that step that is there already is replaced.
+        """
+        if os.environ.get("RANK", os.environ.get("SKYPILOT_NODE_RANK", "0")) != "0":
+            yield None
+            return
+        draft = self.folder / f".tmp-{step:09d}-{uuid.uuid4().hex[:8]}"
+        draft.mkdir(parents=True)
+        try:
+            yield draft
+            self._publish(draft, step, metrics or {}, model_type)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        self._tidy()
+
+    def load_latest(self) -> Optional[Tuple[Any, int]]:
+        """Return the state and the step of the newest checkpoint that is whole, None when there is none.
+
+        Raises CheckpointError when there are some, and none is whole.
+        """
+        return self.load(lambda folder, step: (_read(folder), step))
+
+    def load(self, read: Callable[[Path, int], T]) -> Optional[T]:
+        """Return what `read` makes of the folder and the step of the newest checkpoint that is whole."""
+        steps = self.steps()
+        for step in reversed(steps):
+            folder = self.folder / f"step-{step:09d}"
+            try:
+                verify(folder)
+                found = read(folder, step)
+            except Exception as error:  # whatever the reader makes of a file that is not what it was
+                log.warning("checkpoint %d unreadable (%s), trying the one before", step, error)
+                continue
+            log.info("Successfully loaded checkpoint from step %d", step)
+            return found
+        if steps:
+            log.error("Failed to load any checkpoint")
+            raise CheckpointError(
+                f"none of the checkpoints in {self.folder} can be loaded (steps {steps}); remove it to begin again"
+            )
+        log.warning("No checkpoints found in %s", self.folder)
+        return None
+
+    def _publish(self, draft: Path, step: int, metrics: Mapping[str, float], model_type: str) -> None:
+        paths = sorted(path for path in draft.rglob("*") if path.is_file())
+        if not paths:
+            raise ValueError(f"nothing was written into the checkpoint of step {step}")
+        files = [
+            {"path": path.relative_to(draft).as_posix(), "size": path.stat().st_size, "sha256": _sha256(path)}
+            for path in paths
+        ]
+        about: Dict[str, Any] = {"phase": self.prefix, "step": step, "files": files,
+                                 "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                                 "metrics": {name: float(value) for name, value in metrics.items()}}  # fmt: skip
+        if model_type:
+            about["model_type"] = model_type
+        for path in paths:
+            _sync(path)
+        manifest = draft / MANIFEST
+        manifest.write_text(json.dumps(about, indent=1), encoding="utf-8")
+        _sync(manifest)
+        target = self.folder / f"step-{step:09d}"
+        if target.exists():
+            target.rename(self.folder / f".old-{target.name}-{uuid.uuid4().hex[:8]}")
+        draft.rename(target)
+        _sync(self.folder)
+
+    def _tidy(self) -> None:
+        for step in self.steps()[: -self.keep]:
+            shutil.rmtree(self.folder / f"step-{step:09d}", ignore_errors=True)
+        for old in self.folder.glob(".old-*"):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def verify(folder: Path) -> Dict[str, Any]:
+    """Return the manifest of a checkpoint. Raises ValueError, OSError when a file is not as it says."""
+    about = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    for file in about["files"]:
+        path = folder / file["path"]
+        if path.stat().st_size != file["size"] or _sha256(path) != file["sha256"]:
+            raise ValueError(f"{file['path']} is not what the manifest says")
+    return dict(about)
+
+
+def save_checkpoint(
+    save_dir: Union[str, Path] = "", max_checkpoints: int = 5, checkpoint_prefix: str = "checkpoint"
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Make a function that returns the state of a step save it: `@save_checkpoint()` above `def state(step, model)`.
+
+    `step` is the argument of that name, else the first one; without one the function is only called. What the function
+    returns is saved, and returned.
+    """
+    saver = Saver(checkpoint_prefix, save_dir, max_checkpoints)
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> T:
+            step = kwargs.get("step", args[0] if args else None)
+            state = function(*args, **kwargs)
+            if step is not None:
+                model = kwargs.get("model", args[1] if len(args) > 1 else None)
+                saver.save(state, int(step), model_type="" if model is None else type(model).__name__)
+            return state
+
+        return wrapper
+
+    return decorate
+
+
+def load_checkpoint(
+    save_dir: Union[str, Path] = "", checkpoint_prefix: str = "checkpoint"
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Make a function `(step, ..., state=None)` get the newest checkpoint that it can load, and its step.
+
+    One that raises is passed over for the one before. With no checkpoint at all the function is called as it is.
+    """
+    saver = Saver(checkpoint_prefix, save_dir)
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> T:
+            def read(folder: Path, step: int) -> Tuple[T]:
+                if "step" in kwargs or not args:
+                    return (function(*args, **{**kwargs, "step": step, "state": _read(folder)}),)
+                return (function(step, *args[1:], **{**kwargs, "state": _read(folder)}),)
+
+            found = saver.load(read)
+            return function(*args, **kwargs) if found is None else found[0]
+
+        return wrapper
+
+    return decorate
+
+
+def _write(folder: Path, state: Any) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.save(state, folder / "state.pt")
+        return
+    try:
+        (folder / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the state cannot be saved as JSON ({error}); import torch, or write files with draft()"
+        ) from None
+
+
+def _read(folder: Path) -> Any:
+    if (folder / "state.json").exists():
+        return json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    import torch
+
+    return torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+
+
+def _sha256(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        for piece in iter(lambda: file.read(CHUNK), b""):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,117 @@
+"""A job of one's own: the same street as a training, on this machine and in the rehearsal's market."""
+
+import json
+
+import pytest
+
+from infra.agent.job import Job
+from infra.ledger.journal import Journal
+from tests.world import ROOT, World, until
+
+pytestmark = pytest.mark.process
+
+SECRET = "top-" + "hush"
+JOB = """
+name: mine
+num_nodes: {nodes}
+workdir: {folder}/my files
+envs: {{STAGE: 1.90, NEEDED: }}
+secrets: {{DB_DSN: }}
+file_mounts: {{~/data/words.txt: {folder}/words.txt}}
+resources: {{accelerators: 'H100:8', use_spot: true, job_recovery: {{max_restarts_on_errors: 1}}}}
+setup: |
+  echo once >> ~/setups
+  python -m pip --version && python -c "import sys; assert sys.prefix != sys.base_prefix"
+run: |
+  [ "${{#DB_DSN}}" = 8 ] || exit 9
+  echo "stage $STAGE needed $NEEDED in $(basename "$PWD") of $(cat own.txt) with $(cat ~/data/words.txt)"
+  echo "rank $SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES id $SKYPILOT_TASK_ID gpus $SKYPILOT_NUM_GPUS_PER_NODE"
+  echo "$(echo "$SKYPILOT_NODE_IPS" | wc -l) addresses; home in the pod: ${{HOME#"$SLIPWAY_WORK"}}"
+  sleep $SKYPILOT_NODE_RANK
+  [ -e ~/failed ] || {{ touch ~/failed; exit 3; }}
+  python -c "from slipway import checkpoint; print('sdk', checkpoint.RESUME_ME)"
+"""
+
+
+@pytest.fixture
+def world(tmp_path):
+    one = World(tmp_path / "world")
+    yield one
+    one.inv("down", "--all")
+
+
+def job_file(folder, nodes=1):
+    (folder / "my files").mkdir(parents=True, exist_ok=True)
+    (folder / "my files" / "own.txt").write_text("mine")
+    (folder / "my files" / ".env").write_text("HF_TOKEN=hf_never")
+    (folder / "words.txt").write_text("words")
+    path = folder / "job.yaml"
+    path.write_text(JOB.format(folder=folder, nodes=nodes))
+    return str(path)
+
+
+def test_a_job_of_two_nodes_runs_on_this_machine_and_its_secret_is_written_nowhere_else(world, tmp_path):
+    words = ["launch", job_file(tmp_path, 2), "-e", "NEEDED=yes", "--secret", f"DB_DSN={SECRET}", "--provider", "local"]
+    done = world.json(*words, "-n", "pair")
+    assert (done["state"], done["ran"]) == ("succeeded", ["setup", "run"])
+    for rank, name in enumerate(("pair", "pair.1")):
+        pod = world.folder / "pods" / name
+        log = (pod / "logs" / "run.log").read_text()
+        assert "stage 1.90 needed yes in workdir of mine with words\n" in log
+        assert f"rank {rank} of 2 id pair gpus 0\n2 addresses; home in the pod: /home\n" in log
+        assert "restart 1 of 1" in log and log.endswith("sdk 75\n")
+        assert (pod / "work" / "home" / "setups").read_text() == "once\n"
+        assert not (pod / "workdir" / ".env").exists()
+        held = [path.name for path in pod.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+        assert set(held) <= {"secrets.json"}
+    with Journal.open(world.folder / "state" / "journal.db") as journal:
+        rows = journal.ops(run="pair")
+        assert all(SECRET not in (row.job + (row.asked or "")) for row in rows)
+        assert Job.from_json(rows[-1].job).steps[-1].together
+
+
+def test_a_job_that_was_stopped_saves_and_goes_on(world, tmp_path):
+    run = f"cd {ROOT}/examples/jobs/smoke; exec python count.py --steps 60 --pause 0.2"
+    world.inv("launch", "--cmd", run, "--provider", "local", "-n", "counting", "--detach")
+    log = world.folder / "pods" / "counting" / "logs" / "run.log"
+    until(lambda: log.exists() and "step 10" in log.read_text(), "the first checkpoint")
+    world.inv("down", "counting")
+    stopped = log.read_text()
+    world.inv("resume", "counting")
+    told = log.read_text()[len(stopped) :]
+    assert "begins at step" in told and "begins at step 0" not in told and told.endswith("done\n")
+
+
+def test_what_is_refused_is_refused_before_anything_starts(world, tmp_path):
+    file = job_file(tmp_path)
+    for words, why in (
+        ([file, "--provider", "local"], "line 5: envs: NEEDED has no value; give it: -e NEEDED=VALUE"),
+        (
+            [file, "-e", "NEEDED=1", "--secret", "DB_DSN=x"],
+            "on a machine of yours only when you say so: add --provider",
+        ),
+        ([file, "--phase", "base"], "--phase is of a training of ours"),
+        ([file, "--cmd", "true"], "are two jobs; give one of them"),
+        (["--workdir", str(tmp_path)], "--workdir goes along with a job of your own"),
+        ([str(tmp_path / "words.txt")], "expected"),
+    ):
+        process = world.begin("launch", *words)
+        out, err = process.communicate(timeout=120)
+        assert (process.returncode, "Traceback" in err) == (2, False), err
+        assert why in " ".join(err.split()), err
+    assert not (world.folder / "pods").exists()
+
+
+@pytest.mark.nightly
+def test_a_job_that_is_taken_away_in_the_market_goes_on_from_its_checkpoint(world):
+    done = world.json("rehearse", "examples/jobs/smoke_test.yaml", "--preempt", "1", "--yes", "--spend-limit", "5",
+                      "-e", "STEPS=150")  # fmt: skip
+    try:
+        assert done["launch"]["state"] == "succeeded" and done["launch"]["recoveries"] == 1
+        assert done["still_running"] == [] and done["problems"] == []
+        log = world.inv("logs", "--rehearse", done["launch"]["run"], "--file", "run")
+        begun = [line.rpartition(" ")[2] for line in log.splitlines() if "begins at step" in line]
+        assert begun[0] == "0" and int(begun[-1]) > 0 and log.endswith("done\n")
+    finally:
+        world.inv("rehearse", "--stop")
+    assert json.dumps(done)

@@ -1,0 +1,170 @@
+"""A job file: what is read, what is refused with its line, and what machine it asks for."""
+
+from dataclasses import replace
+
+import pytest
+
+from infra.errors import UsageError
+from infra.jobs import job_file, machines, schema
+from infra.selection.machine_spec import MachineSpec
+
+
+def job(tmp_path, text):
+    path = tmp_path / "job.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return job_file.load(path)
+
+
+def wanted(tmp_path, resources, provider="", is_rented=True, **typed):
+    task = job(tmp_path, f"run: x\nresources: {resources}\n").tasks[0]
+    return machines.wishes(task, MachineSpec(**typed), provider, is_rented, "job.yaml")
+
+
+def test_a_job_is_told_from_flags_by_its_keys(tmp_path):
+    for text, is_job in (("run: x", True), ("setup: x\n", True), ("resources: {}", True), ("gpu: H100", False),
+                         ("name: a\n---\nrun: x", True), ("- run", False), ("", False)):  # fmt: skip
+        path = tmp_path / "file.yaml"
+        path.write_text(text)
+        assert job_file.is_job(path) is is_job, text
+
+
+def test_every_key_of_a_task_is_read_as_it_was_written(tmp_path):
+    (tmp_path / "data").mkdir()
+    (task,) = job(tmp_path, f"""
+name: bert-qa
+workdir: {tmp_path}
+num_nodes: 2
+envs: {{STAGE: 1.90, FAST: true, KEY: , EMPTY: ''}}
+secrets: [HF_TOKEN]
+file_mounts: {{~/data: {tmp_path}/data}}
+setup: pip install -e .
+run: |
+  python train.py
+resources:
+  job_recovery: {{max_restarts_on_errors: 2, recover_on_exit_codes: [33, 34]}}
+""").tasks  # fmt: skip
+    assert (task.name, task.workdir, task.num_nodes) == ("bert-qa", tmp_path, 2)
+    assert task.envs == {"STAGE": "1.90", "FAST": "true", "KEY": None, "EMPTY": ""}
+    assert task.secrets == {"HF_TOKEN": None} and task.run == "python train.py\n"
+    assert [(one.path, one.mode) for one in task.mounts] == [("~/data", "COPY")]
+    assert machines.recovery_of(task) == (2, (33, 34))
+
+
+def test_a_pipeline_has_the_name_of_its_head_and_its_tasks_in_order(tmp_path):
+    file = job(tmp_path, "name: both\n---\nname: a\nrun: x\n---\nname: b\nrun: y\n")
+    assert (file.name, [one.name for one in file.tasks]) == ("both", ["a", "b"])
+
+
+BAD = {
+    "runn: x\nrun: y": "line 1: unknown key 'runn'; did you mean run?",
+    "run: x\ngpu: H100": "line 2: unknown key 'gpu'; a job file says it as resources.accelerators",
+    "run: x\nresources:\n  acelerators: H100": "line 3: unknown key 'resources.acelerators'; did you mean acc",
+    "run: x\nresources:\n  any_of:\n    - {cpu: 1}": "unknown key 'resources.any_of.0.cpu'; did you mean cpus?",
+    "run: x\nnum_nodes: two": "line 2: num_nodes: Expected `int`, got `str`",
+    "run: x\nnum_nodes: -2": "line 2: num_nodes is -2",
+    "run: x\nenvs:\n  A=B: 1": "line 3: envs: 'A=B' is no name of a variable",
+    "run: x\nenvs: {ON: 1}": "line 2: envs: yes, no, on and off are no names unless they are quoted",
+    "run: x\nenvs: {SKYPILOT_TASK_ID: 1}": "line 2: envs: SKYPILOT_TASK_ID: Slipway sets",
+    "run: x\nenvs: {A: 1}\nsecrets: {A: 2}": "line 3: A is among envs and among secrets",
+    "run: x\nworkdir: /etc/passwd": "line 2: workdir: /etc/passwd is a file",
+    "run: x\nworkdir: /no/where": "line 2: workdir: there is no folder /no/where",
+    "run: x\nfile_mounts:\n  /data: /no/where": "line 3: /data: /no/where cannot be read: No such file",
+    "run: x\nfile_mounts:\n  /data:\n    name:\n    mode: COPY": "line 4: /data: name is empty: write the name of your",
+    "run: x\nfile_mounts:\n  /data: {name: a, mode: MONT}": "line 3: mode is 'MONT'; did you mean MOUNT?",
+    "run: x\nfile_mounts: {../up: /etc}": "line 2: file_mounts: '../up' is no path",
+    "run: x\nservice: {replicas: 2}": "line 2: service: this describes a service; start it with: inv serve.up",
+    "run: x\nresources:\n  image_id: docker:x": "line 3: image_id: pods boot the image",
+    "run: x\nresources: {max_hourly_cost: .nan}": "line 2: max_hourly_cost is nan",
+    "run: x\nresources:\n  job_recovery: {recover_on_exit_codes: 300}": "line 3: recover_on_exit_codes: 300 is no exit",
+    "resources: {cpus: 2}": "line 1: it has neither `run` nor `setup`",
+    "run: x\nname: -bad": "line 2: name: '-bad' is no name",
+    "run: x\nrun: y": "line 2 column 1: 'run' is given twice",
+    "a: &a [*a]\nrun: x": "this contains itself",
+    "- run": "line 1: expected lines of the form",
+    "run: [": "line 1",
+    b"run: \xff\xfe": "can't decode",
+    b"run: \x00": "",
+    "run: " + "x" * 300_000: "longer than 256 KiB",
+    "x: &a [" + "y," * 60 + "]\n" + "".join(
+        f"{chr(98 + n)}: &{chr(98 + n)} [{','.join(['*' + chr(97 + n)] * 6)}]\n" for n in range(9)
+    ) + "run: x": "comes to more than 20000 values",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BAD, ids=range(len(BAD)))
+def test_what_cannot_be_meant_is_refused_with_its_line(tmp_path, text):
+    with pytest.raises(UsageError) as refused:
+        job(tmp_path, text)
+    assert BAD[text] in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_accelerators_are_a_kind_a_set_or_an_order(tmp_path):
+    for text, asked, is_ordered in (
+        ("{accelerators: 'H100:8'}", [("H100", 8)], False),
+        ("{accelerators: H100}", [("H100", 1)], False),
+        ("{accelerators: {A100: 1, A100-80GB: 1, H100: 1}}", [("A100,A100-80GB,H100", 1)], False),
+        ("{accelerators: {A100: 2, H100: 1}}", [("A100", 2), ("H100", 1)], False),
+        ("{accelerators: ['H100:8', 'A100:8']}", [("H100", 8), ("A100", 8)], True),
+        ("{}", [("", 0)], False),
+    ):
+        found = wanted(tmp_path, text)
+        assert [(one.machine.gpu, one.machine.num_gpus) for one in found.wishes] == asked, text
+        assert found.is_ordered is is_ordered
+    assert [one.machine.gpu for one in wanted(tmp_path, "{accelerators: V100:4}", gpu="A100:2").wishes] == ["A100:2"]
+    assert [one.machine.gpu for one in wanted(tmp_path, "{accelerators: V100:4}", gpu="none").wishes] == [""]
+
+
+def test_resources_become_the_flags_that_ask_for_the_same(tmp_path):
+    text = ("{infra: runpod/US-KS-2, cpus: 4+, memory: 4x, disk_size: 1TB, use_spot: true, max_hourly_cost: 2.5, "
+            "network_tier: best, any_of: [{accelerators: A100:1}, "
+        "{accelerators: H100:1, use_spot: false}]}")  # fmt: skip
+    first, second = wanted(tmp_path, text).wishes
+    assert first == machines.Wish(
+        provider="runpod",
+        machine=MachineSpec(gpu="A100", num_gpus=1, cpus="4", memory="16", disk_size="1000", use_spot=True,
+                            max_price="2.500000", network="best", region="US-KS-2"),
+    )  # fmt: skip
+    assert second.machine == replace(first.machine, gpu="H100", use_spot=False)
+
+
+def test_what_has_no_effect_is_told(tmp_path):
+    found = wanted(tmp_path, "{disk_tier: best, ports: 8000, autostop: 10, labels: {a: b}, job_recovery: failover}")
+    keys = [one.split()[0] for one in found.notes]
+    assert keys == ["disk_tier", "labels", "autostop", "ports", "job_recovery.strategy"]
+    own = wanted(tmp_path, "{use_spot: true, disk_size: 100, infra: gcp}", provider="local", is_rented=False)
+    assert any(one.startswith("use_spot, disk_size: no effect") for one in own.notes)
+    assert any(one.startswith("infra: gcp has no effect") for one in own.notes)
+
+
+@pytest.mark.parametrize(
+    ("resources", "why"),
+    [
+        ("{infra: awz}", "unknown cloud 'awz'; did you mean aws?"),
+        ("{infra: aws}", "aws is a cloud of SkyPilot's, where Slipway rents nothing; it is left out. Type a provider"),
+        ("{accelerators: H100:-1}", "H100:-1: it must be a whole number"),
+        ("{accelerators: H100:0.5}", "no vendor rents a part of a GPU"),
+        ("{accelerators: {H100: .inf}}", "H100:inf: it must be a whole number"),
+        ("{accelerators: tpu-v4-8}", "no vendor of Slipway rents TPUs"),
+        ("{memory: 4x}", "so many GB for each CPU; give cpus, too"),
+        ("{cpus: -4}", "expected a number above 0"),
+        ("{disk_size: big}", "expected a number above 0"),
+        ("{network_tier: fast}", "known: best, standard"),
+    ],
+)
+def test_resources_that_nobody_has_are_refused(tmp_path, resources, why):
+    with pytest.raises(UsageError, match="line 2") as refused:
+        wanted(tmp_path, resources)
+    assert why in str(refused.value)
+
+
+def test_every_key_of_skypilot_is_known_here():
+    """Of its schema in 0.14; whatever stands there is read, refused with what to do instead, or told to be idle."""
+    task = ("name workdir num_nodes resources envs secrets managed_secrets file_mounts volumes volume_mounts setup run "
+            "service pool config event_callback inputs outputs file_mounts_mapping api_server_access")  # fmt: skip
+    resources = (
+        "infra cloud region zone accelerators accelerator_args cpus memory instance_type use_spot job_recovery "
+        "max_hourly_cost disk_size disk_tier network_tier local_disk ports image_id labels autostop priority "
+        "priority_class volumes any_of ordered"
+    )
+    assert set(task.split()) == set(schema.TaskFile.__dataclass_fields__) - {"slipway"}
+    assert set(resources.split()) == set(schema.Resources.__dataclass_fields__)

@@ -1,0 +1,133 @@
+"""What clients ask in OpenAI's words, and the shapes of answers.
+
+In: the JSON of a request, a tokenizer. Out: an `Ask`, or Wrong, which says what is; replies as plain values.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from data.chat import conversations
+from data.errors import InputError
+from data.tokens.tokenizer import BOS, Tokenizer
+
+USUAL_TOKENS = 16  # of a completion, as OpenAI has it
+
+
+class Wrong(Exception):
+    """A request that cannot be answered: its status, kind and why."""
+
+    def __init__(self, why: str, status: int = 400, kind: str = "BadRequestError") -> None:
+        super().__init__(why)
+        self.status, self.kind = status, kind
+
+    def plain(self) -> dict[str, Any]:
+        return {"error": {"message": str(self), "type": self.kind, "param": None, "code": self.status}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    ids: list[int]
+    is_chat: bool
+    max_tokens: int
+    temperature: float
+    top_k: int
+    seed: int | None
+    stop: tuple[str, ...]
+    streams: bool
+    tells_usage: bool
+    head: dict[str, Any] = field(default_factory=dict)
+    """Of each part of the reply."""
+
+    def usage(self, tokens: int) -> dict[str, int]:
+        return {"prompt_tokens": len(self.ids), "completion_tokens": tokens, "total_tokens": len(self.ids) + tokens}
+
+    def part(self, text: str, finish: str | None, first: bool = False) -> dict[str, Any]:
+        """A piece of a stream."""
+        said: dict[str, Any] = {"text": text}
+        if self.is_chat:
+            said = {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
+        return {**self.head, "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": finish}]}
+
+    def whole(self, text: str, finish: str, tokens: int) -> dict[str, Any]:
+        said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+        return {**self.head, "choices": [choice], "usage": self.usage(tokens)}
+
+
+def read(said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, most: int, align: int) -> Ask:
+    """room: positions of the model; most: tokens of any answer, 0 = as many as fit; align: as conversations have it.
+
+    Raises Wrong.
+    """
+    if not isinstance(said, Mapping):
+        raise Wrong("the body is no JSON object")
+    if said.get("model", name) != name:
+        raise Wrong(f"The model `{said['model']}` does not exist.", 404, "NotFoundError")
+    if unknown := [
+        one for one in ("logprobs", "top_logprobs", "tools", "response_format", "suffix", "echo") if said.get(one)
+    ]:
+        raise Wrong(f"{', '.join(unknown)}: this engine has none")
+    if _number(said, "n", 1, 1) != 1 or _number(said, "best_of", 1, 1) != 1:
+        raise Wrong("n: this engine gives one answer to a request")
+    ids = _chat(said, tokenizer, align) if is_chat else _prompt(said, tokenizer)
+    if len(ids) >= room:
+        raise Wrong(f"the prompt has {len(ids)} tokens; this model reads {room}, its answer included")
+    asked = said.get("max_completion_tokens") or said.get("max_tokens")
+    tokens = int(_number({"max_tokens": asked}, "max_tokens", room if is_chat else USUAL_TOKENS, 1))
+    options = said.get("stream_options") or {}
+    if not isinstance(options, Mapping) or options and not said.get("stream"):
+        raise Wrong("Stream options can only be defined when `stream=True`.")
+    stop = said.get("stop") or ()
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(one, str) and one for one in stop):
+        raise Wrong("stop: a text, or a list of them")
+    streams, kind = bool(said.get("stream")), "chat.completion" if is_chat else "text_completion"
+    kind += ".chunk" if streams and is_chat else ""
+    seed = said.get("seed")
+    head = {"id": f"{'chatcmpl' if is_chat else 'cmpl'}-{os.urandom(8).hex()}", "object": kind,
+            "created": int(time.time()), "model": name}  # fmt: skip
+    return Ask(
+        ids=ids, is_chat=is_chat, max_tokens=min(tokens, most or tokens, room - len(ids)),
+        temperature=_number(said, "temperature", 1.0, 0), top_k=int(_number(said, "top_k", 0, -1)),
+        seed=seed if type(seed) is int else None, stop=stop, streams=streams,
+        tells_usage=bool(options.get("include_usage")), head=head,
+    )  # fmt: skip
+
+
+def _chat(said: Mapping[str, Any], tokenizer: Tokenizer, align: int) -> list[int]:
+    messages = said.get("messages")
+    if not isinstance(messages, list) or not messages or not all(
+        isinstance(one, Mapping) and isinstance(one.get("content"), str) and isinstance(one.get("role"), str)
+        for one in messages
+    ):  # fmt: skip
+        raise Wrong("messages: a list of objects with role and content, both text")
+    if messages[-1]["role"] != "user":
+        raise Wrong("messages: the last one is the user's")
+    try:
+        return conversations.prompt(messages, tokenizer, align)
+    except InputError as error:
+        raise Wrong(f"messages: {error}") from None
+
+
+def _prompt(said: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+    prompt = said.get("prompt")
+    if isinstance(prompt, str):
+        return [tokenizer.special(BOS), *tokenizer.encode(prompt.encode("utf-8", "replace").decode())]
+    if (
+        isinstance(prompt, list)
+        and prompt
+        and all(type(one) is int and 0 <= one < tokenizer.vocab_size for one in prompt)
+    ):
+        return list(prompt)
+    raise Wrong("prompt: a text, or a list of ids")
+
+
+def _number(said: Mapping[str, Any], name: str, usual: float, least: float) -> float:
+    value = said.get(name)
+    value = usual if value is None else value
+    if type(value) not in (int, float) or not least <= value < 1 << 31:
+        raise Wrong(f"{name} is {value!r}; it must be a number from {least} on")
+    return float(value)

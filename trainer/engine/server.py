@@ -1,0 +1,277 @@
+"""Our own decoder behind OpenAI's protocol: for models that no other engine decodes, as those that do it in blocks.
+
+    python -m trainer serve --model FOLDER --name NAME --port PORT
+
+In: a Hugging Face folder of ours. Out: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics on
+loopback, for the gateway. One thread computes. Requests at work take turns, one forward pass each, so that a short one
+is not held up by a long one; text is streamed as it becomes final.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from data.tokens import tokenizer as tokenizers
+from data.tokens.tokenizer import BOS, END
+from trainer import device
+from trainer.engine import asks
+from trainer.engine.asks import Ask, Wrong
+from trainer.engine.http import Reply, Request, as_json, listen
+from trainer.model import export
+from trainer.model.block_decoding import Decoding
+from trainer.model.generate import steps
+
+KEY = "VLLM_API_KEY"  # as serve.engines gives it to every engine
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that has become final."""
+
+    text: str
+    tokens: int
+    """Of the answer so far."""
+    finish: str | None = None
+    """Why it is the last: `stop` or `length`."""
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    max_seqs: int = 8
+    """Requests at work."""
+    max_queued: int = 64
+    """That may wait; the next is told that the engine is busy."""
+    max_model_len: int = 0
+    """0 = the model's positions."""
+    max_tokens: int = 0
+    """Of any answer; 0 = as many as fit."""
+    shutdown_s: float = 60.0
+    """For which answers go on after SIGTERM."""
+
+
+class Model:
+    """What computes."""
+
+    def __init__(self, folder: Path, dtype: str, max_model_len: int) -> None:
+        """Raises Refused, DataError."""
+        machine = device.prepare()
+        folder = export.folder_of_model(folder)
+        export.check_tokenizer(folder)
+        began = time.monotonic()
+        kind = machine.fast if dtype == "auto" else getattr(torch, dtype)
+        self.decoder = export.read(folder, kind).eval().to(machine.device)
+        self.tokenizer = tokenizers.load(folder)
+        print(f"Loading weights took {time.monotonic() - began:.2f} seconds", file=sys.stderr, flush=True)
+        config = self.decoder.config
+        self.align = config.blocks.block_size if config.blocks else 1
+        room = config.max_position_embeddings // self.align * self.align
+        self.room = min(room, max_model_len or room)
+
+    def passes(self, ask: Ask, stop: set[int]) -> Iterator[list[int]]:
+        """Yield the new final ids after each forward pass."""
+        generator = torch.Generator(self.decoder.head.device)
+        generator.manual_seed(ask.seed if ask.seed is not None else int.from_bytes(os.urandom(4), "big"))
+        how = (ask.max_tokens, ask.temperature, max(0, ask.top_k), generator)
+        if self.decoder.config.blocks is None:
+            yield from ([int(one)] for one in steps(self.decoder, [ask.ids], *how))
+        else:
+            yield from (found[0] for found in Decoding(self.decoder, [ask.ids], stop, *how))
+
+    def answer(self, ask: Ask) -> Iterator[Piece]:
+        """Yield the answer piece by piece; the last one says why it ends."""
+        stop = {self.tokenizer.special(END), self.tokenizer.special(BOS)}
+        waiting, said, given, count = list[int](), "", 0, 0  # given: characters that were yielded
+        held = max(map(len, ask.stop), default=1) - 1  # may be the beginning of a text that ends it
+        for new in self.passes(ask, stop):
+            ended = next((at for at, token in enumerate(new) if token in stop), None)
+            waiting += new[:ended]
+            count += len(new[:ended])
+            text = self.tokenizer.decode(waiting)
+            if not text.endswith("\ufffd"):  # else ids wait whose bytes end inside a character
+                said, waiting = said + text, []
+            elif ended is not None:
+                said += text.rstrip("\ufffd")
+            if (cut := min((at for one in ask.stop if (at := said.find(one)) >= 0), default=-1)) >= 0:
+                yield Piece(said[given:cut], count, "stop")
+                return
+            if ended is not None:
+                yield Piece(said[given:], count, "stop")
+                return
+            final = max(given, len(said) - held)
+            yield Piece(said[given:final], count)
+            given = final
+        yield Piece(said[given:] + self.tokenizer.decode(waiting).rstrip("\ufffd"), count, "length")
+
+
+@dataclass
+class Job:
+    """A request at work, or waiting."""
+
+    pieces: Iterator[Piece]
+    loop: asyncio.AbstractEventLoop
+    said: "asyncio.Queue[Piece]" = field(default_factory=asyncio.Queue)
+    is_left: bool = False  # nobody listens any more
+
+    def tell(self, piece: Piece) -> None:
+        self.loop.call_soon_threadsafe(self.said.put_nowait, piece)
+
+
+class Work:
+    """The thread that computes, and what it has to do."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.waiting, self.running = deque[Job](), list[Job]()
+        self.tokens = 0
+        self._some = threading.Condition()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def add(self, job: Job) -> bool:
+        """Whether there was room for it."""
+        with self._some:
+            if len(self.waiting) + len(self.running) >= self.limits.max_seqs + self.limits.max_queued:
+                return False
+            self.waiting.append(job)
+            self._some.notify()
+            return True
+
+    def _run(self) -> None:
+        while True:
+            with self._some:
+                self._some.wait_for(lambda: self.waiting or self.running)
+                while self.waiting and len(self.running) < self.limits.max_seqs:
+                    self.running.append(self.waiting.popleft())
+                some = list(self.running)
+            for job in some:
+                if job.is_left or self._one_pass(job):
+                    with self._some:
+                        self.running.remove(job)
+
+    def _one_pass(self, job: Job) -> bool:
+        """Whether it was its last."""
+        try:
+            piece = next(job.pieces)
+        except Exception as error:  # of this request; the others go on
+            piece = Piece("", 0, "error", f"{type(error).__name__}: {error}")
+        self.tokens += piece.tokens if piece.finish else 0
+        job.tell(piece)
+        return piece.finish is not None
+
+
+class Engine:
+    """Requests in, replies out."""
+
+    def __init__(self, model: Model, name: str, limits: Limits, key: str) -> None:
+        self.model, self.name, self.limits, self.key = model, name, limits, key
+        self.work = Work(limits)
+        self.is_draining = False
+
+    async def handle(self, request: Request) -> Reply:
+        path, is_asked = request.path, request.method == "POST"
+        if path in ("/health", "/ping"):
+            return Reply()
+        if path == "/metrics":
+            return Reply(body=self._metrics(), kind="text/plain; version=0.0.4")
+        if path.startswith("/v1/") and self.key and request.headers.get("authorization") != f"Bearer {self.key}":
+            return as_json({"error": "Unauthorized"}, 401)
+        if path == "/v1/models" and not is_asked:
+            one = {"id": self.name, "object": "model", "created": int(time.time()), "owned_by": "slipway"}
+            return as_json({"object": "list", "data": [{**one, "max_model_len": self.model.room}]})
+        if path in ("/v1/chat/completions", "/v1/completions") and is_asked:
+            try:
+                return await self._generate(request, path == "/v1/chat/completions")
+            except Wrong as wrong:
+                return as_json(wrong.plain(), wrong.status)
+        return as_json({"detail": "Not Found"}, 404)
+
+    async def _generate(self, request: Request, is_chat: bool) -> Reply:
+        try:
+            said = json.loads(request.body)
+        except (ValueError, RecursionError) as error:
+            raise Wrong(f"the body is no JSON: {error}") from None
+        model, most = self.model, self.limits.max_tokens
+        ask = asks.read(said, is_chat, self.name, model.tokenizer, model.room, most, model.align)
+        job = Job(model.answer(ask), asyncio.get_running_loop())
+        if self.is_draining or not self.work.add(job):
+            why = "The engine is currently busy and cannot accept new requests. Please try again later."
+            raise Wrong(why, 503, "Service Unavailable")
+        request.gone.add_done_callback(lambda _: setattr(job, "is_left", True))
+        if ask.streams:
+            first = await job.said.get()  # what is wrong from the start has a status of its own
+            if first.error:
+                raise Wrong(first.error, 500, "InternalServerError")
+            return Reply(kind="text/event-stream; charset=utf-8", events=self._events(ask, job, first))
+        text, piece = "", Piece("", 0)
+        while piece.finish is None:
+            wanted = asyncio.ensure_future(job.said.get())
+            await asyncio.wait({wanted, request.gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not wanted.done():
+                wanted.cancel()
+                raise ConnectionResetError("the client has gone")
+            piece = wanted.result()
+            text += piece.text
+        if piece.error:
+            raise Wrong(piece.error, 500, "InternalServerError")
+        return as_json(ask.whole(text, piece.finish, piece.tokens))
+
+    async def _events(self, ask: Ask, job: Job, piece: Piece) -> AsyncIterator[bytes]:
+        if ask.is_chat:
+            yield event(ask.part("", None, first=True))
+        try:
+            while True:
+                if piece.error:
+                    yield event(Wrong(piece.error, 500, "InternalServerError").plain())
+                    break
+                if piece.text or piece.finish:
+                    yield event(ask.part(piece.text, piece.finish))
+                if piece.finish:
+                    break
+                piece = await job.said.get()
+            if ask.tells_usage and not piece.error:
+                yield event({**ask.head, "choices": [], "usage": ask.usage(piece.tokens)})
+            yield b"data: [DONE]\n\n"
+        finally:
+            job.is_left = True
+
+    def _metrics(self) -> bytes:
+        """By vLLM's names, which the probe reads."""
+        labels = f'{{engine="0",model_name="{self.name}"}}'
+        values = {
+            "vllm:num_requests_running": len(self.work.running),
+            "vllm:num_requests_waiting": len(self.work.waiting),
+            "vllm:generation_tokens_total": self.work.tokens,
+        }
+        return "".join(f"{name}{labels} {float(value)}\n" for name, value in values.items()).encode()
+
+
+def event(value: object) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+async def serve(model: Model, name: str, port: int, limits: Limits) -> None:
+    """Until SIGTERM; what is at work then goes on for `shutdown_s`."""
+    engine, ended = Engine(model, name, limits, os.environ.get(KEY, "")), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    server = await listen(engine.handle, port)
+    port = server.sockets[0].getsockname()[1]
+    print(f"Starting server on http://127.0.0.1:{port}", file=sys.stderr, flush=True)
+    print(f"listening on {port}", flush=True)
+    await ended.wait()
+    engine.is_draining = True
+    until = time.monotonic() + limits.shutdown_s
+    while (engine.work.running or engine.work.waiting) and time.monotonic() < until:
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)  # the last words are on their way
+    os._exit(0)  # without waiting for connections that stay open, nor for the thread

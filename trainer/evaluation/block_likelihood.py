@@ -1,0 +1,60 @@
+"""What tokens cost a model that decodes in blocks, taken one by one from left to right: a likelihood, as others have.
+
+In: ids, the usual targets. Out: nats. A token is predicted where decoding would, had it taken all before it and nothing
+after: out of a copy of its block that is masked from the token on. So each of the D places of a block takes a pass of
+its own over the blocks that hold such a target.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.model.block_attention import views
+from trainer.model.decoder import IGNORED, Decoder
+from trainer.model.losses import capped
+
+
+@torch.inference_mode()
+def block_nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
+    """What each target costs, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
+    blocks = model.config.blocks
+    assert blocks is not None, "this model does not decode in blocks"
+    size, (rows, length) = blocks.block_size, ids.shape
+    ids = F.pad(ids, (0, -length % size))
+    clean = torch.arange(ids.shape[1], device=ids.device).expand(rows, -1)
+    place = torch.arange(1, length + 1, device=ids.device)  # of what each target says
+    found, weight = torch.zeros(targets.shape, device=ids.device), model.head.to(model.compute_dtype)
+    for offset in range(size):
+        row, at = ((targets != IGNORED) & (place % size == offset)).nonzero().unbind(1)
+        if not len(row):
+            continue
+        if offset == 0:  # the first of a block, told by the clean token before it
+            numbers = clean[:, ::size] // size
+            hidden = model.hidden(ids, at=model.positions(clean, views(numbers, size, ids.shape[1])))[row, at]
+        else:
+            hidden = _out_of_copies(model, ids, row, (at + 1) // size, offset)
+        logits = capped(F.linear(hidden, weight).float(), model.shape.softcap)
+        found[row, at] = logits.logsumexp(dim=1) - logits.gather(1, targets[row, at][:, None])[:, 0]
+    return found
+
+
+def _out_of_copies(model: Decoder, ids: Tensor, row: Tensor, block: Tensor, offset: int) -> Tensor:
+    """(N, d): what predicts the token at `offset` of block number `block` (N,) in each `row` (N,), in ascending order.
+
+    ids (B, T) are whole blocks.
+    """
+    blocks = model.config.blocks
+    assert blocks is not None
+    size, (rows, length) = blocks.block_size, ids.shape
+    order = torch.arange(len(row), device=row.device) - torch.searchsorted(row, row)  # of its row's
+    live = torch.full((rows, int(order.max()) + 1), -1, device=ids.device)
+    live[row, order] = block
+    known = live.clamp(min=0)[:, :, None].expand(-1, -1, size)
+    copies = ids.view(rows, -1, size).gather(1, known).clone()
+    copies[:, :, offset:] = blocks.mask_id
+    inside = torch.arange(size, device=ids.device)
+    clean = torch.arange(length, device=ids.device).expand(rows, -1)
+    index = torch.cat((clean, (known * size + inside).flatten(1)), dim=1)
+    mask = views(torch.cat((clean[:, ::size] // size, live), dim=1), size, length)
+    hidden = model.hidden(torch.cat((ids, copies.flatten(1)), dim=1), at=model.positions(index, mask))
+    return hidden[row, length + order * size + offset - 1]

@@ -1,0 +1,14 @@
+"""Which token comes next: the likeliest, or one that is drawn."""
+
+import torch
+from torch import Tensor
+
+
+def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator | None) -> Tensor:
+    """One id (B,) per row of fp32 logits (B, V); temperature 0 is the likeliest, top_k 0 is no limit."""
+    if temperature <= 0:
+        return logits.argmax(dim=-1)
+    if 0 < top_k < logits.shape[-1]:
+        least = logits.topk(top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    return torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator).squeeze(1)
