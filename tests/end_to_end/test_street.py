@@ -381,10 +381,9 @@ def test_fifty_random_kills_lose_nothing(world, done):
     [
         (("launch", "--num-gpus", "x"), "not a whole number"),
         (("launch", "--phase", "sfx"), "did you mean 'sft'"),
-        (("launch", "--phase", "rl"), "cannot be trained yet"),
         (("launch", "--profile", "smke"), "did you mean 'smoke'"),
         (("launch", "--persona", "nowhere.yaml"), "No such file"),
-        (("launch", "--ttl", "soon"), "no duration"),
+        (("launch", "--ttl", "soon"), "is not a duration"),
         (("launch", "--fase", "sft"), "--phase"),
         (("lunch",), "did you mean launch"),
         (("shard", "--mode", "smoky"), "unknown mode"),
