@@ -25,7 +25,9 @@ def write(profile: Profile, of: str, folder: Path) -> Path:
     """
     base = yaml.safe_load(Path(of).read_text(encoding="utf-8"))["profile"] if Path(of).is_file() else Path(of).stem
     values = without_none(asdict(profile))
-    shape = values["phases"]["base"]["model"]
+    shapes = [phase["model"] for phase in values["phases"].values()]
+    # what the phases do not share, such as norms that only a ternary model has, is the recipe's
+    shape = {name: value for name, value in shapes[0].items() if all(one.get(name) == value for one in shapes)}
     phases = {
         name: {key: value for key, value in phase.items() if key not in ("phase", "model")}
         for name, phase in values["phases"].items()

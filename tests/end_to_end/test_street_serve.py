@@ -365,10 +365,8 @@ def test_what_cannot_be_served_is_refused_in_one_message_and_leaves_nothing(plac
     assert "1 to 65535" in beyond  # not the port that is left of it in 16 bits
     nameless = place.world.json("serve.up", "demo", "--model", "hf://", "--provider", "local", code=2)["error"]
     assert "expected hf://user/repo" in nameless
-    keyless = place.world.json("serve.up", "demo", "--model", "s3://bucket/model", "--provider", "local", code=2)[
-        "error"
-    ]
-    assert "no credentials" in keyless
+    keyless = place.world.json("serve.up", "demo", "--model", "s3://bucket/model", "--provider", "local", code=4)
+    assert "no credentials" in keyless["error"]
     assert "key" in place.up("demo", good, "--config", place.config(), "--host", "0.0.0.0", code=2)["error"]
     assert place.world.json("serve.status") == [] and place.world.processes() == []
 

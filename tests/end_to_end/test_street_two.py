@@ -76,7 +76,10 @@ def test_what_is_there_is_reused_under_another_name_and_a_name_that_is_not_there
         name: Store(world.folder / "artifacts").manifest(f"base_checkpoints/{name}") for name in ("tiny", "ursula")
     }
     assert names["tiny"].fingerprint == names["ursula"].fingerprint
-    assert "there is" in world.begin("chat", "--tag", "nobody", "--prompt", "x").communicate(timeout=60)[1]
+    assert (
+        "available: base_checkpoints"
+        in world.begin("chat", "--tag", "nobody", "--prompt", "x").communicate(timeout=60)[1]
+    )
 
 
 def test_nothing_that_a_run_a_name_or_a_service_reads_is_removed(world, stock):

@@ -85,7 +85,7 @@ def test_an_override_without_a_value_takes_the_shells(tmp_path):
         ([], "", "hf_token: x", "keys belong into .env"),
         ([], "", "profile: [a]", "slipway.yaml: profile: expected one word or number"),
         ([], "", "- a", "slipway.yaml: expected lines of the form `name: value`"),
-        ([], "", "a: b: c", "slipway.yaml: mapping values"),
+        ([], "", "a: b: c", "slipway.yaml line 1 column 5: mapping values"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_place(tmp_path, overrides, dotenv, yaml, said):

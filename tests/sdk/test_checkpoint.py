@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from store.run_sync.run_folder import Checkpoint, check_files
 
@@ -17,7 +18,7 @@ spec.loader.exec_module(checkpoint)
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch, tmp_path):
-    monkeypatch.delitem(checkpoint.sys.modules, "torch", raising=False)
+    monkeypatch.setitem(checkpoint.sys.modules, "torch", None)
     for name in ("RANK", "SKYPILOT_NODE_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLIPWAY_WORK", str(tmp_path))
@@ -61,7 +62,7 @@ def test_a_save_that_fails_leaves_nothing_and_is_tried_once_more(monkeypatch, ca
     assert len(tries) == 2 and saver.steps() == [] and list(saver.folder.iterdir()) == []
     monkeypatch.undo()
     with pytest.raises(ValueError, match="cannot be saved as JSON"):
-        monkeypatch.delitem(checkpoint.sys.modules, "torch", raising=False)
+        monkeypatch.setitem(checkpoint.sys.modules, "torch", None)
         checkpoint.Saver("count", save_dir=saver.folder).save({"x": object()}, 1)
 
 
@@ -93,7 +94,6 @@ def test_the_decorators_save_what_is_returned_and_hand_over_what_was_found():
 
 
 def test_tensors_come_back_bit_for_bit(monkeypatch):
-    torch = pytest.importorskip("torch")
     monkeypatch.setitem(checkpoint.sys.modules, "torch", torch)
     weights = torch.randn(3, 3)
     saver = checkpoint.Saver("tensors")

@@ -171,7 +171,7 @@ def test_a_model_elsewhere_is_judged_by_its_config_and_the_sizes_of_its_files(tm
     here, there = (read("vllm", Tuning()) for read in (partial(memory_fit.needed, folder), partial(
         memory_fit.needed, f"file://{folder}")))  # fmt: skip
     assert there.cache == here.cache and 0 <= there.weights - here.weights < 1000  # the header counts, too
-    with pytest.raises(UsageError, match="there is nothing"):
+    with pytest.raises(UsageError, match="not found, or access denied"):
         memory_fit.needed(f"file://{tmp_path}/none", "vllm", Tuning())
 
 
