@@ -206,7 +206,7 @@ def test_a_task_of_ray_tells_what_its_process_left_with(tmp_path):
     (tmp_path / "ends.py").write_text("import sys\nsys.exit(int(sys.argv[2]))\n")
     words = [sys.executable, "-m", "ends", str(tmp_path)]
     assert [run_task(str(tmp_path), [*words, code], {}, 5) for code in "012"] == [0, 1, 2]
-    with pytest.raises(RuntimeError, match="left with 75"):
+    with pytest.raises(RuntimeError, match="ended with exit code 75"):
         run_task(str(tmp_path), [*words, "75"], {}, 5)
     with pytest.raises(FileNotFoundError, match="cannot read /nowhere, which all machines must share"):
         run_task("/nowhere", [*words, "0"], {}, 5)

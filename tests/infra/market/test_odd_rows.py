@@ -97,7 +97,7 @@ def test_an_end_is_asked_for_though_nothing_of_the_machine_can_be_read(at):
 @pytest.mark.parametrize("pod_id", ["", ".", ".."])
 def test_what_has_no_id_is_not_ended_by_the_path_of_all_others(at, pod_id):
     vendor, stand, client = at
-    with pytest.raises(SlipwayError, match="the id of no machine"):
+    with pytest.raises(SlipwayError, match="is not the id of a machine"):
         client.delete(pod_id)
     assert stand.asked == []
 

@@ -153,7 +153,7 @@ def test_the_same_seed_hits_the_same_requests():
 def test_a_plan_with_a_wrong_word_is_refused_with_its_place(tmp_path, text):
     path = tmp_path / "faults.yaml"
     path.write_text(text)
-    with pytest.raises(UsageError, match=r"faults\.yaml: .+"):
+    with pytest.raises(UsageError, match=r"faults\.yaml[: ].+"):
         read_plan(path)
 
 
