@@ -178,7 +178,7 @@ def test_an_agent_that_cannot_live_is_given_up(world: World) -> None:
     world.job(module("wait"))
     world.pod.secrets.write_text("not json")
     world.start()
-    assert world.verdict()["reason"].startswith("the agent ended 5 times in 600 s without a verdict")
+    assert world.verdict()["reason"].startswith("the agent ended 5 times in 10 min 00 s without a verdict")
 
 
 def test_before_the_time_limit_the_step_is_asked_to_save(world: World) -> None:
