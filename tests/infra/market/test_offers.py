@@ -137,7 +137,7 @@ def test_when_every_key_is_refused_the_exit_code_says_so(world):
 def test_without_a_key_or_a_machine_it_says_what_to_set(world, tmp_path):
     for name in VENDORS:
         del world.extra[f"{name}_API_KEY"]
-    said = world.json("offers", code=2)["error"]
+    said = world.json("offers", code=4)["error"]
     assert all(f"{name}_API_KEY" in said for name in VENDORS)
     settings = Settings.load(tmp_path, environ=world.extra)
     with pytest.raises(UsageError, match="LIUM_API_KEY"):
