@@ -231,11 +231,7 @@ def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inven
         return
     near = difflib.get_close_matches(tag, known, 3) or known[:10]
     listed = f"available: {', '.join(near)}" if near else "there is no checkpoint yet"
-    due = (
-        all_phases()
-        if "base" in plan.untyped and {*phases} <= {*all_phases()}
-        else [one for one in PHASES if one in (*plan.untyped, *phases)]
-    )
+    due = [one for one in PHASES if one in (*plan.untyped, *phases)]
     make = (
         f"--phase {'+'.join(due)} --tag {tag}" if plan.untyped else "leave --tag out, since that model is there already"
     )

@@ -106,16 +106,18 @@ def find(name: str, code: Path, cache: Path, torch: str) -> Optional[Path]:
     return _interpreter(target) if _is_whole(target, spec.key) else None
 
 
-def ensure_at(target: Path, spec: Spec, cache: Path, say: Say, carried: Carried = NOTHING) -> Path:
-    """Return the interpreter of an environment in the folder `target`, built if it is not there.
+def ensure_at(
+    target: Path, spec: Spec, cache: Path, say: Say, carried: Carried = NOTHING, program: str = "python"
+) -> Path:
+    """Return the interpreter of an environment in the folder `target`, built if it or its `program` is not there.
 
     `cache` is where uv is kept. Raises EnvironmentFailed.
     """
-    if not _is_whole(target, spec.key):
+    if not _is_whole(target, spec.key, program):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with _locked(target, say) as lock:
-                if not _is_whole(target, spec.key):  # another process may have built it meanwhile
+                if not _is_whole(target, spec.key, program):  # another process may have built it meanwhile
                     _build(target, spec, cache, say, carried, lock)
         except OSError as error:
             said = f"the {spec.name} environment cannot be made: {denied.told(error, CODE)}"
@@ -205,12 +207,12 @@ def _interpreter(target: Path) -> Path:
     return target / "bin" / "python"
 
 
-def _is_whole(target: Path, key: str) -> bool:
+def _is_whole(target: Path, key: str, program: str = "python") -> bool:
     try:
         text = (target / MARKER).read_text(encoding="utf-8")
     except OSError:
         return False
-    return text == _mark(target, key) and _interpreter(target).exists()
+    return text == _mark(target, key) and _interpreter(target).exists() and (target / "bin" / program).exists()
 
 
 def _mark(target: Path, key: str) -> str:
