@@ -29,7 +29,7 @@ from store.artifacts import references
 from trainer import plan as planning
 from trainer.config import ImportSpec
 from trainer.records import rl_words
-from trainer.records.phase_registry import PHASES, all_phases, checkpoint_folders
+from trainer.records.phase_registry import PHASES, checkpoint_folders
 
 
 @dataclass(frozen=True, kw_only=True)
