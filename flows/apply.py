@@ -14,17 +14,22 @@ from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import spend
 from infra.ledger.journal import Held, Journal, Op
+from infra.ledger.life_cycle import LOST, READY
+from infra.machines.host_memory import at_once
 from infra.money import in_usd
 from infra.providers import Provider, registry
 from infra.records import Offer, Request
 from infra.runs import pod_set
 from infra.runs.pod_set import PodSpec, Step
+from infra.runs.sight import Asks, Sight, look
 from infra.runs.timing import Say
 from infra.selection import choose, preflight
 from infra.selection.machine_spec import LimitSpec, MachineSpec
 from infra.selection.request import request_for
 from infra.settings import MARKET, Settings
 from infra.units import duration
+
+LOOK_S = 60.0  # at all pods of the set; one that does not answer is kept
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,11 @@ def changes(
 
     Raises SlipwayError that names the pod for which nothing is on offer.
     """
-    steps = pod_set.decide(set_name, {name: spec.digest for name, spec in specs.items()}, journal.ops())
+    rows = journal.ops()
+    ours = [op for op in rows if op.pod_set == set_name and op.state in (READY, LOST) and op.slot == 0]
+    looks = at_once(lambda op: look(op, registry.provider(settings, op.vendor), Asks.PROVIDER), ours, LOOK_S)
+    sights = {op.token: one for op, one in zip(ours, looks, strict=True) if isinstance(one, Sight)}
+    steps = pod_set.decide(set_name, {name: spec.digest for name, spec in specs.items()}, rows, sights)
     return [_change(step, specs, journal, settings, tell) for step in steps]
 
 

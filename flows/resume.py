@@ -13,7 +13,7 @@ from infra.ledger.journal import Journal, Op, Taken
 from infra.money import in_usd
 from infra.providers import registry
 from infra.runs import launch as street
-from infra.runs import observe, pods
+from infra.runs import pods, sight
 from infra.runs.keeper import Keeper
 from infra.runs.lookup import find_run, last_verdict, way
 from infra.runs.timing import Say
@@ -45,7 +45,7 @@ def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
     """Return the run with what `--env` gives its job from now on. Raises UsageError while it is at work."""
     if not job_environment.of_job(settings):
         return op
-    if op.is_live and observe.is_alive(op, way(settings, op)):
+    if op.is_live and sight.is_alive(op, way(settings, op)):
         raise UsageError(f"--env: {op.run} is at work with the environment that it was launched with; "
                          f"first: inv down {op.run}")  # fmt: skip
     for one in pods.nodes_of(op, journal):
@@ -78,7 +78,7 @@ def attach(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     while op.state in ("PLANNED", "CREATING", "BOOTING") and time.monotonic() < deadline:
         time.sleep(0.1)
         op = journal.op(op.token)
-    if observe.is_alive(op, way(settings, op)):
+    if sight.is_alive(op, way(settings, op)):
         tell(f"{op.run} is already running; following it")
         return op
     return again(op, journal, settings, tell)

@@ -27,12 +27,12 @@ from infra.checkout import ROOT
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.flags import as_typed
 from infra.job_environment import secrets
+from infra.jobs.schedule import Lane, pack
 from infra.ledger.journal import Journal
 from infra.names import check_name
 from infra.providers import Provider, registry
 from infra.records import Plan
 from infra.runs.mirror import is_home
-from infra.runs.schedule import Lane, pack
 from infra.runs.timing import Say
 from infra.selection import choose, preflight
 from infra.selection.request import request_on

@@ -28,6 +28,7 @@ from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import spend
 from infra.ledger.journal import Fenced, Journal, Lease, service_lease
+from infra.runs.recovery import REPLICA
 from infra.settings import Settings
 from serve import leases
 from serve.budget import Budget, limit_of
@@ -251,7 +252,8 @@ class Controller:
                 self.say(f"{self.name}: no more are started: {course.held}")
         for number, why in course.stop:
             self.replicas.end(self.replicas.kept[number], why, drains=True)
-        if now >= self.replicas.not_before:
+        wait_s = REPLICA.retries.wait_s(fleet.failed_at(newest, members), time.time())
+        if now >= self.replicas.not_before and not wait_s:
             for is_spot, count in ((True, course.start_spot), (False, course.start_on_demand)):
                 for _ in range(count):
                     self._begin(is_spot)

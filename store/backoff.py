@@ -4,6 +4,7 @@ In: how often it has failed. Out: seconds. The agent has the same rule in `infra
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOST_DOUBLINGS = 30  # beyond it every longest wait is reached, and a float would overflow at last
@@ -22,3 +23,23 @@ class Backoff:
         """Return how long to wait after so many failures in a row, which are at least 1."""
         whole_s = min(self.longest_s, self.first_s * 2 ** min(failures - 1, MOST_DOUBLINGS))
         return random.uniform(self.certain * whole_s, whole_s)
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How often, and how soon, what has failed is begun again. Pure, where `backoff` leaves nothing to chance."""
+
+    most: int
+    """Beginnings within the window."""
+    window_s: float
+    backoff: Backoff
+
+    def wait_s(self, begun_at: Sequence[float], now: float) -> float | None:
+        """Return how long the next beginning has to wait, 0 for one that is due; None when there were too many.
+
+        `begun_at`: when it was begun again before, in any order, by the clock of `now`, in seconds.
+        """
+        lately = [at for at in begun_at if now - at < self.window_s]
+        if len(lately) >= self.most:
+            return None
+        return max(0.0, self.backoff.wait_s(len(lately)) - (now - max(lately))) if lately else 0.0

@@ -283,6 +283,17 @@ class Journal:
             return max(0.0, now.wall_s - self.replaced.wall_s)
         return now.boot_s - self.replaced.boot_s if now.boot_id == self.replaced.boot_id else now.boot_s
 
+    def recovered_at(self, run: str) -> list[float]:
+        """Return when the run was brought back, each time: UTC epoch seconds, by how many times it had been then."""
+        found: dict[int, float] = {}
+        for op in self._ops("WHERE run = ? ORDER BY rowid", run):
+            notes = "SELECT facts, at FROM events WHERE token = ? AND event = 'note' AND facts LIKE '%\"recoveries\"%'"
+            for facts, at in self._db.execute(f"{notes} ORDER BY id", (op.token,)).fetchall():
+                found.setdefault(json.loads(facts)["recoveries"], float(at))
+            if op.recoveries:
+                found.setdefault(op.recoveries, float(op.intent_at))
+        return [found[number] for number in sorted(found)]
+
     def runs(self) -> list[str]:
         """Return the names of runs, the one that was rented for last at the end."""
         return list(dict.fromkeys(op.run for op in reversed(self.ops())))[::-1]

@@ -18,7 +18,7 @@ from infra.money import in_usd, per_hour
 from infra.names import check_name
 from infra.providers import Market
 from infra.records import Address, Pod
-from infra.runs import pods
+from infra.runs import pods, sight
 from infra.transport.protocol import Lost, TimedOut, Unreachable
 from infra.units import duration
 
@@ -90,7 +90,7 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
         else:
             if pod and pod.address:
                 return pod
-            if pod and pod.state in pods.DEAD:
+            if pod and pod.state in sight.STOPPED:
                 raise Unbooted(f"{provider.name} says it is {pod.state}{f': {pod.note}' if pod.note else ''}")
             is_odd = pod is not None and pod.state == "running" and bool(pod.odd)
             odd_since = (odd_since or time.monotonic()) if is_odd else 0.0

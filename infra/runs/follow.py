@@ -6,22 +6,17 @@ stops nothing.
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from infra import pod_reports
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, Op
-from infra.runs.observe import is_alive
-from infra.runs.pods import folder_of
+from infra.runs.sight import Seen, is_alive, words_of
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 from infra.units import duration
 
 POLL_S = 0.25
 RETRY_S = 2.0
 DOUBT_AFTER_S = 5.0  # an agent at work writes its progress twice a second
-
-Seen = tuple[dict[str, Any], dict[str, Any]]
 
 
 def follow(
@@ -37,7 +32,7 @@ def follow(
     progress: dict[str, Any] = {}
     while True:
         try:
-            progress, verdict = look(op, transport)
+            progress, verdict = words_of(op, transport)
             heard_at = time.monotonic()
         except (Lost, TimedOut, Unreachable) as error:
             silent_s = time.monotonic() - heard_at
@@ -58,23 +53,9 @@ def follow(
         elif time.monotonic() - doubted_at > DOUBT_AFTER_S:
             if not journal.op(op.token).is_live:
                 raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status")
-            if not is_alive(op, transport) and not look(op, transport)[1]:
+            if not is_alive(op, transport) and not words_of(op, transport)[1]:
                 raise SlipwayError(
                     f"{op.run}: neither its guard nor its agent is running; resume it: inv resume {op.run}"
                 )
             doubted_at = time.monotonic()
         time.sleep(POLL_S)
-
-
-def look(op: Op, transport: Transport) -> Seen:
-    """Return progress and verdict of this pod as they are now, {} where there is none yet."""
-    pod = folder_of(op)
-    return _read(transport, pod.progress, op.token), _read(transport, pod.verdict, op.token)
-
-
-def _read(transport: Transport, path: Path, token: str) -> dict[str, Any]:
-    try:
-        found = pod_reports.parse(transport.get(path), str(path))
-    except FileNotFoundError:
-        return {}
-    return found if found.get("token") == token else {}

@@ -31,32 +31,28 @@ from infra.ledger import spend
 from infra.ledger.journal import Fenced, Held, Journal, Lease, Op
 from infra.ledger.life_cycle import LOST, READY
 from infra.machines.host_memory import at_once
-from infra.providers import Vendors, clock_scale, market, registry
+from infra.providers import Vendors, clock_scale, registry
 from infra.records import Offer, Plan, Request
-from infra.runs import launch, mirror, observe, pods, snapshot
+from infra.runs import launch, mirror, pods, sight, snapshot
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.follow import Seen, follow
 from infra.runs.launch import Terms
 from infra.runs.notify import tell_end
-from infra.runs.recovery import Course, Do, Sight, decide
+from infra.runs.recovery import RUN, Course, Do, decide
+from infra.runs.sight import Asks, Kind, Sight
 from infra.runs.timing import Say
 from infra.selection.choose import find_payable
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
-from infra.transport.ssh_connection import StrangeHost
 from store import Store, StoreError
-from store.backoff import Backoff
 
-MOST_RECOVERIES = 5
 MOST_LOOKS = 3  # for a machine in place of a silent one, which may also come back meanwhile; then the run is given up
 LOOK_S = 300.0  # at all nodes; every question has a shorter limit of its own
 TELL_AFTER_S = 60.0  # that a pod does not answer
-BACKOFF = Backoff(first_s=1.0, longest_s=300.0)
 BRING_EVERY_S = 2.0
 RETRY_S = 2.0
 POLL_S = 0.25
 LEAVE_S = 10.0
-SILENT = (Lost, TimedOut, Unreachable, StrangeHost)  # the last: another machine has its address
 
 
 def lease_name(run: str) -> str:
@@ -79,6 +75,10 @@ def end_keeper(run: str, journal: Journal, patience_s: float = LEAVE_S) -> None:
 Find = Callable[[Request], Sequence[Offer]]
 
 
+class GivenUp(SlipwayError):
+    """The run was begun again as often as is tried."""
+
+
 class NoReplacement(NoOffer):
     """No machine can replace one that is silent; nothing was changed."""
 
@@ -97,6 +97,8 @@ class Keeper:
     lost: Callable[[Op], None] = lambda _: None  # gets every pod that is gone
     lease: Lease | None = None  # None: another process has it, and this one only follows
     tell_after_s: float = TELL_AFTER_S
+    since: float = field(default_factory=lambda: float(int(time.time())))
+    """Recoveries before that, in UTC epoch seconds, do not count: somebody wanted it to go on all the same."""
     bringing: threading.Lock = field(default_factory=threading.Lock)  # one at a time: drafts have fixed names
 
     @staticmethod
@@ -131,7 +133,6 @@ class Keeper:
         cannot be
         recovered, LimitHit when its time or money is used up.
         """
-        before = op.recoveries
         progress: dict[str, Any] = {}
         verdict: dict[str, Any] = {}
         while True:
@@ -163,7 +164,7 @@ class Keeper:
                     yield {"steps": [], **at_home, **progress, "recoveries": now.recoveries}, last
                     return
             try:
-                op = self._bring_back(op, failure, before)
+                op = self._bring_back(op, failure)
             except NoOffer as error:
                 if verdict.get("state") != NODE_LOST:
                     raise
@@ -176,7 +177,7 @@ class Keeper:
         Without it a run whose work is done would be recovered, on another pod that costs money.
         """
         provider = self.vendors(op.vendor)
-        if not provider.is_rented or op.is_live and not self._is_gone(op):
+        if not provider.is_rented or op.is_live and self._look_at(op, Asks.PROVIDER).is_there is not False:
             return {}
         try:
             verdict = mirror.last_words(op, self.folder)
@@ -190,9 +191,9 @@ class Keeper:
             pods.end(provider, op, self.journal, pods.said_by(verdict), verdict["state"])
         return verdict
 
-    def _bring_back(self, op: Op, failure: SlipwayError, before: int) -> Op:
+    def _bring_back(self, op: Op, failure: SlipwayError) -> Op:
         """Return the row to follow next: the run is recovered, here or elsewhere. Raises `failure` when it is over."""
-        tries, told = 0, ""
+        tried_at, told = list[float](), ""
         while True:
             op = self.journal.ops(run=op.run)[-1]
             if pods.is_over(op):
@@ -201,18 +202,18 @@ class Keeper:
             if self.lease is None:  # another keeper is active
                 self._rest(op, RETRY_S)
                 return self.journal.ops(run=op.run)[-1]
-            done = self._recoveries(op) - before
-            if done >= MOST_RECOVERIES:
-                raise SlipwayError(f"{failure}; it was restarted {done} times, the most that is tried")
+            begun_at = [at for at in self.journal.recovered_at(op.run) if at >= self.since]
             try:
                 provider = self.vendors(op.vendor)
                 if op.is_live and op.slot == 0 and op.state not in (READY, LOST):  # its renter may live, and go on
-                    pods.settle(provider, op, self.journal, provider.reach(pods.pod_of(op)))
+                    pods.settle(provider, op, self.journal)
                     self._rest(op, RETRY_S)
                     continue
                 rows = self._rows(op)
                 sights = self._look(rows)
-                course = decide(sights)
+                course = decide(sights, RUN, [*begun_at, *tried_at], time.time())
+                if course.do is Do.GIVE_UP:
+                    raise GivenUp(f"{failure}; it was begun again {len(begun_at)} times, the most that is tried")
                 if course.do is Do.LEAVE or course.do is Do.WAIT and sights[0].is_there is None:
                     return op  # to be followed: its progress, its verdict, or its silence
                 if course.do is Do.WAIT:
@@ -222,16 +223,14 @@ class Keeper:
                         self.say(f"{op.run} has stopped; waiting for {words}. To end it: inv down {op.run}")
                     self._rest(op, RETRY_S)
                     continue
-                pause_s = BACKOFF.wait_s(done + tries + 1)
-                if provider.is_rented and not op.is_live:  # its vendor has ended it: nothing there needs a rest
-                    pause_s = 0.0
-                if not self._rest(op, pause_s):
-                    tries += 1
+                if not self._rest(op, course.wait_s):
+                    tried_at.append(time.time())
                     self.lease = self.journal.renew(self.lease)
                     return self._resume(op, course) if course.do is Do.RESUME else self._begin_anew(op, rows, course)
             except (Lost, TimedOut, Unreachable, NoOffer) as error:
                 self.say(f"{op.run}: {error}")
-                if tries > MOST_RECOVERIES or isinstance(error, NoReplacement) and tries >= MOST_LOOKS:
+                tries = len(tried_at)
+                if tries >= RUN.retries.most or isinstance(error, NoReplacement) and tries >= MOST_LOOKS:
                     raise
                 self._rest(op, RETRY_S)
 
@@ -245,24 +244,23 @@ class Keeper:
         """
         self._look_after(op)
         for other in pods.nodes_of(op, self.journal)[1:]:
-            with contextlib.suppress(SlipwayError):  # it does not answer either
-                if verdict := pods.verdict_of(other, self.vendors(other.vendor).reach(pods.pod_of(other))):
-                    return verdict
+            if verdict := self._look_at(other, Asks.FILES).verdict:
+                return dict(verdict)
         return {}
 
     def _look_after(self, op: Op) -> None:
         """Raise SlipwayError when its vendor says that it is no more; nothing while the vendor says nothing."""
-        if rented := market(self.vendors(op.vendor)):
-            said = ""
-            with contextlib.suppress(SlipwayError):  # no word is no proof
-                said = pods.fate(rented, op)
-            if said:
-                raise SlipwayError(f"{op.run}: {said}")
+        if self.vendors(op.vendor).is_rented:
+            seen = self._look_at(op, Asks.PROVIDER)
+            if seen.is_there is False:
+                raise SlipwayError(f"{op.run}: {seen.why}")
 
     def _is_well(self, op: Op) -> bool:
         """Tell whether something of it lives, or it has a verdict. Raises SlipwayError when nobody can tell."""
-        seen = self._sight(op)
-        return seen.is_alive or bool(seen.verdict)
+        seen = self._look_at(op)
+        if seen.kind is Kind.SILENT:
+            raise SlipwayError(f"{op.run}: {seen.why}")
+        return bool(seen.is_alive or seen.verdict)
 
     def _rows(self, op: Op) -> list[Op | None]:
         """Return the newest row of each node, by rank; None where a node was given up and not replaced yet."""
@@ -271,23 +269,17 @@ class Keeper:
 
     def _look(self, rows: Sequence[Op | None]) -> list[Sight]:
         """Look at all nodes at the same time. Raises SlipwayError when node 0 answers, and only we cannot read it."""
-        found = at_once(self._sight, rows, LOOK_S)
-        if isinstance(found[0], SlipwayError) and not isinstance(found[0], SILENT):
-            raise found[0]
-        return [one if isinstance(one, Sight) else Sight(None, why=str(one)) for one in found]
+        found = at_once(self._look_at, rows, LOOK_S)
+        sights = [one if isinstance(one, Sight) else Sight(why=str(one)) for one in found]
+        if sights[0].is_there and sights[0].kind is Kind.SILENT:
+            raise SlipwayError(f"{_named(rows[0])}: {sights[0].why}")
+        return sights
 
-    def _sight(self, op: Op | None) -> Sight:
-        """Look at one node. Raises SlipwayError when nobody can tell."""
-        if op is None or not op.is_live or op.slot < 0 or self._is_gone(op):
+    def _look_at(self, op: Op | None, asks: Asks = Asks.ALL) -> Sight:
+        """Look at one node; one that was given up, or detached, is gone for this run."""
+        if op is None or not op.is_live or op.slot < 0:
             return Sight(False)
-        transport = self.vendors(op.vendor).reach(pods.pod_of(op))
-        verdict = pods.verdict_of(op, transport)
-        return Sight(True, not verdict and observe.is_alive(op, transport), verdict)
-
-    def _is_gone(self, op: Op) -> bool:
-        provider = self.vendors(op.vendor)
-        rented = market(provider)
-        return bool(pods.fate(rented, op)) if rented else pods.is_absent(provider, op)
+        return sight.look(op, self.vendors(op.vendor), asks)
 
     def _resume(self, op: Op, course: Course) -> Op:
         """Resume the run on its pods.
@@ -323,11 +315,11 @@ class Keeper:
         if provider.is_here:  # a run cannot leave this machine: what is gone of it gets another pod in its folder
             for row in live:
                 if row.slot in course.gone:
-                    pods.end(provider, row, self.journal, pods.GONE)
+                    pods.end(provider, row, self.journal, sight.GONE)
             new = launch.resume(self.journal.op(op.token), provider, self.journal, self.secrets)
             return self.journal.note(new, recoveries=recoveries)
         for row in sorted(live, key=lambda row: (row.slot not in course.silent, -row.slot)):
-            reason = pods.GONE if row.slot in course.gone else what
+            reason = sight.GONE if row.slot in course.gone else what
             self._end(row, reason, may_stand_aside=bool(course.lost) or row.slot > 0)
         self.lost(self.journal.op(op.token))
         return self.elsewhere(op, recoveries)
@@ -363,7 +355,7 @@ class Keeper:
         request = _request_of(op)
         for other in pods.nodes_of(op, self.journal)[1:]:  # they cannot go on without node 0: all begin anew together
             if other.is_live:
-                self._end(other, pods.GONE, may_stand_aside=True)
+                self._end(other, sight.GONE, may_stand_aside=True)
         op = self.journal.op(op.token)  # ended by now: its cost stands
         job, budget = self._rest_of(op, limits or Limits())
         plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request,

@@ -28,7 +28,7 @@ from infra.ledger.life_cycle import BOOTING, LOST, READY
 from infra.machines.node_addresses import meet
 from infra.providers import Provider, Vendors, clock_scale, farewell, market
 from infra.records import Offer, Plan, Request
-from infra.runs import mirror, observe, pods
+from infra.runs import mirror, pods, sight
 from infra.runs.boot import Unbooted, boot
 from infra.runs.sync_step import with_courier
 from infra.runs.timing import Say, stage
@@ -140,7 +140,7 @@ def give(
 
 def is_idle(op: Op, transport: Transport) -> bool:
     """Tell whether nothing is active there: its guard holds it, or is dead. Raises SlipwayError: nobody can tell."""
-    said = observe.ask(op, transport)
+    said = sight.ask(op, transport)
     if said["agent"].get("alive"):
         return False
     return not said["guard"].get("alive") or bool(said["guard"].get("holds"))
@@ -246,11 +246,11 @@ def _taken_away(ops: list[Op], vendors: Vendors, journal: Journal) -> SlipwayErr
         rented = market(vendors(op.vendor))
         if rented is None or not op.is_live:
             continue
-        with contextlib.suppress(SlipwayError):  # no word of its vendor: what was seen is what is told
-            if said := pods.fate(rented, op):
-                if why := spend.due(op, read_clocks(), rented.clock_scale):
-                    return LimitHit(f"{op.run}: {why} before its work began; {said}")
-                return TakenAway(f"{op.run}: its pod was taken away before its work began: {said}")
+        seen = sight.look(op, rented, sight.Asks.PROVIDER)
+        if seen.is_there is False:
+            if why := spend.due(op, read_clocks(), rented.clock_scale):
+                return LimitHit(f"{op.run}: {why} before its work began; {seen.why}")
+            return TakenAway(f"{op.run}: its pod was taken away before its work began: {seen.why}")
     return None
 
 

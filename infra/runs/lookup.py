@@ -6,7 +6,7 @@ from infra.errors import UsageError
 from infra.ledger.journal import Journal, Op
 from infra.names import match
 from infra.providers import registry
-from infra.runs import mirror, pods
+from infra.runs import mirror, pods, sight
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 
@@ -41,4 +41,4 @@ def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
     if vendor.is_rented and not op.is_live:
         verdict = mirror.words_at_home(op, settings.homes / op.run).get("verdict", {})
         return verdict if verdict.get("token") == op.token else {}
-    return pods.verdict_of(op, vendor.reach(pods.pod_of(op)))
+    return sight.verdict_of(op, vendor.reach(pods.pod_of(op)))

@@ -3,14 +3,11 @@
 Every pod is asked at the same time and gets the same few seconds: one that does not answer holds up nobody.
 """
 
-import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from infra import pod_reports
 from infra.agent.limits import Clocks, leads_s, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError
@@ -21,27 +18,12 @@ from infra.machines.host_memory import at_once
 from infra.money import in_usd
 from infra.providers import Provider, clock_scale
 from infra.records import Address, Pod, PodView
-from infra.runs.mirror import words_at_home, words_there
-from infra.runs.pods import DEAD, folder_of, pod_of
-from infra.transport.protocol import Transport
+from infra.runs import sight
+from infra.runs.mirror import words_at_home
+from infra.runs.sight import STOPPED, Sight
 from infra.units import duration, moment
 
 VERDICTS = ("succeeded", "failed", "stopped", "limit", NODE_LOST)
-CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The observation of one pod."""
-
-    exists: bool | None = None  # as its provider says; None = no answer
-    pod: Pod | None = None  # as its provider tells it
-    clock_scale: float = 1.0  # of that provider
-    is_alive: bool | None = None  # its guard or its agent; None = not known
-    guard: Mapping[str, Any] = field(default_factory=dict)
-    progress: Mapping[str, Any] = field(default_factory=dict)
-    verdict: Mapping[str, Any] = field(default_factory=dict)
-    problem: str = ""
 
 
 def snapshot(
@@ -59,77 +41,77 @@ def snapshot(
     over = [op.token for op in ops if not (op.is_live or op.service)]
     ops = [op for op in ops if op.is_live or op.run == named or op.token in over[max(0, len(over) - ended) :]]
     ops = [op for op in journal.ops(live=True) if op.slot < 0 and op not in ops] + ops
-    readings = zip(ops, at_once(lambda op: _read(op, providers.get(op.vendor), homes), ops, deadline_s), strict=True)
-    found = {op.token: it if isinstance(it, Reading) else _silent(op, providers, homes, str(it)) for op, it in readings}
+    sights = zip(ops, at_once(lambda op: _look(op, providers.get(op.vendor), homes), ops, deadline_s), strict=True)
+    found = {op.token: it if isinstance(it, Sight) else _silent(op, providers, homes, str(it)) for op, it in sights}
     rows, told, now = journal.ops(), journal.told("vendor"), read_clocks()
     of = {op.token: [row for row in rows if row.run == op.run] if op.slot >= 0 else [op] for op in ops}
     return [view(op, found[op.token], now, of[op.token], told) for op in ops]
 
 
-def view(op: Op, reading: Reading, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]) -> PodView:
-    """Return the row that a journal's row and a reading make.
+def view(op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]) -> PodView:
+    """Return the row that a journal's row and a look at its pod make.
 
     `rows`: all of the run, whose earlier pods have cost, too. `told`: what vendors said that pods have cost, as the
     journal
     has it.
     """
-    progress, verdict = reading.progress, reading.verdict
-    before = sum(spend.spent(row, now, reading.clock_scale) for row in rows if row.token != op.token)
-    if reading.pod and reading.pod.spent_micro_usd is not None:
-        told = {**told, op.token: (int(now.wall_s), reading.pod.spent_micro_usd)}
+    progress, verdict = seen.progress, seen.verdict
+    before = sum(spend.spent(row, now, seen.clock_scale) for row in rows if row.token != op.token)
+    if seen.pod and seen.pod.spent_micro_usd is not None:
+        told = {**told, op.token: (int(now.wall_s), seen.pod.spent_micro_usd)}
     uploads = progress.get("uploads") or {}
-    ended_at = _ended_at(op, reading)
+    ended_at = _ended_at(op, seen)
     of_run = [row for row in rows if row.token != op.token]
     return PodView(
         run=op.run,
         provider=op.vendor,
-        state=_state(op, reading),
+        state=_state(op, seen),
         step=verdict.get("step") or progress.get("step") or "",
         progress=progress,
         age_s=max(0.0, now.wall_s - progress["updated_at"]) if "updated_at" in progress else None,
         micro_usd_per_hour=op.rate,
-        spent_micro_usd=cost.total(rows, told, now, clock_scale=reading.clock_scale),
+        spent_micro_usd=cost.total(rows, told, now, clock_scale=seen.clock_scale),
         limit_micro_usd=None if op.cap is None else op.cap + before,
-        limit_in_s=spend.left_s(op, now, reading.clock_scale) if op.is_live else None,
-        ends=_ends(op, reading, now.wall_s) if op.is_live else (),
-        ssh=_ssh(op) if op.is_live and reading.pod and reading.pod.state not in ("", *DEAD) else "",
+        limit_in_s=spend.left_s(op, now, seen.clock_scale) if op.is_live else None,
+        ends=_ends(op, seen, now.wall_s) if op.is_live else (),
+        ssh=_ssh(op) if op.is_live and seen.pod and seen.pod.state not in ("", *STOPPED) else "",
         started_at=float(op.intent_at),
-        note=_note(op, reading),
+        note=_note(op, seen),
         in_store=progress.get("in_store") or {},
         recoveries=op.recoveries,
-        elapsed_s=spend.run_s([*of_run, op], now, reading.clock_scale, ended_at),
+        elapsed_s=spend.run_s([*of_run, op], now, seen.clock_scale, ended_at),
         ended_at=ended_at,
-        clock_scale=reading.clock_scale,
-        pending=tuple(uploads.get("pending") or ()) if not reading.verdict else (),
+        clock_scale=seen.clock_scale,
+        pending=tuple(uploads.get("pending") or ()) if not seen.verdict else (),
         upload_problem=uploads.get("problem") or "",
     )
 
 
-def _ended_at(op: Op, reading: Reading) -> float | None:
+def _ended_at(op: Op, seen: Sight) -> float | None:
     """Return when the work was over: as its verdict says, else when its pod was gone."""
-    if reading.verdict:
-        return reading.verdict.get("at", op.ended_at)
+    if seen.verdict:
+        return seen.verdict.get("at", op.ended_at)
     return None if op.is_live else op.ended_at or op.del_requested_at
 
 
-def _state(op: Op, reading: Reading) -> str:
+def _state(op: Op, seen: Sight) -> str:
     if op.slot < 0:
-        return _beside(reading)
-    if op.is_live and op.stays and not reading.verdict and reading.is_alive and reading.guard.get("holds"):
+        return _beside(seen)
+    if op.is_live and op.stays and not seen.verdict and seen.is_alive and seen.guard.get("holds"):
         return "idle"  # it has had no work yet
     why = op.outcome if op.outcome in VERDICTS and not op.is_live else ""
-    why = why or ("limit" if _is_gone_at_its_limit(op, reading) else "")
-    return state_of(op.state, reading.verdict.get("state", "") or why, reading.is_alive)
+    why = why or ("limit" if _is_gone_at_its_limit(op, seen) else "")
+    return state_of(op.state, seen.verdict.get("state", "") or why, seen.is_alive)
 
 
-def _is_gone_at_its_limit(op: Op, reading: Reading) -> bool:
+def _is_gone_at_its_limit(op: Op, seen: Sight) -> bool:
     """Tell whether a rented pod whose end nobody asked for was gone when its limit was due: a guard is early."""
     limit_s = spend.limit_s(op)
     if op.is_live or op.del_requested_at is not None or op.outcome:
         return False
     if not op.ended_at or not op.rate or limit_s is None:
         return False
-    left_s = spend.left_s(op, op.ended_at, reading.clock_scale)
+    left_s = spend.left_s(op, op.ended_at, seen.clock_scale)
     return left_s is not None and left_s <= leads_s(limit_s)[0]
 
 
@@ -149,32 +131,30 @@ def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
     return "lost" if state == LOST or is_alive is False else "running"
 
 
-def _beside(reading: Reading) -> str:
+def _beside(seen: Sight) -> str:
     """Return the state of a detached pod, which is never the run itself: `lost` until its machine answers."""
-    return "lost" if reading.exists is None else "stopped"
+    return "lost" if seen.is_there is None else "stopped"
 
 
-def _note(op: Op, reading: Reading) -> str:
+def _note(op: Op, seen: Sight) -> str:
     if op.slot < 0:
         where = op.place or op.remote_id or op.token
-        said = f"; {reading.problem}" if reading.problem else ""
+        said = f"; {seen.why}" if seen.why else ""
         return f"was on {where}, which stays taken until nothing of it is proven to run there: {op.reason}{said}"
-    if reading.problem:
-        return reading.problem
-    if reading.verdict:
+    if seen.why:
+        return seen.why
+    if seen.verdict:
         stays = f"its pod stays; end it: inv pod.down {op.run}" if op.is_live and op.stays else ""
-        return "; ".join(filter(None, (str(reading.verdict.get("reason", "")), stays)))
+        return "; ".join(filter(None, (str(seen.verdict.get("reason", "")), stays)))
     if op.state == TERMINATING:
         return "being ended, not yet proven gone"
     if op.state == UNKNOWN:
         return "the provider's answer was lost: it may exist"
-    if _is_gone_at_its_limit(op, reading):
+    if _is_gone_at_its_limit(op, seen):
         return f"it was gone when its limit was due, and left no word ({op.reason})"
-    if op.state == READY and reading.is_alive is False:
-        return (
-            "neither its guard nor its agent is running" if reading.exists else "its provider does not list it any more"
-        )
-    if op.state == READY and reading.is_alive:
+    if op.state == READY and seen.is_alive is False:
+        return "neither its guard nor its agent is running"
+    if op.state == READY and seen.is_alive:
         return ""  # whatever was wrong with it before
     return op.reason
 
@@ -186,14 +166,14 @@ def _ssh(op: Op) -> str:
     return shlex.join(["ssh", "-i", to.key, "-o", "IdentitiesOnly=yes", "-p", str(to.port), f"{to.user}@{to.host}"])
 
 
-def _ends(op: Op, reading: Reading, now: float) -> tuple[str, ...]:
+def _ends(op: Op, seen: Sight, now: float) -> tuple[str, ...]:
     """Return which ends are armed, and when each was last seen alive."""
-    return tuple(filter(None, (_guard_end(reading, now), *_vendor_ends(op, reading.pod))))
+    return tuple(filter(None, (_guard_end(seen, now), *_vendor_ends(op, seen.pod))))
 
 
 def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
     """Yield what the vendor said just now that it will do by itself."""
-    if pod and pod.state in DEAD:
+    if pod and pod.state in STOPPED:
         return
     if pod and pod.ends_at:
         yield f"{op.vendor}'s timer is armed: {moment(pod.ends_at)}"
@@ -201,8 +181,8 @@ def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
         yield f"{op.vendor}'s spend limit is armed: {in_usd(pod.spend_limit_micro_usd)}"
 
 
-def _guard_end(reading: Reading, now: float) -> str:
-    guard = reading.guard
+def _guard_end(seen: Sight, now: float) -> str:
+    guard = seen.guard
     if not guard:
         return ""
     limit_s, elapsed_s = guard.get("limit_s"), guard.get("elapsed_s", 0.0)
@@ -212,80 +192,31 @@ def _guard_end(reading: Reading, now: float) -> str:
         limit += f"; GPUs idle for {duration(guard['idle_s'])} of {duration(idle_limit_s)}"
     if guard.get("alive"):
         return f"guard alive, {limit}"
-    words = [] if reading.is_alive is None and reading.exists is None else ["dead"]
+    words = [] if seen.is_alive is None and seen.is_there is None else ["dead"]
     if clocks := guard.get("clocks"):
-        words.append(f"last seen {duration(max(0.0, now - clocks['wall_s']) * reading.clock_scale)} ago")
+        words.append(f"last seen {duration(max(0.0, now - clocks['wall_s']) * seen.clock_scale)} ago")
     return f"guard {', '.join(words) or 'not seen'}, {limit}"
 
 
-def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
-    """Return what the pod's `infra.agent status` says of guard, agent, progress and verdict.
-
-    {} for what is not this pod's.
-    """
-    if not op.address:
-        return _of(op, {})
-    pod = folder_of(op)
-    code = f"{pod.code}{os.pathsep}{CHECKOUT}" if op.vendor == "local" else str(pod.code)
-    words = [transport.python, "-m", "infra.agent", "status", str(pod.root)]
-    done = transport.run(words, timeout_s=30, env={"PYTHONPATH": code})
-    if done.exited != 0:
-        raise SlipwayError(f"{op.run}: its agent's status: exit code {done.exited}: {done.stderr.strip()}")
-    return _of(op, pod_reports.parse(done.stdout, f"what {op.run} says of itself"))
+def _look(op: Op, provider: Provider | None, homes: Path) -> Sight:
+    """Look at one pod; what it does not tell itself is as it was downloaded, and as old as that says."""
+    if provider is None:
+        seen = Sight(why=f"provider {op.vendor} is not set up here" if op.is_live else "")
+    else:
+        seen = sight.look(op, provider)
+    return seen if seen.progress or seen.verdict or seen.guard else _from_home(op, homes, seen)
 
 
-def words_of(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
-    """Return what the files of a pod that has ended still say."""
-    return _of(op, words_there(op, transport))
-
-
-def is_alive(op: Op, transport: Transport) -> bool:
-    """Tell whether guard or agent of this very pod lives."""
-    return _is_alive(ask(op, transport))
-
-
-def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
-    """Observe one pod. Whatever goes wrong becomes words: a table with one bad row is still a table."""
-    if provider is None and op.is_live:
-        return Reading(problem=f"provider {op.vendor} is not set up here")
-    pod, scale = None, clock_scale(provider) if provider else 1.0
-    try:
-        pod = provider.find(op.remote_id or op.token) if op.is_live and provider else None
-        exists = pod is not None
-        if pod and pod.state in DEAD:
-            why = f"{op.vendor} says that its pod is {pod.state}{f': {pod.note}' if pod.note else ''}"
-            return replace(_from_home(op, homes, why), exists=True, pod=pod, clock_scale=scale, is_alive=False)
-        if provider is None or not (provider.is_here or exists):  # another machine need not be there any more
-            told = _of(op, words_at_home(op, homes / op.run))
-        else:
-            told = (ask if exists else words_of)(op, provider.reach(pod_of(op)))
-        return Reading(exists, pod, scale, _is_alive(told), told["guard"], told["progress"], told["verdict"])
-    except (SlipwayError, OSError, ValueError) as error:
-        return replace(_from_home(op, homes, str(error)), pod=pod, clock_scale=scale)
-
-
-def _silent(op: Op, providers: Mapping[str, Provider], homes: Path, problem: str) -> Reading:
+def _silent(op: Op, providers: Mapping[str, Provider], homes: Path, why: str) -> Sight:
     """Return what is known of a pod that has not answered in time; nobody has seen its guard dead."""
     provider = providers.get(op.vendor)
-    found = _from_home(op, homes, problem)
-    return replace(found, clock_scale=clock_scale(provider) if provider else 1.0)
+    return _from_home(op, homes, Sight(why=why, clock_scale=clock_scale(provider) if provider else 1.0))
 
 
-def _from_home(op: Op, homes: Path, problem: str) -> Reading:
-    """Return what was downloaded of a pod that does not answer: its figures are as old as they say."""
+def _from_home(op: Op, homes: Path, seen: Sight) -> Sight:
+    """Return the sight with what was downloaded of the pod."""
     try:
-        told = _of(op, words_at_home(op, homes / op.run))
+        told = sight.of(op, words_at_home(op, homes / op.run))
     except (SlipwayError, OSError, ValueError) as error:
-        return Reading(problem=f"{problem}; {error}")
-    return Reading(guard=told["guard"], progress=told["progress"], verdict=told["verdict"], problem=problem)
-
-
-def _of(op: Op, told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what is of this pod: the folder may still hold what an earlier pod of the run left."""
-    parts = {key: told.get(key) for key in ("guard", "agent", "progress", "verdict")}
-    known = {key: pod_reports.known(part) if isinstance(part, dict) else {} for key, part in parts.items()}
-    return {key: value if value.get("token") == op.token else {} for key, value in known.items()}
-
-
-def _is_alive(told: Mapping[str, Mapping[str, Any]]) -> bool:
-    return any(told[role].get("alive", False) for role in ("guard", "agent"))
+        return replace(seen, why="; ".join(filter(None, (seen.why, str(error)))))
+    return replace(seen, guard=told["guard"], progress=told["progress"], verdict=told["verdict"])

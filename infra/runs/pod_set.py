@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from infra.errors import UsageError
@@ -20,6 +21,9 @@ from infra.flags import flags_of
 from infra.ledger.journal import Op
 from infra.ledger.life_cycle import TERMINATING, UNKNOWN
 from infra.names import check_name
+from infra.runs import recovery
+from infra.runs.recovery import Do
+from infra.runs.sight import GONE, Sight
 from infra.selection.machine_spec import MachineSpec, PlaceSpec
 
 
@@ -161,12 +165,14 @@ class Step:
     why: str = ""
 
 
-def decide(set_name: str, wanted: Mapping[str, str], rows: Iterable[Op]) -> list[Step]:
+def decide(
+    set_name: str, wanted: Mapping[str, str], rows: Iterable[Op], sights: Mapping[str, Sight] = MappingProxyType({})
+) -> list[Step]:
     """Return what makes the live pods of that set those of `wanted`, in the order in which it is to be done.
 
     `wanted`: digests by name. `rows`: of the journal, ended ones too. Ends come first: they free names, machines and
-    money.
-    A pod that another process is making is kept. UsageError: a name is that of a pod outside of the set.
+    money. A pod that another process is making is kept. `sights`: of pods that were looked at, by token. UsageError: a
+    name is that of a pod outside of the set.
     """
     live = {op.run: op for op in rows if op.is_live and op.slot == 0}
     ends, keeps, missing = [], [], []
@@ -182,6 +188,8 @@ def decide(set_name: str, wanted: Mapping[str, str], rows: Iterable[Op]) -> list
             ends.append(Step("end", name, op.token, f"it is {op.state}"))
         elif op.spec_hash != wanted[name]:
             ends.append(Step("end", name, op.token, "it is wanted otherwise"))
+        elif op.token in sights and recovery.decide([sights[op.token]], recovery.POD).do is Do.BEGIN_ANEW:
+            ends.append(Step("end", name, op.token, sights[op.token].why or GONE))
         else:
             keeps.append(Step("keep", name, op.token))
     kept = {step.name for step in keeps}

@@ -13,34 +13,31 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from infra import pod_reports
-from infra.agent.job import STAYS, Group, Job, Limits, PodFolder
+from infra.agent.job import STAYS, Group, Job, Limits
 from infra.agent.limits import hard_limit_s, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
 from infra.journal_file import JournalError
 from infra.ledger import spend
 from infra.ledger.journal import Admit, Fenced, Held, Journal, Op
-from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
+from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, PLANNED, TERMINATING, UNKNOWN
 from infra.money import per_hour
 from infra.names import new_token
-from infra.providers import LAG_S, Market, Provider, clock_scale, market
+from infra.providers import Provider, clock_scale, market
 from infra.records import Address, Offer, Pod, Request
-from infra.transport.protocol import Transport
+from infra.runs.sight import Asks, Sight, folder_of, is_absent, look, pod_of, unproven_s
 from infra.units import duration
 from store.backoff import Backoff
 
 ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # what a row says that somebody wanted to end
-GONE = "it was gone"
-DEAD = ("stopped", "failed", "ending")  # states of a vendor's pod in which nothing of it runs, though it may bill
 PATIENCE_S = 120.0  # while a vendor deletes
 LONGEST_S = 10 * 365 * 86400.0  # of a limit
 FIRST_WAIT_S = 0.25
 BACKOFF = Backoff(FIRST_WAIT_S, longest_s=10.0, certain=0.0)
 STOP_S = 300.0  # for a step to save, and for its courier to bring that to the store
+LOOK = Asks.PROVIDER | Asks.FILES  # at what nobody follows
 LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creation was not answered
 
 
@@ -184,18 +181,6 @@ def is_in_pieces(op: Op, journal: Journal) -> bool:
     return op.slot < 0 or op.slot == 0 and not (are_introduced and len(nodes_of(op, journal)) >= size_of(op))
 
 
-def pod_of(op: Op) -> Pod:
-    """Return the pod of a row that has one."""
-    return Pod(provider=op.vendor, pod_id=op.remote_id or "", token=op.token, run=op.run, address=op.address or "",
-               micro_usd_per_hour=op.rate)  # fmt: skip
-
-
-def folder_of(op: Op) -> PodFolder:
-    """Return where the pod of a row keeps its files, on its machine."""
-    address = op.address or "/nonexistent"
-    return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))
-
-
 def where(op: Op) -> str:
     """Return where a pod is, for people: a folder of this machine, or of another one, with user, host and port."""
     if not (op.address or "").startswith("ssh://"):
@@ -222,7 +207,7 @@ def end(
     deadline, failures, is_asked = time.monotonic() + patience_s, 0, False
     while True:
         try:
-            found, is_fresh = None, _unproven_s(provider, op) > 0
+            found, is_fresh = None, unproven_s(provider, op) > 0
             if is_fresh or not op.remote_id:
                 found = provider.find(op.remote_id or op.token)
             if found and is_fresh:  # once it was shown, its absence proves something
@@ -231,7 +216,7 @@ def end(
             if pod_id and not is_asked:
                 provider.delete(pod_id)
                 # It takes the vendor a while; one that does not show it yet may not have heard either.
-                is_asked = provider.is_rented and _unproven_s(provider, op) <= 0
+                is_asked = provider.is_rented and unproven_s(provider, op) <= 0
             _prove_absence(provider, op)
             break
         except Fenced:  # somebody else moved it: perhaps to its end
@@ -274,29 +259,29 @@ def stop_work(provider: Provider, op: Op) -> None:
         raise SlipwayError(f"{op.run}: stopping its work: exit code {done.exited}: {done.stderr.strip()}")
 
 
-def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | None) -> Op:
+def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = None) -> Op:
     """Settle a live row that nobody looked after: end it when its work has ended, or when its renter died.
 
     A pod that has its verdict, one that was to be ended, one that never got its job, one that is gone and a rented one
-    that
-    has reached a limit are ended; an active one, or one still being rented by a living process (this one too), stays as
-    it
-    is, as does one that outlives its work, whose verdict frees it for other work. Raises as `end`.
+    that has reached a limit are ended; an active one, or one still being rented by a living process (this one too),
+    stays as it is, as does one that outlives its work, whose verdict frees it for other work. `seen`: the pod as it was
+    seen just now. Raises as `end`, and SlipwayError where nobody can tell.
     """
     if op.state == TERMINATING:
         return end(provider, op, journal)
     rented = market(provider)
     if rented and (why := spend.due(op, read_clocks(), rented.clock_scale)):  # its vendor may have seen that, too
         return end(provider, op, journal, why, "limit")
-    if op.state in (READY, LOST, BOOTING) and (said := fate(rented, op) if rented else is_absent(provider, op)):
-        return end(provider, op, journal, said if isinstance(said, str) else GONE)
-    if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
-        try:
-            journal.take(lease(op.token))
-        except Held:
-            return op
-        return end(provider, op, journal, "its launch was cut off")
-    verdict = verdict_of(op, transport) if transport and op.state in (READY, LOST) else {}
+    if op.state in (PLANNED, CREATING, UNKNOWN):
+        return _cut_off(provider, op, journal)
+    seen = look(op, provider, LOOK) if seen is None else seen
+    if seen.is_there is False:
+        return end(provider, op, journal, seen.why)
+    if op.state == BOOTING:
+        return _cut_off(provider, op, journal)
+    verdict = seen.verdict
+    if seen.is_there is None and not verdict or not verdict and seen.why:
+        raise SlipwayError(seen.why or f"{op.run}: nobody can tell how it is")
     if rented and verdict.get("state") == "failed" and Job.from_json(op.job).on_failure == "keep":
         return op
     if op.stays and verdict.get("state") in STAYS:
@@ -304,6 +289,15 @@ def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | 
             return journal.note(op, target="") if op.target else op
         return op
     return end(provider, op, journal, said_by(verdict), verdict["state"]) if verdict else op
+
+
+def _cut_off(provider: Provider, op: Op, journal: Journal) -> Op:
+    """End a pod whose renter has died; one that is still being rented stays as it is."""
+    try:
+        journal.take(lease(op.token))
+    except Held:
+        return op
+    return end(provider, op, journal, "its launch was cut off")
 
 
 def said_by(verdict: Mapping[str, Any]) -> str:
@@ -314,17 +308,6 @@ def said_by(verdict: Mapping[str, Any]) -> str:
 def is_over(op: Op) -> bool:
     """Tell whether the run of its newest row is to stay ended; another pod may go on with any other."""
     return (not op.is_live or op.state == TERMINATING) and op.outcome not in ("", NODE_LOST)
-
-
-def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
-    """Return how the work of this pod ended, {} while it has not."""
-    try:
-        verdict = (
-            pod_reports.parse(transport.get(folder_of(op).verdict), f"the verdict of {op.run}") if op.address else {}
-        )
-    except FileNotFoundError:
-        return {}
-    return verdict if verdict.get("token") == op.token else {}
 
 
 def _look_for(provider: Provider, pod: str) -> Pod | None:
@@ -370,42 +353,12 @@ def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) ->
 
 def _prove_absence(provider: Provider, op: Op) -> None:
     """Raise SlipwayError unless a look-up and a complete listing, late enough, both say that it is gone."""
-    wait_s = _unproven_s(provider, op)
+    wait_s = unproven_s(provider, op)
     if wait_s > 0:
         what = "it was rented just now" if op.remote_id else "its id is not known"
         raise SlipwayError(f"{what}, and it may still turn up for {duration(wait_s)}")
     if not is_absent(provider, op):
         raise SlipwayError(f"{provider.name} still has it")
-
-
-def is_absent(provider: Provider, op: Op) -> bool:
-    """Tell whether the pod is proven gone. Raises SlipwayError when its provider does not say."""
-    if _unproven_s(provider, op) > 0 or provider.find(op.remote_id or op.token) is not None:
-        return False
-    if op.place:  # the pod can be nowhere else, and other machines may well be switched off
-        return True
-    pods = provider.list()
-    may_be_there = not op.remote_id and not all(pod.is_legible for pod in pods)
-    return not may_be_there and all(pod.token != op.token for pod in pods)
-
-
-def fate(provider: Market, op: Op) -> str:
-    """Return what the vendor says became of the pod, in words; "" while it is well.
-
-    Raises SlipwayError: it does not say.
-    """
-    pod = provider.find(op.remote_id or op.token)
-    if pod is None:
-        return f"{provider.name} has it no more" if is_absent(provider, op) else ""
-    return f"{provider.name} says it is {pod.state}{f' ({pod.note})' if pod.note else ''}" if pod.state in DEAD else ""
-
-
-def _unproven_s(provider: Provider, op: Op) -> float:
-    """Return for how long yet its absence proves nothing: a vendor may not show yet what it has just created."""
-    if op.sent_at is None or (op.remote_id and op.last_seen_at):
-        return 0.0
-    lag_s = min(LAG_S, provider.settle_s) if op.remote_id else provider.settle_s
-    return max(0.0, lag_s - op.settling_s(read_clocks()))
 
 
 def lease(token: str) -> str:

@@ -1,27 +1,37 @@
-"""The recovery policy of a run: one decision for a step that died, a pod that is gone and a node that was lost.
+"""The recovery policy: one decision for what died, is gone or was lost, of a run, a replica and a pod of a set.
 
-In: what is known of the pod of each node, by rank. Out: a `Course`. Pure: `infra.runs.keeper` looks, and does what
-is decided.
-Silence alone decides nothing. A silent node counts as lost by the word of its fellows, who have not heard it for so
-long that it has ended its own work (`infra.agent.nodes`); or when node 0, without which no node can work, is gone.
+In: a Spec, what is seen of the pod of each node, by rank, and when it was begun again before. Out: a `Course`. Pure:
+`infra.runs.keeper`, `serve.replicas` and `infra.runs.pod_set` look, and do what is decided. Silence alone decides
+nothing. A silent node counts as lost by the word of its fellows, who have not heard it for so long that it has ended
+its own work (`infra.agent.nodes`); or when node 0, without which no node can work, is gone.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
 from infra.agent.state import NODE_LOST
+from infra.runs.sight import Kind, Sight
+from store.backoff import Backoff, Retries
+
+HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Sight:
-    """The observation of one node's pod just now."""
+class Spec:
+    """What is kept alive, as far as that decides what becomes of it."""
 
-    is_there: bool | None  # its machine, or its provider, has it; False = proven gone, None = nobody can tell
-    is_alive: bool = False  # its guard or its agent, where it is there
-    verdict: Mapping[str, Any] = field(default_factory=dict)  # {} while it has none
-    why: str = ""  # why nobody can tell
+    resumes: bool
+    """What has died is started again on the pods that it has; else others take its place."""
+    is_endless: bool
+    """It has no end of its own: a verdict is a failure."""
+    retries: Retries
+
+
+RUN = Spec(True, False, Retries(5, 6 * HOUR_S, Backoff(first_s=1.0, longest_s=300.0, certain=1.0)))
+REPLICA = Spec(False, True, Retries(3, math.inf, Backoff(first_s=0.5, longest_s=60.0, certain=1.0)))
+POD = Spec(True, False, Retries(3, HOUR_S, Backoff(first_s=1.0, longest_s=300.0, certain=1.0)))  # of a set
 
 
 class Do(Enum):
@@ -29,6 +39,7 @@ class Do(Enum):
     WAIT = "nobody can tell how it is"
     RESUME = "start it again on the pods that it has"
     BEGIN_ANEW = "end what there is of it; other pods, from what is at home"
+    GIVE_UP = "it was begun again too often"
 
 
 @dataclass(frozen=True)
@@ -37,21 +48,34 @@ class Course:
     silent: tuple[int, ...] = ()  # ranks that nobody can tell of
     gone: tuple[int, ...] = ()  # ranks whose pods are proven gone
     lost: str = ""  # the reason of a verdict by which a node was lost
+    wait_s: float = 0.0  # before it is done
 
 
-def decide(nodes: Sequence[Sight]) -> Course:
-    """Return what is to be done about a run whose nodes look like this, node 0 first."""
+def decide(nodes: Sequence[Sight], spec: Spec = RUN, begun_at: Sequence[float] = (), now: float = 0.0) -> Course:
+    """Return what is to be done about what looks like this, node 0 first.
+
+    `begun_at`: when it was begun again before, by the clock of `now`, in seconds.
+    """
+    course = _needed(nodes, spec)
+    if course.do not in (Do.RESUME, Do.BEGIN_ANEW):
+        return course
+    wait_s = spec.retries.wait_s(begun_at, now)
+    return replace(course, do=Do.GIVE_UP) if wait_s is None else replace(course, wait_s=wait_s)
+
+
+def _needed(nodes: Sequence[Sight], spec: Spec) -> Course:
+    """Return what it needs, however often it has needed that before."""
     first, others = nodes[0], nodes[1:]
-    silent = tuple(rank for rank, node in enumerate(nodes) if node.is_there is None)
-    gone = tuple(rank for rank, node in enumerate(nodes) if node.is_there is False)
+    silent = tuple(rank for rank, node in enumerate(nodes) if node.kind is Kind.SILENT)
+    gone = tuple(rank for rank, node in enumerate(nodes) if node.kind is Kind.GONE)
     # Node 0 speaks for all. The others count when it says nothing, and then only what they say of it.
     verdict = first.verdict if first.is_there else next((one.verdict for one in others if one.verdict), {})
     lost = (verdict["reason"] or "a node was lost") if verdict.get("state") == NODE_LOST else ""
-    if verdict and not lost and first.is_there is not False:
+    if verdict and not lost and not spec.is_endless and first.kind is not Kind.GONE:
         return Course(Do.LEAVE)
-    if first.is_there is not False and not lost:
-        if first.is_there is None or (silent and not first.is_alive):
+    if first.kind is not Kind.GONE and not lost and not (verdict and spec.is_endless):
+        if first.kind is Kind.SILENT or (silent and not first.is_alive):
             return Course(Do.WAIT, silent, gone)
         if first.is_alive:
             return Course(Do.LEAVE)
-    return Course(Do.BEGIN_ANEW if silent or gone else Do.RESUME, silent, gone, lost)
+    return Course(Do.BEGIN_ANEW if silent or gone or not spec.resumes else Do.RESUME, silent, gone, lost)

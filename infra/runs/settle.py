@@ -12,16 +12,15 @@ from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, in_words
 from infra.ledger.journal import Journal, Op, service_lease
-from infra.ledger.life_cycle import ASKED, TERMINATING
+from infra.ledger.life_cycle import ASKED, LOST, READY, TERMINATING
 from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile
 from infra.providers import Provider, registry
-from infra.runs import mirror, pods
+from infra.runs import mirror, pods, sight
 from infra.runs.keeper import lease_name
 from infra.runs.lookup import way
 from infra.runs.notify import tell_end
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings
-from infra.transport.protocol import Lost, TimedOut, Unreachable
 from store import Store, StoreError
 
 OTHERS_S = 20.0
@@ -56,21 +55,13 @@ def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
 def _settle(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Settle a row; return it as it is then. Raises what speaking to the pod and its vendor raises."""
     vendor = registry.provider(settings, op.vendor)
-    transport = vendor.reach(pods.pod_of(op)) if op.address or not vendor.is_rented else None
-    verdict, silence = dict[str, Any](), None
-    try:
-        verdict = pods.verdict_of(op, transport) if transport and op.slot >= 0 else {}
-    except (Lost, TimedOut, Unreachable) as error:
-        if not vendor.is_rented:
-            raise
-        transport, silence = None, error  # its vendor may say more, and its limits hold all the same
+    seen = sight.look(op, vendor, pods.LOOK) if op.slot >= 0 and op.state in (READY, LOST) else None
+    verdict = dict(seen.verdict) if seen else {}
     if verdict.get("state") == NODE_LOST and is_kept_by_another(op, journal):
         return op  # its keeper begins it anew
     if verdict:
         bring_home(op, vendor, settings)
-    ended = pods.settle(vendor, op, journal, transport)
-    if ended.is_live and silence:
-        raise silence
+    ended = pods.settle(vendor, op, journal, seen)
     if vendor.is_rented and not (ended.is_live or verdict):  # perhaps by itself
         verdict = keep_last_words(ended, settings, tell)
     if not ended.is_live and op.slot == 0:
@@ -157,7 +148,7 @@ def end_others(op: Op, journal: Journal, settings: Settings, state: str, tell: S
     deadline = time.monotonic() + OTHERS_S
     for other in pods.nodes_of(op, journal)[1:]:
         try:
-            while other.is_live and not pods.verdict_of(other, way(settings, other)) and time.monotonic() < deadline:
+            while other.is_live and not sight.verdict_of(other, way(settings, other)) and time.monotonic() < deadline:
                 time.sleep(0.2)
             settle(journal, settings, tell, [other.token])
             other = journal.op(other.token)

@@ -13,7 +13,7 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
 from infra.providers import registry
-from infra.runs import follow, pods
+from infra.runs import pods, sight
 from infra.runs.launch import send_code
 from infra.runs.lookup import find_run, way
 from infra.runs.settle import bring_home
@@ -66,7 +66,7 @@ def forward(spec: ForwardFlags) -> None:
 
 def board(op: Op, transport: Transport, local: int) -> None:
     """TensorBoard of the run's figures, on its machine, for as long as this lasts. Raises SlipwayError."""
-    done = {one["name"]: one.get("result") or {} for one in follow.look(op, transport)[0].get("steps", ())}
+    done = {one["name"]: one.get("result") or {} for one in sight.words_of(op, transport)[0].get("steps", ())}
     python = done.get("environment", {}).get("pythons", {}).get("train")
     if not python:
         raise UsageError(f"{op.run} has no train environment (yet), which has TensorBoard; see: inv status {op.run}")

@@ -18,10 +18,11 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
 from infra.providers import registry
 from infra.runs import keeper, mirror, pods
-from infra.runs.follow import RETRY_S, Seen, look
+from infra.runs.follow import RETRY_S
 from infra.runs.follow import follow as follow_run
 from infra.runs.lookup import find_run
 from infra.runs.settle import keep_last_words
+from infra.runs.sight import Seen, words_of
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Unreachable
 from scripts.cli import context, render
@@ -104,7 +105,7 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
                 yield op, ({}, keep_last_words(op, settings, render.tell))
                 return
             transport = registry.provider(settings, op.vendor).reach(pods.pod_of(op))
-            for seen in follow_run(op, journal, transport) if op.is_live else [look(op, transport)]:
+            for seen in follow_run(op, journal, transport) if op.is_live else [words_of(op, transport)]:
                 if seen[1].get("state") == NODE_LOST and journal.holder(keeper.lease_name(op.run)):
                     break  # it is begun anew
                 yield op, seen

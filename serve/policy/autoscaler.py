@@ -13,12 +13,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from infra.runs.recovery import REPLICA
 from serve.policy.replica_states import LIVE, State
 from serve.service import Service
 
 TICK_S = 20
 TICK_AT_ZERO_S = 5  # a service that sleeps is woken faster
-GIVE_UP_AFTER = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,10 +212,11 @@ def _admitted(wanted: int, seen: Seen) -> tuple[int, str]:
     if not wanted:
         return 0, ""
     failures, unproven = _never_ready(seen.members)
-    if failures >= GIVE_UP_AFTER:
+    most = REPLICA.retries.most
+    if failures >= most:
         return 0, f"{failures} replicas in a row were never ready; see their logs"
     if failures:  # so that no more than three are spent on finding out
-        may = max(0, GIVE_UP_AFTER - failures - unproven)
+        may = max(0, most - failures - unproven)
         if may < wanted:
             return _afforded(
                 may, seen, f"{failures} replicas in a row were never ready; {unproven} more are being tried"

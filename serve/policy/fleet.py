@@ -65,6 +65,17 @@ def serving(mode: str, rule: Rule, members: Sequence[Member]) -> tuple[int, ...]
     return tuple(sorted(update.serving(mode, rule.least, [_updated(one) for one in members])))
 
 
+def failed_at(newest: int, members: Sequence[Member]) -> list[float]:
+    """Return when replicas of the newest version failed since the last one that was ever ready: UTC epoch seconds."""
+    found = []
+    for one in sorted(members, key=lambda one: -one.number):
+        if one.version == newest and one.facts.first_ready_at is not None:
+            break
+        if one.version == newest and one.state.is_failed and one.ended_at is not None:
+            found.append(one.ended_at)
+    return found
+
+
 def scaled(one: Member) -> autoscaler.Member:
     """Return a replica as the autoscaler sees it: what has failed has failed, although its end is still under way."""
     was_ready, facts = one.facts.first_ready_at is not None, one.facts

@@ -1,7 +1,7 @@
 """A replica as a pod: launched, observed, ended, through `infra`. Blocking; called in threads.
 
     begin    offers in the order of `placement` -> rented, code, hand-over: its engine is a step of kind "service"
-    stage    how far its engine has come; fate: why it has ended
+    look     its pod as keepers and `status` see it; stage: how far its engine has come
     end      nothing of it is left, and its log is kept in the local mirror
 
 In: a Version, a Member. Out: journal rows. An engine is never restarted: one that has ended is replaced by another
@@ -14,7 +14,7 @@ import os
 import random
 import shutil
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ from infra.agent.job import Job, Limits, Step
 from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, Op
-from infra.providers import Provider, market, registry
+from infra.providers import Provider, registry
 from infra.records import Plan
-from infra.runs import follow, launch, mirror, pods
+from infra.runs import launch, mirror, pods
 from infra.runs.acceptance_policy import terms_for
+from infra.runs.sight import Asks, Sight, look
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 from serve import engines
@@ -141,42 +142,23 @@ class Landing:
     def reach(self, op: Op) -> Transport:
         return self.vendor(op.vendor).reach(pods.pod_of(op))
 
-    def fate(self, op: Op) -> str:
-        """Return why its engine does not run any more, in words; "" while it does.
+    def look(self, op: Op, asks: Asks) -> Sight:
+        """Look at a replica's pod."""
+        return look(op, self.vendor(op.vendor), asks)
 
-        Raises SlipwayError: nobody can tell.
-        """
-        if not op.is_live:
-            return op.reason or "it was ended"
-        verdict = pods.verdict_of(op, self.reach(op))
-        if not verdict:
-            return ""
-        state = "exit code 0" if verdict["state"] == "succeeded" else verdict["state"]  # vLLM's, when its core dies
-        return f"its engine has ended: {verdict['reason'] or state}"
-
-    def stage(self, op: Op, before: Stage) -> Stage:
-        """Return what its pod reports now, after `before`. Raises SlipwayError: it cannot be asked."""
-        transport = self.reach(op)
-        progress, _ = follow.look(op, transport)
+    def stage(self, op: Op, progress: Mapping[str, Any], before: Stage) -> Stage:
+        """Return how far it is by its pod's progress, after `before`. Raises SlipwayError: it cannot be asked."""
         said: dict[str, Any] = next((one for one in progress.get("steps", ()) if one["name"] == STEP), {})
         before = replace(before, told_at=progress.get("updated_at", 0.0))
         if not said.get("started_at"):
             return before
         start = max(0, before.read - engines.LONGEST_SAID)
         try:
-            fresh = transport.read(pods.folder_of(op).log(STEP), start)
+            fresh = self.reach(op).read(pods.folder_of(op).log(STEP), start)
         except FileNotFoundError:
             fresh = b""
         at = engines.WEIGHTS if before.phase == ENVIRONMENT else before.phase
         return replace(before, phase=engines.phase(at, fresh), engine_s=said["elapsed_s"], read=start + len(fresh))
-
-    def loss(self, op: Op) -> str:
-        """Return what its vendor says became of its machine; "" while it is well.
-
-        Raises SlipwayError: it does not say.
-        """
-        rented = market(self.vendor(op.vendor))
-        return pods.fate(rented, op) if rented and op.is_live else ""
 
     def end(self, op: Op, reason: str) -> None:
         """End a replica, so that nothing of it is left.

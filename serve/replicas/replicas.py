@@ -20,6 +20,8 @@ import aiohttp
 from infra.errors import NoOffer, OutOfMoney, SlipwayError
 from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import LOST, READY
+from infra.runs.recovery import REPLICA, Do, decide
+from infra.runs.sight import Asks, Kind, Sight
 from serve.gateway.routing import Replica
 from serve.gateway.server import Gateway
 from serve.policy import replica_states
@@ -37,7 +39,7 @@ THREADS = 64
 NO_OFFER_S = 30.0  # until it is asked again whether there is a machine
 RETRY_S = 2.0
 BACKOFF = Backoff(first_s=RETRY_S, longest_s=60.0)  # of an end that is not proven
-GONE_EVERY_S = 10.0  # a vendor is asked whether a silent machine still exists
+GONE_EVERY_S = 10.0  # between looks at the pod of one that does not answer
 KEPT = 20  # failed replicas that are remembered
 
 T = TypeVar("T")
@@ -237,13 +239,10 @@ class Replicas:
                 self.end(one, f"{why}{at}; its last probe: {found.why}", facts, drains=False, has_failed=True)
                 return
             op = self._op(one)
-            if not found.passed and op and op.rate and now - gone_asked_at > GONE_EVERY_S:
+            if not found.passed and op and op.is_live and now - gone_asked_at > GONE_EVERY_S:
                 gone_asked_at = now
-                with contextlib.suppress(SlipwayError):  # no word is no proof
-                    if loss := await self._in_thread(self.landing.loss, op):
-                        facts = replace(one.member.facts, preempted=True)
-                        self.end(one, f"its machine was taken away: {loss}", facts, drains=False)
-                        return
+                if self._is_lost(one, op, await self._in_thread(self.landing.look, op, Asks.ALL)):
+                    return
             interval_s = asked.endpoint_probe_interval_seconds
             await asyncio.sleep(interval_s if facts.is_ready and found.passed else min(interval_s, YOUNG_S))
 
@@ -251,19 +250,34 @@ class Replicas:
         """Watch whether its engine still runs, and how far it has come, as its own agent says."""
         while True:
             op = self._op(one)
-            fate = "its row is in the journal no more"
-            if op is not None:
-                try:
-                    fate = await self._in_thread(self.landing.fate, op)
-                    if not fate and one.member.facts.first_ready_at is None:
-                        self._hear(one, await self._in_thread(self.landing.stage, op, one.stage))
-                except (SlipwayError, OSError, ValueError):  # nobody can tell; its probes tell whether it serves
-                    fate = ""
-            if fate:
-                facts = replace(one.member.facts, app_failed=True, is_ready=False)
-                self.end(one, fate, facts, drains=False, has_failed=True)
+            seen = await self._in_thread(self.landing.look, op, Asks.FILES) if op else Sight(False)
+            if self._is_lost(one, op, seen):
                 return
+            if op and seen.progress and one.member.facts.first_ready_at is None:
+                with contextlib.suppress(SlipwayError, OSError, ValueError):  # its probes tell whether it serves
+                    self._hear(one, await self._in_thread(self.landing.stage, op, seen.progress, one.stage))
             await asyncio.sleep(FATE_S if op and self.landing.vendor(op.vendor).is_here else FATE_THERE_S)
+
+    def _is_lost(self, one: Kept, op: Op | None, seen: Sight) -> bool:
+        """Tell whether its pod will not serve any more, and end it then; silence is no proof of that."""
+        if decide([seen], REPLICA).do is not Do.BEGIN_ANEW:
+            return False
+        facts = one.member.facts
+        if op is not None and op.is_live and seen.kind is Kind.GONE:
+            self.end(one, f"its machine was taken away: {seen.why}", replace(facts, preempted=True), drains=False)
+            return True
+        if op is None:
+            why = "its row is in the journal no more"
+        elif not op.is_live:
+            why = op.reason or "it was ended"
+        elif seen.verdict:
+            state = seen.verdict["state"]
+            state = "exit code 0" if state == "succeeded" else state  # vLLM's, when its core dies
+            why = f"its engine has ended: {seen.verdict['reason'] or state}"
+        else:
+            why = "neither its guard nor its agent is running"
+        self.end(one, why, replace(facts, app_failed=True, is_ready=False), drains=False, has_failed=True)
+        return True
 
     def _hear(self, one: Kept, stage: Stage) -> None:
         """Note what its pod has reported anew; an agent that has fallen silent reports nothing."""

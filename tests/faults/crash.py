@@ -27,7 +27,6 @@ from infra.names import new_token
 from infra.providers import Market
 from infra.records import Offer
 from infra.runs import pods
-from infra.transport.protocol import ThisMachine
 from tests import seeds
 from tests.faults.lives import Blow, Life, Tell, live
 from tests.faults.points import Points, WatchedJournal, watch_requests
@@ -315,7 +314,7 @@ class Rig:
             for op in journal.ops():
                 if op.is_live:
                     try:
-                        pods.settle(vendor, op, journal, ThisMachine())
+                        pods.settle(vendor, op, journal)
                     except SlipwayError:
                         here.move(45)
             end_all(here, vendor, journal, self.renting.end)

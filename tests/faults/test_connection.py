@@ -141,7 +141,7 @@ def survives(host: Host, stage: str, what: str, root: Path, folder: Path, run: s
         if stage in ("sync", "hand-over") and what != KILLED:  # after which it is all repeated at once, unasked
             heard_s = fails_in_words(wanted, provider, journal, root, fault)
             for op in journal.ops(live=True):  # as every command does before it begins
-                assert pods.settle(provider, op, journal, ssh).state == "TERMINATED"
+                assert pods.settle(provider, op, journal).state == "TERMINATED"
             assert find(journal.ops()[0].token) == []
             op = launch_on(provider, wanted, journal, root)
         else:
@@ -154,7 +154,7 @@ def survives(host: Host, stage: str, what: str, root: Path, folder: Path, run: s
         verdict = ended(op, journal, ssh, count)
         assert verdict["state"] == "succeeded", verdict
         count.check()
-        assert pods.settle(provider, op, journal, ssh).state == "TERMINATED"
+        assert pods.settle(provider, op, journal).state == "TERMINATED"
     return heard_s
 
 

@@ -55,11 +55,11 @@ def test_a_damaged_marker_holds_up_no_other_run(tmp_path, runs, damage):
     bad, good = runs("bad-1"), runs("good-1")
     marker = pods.folder_of(bad).marker
     DAMAGE[damage](marker)
-    provider, here = Local(tmp_path / "pods"), ThisMachine()
+    provider = Local(tmp_path / "pods")
     with Journal.open(tmp_path / "state" / "journal.db") as journal:
         assert provider.find(good.remote_id) is not None
         assert {pod.run: pod.token for pod in provider.list()} == {"bad-1": "", "good-1": good.token}
-        assert pods.settle(provider, good, journal, here) == good
+        assert pods.settle(provider, good, journal) == good
         assert pods.end(provider, good, journal).state == "TERMINATED"
         with pytest.raises(SlipwayError, match=r"POD.json is damaged .*; remove it, then run: inv down bad-1"):
             pods.end(provider, bad, journal)

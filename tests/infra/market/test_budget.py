@@ -11,7 +11,7 @@ from infra.ledger.journal import Journal
 from infra.providers.offers import open_market
 from infra.records import Plan, Request
 from infra.runs import keeper as keep
-from infra.runs import launch, pods
+from infra.runs import launch, pods, sight
 from infra.runs.launch import Terms
 from tests.infra.market.test_boot import SPEED, settings_of
 from tests.infra.rehearsal.worlds import world
@@ -40,7 +40,7 @@ def begun(tmp_path, monkeypatch):
         launch._rent_all(renting, ops)
         for op, hours in zip(ops, (1, 9), strict=True):
             op = journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - hours * 3600 / SPEED)
-            pods.end(vendor, op, journal, pods.GONE)
+            pods.end(vendor, op, journal, sight.GONE)
         keeper = keep.Keeper(journal, lambda _: vendor, vendor.offers, tmp_path / "home", {}, print)
         (tmp_path / "home" / "code").mkdir(parents=True)
         yield journal, keeper, settings, vendor

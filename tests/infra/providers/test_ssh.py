@@ -203,7 +203,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     provider.create(Request(run="a-1"), offer, op.token, Limits())  # the reply that nobody heard
     with pytest.raises(Leased):
         pods.rent(provider, Request(run="b-2"), offer, job(), journal)
-    assert pods.settle(provider, op, journal, on(provider, 0)).state == "TERMINATED"
+    assert pods.settle(provider, op, journal).state == "TERMINATED"
     assert provider.list() == [] and rent(provider, journal, "b-2").is_live
 
 

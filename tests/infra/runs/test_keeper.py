@@ -24,7 +24,7 @@ from infra.providers.local import Local
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
 from infra.runs import keeper as keep
-from infra.runs import launch, pods, snapshot
+from infra.runs import launch, pods, sight, snapshot
 from infra.runs.keeper import Keeper
 from infra.selection.choose import of_machines
 from infra.transport.ssh import Ssh
@@ -172,7 +172,7 @@ def test_a_run_whose_machine_lost_it_goes_on_elsewhere_from_what_is_at_home(jour
             *_, (_, verdict) = seen
             assert verdict["state"] == "succeeded"
             new = journal.ops(run="a-1")[-1]
-            assert (new.recoveries, journal.op(op.token).reason) == (1, pods.GONE)
+            assert (new.recoveries, journal.op(op.token).reason) == (1, sight.GONE)
             there = pods.folder_of(new).log("count").read_text()
             assert "from 10" in there and counted(there) == list(range(1, 21))  # the log, too, goes on where it was
             assert Job.from_json(new.job).limits.time_s < 600  # what the first pod used is used

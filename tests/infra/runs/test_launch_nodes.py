@@ -9,7 +9,7 @@ from infra.errors import NoOffer
 from infra.ledger.journal import Journal
 from infra.providers.local import Local
 from infra.records import Plan, Request
-from infra.runs import pods
+from infra.runs import pods, sight
 from infra.runs.launch import Terms
 from tests.infra.agent.world import until
 from tests.street import launch_on
@@ -76,7 +76,7 @@ def test_every_node_is_a_pod_with_a_row_and_knows_its_place(tmp_path, journal):
     ]
     try:
         for rank, row in enumerate(rows):
-            until(lambda row=row: pods.verdict_of(row, provider.reach(pods.pod_of(row))), "a verdict")
+            until(lambda row=row: sight.verdict_of(row, provider.reach(pods.pod_of(row))), "a verdict")
             said = pods.folder_of(row).log("work").read_text()
             for words in (
                 f"'SLIPWAY_NODE_RANK': '{rank}'", f"'SKYPILOT_NODE_RANK': '{rank}'", "'SLIPWAY_NUM_NODES': '3'",

@@ -18,7 +18,8 @@ from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import STATES
 from infra.providers.local import Local
 from infra.records import Pod, Request
-from infra.runs import lookup, observe, pods, settle
+from infra.runs import lookup, observe, pods, settle, sight
+from infra.runs.sight import Sight
 from infra.settings import Settings
 from infra.transport.protocol import ThisMachine
 
@@ -78,10 +79,10 @@ def test_a_pod_is_seen_planned_running_and_stopped(journal, local):
         assert (running.run, running.provider, running.state) == ("a-1", "local", "running")
         assert running.progress["token"] == op.token and 0 <= running.age_s < 30
         assert running.ends[0].startswith("guard alive, ends it in ")
-        assert observe.is_alive(op, ThisMachine())
+        assert sight.is_alive(op, ThisMachine())
     finally:
         pods.end(local, journal.op(op.token), journal)
-    assert not observe.is_alive(op, ThisMachine())
+    assert not sight.is_alive(op, ThisMachine())
     (stopped,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert (stopped.state, stopped.ends) == ("stopped", ()) and stopped.progress["state"] == "stopped"
 
@@ -92,7 +93,7 @@ def test_a_pod_that_ended_by_itself_shows_how_before_and_after_it_is_settled(jou
     op = start(rent(local, journal), journal, script)
     view = await_view(journal, local, lambda view: view.state not in ("planned", "running"))
     assert (view.state, view.progress["state"]) == (state, state)
-    assert pods.settle(local, op, journal, ThisMachine()).state == "TERMINATED"
+    assert pods.settle(local, op, journal).state == "TERMINATED"
     (settled,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert (settled.state, settled.note, settled.ends) == (state, view.note, ())
 
@@ -154,7 +155,7 @@ def test_a_replica_that_has_ended_is_left_to_its_controller_while_one_lives(jour
     settings = Settings.load(REPOSITORY)
     replica = start(rent(local, journal, "demo-0", role="serve:demo"), journal, "")
     deadline = time.monotonic() + 30
-    while not pods.verdict_of(journal.op(replica.token), ThisMachine()):
+    while not sight.verdict_of(journal.op(replica.token), ThisMachine()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     controller = journal.take("serve:demo")
@@ -251,7 +252,7 @@ def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
     progress = {"updated_at": 8_991.0, "step": "work"}
     for says, costs in ((None, 17 * 60), (1, 17 * 60), (5_000_000, 9_000)):  # it bills by the minute, and was begun
         pod = Pod(provider="shadeform", pod_id="id", token="now", run="a-1", address="", spent_micro_usd=says)
-        reading = observe.Reading(True, pod, is_alive=True, guard=guard, progress=progress)
+        reading = Sight(True, True, pod=pod, guard=guard, progress=progress)
         view = observe.view(op, reading, now, rows, told)
         bills = told if says is None else {**told, "now": (9_001, says)}
         lines = {line.token: line.micro_usd for line in cost.ledger(rows, bills, now)}
@@ -278,7 +279,7 @@ def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
 def test_a_rented_pod_that_was_gone_when_its_limit_was_due_has_reached_it(changes, state):
     row = {"token": "t", "run": "r", "vendor": "runpod", "state": "TERMINATED", "rate": 1_000_000, "sent_at": 1_000,
            "ended_at": 100_000, "ttl_s": 3600.0, "reason": "runpod ended it"}  # fmt: skip
-    seen = observe.view(Op(**{**row, **changes}), observe.Reading(), Clocks("", 0.0, 200_000.0), (), {})
+    seen = observe.view(Op(**{**row, **changes}), Sight(), Clocks("", 0.0, 200_000.0), (), {})
     assert seen.state == state
     assert ("left no word" in seen.note) == (state == "limit")
 
@@ -291,28 +292,26 @@ def test_the_time_of_a_run_is_that_of_all_its_pods_by_the_clock_that_counts_its_
     rows, now = [first, aside, last], Clocks("", 0.0, 1_200.0)
     work = {"name": "base", "state": "done", "elapsed_s": 10.0}
     verdict = {"state": "succeeded", "at": 1_140.0}
-    ended = observe.view(
-        last, observe.Reading(clock_scale=60.0, verdict=verdict, progress={"steps": [work]}), now, rows, {}
-    )
+    ended = observe.view(last, Sight(clock_scale=60.0, verdict=verdict, progress={"steps": [work]}), now, rows, {})
     assert (ended.elapsed_s, ended.ended_at, ended.clock_scale) == (60 * (60 + 10 + 40), 1_140.0, 60.0)
-    at_work = observe.view(last, observe.Reading(clock_scale=60.0, is_alive=True), now, rows, {})
+    at_work = observe.view(last, Sight(clock_scale=60.0, is_alive=True), now, rows, {})
     assert (at_work.elapsed_s, at_work.ended_at) == (60 * (60 + 10 + 100), None)
-    over = observe.view(first, observe.Reading(), now, [first], {})
+    over = observe.view(first, Sight(), now, [first], {})
     assert (over.elapsed_s, over.ended_at) == (60.0, 1_060.0)
 
 
 def test_what_was_wrong_with_a_pod_is_no_news_of_one_that_is_at_work_again():
     op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1, reason="its vendor did not show it")
     now = Clocks("", 0.0, 9.0)
-    assert observe.view(op, observe.Reading(True, is_alive=True), now, [op], {}).note == ""
-    assert observe.view(op, observe.Reading(), now, [op], {}).note == "its vendor did not show it"
+    assert observe.view(op, Sight(True, is_alive=True), now, [op], {}).note == ""
+    assert observe.view(op, Sight(), now, [op], {}).note == "its vendor did not show it"
 
 
 def test_an_idle_gpu_is_shown_with_its_limit_and_the_uploads_that_wait():
     op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1)
     guard = {"alive": True, "limit_s": 19_650.0, "elapsed_s": 30.0, "idle_s": 185.0, "limits": {"idle_gpu_s": 1800.0}}
     uploads = {"pending": ["work/checkpoints/base-f00d/step-000000500"], "problem": "ConnectionError: reset"}
-    reading = observe.Reading(True, is_alive=True, guard=guard, progress={"uploads": uploads})
+    reading = Sight(True, is_alive=True, guard=guard, progress={"uploads": uploads})
     seen = observe.view(op, reading, Clocks("", 0.0, 9.0), [op], {})
     assert seen.ends == ("guard alive, ends it in 5 h 27 min; GPUs idle for 3 min 05 s of 30 min 00 s",)
     assert (seen.pending, seen.upload_problem) == (

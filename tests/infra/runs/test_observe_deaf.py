@@ -11,7 +11,7 @@ from infra.machines.host_memory import HostMemory
 from infra.machines.inventory import Host as Machine
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
-from infra.runs import mirror, observe
+from infra.runs import mirror, observe, sight
 from infra.runs.pods import end
 from infra.transport.ssh import Ssh
 from tests.loopback import loopback
@@ -45,7 +45,7 @@ def test_a_deaf_pod_holds_up_nobody_and_is_shown_as_it_was_known(tmp_path):
                 plan = Plan(target=name, store="", artifacts=(), job=job, request=request)
                 op = launch_on(vendor, plan, journal, code, print)
                 transport = links[machines[name == "two"]]
-                until(lambda op=op, way=transport: observe.ask(op, way)["progress"].get("step"), "a step", 30)
+                until(lambda op=op, way=transport: sight.ask(op, way)["progress"].get("step"), "a step", 30)
                 mirror.bring_words(op, transport, homes / op.run)
             one.freeze()
             deaf, well = observe.snapshot(journal, {"ssh": vendor}, homes, deadline_s=3)

@@ -10,6 +10,7 @@ from infra.errors import UsageError
 from infra.ledger.journal import Op
 from infra.ledger.life_cycle import ENDED, READY, STATES, TERMINATED, TERMINATING, UNKNOWN
 from infra.runs.pod_set import Step, decide, read_set, read_spec, schema
+from infra.runs.sight import Sight
 
 NAMES, DIGESTS, SETS = ("a", "b", "c", "d"), ("one", "two"), ("", "ours", "theirs")
 LIVE = [state for state in STATES if state not in ENDED]
@@ -77,6 +78,15 @@ def test_whoever_comes_after_a_crash_brings_about_what_is_wanted_and_touches_not
 )  # fmt: skip
 def test_one_pod(wanted, state, digest, steps):
     assert decide("ours", wanted, [row("a", state, "ours", digest)]) == steps
+
+
+def test_a_pod_that_is_proven_gone_is_made_anew_and_a_silent_one_is_kept():
+    gone, silent = Sight(False, why="lium has it no more"), Sight(why="no route to host")
+    rows, wanted = [row("a", READY, "ours", "one"), row("b", READY, "ours", "one")], {"a": "one", "b": "one"}
+    tokens = [one.token for one in rows]
+    steps = decide("ours", wanted, rows, dict(zip(tokens, (gone, silent), strict=True)))
+    assert [(step.action, step.name, step.why) for step in steps] == [
+        ("end", "a", "lium has it no more"), ("keep", "b", ""), ("create", "a", "lium has it no more")]  # fmt: skip
 
 
 def test_the_eight_keys_have_their_defaults():

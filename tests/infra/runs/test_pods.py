@@ -203,11 +203,11 @@ def test_a_renter_that_died_leaves_nothing_in_the_way_and_a_living_one_is_not_di
     try:
         assert renter.stdout.readline() == b"stopped\n"
         (op,) = journal.ops(live=True)
-        assert pods.settle(local, op, journal, here) == op and len(local.list()) == (moment != "before")
+        assert pods.settle(local, op, journal) == op and len(local.list()) == (moment != "before")
     finally:
         renter.kill()
         renter.communicate()
-    assert pods.settle(local, op, journal, here).state == "TERMINATED" and local.list() == []
+    assert pods.settle(local, op, journal).state == "TERMINATED" and local.list() == []
     assert rent(local, journal, target="t", store="s").is_live
 
 
@@ -217,15 +217,15 @@ def test_a_pod_with_its_verdict_is_settled_and_one_at_work_is_left(local, journa
     for token in (None, "sw1-of-an-earlier-pod"):
         if token:
             verdict.write_text(json.dumps({"token": token, "state": "succeeded"}))
-        assert pods.settle(local, op, journal, here) == op
+        assert pods.settle(local, op, journal) == op
     verdict.write_text(json.dumps({"token": op.token, "state": "succeeded"}))
-    over = pods.settle(local, op, journal, here)
+    over = pods.settle(local, op, journal)
     assert (over.state, over.reason) == ("TERMINATED", "its work has ended: succeeded")
 
 
 def test_a_pod_that_is_gone_or_was_being_ended_is_settled(local, journal):
     gone = journal.advance(rent(local, journal), "armed")
     local.delete(gone.remote_id)
-    assert pods.settle(local, gone, journal, here).state == "TERMINATED"
+    assert pods.settle(local, gone, journal).state == "TERMINATED"
     ending = journal.advance(rent(local, journal, run="b-2"), "end")
-    assert pods.settle(local, ending, journal, here).state == "TERMINATED" and local.list() == []
+    assert pods.settle(local, ending, journal).state == "TERMINATED" and local.list() == []

@@ -3,14 +3,18 @@
 import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from infra.runs.recovery import Course, Do, Sight, decide
+from infra.runs.recovery import POD, REPLICA, RUN, Course, Do, decide
+from infra.runs.sight import Sight
 
 LOST = {"state": "lost", "lost": 1, "reason": "node 1 (10.0.0.2) has not answered for 61 s"}
 FAILED = {"state": "failed", "lost": None, "reason": "step base failed with exit code 2"}
-WORKS, DEAD, GONE, SILENT = Sight(True, True), Sight(True), Sight(False), Sight(None, why="no route to host")
+WORKS, DEAD, GONE, SILENT = Sight(True, True), Sight(True, False), Sight(False), Sight(None, why="no route to host")
 SAYS_LOST, SAYS_FAILED = Sight(True, False, LOST), Sight(True, False, FAILED)
-SIGHTS = (WORKS, DEAD, GONE, SILENT, SAYS_LOST, SAYS_FAILED)
+UNREADABLE = Sight(True, None, why="its report is damaged")
+SIGHTS = (WORKS, DEAD, GONE, SILENT, UNREADABLE, SAYS_LOST, SAYS_FAILED)
 ALL = [nodes for size in (1, 2, 3) for nodes in itertools.product(SIGHTS, repeat=size)]
 
 
@@ -55,14 +59,16 @@ def broken_rules(decision) -> set[str]:
             broken.add("a run at work is left alone")
         if acts and first.verdict == FAILED:
             broken.add("what is over stays over")
+        if acts and first is UNREADABLE:
+            broken.add("what cannot be read is not begun again")
         if course.do is Do.RESUME and any(one.is_there is not True for one in nodes):
             broken.add("what is not there is not resumed")
-        if course.do is Do.BEGIN_ANEW and all(one.is_there for one in nodes):
+        if course.do is Do.BEGIN_ANEW and all(one.is_there and one is not UNREADABLE for one in nodes):
             broken.add("what is there is not left behind")
         if is_lost and not acts and not (first.is_there and first.is_alive):
             broken.add("a lost node leaves nobody waiting")
         if course.do is Do.BEGIN_ANEW:
-            named = {rank for rank, one in enumerate(nodes) if not one.is_there}
+            named = {rank for rank, one in enumerate(nodes) if not one.is_there or one is UNREADABLE}
             if {*course.silent, *course.gone} != named or any(nodes[rank].is_there is False for rank in course.silent):
                 broken.add("each that is not there is named, as gone only when that is proven")
     return broken
@@ -77,3 +83,47 @@ def test_a_decision_that_takes_silence_for_absence_is_found_out():
         return decide([GONE if one.is_there is None else one for one in nodes])
 
     assert "silence of node 0 alone begins nothing" in broken_rules(hasty)
+
+
+@pytest.mark.parametrize(
+    ("seen", "run", "replica"),
+    [
+        (WORKS, Do.LEAVE, Do.LEAVE),
+        (SILENT, Do.WAIT, Do.WAIT),
+        (UNREADABLE, Do.WAIT, Do.WAIT),
+        (DEAD, Do.RESUME, Do.BEGIN_ANEW),  # an engine is never started again
+        (SAYS_FAILED, Do.LEAVE, Do.BEGIN_ANEW),  # nor has it an end of its own
+        (GONE, Do.BEGIN_ANEW, Do.BEGIN_ANEW),
+    ],
+)
+def test_a_replica_is_replaced_where_a_run_is_resumed(seen, run, replica):
+    assert [decide([seen], spec).do for spec in (RUN, POD, REPLICA)] == [run, run, replica]
+
+
+@settings(deadline=None)
+@given(st.sampled_from((RUN, REPLICA, POD)), st.lists(st.floats(0, 3e4), max_size=60))
+def test_nothing_is_begun_again_more_often_than_its_budget_or_sooner_than_its_backoff(spec, failures_after_s):
+    """Whatever fails, and whenever: each beginning comes after its wait, and a full window admits no other one."""
+    now, begun = 0.0, list[float]()
+    for after_s in failures_after_s:
+        now += after_s
+        course = decide([GONE], spec, begun, now)
+        lately = [at for at in begun if now - at < spec.retries.window_s]
+        assert (course.do is Do.GIVE_UP) == (len(lately) >= spec.retries.most)
+        if course.do is Do.GIVE_UP:
+            continue
+        now += course.wait_s
+        if lately:
+            assert now - max(lately) >= min(300.0, spec.retries.backoff.first_s * 2 ** (len(lately) - 1)) * 0.999 or (
+                spec is REPLICA and now - max(lately) >= 60.0 * 0.999
+            )
+        begun.append(now)
+        assert decide([WORKS], spec, begun, now).do is Do.LEAVE
+
+
+def test_what_was_seen_of_one_decides_whatever_was_begun_before():
+    """The budget changes nothing about what is left alone or waited for."""
+    spent = [float(second) for second in range(100)]
+    for nodes in ALL:
+        fresh, late = decide(nodes), decide(nodes, RUN, spent, 99.0)
+        assert late.do is (Do.GIVE_UP if fresh.do in (Do.RESUME, Do.BEGIN_ANEW) else fresh.do)

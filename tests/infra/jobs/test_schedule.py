@@ -1,6 +1,6 @@
 import pytest
 
-from infra.runs.schedule import pack
+from infra.jobs.schedule import pack
 
 
 def dealt(estimates_s, pods, placed=None):

@@ -1,0 +1,223 @@
+"""The reader of pods: what can be seen of one just now. Keepers, services, sets of pods and `status` all see by it.
+
+In: a journal's row, its provider. Out: a `Sight`. Three are asked, the costliest last, and only as far as the caller
+wants to know:
+
+    PROVIDER   whether it has the pod, and as what        gone    proven absent, or its vendor says that it has stopped
+    FILES      the pod's progress and its verdict         silent  nobody answers who could tell
+    AGENT      whether its guard and its agent live       dead    its machine says that neither of them lives
+
+Nothing is changed. Silence is an answer of its own, and never taken for absence.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, Flag, auto
+from pathlib import Path
+from typing import Any
+
+from infra import pod_reports
+from infra.agent.job import PodFolder
+from infra.agent.limits import read_clocks
+from infra.agent.state import NODE_LOST
+from infra.checkout import ROOT
+from infra.errors import SlipwayError
+from infra.ledger.journal import Op
+from infra.ledger.life_cycle import CREATING, PLANNED, UNKNOWN
+from infra.providers import LAG_S, Provider, clock_scale
+from infra.records import Address, Pod
+from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
+from infra.transport.ssh_connection import StrangeHost
+
+GONE = "it was gone"
+STOPPED = ("stopped", "failed", "ending")  # states of a vendor's pod in which nothing of it runs, though it may bill
+SILENT = (Lost, TimedOut, Unreachable, StrangeHost)  # the last: another machine has its address
+PENDING = (PLANNED, CREATING, UNKNOWN)
+ASK_S = 30.0
+
+Seen = tuple[dict[str, Any], dict[str, Any]]  # progress and verdict, {} where there is none yet
+
+
+class Asks(Flag):
+    """Who is asked."""
+
+    PROVIDER = auto()
+    FILES = auto()
+    AGENT = auto()  # who tells what is in the files as well
+    ALL = PROVIDER | FILES | AGENT
+
+
+class Kind(Enum):
+    """What a sight comes to, in a word."""
+
+    GONE = "gone"
+    SILENT = "silent"
+    LOST = "lost"  # its verdict is that another node was lost
+    OVER = "over"  # it has its verdict
+    READY = "at work"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What was seen of one pod."""
+
+    is_there: bool | None = None
+    """Whether its machine has it, and answers. False: proven gone; None: nobody can tell."""
+    is_alive: bool | None = None
+    """Whether its guard or its agent lives; None: nobody can tell, or nobody was asked."""
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+    """{} while it has none."""
+    why: str = ""
+    """Why nobody can tell, or what became of it."""
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    guard: Mapping[str, Any] = field(default_factory=dict)
+    agent: Mapping[str, Any] = field(default_factory=dict)
+    pod: Pod | None = None
+    """As its provider shows it."""
+    clock_scale: float = 1.0
+    """Of that provider."""
+
+    @property
+    def kind(self) -> Kind:
+        if self.is_there is False:
+            return Kind.GONE
+        if self.verdict:
+            return Kind.LOST if self.verdict.get("state") == NODE_LOST else Kind.OVER
+        if self.is_there is None or self.is_alive is None:
+            return Kind.SILENT
+        return Kind.READY if self.is_alive else Kind.DEAD
+
+
+def look(op: Op, provider: Provider, asks: Asks = Asks.ALL) -> Sight:
+    """Look at the pod of a row. Whatever goes wrong becomes silence, with its reason; nothing is raised for that.
+
+    A row that has ended has no pod: only what its files still say is read, where they are on this machine.
+    """
+    seen = Sight(is_there=None if op.is_live else False, clock_scale=clock_scale(provider))
+    if op.is_live and Asks.PROVIDER in asks:
+        seen = _as_provided(op, provider, seen)
+    if seen.is_there is False and not (provider.is_here and not op.is_live):
+        return replace(seen, is_alive=False)
+    if not op.address:  # it is still to come
+        return replace(seen, is_alive=False if seen.is_there else None)
+    try:
+        return _as_told(op, provider.reach(pod_of(op)), asks if op.is_live else Asks.FILES, seen)
+    except SILENT as error:
+        return replace(seen, is_there=None, why=str(error))
+    except (SlipwayError, OSError, ValueError) as error:  # it answers, and cannot be read
+        return replace(seen, is_there=op.is_live, why="; ".join(dict.fromkeys(filter(None, (seen.why, str(error))))))
+
+
+def _as_provided(op: Op, provider: Provider, seen: Sight) -> Sight:
+    """Return the sight with what its provider says."""
+    try:
+        pod = provider.find(op.remote_id or op.token)
+        if pod is None and op.state in PENDING:
+            return seen  # it may still come
+        if pod is None:
+            gone = f"{provider.name} has it no more" if provider.is_rented else GONE
+            return replace(seen, is_there=False, why=gone) if is_absent(provider, op) else seen
+    except SlipwayError as error:
+        return replace(seen, why=str(error))
+    if pod.state in STOPPED:
+        why = f"{provider.name} says it is {pod.state}{f' ({pod.note})' if pod.note else ''}"
+        return replace(seen, is_there=False, pod=pod, why=why)
+    return replace(seen, is_there=True, pod=pod)
+
+
+def _as_told(op: Op, transport: Transport, asks: Asks, seen: Sight) -> Sight:
+    """Return the sight with what the pod says."""
+    if Asks.AGENT in asks:
+        said = ask(op, transport)
+        return replace(seen, is_there=True, is_alive=_lives(said), guard=said["guard"], agent=said["agent"],
+                       progress=said["progress"], verdict=said["verdict"])  # fmt: skip
+    if Asks.FILES in asks:
+        progress, verdict = words_of(op, transport)
+        guard = {} if op.is_live else _read(transport, folder_of(op).state / "guard.json", op.token, "the guard")
+        is_alive = None if op.is_live else False
+        return replace(seen, is_there=op.is_live, is_alive=is_alive, progress=progress, verdict=verdict, guard=guard)
+    return seen
+
+
+def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
+    """Return what the pod's `infra.agent status` says of guard, agent, progress and verdict.
+
+    {} for what is not this pod's.
+    """
+    if not op.address:
+        return of(op, {})
+    pod = folder_of(op)
+    code = f"{pod.code}{os.pathsep}{ROOT}" if op.vendor == "local" else str(pod.code)
+    words = [transport.python, "-m", "infra.agent", "status", str(pod.root)]
+    done = transport.run(words, timeout_s=ASK_S, env={"PYTHONPATH": code})
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: its agent's status: exit code {done.exited}: {done.stderr.strip()}")
+    return of(op, pod_reports.parse(done.stdout, f"what {op.run} says of itself"))
+
+
+def is_alive(op: Op, transport: Transport) -> bool:
+    """Tell whether guard or agent of this very pod lives. Raises SlipwayError: nobody can tell."""
+    return _lives(ask(op, transport))
+
+
+def words_of(op: Op, transport: Transport) -> Seen:
+    """Return progress and verdict of this pod as they are now. Raises SlipwayError, OSError."""
+    pod = folder_of(op)
+    return _read(transport, pod.progress, op.token, "progress"), _read(transport, pod.verdict, op.token, "verdict")
+
+
+def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
+    """Return how the work of this pod ended, {} while it has not. Raises SlipwayError, OSError."""
+    return _read(transport, folder_of(op).verdict, op.token, f"the verdict of {op.run}") if op.address else {}
+
+
+def of(op: Op, told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what is of this pod: the folder may still hold what an earlier pod of the run left."""
+    parts = {key: told.get(key) for key in ("guard", "agent", "progress", "verdict")}
+    known = {key: pod_reports.known(part) if isinstance(part, dict) else {} for key, part in parts.items()}
+    return {key: value if value.get("token") == op.token else {} for key, value in known.items()}
+
+
+def is_absent(provider: Provider, op: Op) -> bool:
+    """Tell whether the pod is proven gone. Raises SlipwayError when its provider does not say."""
+    if unproven_s(provider, op) > 0 or provider.find(op.remote_id or op.token) is not None:
+        return False
+    if op.place:  # the pod can be nowhere else, and other machines may well be switched off
+        return True
+    pods = provider.list()
+    may_be_there = not op.remote_id and not all(pod.is_legible for pod in pods)
+    return not may_be_there and all(pod.token != op.token for pod in pods)
+
+
+def unproven_s(provider: Provider, op: Op) -> float:
+    """Return for how long yet its absence proves nothing: a vendor may not show yet what it has just created."""
+    if op.sent_at is None or (op.remote_id and op.last_seen_at):
+        return 0.0
+    lag_s = min(LAG_S, provider.settle_s) if op.remote_id else provider.settle_s
+    return max(0.0, lag_s - op.settling_s(read_clocks()))
+
+
+def pod_of(op: Op) -> Pod:
+    """Return the pod of a row that has one."""
+    return Pod(provider=op.vendor, pod_id=op.remote_id or "", token=op.token, run=op.run, address=op.address or "",
+               micro_usd_per_hour=op.rate)  # fmt: skip
+
+
+def folder_of(op: Op) -> PodFolder:
+    """Return where the pod of a row keeps its files, on its machine."""
+    address = op.address or "/nonexistent"
+    return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))
+
+
+def _lives(said: Mapping[str, Mapping[str, Any]]) -> bool:
+    return any(said[role].get("alive", False) for role in ("guard", "agent"))
+
+
+def _read(transport: Transport, path: Path, token: str, what: str) -> dict[str, Any]:
+    try:
+        found = pod_reports.parse(transport.get(path), what)
+    except FileNotFoundError:
+        return {}
+    return found if found.get("token") == token else {}
