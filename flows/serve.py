@@ -113,7 +113,7 @@ def want(found: Revision, wanted: Wanted, journal: Journal, settings: Settings, 
         return controller_client.ensure(found.name, settings, journal, tell)
     except BaseException:
         if found.old is None:  # nothing was started yet
-            controller_client.forget(found.name, journal)
+            controller_client.forget(found.name, settings, journal)
         raise
 
 

@@ -1,10 +1,11 @@
-"""The controller of a service: one process that holds its gateway and manages its replicas.
+"""The controller of a service: it manages its replicas, and keeps its gateway, a process of its own.
 
     wanted (journal) -> fleet.course (pure) -> replicas begun and ended, the gateway told -> seen (journal)
 
-In: what commands write down as wanted; probes, verdicts, what the gateway counts. Out: pods, `Gateway.replace`, what is
-seen. It may die at any moment: replicas are pods, which go on, and a member is written down before its pod is asked
-for, so that the next controller (`controller_process.ensure`) takes over all of them. Two at once are not possible: it
+In: what commands write down as wanted; probes, verdicts, what the gateway counts. Out: pods, orders to the gateway,
+what is seen. It may die at any moment: replicas are pods, which go on, as the gateway does; and a member is written
+down before its pod is asked for, so that the next controller (`controller_process.ensure`) takes over all of them. A
+gateway that dies is started again, on its port. Two controllers at once are not possible: one
 holds the lease `serve:NAME`, and whoever has lost that may write nothing and leaves.
 
     python -m serve.controller NAME
@@ -14,7 +15,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import signal
 import sys
 import time
@@ -25,7 +25,7 @@ from typing import Any
 
 from infra import own_code, train_env
 from infra.agent.limits import read_clocks
-from infra.errors import SlipwayError, UsageError
+from infra.errors import SlipwayError
 from infra.ledger import spend
 from infra.ledger.journal import Fenced, Journal, Lease, service_lease
 from infra.runs.recovery import REPLICA
@@ -34,10 +34,11 @@ from serve import leases
 from serve.budget import Budget, limit_of
 from serve.controller_process import Places
 from serve.gateway import keys
-from serve.gateway.access import AccessLog
 from serve.gateway.http.files import raise_limit
 from serve.gateway.http.limits import Limits
-from serve.gateway.server import Gateway
+from serve.gateway_client import GatewayClient
+from serve.gateway_orders import Order, Router
+from serve.logs import say
 from serve.loops import run
 from serve.policy import autoscaler, fleet, replica_states
 from serve.policy.replica_states import Facts, State
@@ -45,14 +46,12 @@ from serve.policy.service_state import Member, Wanted, seen_of, wanted_of, write
 from serve.replicas import placement
 from serve.replicas.replica_pod import ROOT, Landing, free_port, role_of
 from serve.replicas.replicas import Replicas, passes
-from serve.replicas.vllm_router import Routed
 from serve.service import ROUTER, ROUTER_GROUP, Service
 from store import StoreError
 
 FREED_S = 10.0  # until the port of a controller that was killed is free: its threads end one by one
 POLL_S = 0.25  # at what is wanted
 MEAN_S = 60.0  # of what waits
-REACHED_S = 5.0  # for links to replicas that were ready: one that is deaf does not hold up the others
 STORE_S = 10.0  # for a lease to be written
 LEAVE_S = 2.0  # for requests that are under way when a controller is told to leave
 
@@ -72,7 +71,6 @@ class Controller:
         self.memory = self.seen.memory or autoscaler.begin(autoscaler.rule_of(self.service))
         self.rule_of = self.seen.rule_of
         self.next_number = self.seen.next_number
-        self.began = time.monotonic()
         self.took_over = bool(self.seen.endpoint)
         self.tick_at = 0.0
         self.held = self.seen.held
@@ -81,26 +79,25 @@ class Controller:
         self.saved = ""
         self.counted = (-1, -1)
         self.is_leaving = False
-        self.keys_read_at = 0.0
         self.held_at = -leases.RENEW_S
         self.want = ""  # of this machine, that cut off the last turn
-        self.gateway = self._gateway()
+        self.gateway = GatewayClient(self.places, self._first_order(), say)
         self.replicas = Replicas(name, self.wanted, journal, self.landing, self.gateway, self._tell_gateway, say)
 
-    def _gateway(self) -> Gateway:
-        """Return the gateway of the service. Raises SlipwayError when what it needs cannot be had."""
-        limits, access = limits_of(self.service), AccessLog(self.places.access)
-        if not self.landing.shares_key:
-            return Gateway(limits, self._keys(), access)
-        return Routed(
-            limits,
-            self._keys(),
-            access,
-            python=train_env.interpreter(ROOT, self.settings.environments, self.say, ROUTER_GROUP),
-            policy=self.service.ours.router_policy,
-            key=self.landing.key_of(self.name),
-            log=self.places.router_log,
-            say=self.say,
+    def _first_order(self) -> Order:
+        """Return what a new gateway is begun with. Raises SlipwayError when what it needs cannot be had."""
+        router = None
+        if self.landing.shares_key:
+            python = train_env.interpreter(ROOT, self.settings.environments, self.say, ROUTER_GROUP)
+            policy, key = self.service.ours.router_policy, self.landing.key_of(self.name)
+            router = Router(python=str(python), policy=policy, key=key)
+        return Order(
+            epoch=self.lease.epoch,
+            host=self.wanted.host,
+            port=self.wanted.port or self.seen.port,
+            patience_s=FREED_S if self.took_over else 0.0,
+            limits=limits_of(self.service),
+            router=router,
         )
 
     # Its life.
@@ -114,7 +111,6 @@ class Controller:
             try:
                 replicas.adopt(self.seen.members)
                 if not self.wanted.is_ending:  # else they are ended also where the port is somebody else's by now
-                    await replicas.reached(REACHED_S)  # whoever asks at the first moment is to find them
                     self._tell_gateway()
                     await self._listen()
                 while not self.is_leaving:
@@ -129,15 +125,16 @@ class Controller:
                         if str(error) != self.want:  # told once
                             self.want = str(error)
                             self.say(f"{self.name}: tried again: {error}")
-                    if replicas.trouble:
-                        raise replicas.trouble
+                    if trouble := replicas.trouble or self.gateway.trouble:
+                        raise trouble
                     if self.wanted.is_ending and not replicas.kept:
                         break
                     with contextlib.suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(replicas.changed.wait(), POLL_S)
             finally:
-                await self.gateway.stop(LEAVE_S)
+                await self.gateway.leave()
         if self.wanted.is_ending and not self.is_leaving:
+            await self.gateway.end(LEAVE_S)
             await self._ask_store(leases.release, self.name, self.journal.installation, self.wanted)
             self.journal.forget(self.name, self.lease)
             self.say(f"{self.name}: ended, nothing of it runs")
@@ -155,22 +152,18 @@ class Controller:
         self._save()
 
     async def _listen(self) -> None:
-        wanted_port, until = self.wanted.port or self.seen.port, time.monotonic() + FREED_S
-        while True:
-            try:
-                port = await self.gateway.start(self.wanted.host, wanted_port)
-                break
-            except OSError as error:
-                if self.took_over and time.monotonic() < until:
-                    await asyncio.sleep(POLL_S)
-                    continue
-                raise UsageError(
-                    f"cannot listen on port {wanted_port} of {self.wanted.host}: {os.strerror(error.errno or 0)}; "
-                    f"free it, or take another one: inv serve.up --name {self.name} --port 0"
-                ) from None
+        """Have a gateway listen: the one that lives, unless it does so elsewhere than is wanted by now."""
+        asked = self.gateway.order
+        found = await self.gateway.begin()
+        if found.host != asked.host or asked.port not in (0, found.port):
+            self.say(f"{self.name}: the gateway listens on port {found.port} of {found.host}; another one takes over")
+            await self.gateway.end(LEAVE_S)
+            self.gateway.order = asked
+            found = await self.gateway.begin()
         host = f"[{self.wanted.host}]" if ":" in self.wanted.host else self.wanted.host
-        self.seen = replace(self.seen, endpoint=f"http://{host}:{port}", port=port)
-        self.say(f"{self.name}: listening on {port}")
+        self.seen = replace(self.seen, endpoint=f"http://{host}:{found.port}", port=found.port)
+        what = "found at work" if self.gateway.is_found else "begun"
+        self.say(f"{self.name}: listening on {found.port}; the gateway, process {found.pid}, was {what}")
 
     def _leave(self) -> None:
         self.is_leaving = True
@@ -207,22 +200,8 @@ class Controller:
             self.held_at = -leases.RENEW_S
             self.wanted = self.replicas.wanted = self._read_wanted()
             self.service = self.wanted.newest.service
-            self.gateway.limit(limits_of(self.service))
             self.replicas.not_before = 0.0
             self.say(f"{self.name}: wanted now is version {self.wanted.newest.number}")
-        now = time.monotonic()
-        if now - self.keys_read_at > keys.READ_EVERY_S:
-            try:
-                found = self._keys()
-            except UsageError as error:  # those that are known go on
-                self.say(str(error))
-            else:
-                if found or not self.gateway.keys:  # whoever listens to others never does so without a key
-                    self.gateway.keys.take(found)
-
-    def _keys(self) -> keys.Keys:
-        self.keys_read_at = time.monotonic()
-        return keys.load(self.places.keys) if self.places.keys.exists() else keys.Keys({})
 
     # What is done.
 
@@ -236,7 +215,7 @@ class Controller:
                 seen = autoscaler.Seen(qps=load.qps, waiting=load.waiting, members=alike)
                 self.memory = autoscaler.updated(rule, self.memory, seen)
             self.rule_of = self.epoch
-        is_woken = self.memory.target == 0 and (self.gateway.turns.waiting > 0 or bool(load.qps))
+        is_woken = self.memory.target == 0 and (self._in_line() > 0 or bool(load.qps))
         is_tick = now >= self.tick_at or is_woken
         course = fleet.course(self.wanted.mode, rule, self.memory, newest, members, load, is_tick)
         if is_tick:
@@ -260,10 +239,10 @@ class Controller:
         self.serving = fleet.serving(self.wanted.mode, rule, self.replicas.members())
 
     def _load(self, rule: autoscaler.Rule) -> fleet.Load:
-        now = time.monotonic()
-        qps: float | None = self.gateway.metrics.arrivals.per_second(now)
-        if self.took_over and now - self.began < MEAN_S and self.memory.target > rule.least:
-            qps = None  # the minute before was counted by another controller
+        report = self.gateway.report
+        qps = report.qps if report else None
+        if self.took_over and report and report.age_s < MEAN_S and self.memory.target > rule.least:
+            qps = None  # the minute before was counted by another gateway
         known = [count for _, count in self.waited]
         waiting = None if not known or None in known else sum(c for c in known if c is not None) / len(known)
         budget = self._budget()
@@ -288,17 +267,20 @@ class Controller:
         now = time.monotonic()
         ready = [one for one in self.replicas.kept.values() if one.member.state is State.READY]
         there: list[float | None] = [one.counters.waiting if one.counters else None for one in ready]
-        total = None if None in there else self.gateway.turns.waiting + sum(c for c in there if c is not None)
+        total = None if None in there else self._in_line() + sum(c for c in there if c is not None)
         self.waited.append((now, total))
         while self.waited[0][0] < now - MEAN_S:
             self.waited.popleft()
         for one in ready:
-            seat = self.gateway.turns.fleet.seats.get(one.replica) if one.replica else None
-            if seat:
-                facts = replica_states.failed_requests(one.member.facts, seat.failures, now)
-                if facts is not one.member.facts:
-                    self.say(f"{one.member.run}: {seat.failures} requests failed one after another")
-                    self.replicas.note(one, facts)
+            failures = self.gateway.failures(one.member.run)
+            facts = replica_states.failed_requests(one.member.facts, failures, now)
+            if facts is not one.member.facts:
+                self.say(f"{one.member.run}: {failures} requests failed one after another")
+                self.replicas.note(one, facts)
+
+    def _in_line(self) -> int:
+        """Return how many requests wait at the gateway; none while there is none."""
+        return self.gateway.report.waiting if self.gateway.report else 0
 
     def _begin(self, is_spot: bool) -> None:
         version, number = self.wanted.newest, self.next_number
@@ -316,9 +298,8 @@ class Controller:
     def _tell_gateway(self) -> None:
         """Tell the gateway its replicas; this is the one way by which it learns of them."""
         serving = (self.replicas.kept[number] for number in self.serving if number in self.replicas.kept)
-        ready = [one.replica for one in serving if one.replica and one.member.state is State.READY]
-        if ready != self.gateway.replicas:
-            self.gateway.replace(ready)
+        ready = [one.target for one in serving if one.target and one.member.state is State.READY]
+        self.gateway.tell(ready, limits_of(self.service))
 
     def _save(self) -> None:
         """Save what is seen. Raises Fenced when another controller has taken over."""
@@ -366,7 +347,7 @@ async def keep(name: str) -> None:
         lease = journal.take(service_lease(name), own_code.stamp())
         controller = None
         try:
-            controller = Controller(name, settings, journal, lease, _say)
+            controller = Controller(name, settings, journal, lease, say)
             await controller.run()
         except Fenced:
             raise
@@ -379,12 +360,6 @@ async def keep(name: str) -> None:
             raise
 
 
-def _say(text: str) -> None:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    for line in text.splitlines():
-        print(f"{stamp} {line}", file=sys.stderr, flush=True)
-
-
 def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("usage: python -m serve.controller NAME")
@@ -392,7 +367,7 @@ def main() -> None:
     try:
         run(keep(sys.argv[1]))
     except SlipwayError as error:
-        _say(f"serve.controller: {error}")
+        say(f"serve.controller: {error}")
         sys.exit(error.exit_code)
 
 

@@ -12,7 +12,8 @@ from infra.names import match
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import duration
-from serve import controller_process
+from serve import controller_process, gateway_orders
+from serve.controller_process import Places
 from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import Seen, Wanted
@@ -37,12 +38,13 @@ def python(settings: Settings, tell: Say) -> Path:
     return train_env.interpreter(ROOT, settings.environments, tell, "serve")
 
 
-def forget(name: str, journal: Journal) -> None:
-    """Take back what was only wanted."""
+def forget(name: str, settings: Settings, journal: Journal) -> None:
+    """Take back what was only wanted, with the gateway that may have been begun for it."""
     try:
         lease = journal.take(service_lease(name))
     except Held:
         return
+    gateway_orders.tell_to_end(Places.of(settings, name))
     journal.forget(name, lease)
     journal.release(lease)
 

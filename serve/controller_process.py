@@ -46,6 +46,20 @@ class Places:
         return self.folder / "router.log"
 
     @property
+    def gateway_log(self) -> Path:
+        return self.folder / "gateway.log"
+
+    @property
+    def gateway_socket(self) -> Path:
+        """Return where the gateway hears its controller."""
+        return self.folder / "gateway.sock"
+
+    @property
+    def gateway_lock(self) -> Path:
+        """Return the file that the living gateway has locked, and that says which process it is."""
+        return self.folder / "gateway.lock"
+
+    @property
     def history(self) -> Path:
         """Return the file that gets a line whenever another number of replicas is ready."""
         return self.folder / "replicas.jsonl"

@@ -23,9 +23,10 @@ from infra.ledger.life_cycle import LOST, READY
 from infra.runs.recovery import REPLICA, Do, decide
 from infra.runs.sight import Asks, Kind, Sight
 from serve.gateway.routing import Replica
-from serve.gateway.server import Gateway
+from serve.gateway_client import GatewayClient
+from serve.gateway_orders import Target
 from serve.policy import replica_states
-from serve.policy.replica_states import Facts, State, Step
+from serve.policy.replica_states import Facts, Step
 from serve.policy.service_state import Member, Wanted, served_name
 from serve.replicas.probe import Counters, probe
 from serve.replicas.replica_pod import Landing, Stage
@@ -56,7 +57,9 @@ class Kept:
     has_failed: bool = False
     """It is remembered when it is gone."""
     replica: Replica | None = None
-    """As the gateway knows it; None until its engine can be reached."""
+    """As it is probed; None until its engine can be reached."""
+    target: Target | None = None
+    """As the gateway is told of it; None until its pod has been handed its job."""
     counters: Counters | None = None
     probed: str = ""
     """Why its last probe failed."""
@@ -72,7 +75,7 @@ class Replicas:
     """
 
     def __init__(
-        self, name: str, wanted: Wanted, journal: Journal, landing: Landing, gateway: Gateway,
+        self, name: str, wanted: Wanted, journal: Journal, landing: Landing, gateway: GatewayClient,
         take_off: Callable[[], None], say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.name, self.journal, self.landing, self.gateway, self.say = name, journal, landing, gateway, say
@@ -162,6 +165,7 @@ class Replicas:
                     op = await self._in_thread(self.landing.begin, version, one.member)
                     cap = one.member.cap_micro_usd if op.rate else None
                     one.member = replace(one.member, vendor=op.vendor, cap_micro_usd=cap)
+                    one.target = self._target(one, op)
         except SlipwayError as error:  # what there was of it has been ended
             if isinstance(error, (NoOffer, OutOfMoney)):  # another machine may turn up, and money
                 self.no_offer, self.not_before = str(error), time.monotonic() + NO_OFFER_S
@@ -292,9 +296,9 @@ class Replicas:
     async def _drain(self, one: Kept) -> None:
         """Wait until the gateway has had the last answer of it, or its time is over."""
         self.take_off()
-        if one.drains and one.replica is not None:
+        if one.drains and one.target is not None:
             until = time.monotonic() + self.service.file.service.load_balancer.stream_timeout_seconds
-            while self.gateway.in_flight(one.replica) and time.monotonic() < until:
+            while self.gateway.in_flight(one.member.run) and time.monotonic() < until:
                 await asyncio.sleep(0.05)
 
     async def _finish(self, one: Kept) -> None:
@@ -356,15 +360,15 @@ class Replicas:
             one.told.set()
         elif facts.launch is not Step.SUCCEEDED:
             self.end(one, "its launch was cut off", drains=False)
+        if op is not None and op.address:
+            one.target = self._target(one, op)
         one.task = asyncio.create_task(self._guarded(one, self._keep(one)))
 
-    async def reached(self, limit_s: float) -> None:
-        """Wait until the gateway can ask each that was ready, or not longer than `limit_s`."""
-        until = time.monotonic() + limit_s
-        while time.monotonic() < until and any(
-            one.member.state is State.READY and one.replica is None for one in self.kept.values()
-        ):
-            await asyncio.sleep(0.01)
+    def _target(self, one: Kept, op: Op) -> Target:
+        return Target(
+            replica_id=one.member.run, version=one.member.version, key=self.landing.key_of(one.member.run),
+            port=one.member.port, vendor=op.vendor, pod_id=op.remote_id or "", token=op.token, address=op.address or "",
+        )  # fmt: skip
 
     def note(self, one: Kept, facts: Facts) -> None:
         before = one.member.state

@@ -21,9 +21,11 @@ import aiohttp
 import pytest
 
 from infra.agent import environment
-from infra.agent.process import Identity, find, is_alive
+from infra.agent.process import Identity, find, is_alive, send
 from infra.ledger.journal import Journal
 from infra.rehearsal import attach
+from serve import gateway_orders
+from serve.controller_process import Places
 from serve.load import Heard, Load, ask
 from serve.policy.replica_states import State
 from serve.policy.service_state import Seen, seen_of
@@ -99,6 +101,15 @@ class Place:
     def ended(self, name: str, number: int) -> bool:
         """Whether a replica is said to be gone, or not even remembered."""
         return all(one.ended_at for one in self.seen(name).members if one.number == number)
+
+    def gateway(self, name: str) -> Identity | None:
+        """The gateway that lives."""
+        return gateway_orders.living(Places(self.folder / "services" / name))
+
+    def kill_gateway(self, name: str) -> None:
+        gateway = self.gateway(name)
+        assert gateway is not None and send(gateway, signal.SIGKILL)
+        until(lambda: not is_alive(gateway), "its end")
 
     def controller(self, name: str) -> int:
         with self.journal() as journal:
@@ -314,6 +325,7 @@ def test_a_dead_controller_leaves_its_replicas_and_the_next_one_takes_them_over(
     second = place.controller("demo")  # the next one is to end it, where its port is somebody else's by now
     os.kill(second, signal.SIGKILL)
     until(lambda: not Path(f"/proc/{second}").exists() or stopped(second), "its end")
+    place.kill_gateway("demo")
     port = int(up["endpoint"].rpartition(":")[2])
     with until(lambda: taken(port), "its port, which its last thread lets go of", GUARD_S):
         place.world.inv("serve.down", "demo")
@@ -325,6 +337,7 @@ def test_an_address_that_somebody_else_has_taken_meanwhile_is_given_up_for_anoth
     engines, first = place.engines("demo"), place.controller("demo")
     os.kill(first, signal.SIGKILL)
     until(lambda: not Path(f"/proc/{first}").exists() or stopped(first), "its end")
+    place.kill_gateway("demo")
     port = int(up["endpoint"].rpartition(":")[2])
     with until(lambda: taken(port), "its port, which its last thread lets go of", GUARD_S):
         moved = place.up("demo", model, "--port", "0")["endpoint"]

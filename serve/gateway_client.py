@@ -1,0 +1,225 @@
+"""The controller's side of its gateway: it is started where none lives, found where one does, told and heard.
+
+In: what the gateway is to know (`tell`). Out: what it counts, as it said last. A gateway that was killed is started
+again at once, on its port; one that does not answer for long is killed first. A controller that ends leaves it alone.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from infra.agent.process import send
+from infra.errors import SlipwayError, UsageError
+from serve import gateway_orders
+from serve.controller_process import Places, tail
+from serve.gateway.http.limits import Limits
+from serve.gateway_orders import LONGEST_LINE, Order, Report, Target
+from serve.replicas.replica_pod import ROOT
+
+HEAR_S = 0.25  # between two reports
+CONNECT_S = 0.02  # between two calls of one that is being started
+START_S = 150.0  # for its first report: a router that it starts may take long
+REPLY_S = 30.0  # for any other: one that is silent for so long is stuck
+AGAIN_S = 1.0  # before one that has ended at once is started again
+MOST_FAILURES = 3  # in a row, of one that never said a word
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class GatewayClient:
+    """The gateway of a service, as its controller sees it. Use it within one event loop."""
+
+    def __init__(self, places: Places, first: Order, say: Callable[[str], None]) -> None:
+        self.places, self.order, self.say = places, first, say
+        self.report: Report | None = None
+        """The last one of the gateway that lives; None while none is known to."""
+        self.restarts = 0
+        self.trouble: SlipwayError | None = None
+        """Why it cannot do its work."""
+        self.is_found = False
+        """It lived before this controller did."""
+        self._obeyed: Order | None = None
+        self._changed, self._heard = asyncio.Event(), asyncio.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    # What it is told.
+
+    async def begin(self) -> Report:
+        """Return its first report, once it listens. Raises UsageError, SlipwayError when it cannot."""
+        self._task = asyncio.create_task(self._keep())
+        while self.report is None:
+            self._heard.clear()
+            waiting = asyncio.create_task(self._heard.wait())
+            await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if self._task.done():
+                self._task.result()
+            if self.trouble:
+                raise self.trouble
+        return self.report
+
+    def tell(self, targets: Sequence[Target], limits: Limits) -> None:
+        """Have it know these replicas and limits, from its next report on."""
+        order = replace(self.order, targets=tuple(targets), limits=limits)
+        if order != self.order:
+            self.order = order
+            self._changed.set()
+
+    async def leave(self) -> None:
+        """Leave it alone: it goes on, and the next controller finds it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def end(self, drain_s: float) -> None:
+        """End it, wherever it came from; what has begun may go on for `drain_s`. Nothing of it runs then."""
+        await self.leave()
+        gateway = gateway_orders.living(self.places)
+        if gateway is None:
+            return
+        last = replace(self.order, targets=(), is_last=True, drain_s=drain_s)
+        with contextlib.suppress(OSError, _Gone):  # one that ends by itself meanwhile
+            if near := gateway_orders.call(self.places):
+                async with _open(near) as (reader, writer):
+                    await self._ask(reader, writer, last, REPLY_S)
+            else:
+                send(gateway, signal.SIGTERM)
+        until = time.monotonic() + drain_s + REPLY_S
+        while gateway_orders.living(self.places) == gateway:
+            if time.monotonic() > until:
+                send(gateway, signal.SIGKILL)
+            if self._process is not None:
+                self._process.poll()
+            await asyncio.sleep(CONNECT_S)
+
+    # What it says.
+
+    def in_flight(self, replica_id: str) -> int:
+        """Return the requests that a replica works on; 1 while that is not known of one that was just taken off."""
+        if self.report is None or self._obeyed != self.order:
+            return 1
+        return self.report.in_flight.get(replica_id, 0)
+
+    def failures(self, replica_id: str) -> int:
+        """Return how many requests in a row a replica has failed, as far as is known."""
+        return self.report.failures.get(replica_id, 0) if self.report and self._obeyed == self.order else 0
+
+    # Its life.
+
+    async def _keep(self) -> None:
+        """Have a gateway live, and hear it, for as long as this lasts."""
+        failures = 0
+        while self.trouble is None:
+            try:
+                async with self._connected() as (reader, writer):
+                    await self._hear(reader, writer)
+            except (_Gone, ConnectionError) as error:
+                was_known, self.report, self._obeyed = self.report is not None, None, None
+                if was_known:
+                    self.say(f"the gateway has ended: {error or 'it hung up'}; it is started again")
+                    self.restarts += 1
+                failures = 0 if was_known else failures + 1
+                if failures >= MOST_FAILURES:
+                    self.trouble = SlipwayError(f"the gateway does not come up: {error}")
+                    self._heard.set()
+                elif failures:
+                    await asyncio.sleep(AGAIN_S)
+            except OSError as error:  # a want of this machine
+                self.say(f"the gateway cannot be called: {error}")
+                await asyncio.sleep(AGAIN_S)
+
+    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Tell what is wanted whenever it changes, and hear what is counted, until it ends."""
+        limit_s = START_S
+        while True:
+            self._changed.clear()
+            order = self.order
+            found = await self._ask(reader, writer, order, limit_s)
+            if found.problem:
+                self.trouble = UsageError(found.problem)
+                self._heard.set()
+                return
+            # A port that was free to choose is chosen now, for as long as the service lives.
+            if self.order.port != found.port:
+                self.order = replace(self.order, port=found.port)
+                order = replace(order, port=found.port)
+            self.report, self._obeyed, limit_s = found, order, REPLY_S
+            self._heard.set()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), HEAR_S)
+
+    async def _ask(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, order: Order, limit_s: float
+    ) -> Report:
+        """Return what comes of an order. Raises _Gone."""
+        writer.write(msgspec.json.encode(order) + b"\n")
+        try:
+            line = await asyncio.wait_for(reader.readline(), limit_s)
+        except asyncio.TimeoutError:
+            gateway = gateway_orders.living(self.places)
+            if gateway is not None:
+                send(gateway, signal.SIGKILL)
+            raise _Gone(f"it did not answer for {limit_s:g} s, and was killed") from None
+        if not line.endswith(b"\n"):
+            raise _Gone("")
+        try:
+            return msgspec.json.decode(line, type=Report)
+        except msgspec.DecodeError as error:  # of code that is not ours
+            gateway = gateway_orders.living(self.places)
+            if gateway is not None:
+                send(gateway, signal.SIGTERM)
+            raise _Gone(f"its reports cannot be read ({error}); it was told to end") from None
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> "AsyncIterator[Streams]":
+        """Yield a reader and a writer to the gateway that lives, or one that is started now. Raises OSError, _Gone."""
+        until = time.monotonic() + START_S
+        is_first = True
+        while (near := gateway_orders.call(self.places)) is None:
+            self._start_if_none(is_first)
+            is_first = False
+            if time.monotonic() > until:
+                raise _Gone(f"it did not come up: {tail(self.places.gateway_log)}")
+            await asyncio.sleep(CONNECT_S)
+        self.is_found = self.is_found or is_first and self._process is None
+        async with _open(near) as streams:
+            yield streams
+
+    def _start_if_none(self, is_first: bool) -> None:
+        """Start a gateway, unless one is on its way up."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        if not is_first and self._process is not None:
+            raise _Gone(f"it ended with {self._process.returncode}: {tail(self.places.gateway_log)}")
+        if not gateway_orders.is_free(self.places):
+            return  # one lives that another controller has started
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        line = [sys.executable, "-m", "serve.gateway_process", str(self.places.folder)]
+        with self.places.gateway_log.open("ab") as log:
+            self._process = subprocess.Popen(
+                line, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+
+@contextlib.asynccontextmanager
+async def _open(near: socket.socket) -> "AsyncIterator[Streams]":
+    near.setblocking(False)
+    reader, writer = await asyncio.open_unix_connection(sock=near, limit=LONGEST_LINE)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+class _Gone(Exception):
+    """The gateway has ended."""

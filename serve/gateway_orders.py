@@ -1,0 +1,181 @@
+"""The gateway's process and its controller: what they say to each other, and where they find each other.
+
+    Order    what the gateway is to do, all of it each time    controller -> gateway, a line of JSON
+    Report   what it does, and what it counts                  gateway -> controller, one for each order
+
+They meet at a Unix socket in the service's folder, which only its owner may open. Of a service one gateway lives at
+most: it holds a lock there, in which it says who it is. Imports nothing of the `serve` environment but msgspec.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from infra import own_code
+from infra.agent.process import Identity, is_alive, myself, send
+from serve.controller_process import Places
+from serve.gateway.http.limits import Limits
+
+LONGEST_LINE = 16 << 20  # a thousand replicas take a few hundred kilobytes
+LONGEST_PATH = 90  # of a Unix socket's name, in bytes: systems take about a hundred
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A replica as the gateway is told of it: enough to reach its engine, wherever that is."""
+
+    replica_id: str
+    """Its pod's name in the journal."""
+    version: int
+    key: str = field(repr=False)
+    """Which its engine asks for."""
+    port: int
+    """Of its engine, on its machine."""
+    vendor: str
+    pod_id: str
+    token: str
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Router:
+    """vllm-router between the gateway and the engines."""
+
+    python: str
+    policy: str
+    key: str = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """All that the gateway is to know."""
+
+    epoch: int
+    """Of its controller's lease: a controller that was followed by another one is not heard any more."""
+    host: str
+    port: int
+    """0 = any that is free. Host, port and router are those of the first order, for as long as the process lives."""
+    patience_s: float = 0.0
+    """For which the port is waited for: it may be about to be free."""
+    limits: Limits
+    targets: tuple[Target, ...] = ()
+    router: Router | None = None
+    is_last: bool = False
+    """It is to end; what has begun may go on for `drain_s`."""
+    drain_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What came of an order."""
+
+    pid: int
+    code: str
+    """The stamp of the code that it runs."""
+    age_s: float
+    """For which it has listened."""
+    host: str = ""
+    port: int = 0
+    problem: str = ""
+    """Why it cannot do its work; it ends then."""
+    qps: float = 0.0
+    """Requests that arrived in the last minute, per second, refused ones included."""
+    waiting: int = 0
+    """Requests in line."""
+    in_flight: Mapping[str, int] = field(default_factory=dict)
+    """Requests that a replica works on, by its name, also of those that are not wanted any more; 0 is left out."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Requests that failed in a row, by the name of the replica; 0 is left out."""
+    reached: tuple[str, ...] = ()
+    """The replicas that requests go to."""
+
+
+@contextlib.contextmanager
+def short(path: Path) -> Iterator[str]:
+    """Yield a name of a Unix socket that is short enough for the system, by way of a link where `path` is not."""
+    if len(os.fsencode(path)) <= LONGEST_PATH:
+        yield str(path)
+        return
+    with tempfile.TemporaryDirectory(prefix="sw-") as folder:
+        link = Path(folder, "d")
+        link.symlink_to(path.parent)
+        yield str(link / path.name)
+
+
+def listen(places: Places) -> socket.socket:
+    """Return the socket at which controllers call; for whoever holds the lock. Raises OSError."""
+    places.gateway_socket.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with short(places.gateway_socket) as name:
+            made.bind(name)
+        places.gateway_socket.chmod(0o600)
+        made.listen()
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def call(places: Places) -> socket.socket | None:
+    """Return a connection to the gateway that lives; None while there is none. Raises OSError for any other want."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with short(places.gateway_socket) as name:
+            made.connect(name)
+    except (FileNotFoundError, ConnectionRefusedError):
+        made.close()
+        return None
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def lock(places: Places) -> int | None:
+    """Return a file whose lock this process holds until it ends, as the one gateway; None when another one does."""
+    places.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = os.open(places.gateway_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    who = json.dumps({**asdict(myself()), "code": own_code.stamp()})
+    os.ftruncate(file, 0)
+    os.pwrite(file, who.encode(), 0)
+    return file
+
+
+def is_free(places: Places) -> bool:
+    """Tell whether no gateway lives, nor one is on its way up."""
+    places.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with places.gateway_lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def living(places: Places) -> Identity | None:
+    """Return the gateway that lives; None when there is none, or it has not said yet who it is."""
+    try:
+        said = json.loads(places.gateway_lock.read_text())
+        found = Identity(said["boot_id"], said["pid"], said["started"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return found if is_alive(found) else None
+
+
+def tell_to_end(places: Places) -> None:
+    """Tell the gateway that lives to end: requests under way have a moment."""
+    if gateway := living(places):
+        send(gateway, signal.SIGTERM)

@@ -1,0 +1,284 @@
+"""The gateway of a service as a process of its own: it lives on when its controller ends, and obeys the next one.
+
+    python -m serve.gateway_process FOLDER        the service's folder, by `serve.controller_process.Places`
+
+In: Orders over a Unix socket (`serve.gateway_orders`), each with all that it is to know. Out: Reports, with what it
+counts. It holds its own connections to replicas on other machines, so that nothing of a request passes through its
+controller. It ends when it is told to, or cannot listen.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from infra import own_code
+from infra.errors import SlipwayError, UsageError
+from infra.providers import registry
+from infra.records import Pod
+from infra.settings import Settings
+from serve import gateway_orders
+from serve.controller_process import Places
+from serve.gateway import keys
+from serve.gateway.access import AccessLog
+from serve.gateway.http.files import raise_limit
+from serve.gateway.http.limits import Limits
+from serve.gateway.routing import Replica
+from serve.gateway.server import Gateway
+from serve.gateway_orders import LONGEST_LINE, Order, Report, Target
+from serve.logs import say
+from serve.loops import run
+from serve.replicas.replica_pod import ROOT
+from serve.replicas.vllm_router import Routed
+
+REACHED_S = 5.0  # for links to replicas, before it listens: one that is deaf does not hold up the others
+AGAIN_S = 2.0  # before a replica that cannot be reached is tried again
+POLL_S = 0.1
+LEAVE_S = 2.0  # for requests that are under way when it is told to end by a signal
+
+
+@dataclass
+class Link:
+    """The way to one replica."""
+
+    target: Target
+    replica: Replica | None = None
+    """None until it can be asked."""
+    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    task: "asyncio.Task[None] | None" = None
+
+
+class Process:
+    """The gateway, its links and its socket. Use it within one event loop."""
+
+    def __init__(self, places: Places, settings: Settings) -> None:
+        self.places, self.settings = places, settings
+        self.gateway: Gateway | None = None
+        self.order: Order | None = None
+        self.limits: Limits | None = None
+        self.links: dict[str, Link] = {}
+        self.port, self.began, self.problem = 0, 0.0, ""
+        self.epoch = -1
+        self.drain_s = LEAVE_S
+        self.ended = asyncio.Event()
+        self.obeying = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Obey until it is to end."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.ended.set)
+        server = await asyncio.start_unix_server(
+            self._hear, sock=gateway_orders.listen(self.places), limit=LONGEST_LINE
+        )
+        upkeep = asyncio.create_task(self._keep_up())
+        try:
+            await self.ended.wait()
+        finally:
+            upkeep.cancel()
+            server.close()
+            if self.gateway is not None:
+                await self.gateway.stop(self.drain_s)
+            for link in self.links.values():
+                await self._close(link)
+            self.places.gateway_socket.unlink(missing_ok=True)
+
+    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Obey one controller for as long as it lives."""
+        try:
+            while line := await reader.readline():
+                order = msgspec.json.decode(line, type=Order)
+                async with self.obeying:
+                    if order.epoch < self.epoch:
+                        break  # another controller has followed this one
+                    self.epoch = order.epoch
+                    if self.gateway is not None or not order.is_last:
+                        await self._obey(order)
+                    writer.write(msgspec.json.encode(self._report()) + b"\n")
+                    await writer.drain()
+                if self.problem or order.is_last:
+                    self.drain_s = order.drain_s
+                    self.ended.set()
+        except ConnectionError as error:  # it was killed
+            say(f"its controller is heard no more: {error}")
+        except msgspec.DecodeError as error:  # of code that is not ours
+            say(f"its controller's orders cannot be read, so that another gateway has to take over: {error}")
+            self.ended.set()
+        finally:
+            writer.close()
+
+    # What it is told.
+
+    async def _obey(self, order: Order) -> None:
+        """Do what is wanted; what cannot be done becomes `problem`."""
+        wanted = {one.replica_id: one for one in order.targets}
+        self.order = order
+        for name, target in wanted.items():
+            if name in self.links and self.links[name].target != target:
+                await self._close(self.links.pop(name))
+            if name not in self.links:
+                self.links[name] = self._open(target)
+        try:
+            if self.gateway is None:
+                self.gateway = self._made(order)
+                await self._reached()
+                self._tell()
+                await self._listen(self.gateway, order)
+            if order.limits != self.limits:
+                self.limits = order.limits
+                self.gateway.limit(order.limits)
+            self._tell()
+        except (SlipwayError, OSError) as error:
+            self.problem = str(error)
+            say(self.problem)
+
+    def _made(self, order: Order) -> Gateway:
+        known = keys.load(self.places.keys) if self.places.keys.exists() else keys.Keys({})
+        access = AccessLog(self.places.access)
+        if order.router is None:
+            return Gateway(order.limits, known, access)
+        router = order.router
+        return Routed(order.limits, known, access, python=Path(router.python), policy=router.policy, key=router.key,
+                      log=self.places.router_log, say=say)  # fmt: skip
+
+    async def _listen(self, gateway: Gateway, order: Order) -> None:
+        until = time.monotonic() + order.patience_s
+        while True:
+            try:
+                self.port = await gateway.start(order.host, order.port)
+                break
+            except OSError as error:
+                if time.monotonic() < until:
+                    await asyncio.sleep(POLL_S)
+                    continue
+                name = self.places.folder.name
+                raise UsageError(
+                    f"cannot listen on port {order.port} of {order.host}: {os.strerror(error.errno or 0)}; "
+                    f"free it, or take another one: inv serve.up --name {name} --port 0"
+                ) from None
+        self.began = time.monotonic()
+        say(f"listening on {self.port}")
+
+    def _tell(self) -> None:
+        """Tell the gateway the replicas that are wanted and reached: all at once."""
+        assert self.gateway is not None and self.order is not None
+        links = [self.links[one.replica_id] for one in self.order.targets if one.replica_id in self.links]
+        ready = [link.replica for link in links if link.replica is not None]
+        if ready != self.gateway.replicas:
+            self.gateway.replace(ready)
+
+    def _report(self) -> Report:
+        gateway, order = self.gateway, self.order
+        if gateway is None or order is None or self.problem:
+            return Report(pid=os.getpid(), code=own_code.stamp(), age_s=0.0, problem=self.problem)
+        now = time.monotonic()
+        replicas = [link.replica for link in self.links.values() if link.replica is not None]
+        seats = gateway.turns.fleet.seats
+        return Report(
+            pid=os.getpid(),
+            code=own_code.stamp(),
+            age_s=now - self.began,
+            host=order.host,
+            port=self.port,
+            qps=gateway.metrics.arrivals.per_second(now),
+            waiting=gateway.turns.waiting,
+            in_flight={one.replica_id: count for one in replicas if (count := gateway.in_flight(one))},
+            failures={one.replica_id: seat.failures for one, seat in seats.items() if seat.failures},
+            reached=tuple(one.replica_id for one in gateway.replicas),
+        )
+
+    # The ways to its replicas.
+
+    def _open(self, target: Target) -> Link:
+        """Return the link to a replica: at once where it is here, later where it is on another machine."""
+        link = Link(target)
+        if registry.provider(self.settings, target.vendor).is_here:
+            link.replica = _replica(target, target.port)
+        else:
+            link.task = asyncio.create_task(self._connect(link))
+        return link
+
+    async def _connect(self, link: Link) -> None:
+        target, told = link.target, ""
+        pod = Pod(provider=target.vendor, pod_id=target.pod_id, token=target.token, run=target.replica_id,
+                  address=target.address)  # fmt: skip
+        while True:
+            try:
+                way = registry.provider(self.settings, target.vendor).reach(pod).forward(0, target.port)
+                link.replica = _replica(target, await asyncio.to_thread(link.closing.enter_context, way))
+                break
+            except (SlipwayError, OSError) as error:
+                if str(error) != told:
+                    told = str(error)
+                    say(f"{target.replica_id}: it cannot be reached: {error}")
+                await asyncio.sleep(AGAIN_S)
+        if self.gateway is not None:
+            self._tell()
+
+    async def _reached(self) -> None:
+        """Wait until each replica can be asked, or not longer than it takes those that answer."""
+        tasks = [link.task for link in self.links.values() if link.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=REACHED_S)
+
+    async def _close(self, link: Link) -> None:
+        if link.task is not None:
+            link.task.cancel()
+            await asyncio.gather(link.task, return_exceptions=True)
+        await asyncio.to_thread(link.closing.close)
+
+    async def _keep_up(self) -> None:
+        """Close links that nobody uses any more, and read keys as they change."""
+        read_at = time.monotonic()
+        while True:
+            await asyncio.sleep(POLL_S)
+            async with self.obeying:
+                wanted = {one.replica_id for one in self.order.targets} if self.order else set[str]()
+                for name, link in list(self.links.items()):
+                    is_idle = link.replica is None or self.gateway is None or not self.gateway.in_flight(link.replica)
+                    if name not in wanted and is_idle:
+                        await self._close(self.links.pop(name))
+            if self.gateway is not None and time.monotonic() - read_at > keys.READ_EVERY_S:
+                read_at = time.monotonic()
+                self._read_keys(self.gateway)
+
+    def _read_keys(self, gateway: Gateway) -> None:
+        try:
+            found = keys.load(self.places.keys) if self.places.keys.exists() else keys.Keys({})
+        except (UsageError, OSError) as error:  # those that are known go on
+            say(str(error))
+        else:
+            if found or not gateway.keys:  # whoever listens to others never does so without a key
+                gateway.keys.take(found)
+
+
+def _replica(target: Target, near: int) -> Replica:
+    return Replica(replica_id=target.replica_id, url=f"http://127.0.0.1:{near}", version=target.version, key=target.key)
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m serve.gateway_process FOLDER")
+    logging.getLogger("infra.transport.port_forward").setLevel(logging.ERROR)  # probes tell that nobody answers there
+    raise_limit()
+    places = Places(Path(sys.argv[1]))
+    held = gateway_orders.lock(places)
+    if held is None:
+        say("another gateway of this service lives")
+        return
+
+    async def serve() -> None:
+        await Process(places, Settings.load(ROOT)).run()
+
+    run(serve())
+
+
+if __name__ == "__main__":
+    main()
