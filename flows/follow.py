@@ -1,14 +1,10 @@
-"""A run followed to its verdict and concluded, or left to a keeper of its own."""
+"""A run followed to its verdict and concluded."""
 
 import contextlib
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 from flows import run_leases
-from infra.checkout import ROOT
 from infra.ledger.journal import Journal, Op
-from infra.providers import registry
 from infra.runs import snapshot
 from infra.runs.follow import Seen
 from infra.runs.keeper import Keeper
@@ -28,25 +24,15 @@ def keeping(op: Op, journal: Journal, settings: Settings, tell: Say) -> Iterator
         yield keeper.keep(op)
 
 
-def conclude(op: Op, state: str, journal: Journal, settings: Settings, tell: Say) -> None:
-    """After the verdict: what has ended is settled, and what a run that succeeded has held is let go."""
-    settle(journal, settings, tell)
+def conclude(
+    op: Op, state: str, journal: Journal, settings: Settings, tell: Say, only: Collection[str] | None = None
+) -> None:
+    """After the verdict: what has ended is settled, and what a run that succeeded has held is let go.
+
+    `only`: the tokens of what is settled; without, all that nobody follows.
+    """
+    settle(journal, settings, tell, only)
     end_others(op, journal, settings, state, tell)
     if state == "succeeded":
         snapshot.forget(settings.homes / op.run)
         run_leases.release(op.store, op.run, journal.installation, tell)
-
-
-def hand_on(op: Op, settings: Settings, flags: Sequence[str]) -> str:
-    """Leave a run: another machine's gets a keeper of its own, what is here keeps itself. Returns which, in words.
-
-    `flags`: those that lead a command to this run's journal.
-    """
-    if not registry.provider(settings, op.vendor).is_here:
-        log = settings.homes / op.run / "keep.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        line = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), "keep", op.run, *flags]
-        with log.open("ab") as file:
-            subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
-        return f"inv keep {op.run} brings it home, and back if its machine fails; it writes to {log}"
-    return "its own guard and agent keep it at work on this machine; nobody else is needed"

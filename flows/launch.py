@@ -8,7 +8,8 @@ Whoever calls them shows and asks in between. `tell` hears what people may want 
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from flows import memory_check, planning, resume, run_leases, same_request
+from flows import planning, resume, run_leases, same_request
+from flows.jobs import memory_check
 from flows.planning import Work
 from flows.same_request import Asking
 from flows.specs.launch import LaunchSpec

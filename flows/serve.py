@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from flows import supervise
 from flows.find_model import model_folder
 from flows.specs.service import ServeSpec
 from infra import job_environment, train_env
@@ -110,7 +111,9 @@ def want(found: Revision, wanted: Wanted, journal: Journal, settings: Settings, 
     if wanted != found.old:
         journal.want(found.name, service_state.write(wanted), found.row)
     try:
-        return controller_client.ensure(found.name, settings, journal, tell)
+        seen = controller_client.ensure(found.name, settings, journal, tell)
+        supervise.ensure(settings)
+        return seen
     except BaseException:
         if found.old is None:  # nothing was started yet
             controller_client.forget(found.name, settings, journal)

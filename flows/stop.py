@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from flows import supervise
 from infra.errors import SlipwayError, as_told
 from infra.ledger.journal import Fenced, Journal, Op
 from infra.ledger.life_cycle import TERMINATING
@@ -34,6 +35,7 @@ def services(names: list[str], journal: Journal, settings: Settings, tell: Say) 
             yield Ended(name)
         except Exception as error:  # what else there is, is to end all the same
             yield Ended(name, as_told(error, name))
+    supervise.leave_if_done(settings)
 
 
 def rows_of(run: str, journal: Journal) -> list[Op]:

@@ -1,9 +1,9 @@
 """From processes of older code to ours: those leave, the journal is migrated, processes of this code take over."""
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
-from flows import follow
+from flows import supervise
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, service_lease
 from infra.providers import registry
@@ -23,12 +23,10 @@ def hand_over(settings: Settings, tell: Say) -> list[str]:
     return handing_over.hand_over(settings.state_file, tell)
 
 
-def take_over(
-    left: Collection[str], journal: Journal, settings: Settings, flags: Sequence[str], tell: Say
-) -> dict[str, int]:
+def take_over(left: Collection[str], journal: Journal, settings: Settings, tell: Say) -> dict[str, int]:
     """Start what looks after those of the leases that want a holder again; return its process for each.
 
-    `flags`: those that lead a command to this journal. Raise SlipwayError when nobody takes over.
+    Raise SlipwayError when nobody takes over.
     """
     wanted = set(_wanted(journal, settings))
     due = [one for one in left if one in wanted]
@@ -36,8 +34,7 @@ def take_over(
         kind, _, name = lease.partition(":")
         if kind == "serve":
             controller_client.ensure(name, settings, journal, tell)
-        elif journal.holder(lease) is None:  # a launch that was asked to leave starts a keeper itself
-            tell(follow.hand_on(journal.ops(run=name)[-1], settings, flags))
+    supervise.ensure(settings)
     deadline = time.monotonic() + TAKE_OVER_S
     while missing := set(due) - journal.held():
         if time.monotonic() > deadline:

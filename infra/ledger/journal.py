@@ -27,6 +27,7 @@ from infra.ledger.life_cycle import ENDED, PLANNED, TERMINATING, after
 from infra.records import Pod
 
 POD, SERVE = "pod", "serve"
+SUPERVISOR = "supervisor"  # the lease of an installation's supervisor
 _STAMPS = {"sending": "sent_at", "found": "last_seen_at", "armed": "last_seen_at", "reachable": "last_seen_at",
            "end": "del_requested_at", "aside": "del_requested_at", "gone": "ended_at", "absent": "ended_at",
            "refused": "ended_at", "unsent": "ended_at"}  # fmt: skip
@@ -370,6 +371,11 @@ class Journal:
         """Return the names of the leases whose holders live."""
         rows = self._db.execute("SELECT name, boot_id, pid, pid_starttime FROM leases WHERE pid IS NOT NULL")
         return {name for name, *holder in rows.fetchall() if is_alive(Identity(*holder))}
+
+    def abandoned(self) -> set[str]:
+        """Return the names of the leases whose holders have died without releasing them."""
+        rows = self._db.execute("SELECT name, boot_id, pid, pid_starttime FROM leases WHERE pid IS NOT NULL")
+        return {name for name, *holder in rows.fetchall() if not is_alive(Identity(*holder))}
 
     def holder(self, name: str) -> Identity | None:
         """Return the living process that has this lease."""

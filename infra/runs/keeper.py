@@ -28,7 +28,7 @@ from infra.agent.process import myself, send
 from infra.agent.state import NODE_LOST
 from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError
 from infra.ledger import spend
-from infra.ledger.journal import Fenced, Held, Journal, Lease, Op
+from infra.ledger.journal import SUPERVISOR, Fenced, Held, Journal, Lease, Op
 from infra.ledger.life_cycle import LOST, READY
 from infra.machines.host_memory import at_once
 from infra.providers import Vendors, clock_scale, registry
@@ -62,12 +62,13 @@ def lease_name(run: str) -> str:
 def end_keeper(run: str, journal: Journal, patience_s: float = LEAVE_S) -> None:
     """End the keeper of a run that was ended: it sees that by itself, and is told when it is slow to.
 
-    Not this process.
+    Not this process; nor the supervisor, which keeps others as well.
     """
     deadline = time.monotonic() + patience_s
     while (holder := journal.holder(lease_name(run))) and holder != myself():
         if time.monotonic() > deadline:
-            send(holder, signal.SIGTERM)
+            if holder != journal.holder(SUPERVISOR):
+                send(holder, signal.SIGTERM)
             return
         time.sleep(POLL_S)
 

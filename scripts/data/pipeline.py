@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from data.config import TextSpec
-from flows import doctor, memory_check
+from flows import doctor
+from flows.jobs import memory_check
 from flows.planning import Work, plan_for
 from flows.run_leases import foreground, move_names
 from flows.specs.work import WorkSpec

@@ -5,8 +5,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from flows import memory_check
 from flows.find_model import find_model, model_folder
+from flows.jobs import memory_check
 from flows.planning import Work, plan_for
 from flows.run_leases import foreground, move_names
 from infra.agent.job import Limits

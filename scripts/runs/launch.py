@@ -16,7 +16,7 @@ from typing import Any
 
 from invoke import Exit
 
-from flows import follow, run_leases
+from flows import follow, run_leases, supervise
 from flows import launch as use_case
 from flows import resume as resuming
 from flows import stop as ending
@@ -39,7 +39,7 @@ from infra.runs.keeper import lease_name
 from infra.runs.lookup import find_run
 from infra.runs.settle import settle
 from infra.settings import Settings
-from scripts.cli import command_hints, context, offers_table, plan_text, prompts, render, steps_text
+from scripts.cli import context, offers_table, plan_text, prompts, render, steps_text
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs.flags import NOT_OF_THE_PLAN, DownFlags, KeepFlags, LaunchFlags, ResumeFlags, StopFlags
@@ -123,7 +123,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         except (KeyboardInterrupt, OSError) as error:
             if isinstance(error, OSError) and not hung_up:  # else it is the terminal that is gone
                 raise
-            kept = follow.hand_on(op, settings, command_hints.flags())  # before anything is said, which may fail
+            kept = supervise.hand_on(op, settings)  # before anything is said, which may fail
             render.say(f"\ndetached; {op.run} goes on. {kept}")
             say_how(op, as_json)
             raise Exit(code=follow.DETACHED) from None
@@ -312,7 +312,7 @@ def look_after(name: str, settings: Settings, journal: Journal, as_json: bool) -
 
 def leave(op: Op, settings: Settings, as_json: bool) -> None:
     """Nobody follows from here on."""
-    render.say(follow.hand_on(op, settings, command_hints.flags()))
+    render.say(supervise.hand_on(op, settings))
     say_how(op, as_json)
 
 

@@ -80,6 +80,15 @@ def stop(c, spec):
     """
 
 
+@command("scripts.runs.supervisor", "scripts.cli.flags:Output", example="inv supervisor")
+def supervisor(c, spec):
+    """Show the process that looks after what must go on.
+
+    It keeps runs on other machines that no terminal follows, and services. Where one is needed and none lives it is
+    started.
+    """
+
+
 @command("scripts.runs.upgrade", "scripts.cli.flags:Output", example="inv upgrade")
 def upgrade(c, spec):
     """Replace keepers and controllers of older code.

@@ -1,7 +1,7 @@
 """What `inv upgrade` does: see flows/upgrade.py."""
 
 from flows.upgrade import hand_over, take_over
-from scripts.cli import command_hints, context, render
+from scripts.cli import context, render
 from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
@@ -11,7 +11,7 @@ def upgrade(spec: Output) -> None:
     settings = context.settings()
     left = hand_over(settings, render.say)
     with open_journal(settings) as journal:  # which migrates it
-        taken = take_over(left, journal, settings, command_hints.flags(), render.say)
+        taken = take_over(left, journal, settings, render.say)
     if spec.json:
         print_json({"left": left, "taken_over": taken})
     elif not left:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from flows import serve as use_case
+from flows import supervise
 from infra.errors import UsageError
 from infra.money import dollars
 from infra.names import check_name
@@ -110,6 +111,7 @@ def down(spec: DownFlags) -> None:
         for one in names:
             controller_client.finish(one, settings, journal, render.tell)
             render.say(f"{one}: ended, nothing of it runs")
+        supervise.leave_if_done(settings)
         if spec.json:
             print_json({"ended": names})
         elif not names:

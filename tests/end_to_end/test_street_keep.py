@@ -65,12 +65,18 @@ def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world,
     until(lambda: keeper(world, run), "another keeper")
     second.send_signal(signal.SIGINT)
     _, said = second.communicate(timeout=60)
-    assert second.returncode == 130 and f"inv keep {run} brings it home" in said
-    third = until(lambda: keeper(world, run), "one in the background")
+    assert second.returncode == 130 and "the supervisor" in said and "inv supervisor" in said
+    third = until(lambda: keeper(world, run), "the supervisor")
     assert third.pid != second.pid
+    assert send(third, signal.SIGKILL)
+    until(lambda: keeper(world, run) is None, "its end")
+    fourth = world.json("supervisor")  # whoever looks begins another one
+    assert fourth["state"] == "running" and fourth["pid"] != third.pid
+    until(lambda: world.json("supervisor")["runs"] == [run], "that it keeps the run")
     pod = sshd.folder / ".slipway" / "pods" / run
     kill_guard_and_agent(pod)
     until(lambda: keeper(world, run) is None, "it has brought the run to its end")
+    until(lambda: world.json("supervisor")["state"] == "not needed", "that nothing is left for it")
     (row,) = world.json("status")
     assert (row["state"], row["recoveries"]) == ("succeeded", 1)
     undisturbed = World(tmp_path / "undisturbed")

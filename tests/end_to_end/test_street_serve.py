@@ -22,7 +22,7 @@ import pytest
 
 from infra.agent import environment
 from infra.agent.process import Identity, find, is_alive, send
-from infra.ledger.journal import Journal
+from infra.ledger.journal import SUPERVISOR, Journal
 from infra.rehearsal import attach
 from serve import gateway_orders
 from serve.controller_process import Places
@@ -110,6 +110,13 @@ class Place:
         gateway = self.gateway(name)
         assert gateway is not None and send(gateway, signal.SIGKILL)
         until(lambda: not is_alive(gateway), "its end")
+
+    def kill_supervisor(self) -> None:
+        """So that nobody begins a controller again but who asks for it."""
+        with self.journal() as journal:
+            supervisor = journal.holder(SUPERVISOR)
+        assert supervisor is not None and send(supervisor, signal.SIGKILL)
+        until(lambda: not is_alive(supervisor), "its end")
 
     def controller(self, name: str) -> int:
         with self.journal() as journal:
@@ -311,6 +318,7 @@ def test_workers_that_ignore_term_never_outlive_their_replica(place):
 
 def test_a_dead_controller_leaves_its_replicas_and_the_next_one_takes_them_over(place):
     up = place.up("demo", place.model("A"), "--config", place.config())
+    place.kill_supervisor()
     engines, first = place.engines("demo"), place.controller("demo")
     os.kill(first, signal.SIGKILL)
     until(lambda: not Path(f"/proc/{first}").exists() or stopped(first), "its end")
@@ -334,6 +342,7 @@ def test_a_dead_controller_leaves_its_replicas_and_the_next_one_takes_them_over(
 
 def test_an_address_that_somebody_else_has_taken_meanwhile_is_given_up_for_another_one(place):
     up, model = place.up("demo", place.model("A"), "--config", place.config(1)), place.folder / "A"
+    place.kill_supervisor()
     engines, first = place.engines("demo"), place.controller("demo")
     os.kill(first, signal.SIGKILL)
     until(lambda: not Path(f"/proc/{first}").exists() or stopped(first), "its end")

@@ -1,0 +1,344 @@
+"""The supervisor of an installation: one process for all that must go on when whoever began it is gone.
+
+    observe   the journal: runs on other machines that nobody keeps, services without a controller
+    act       a keeper for each such run, in a thread of this process; a controller for each service, a process
+
+In: the journal. Out: runs brought home and back, by the same `infra.runs.keeper` that a launch runs in its terminal;
+controllers begun again. Whoever leaves something behind calls `ensure`; it ends by itself when nothing is left. The
+lease `supervisor` lets one live at a time. What it sees last it writes beside the journal, for `inv supervisor`.
+
+    python -m flows.supervise        the journal by SLIPWAY_STATE_FILE
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from flows import follow
+from infra import job_environment, own_code
+from infra.agent.process import is_alive, send
+from infra.checkout import ROOT
+from infra.errors import LimitHit, SlipwayError, in_words
+from infra.ledger.journal import SUPERVISOR, Held, Journal, Op, service_lease
+from infra.ledger.life_cycle import LOST, READY
+from infra.providers import registry
+from infra.providers.local import Local
+from infra.runs import pods
+from infra.runs.keeper import GivenUp, lease_name
+from infra.runs.recovery import RUN
+from infra.settings import Settings
+from infra.units import moment
+from serve import controller_client
+from store import credentials, local_files
+
+EVERY_S = 1.0  # between two looks
+WRITE_EVERY_S = 5.0  # where nothing has changed
+RECENT_S = 900.0  # a run whose pod was gone for longer when nobody looked is somebody's to resume
+START_S = 60.0
+LEAVE_S = 30.0
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What the supervisor saw last; times are UTC epoch seconds."""
+
+    pid: int
+    since: float
+    looked_at: float
+    runs: tuple[str, ...] = ()
+    """That it keeps."""
+    services: tuple[str, ...] = ()
+    """Whose controllers it begins again."""
+    given_up: Mapping[str, str] = field(default_factory=dict)
+    """Why it does nothing more for these, by name, until somebody does something about them."""
+
+
+def state_file(settings: Settings) -> Path:
+    return settings.state_file.with_name(f"{settings.state_file.stem}-supervisor.json")
+
+
+def log_file(settings: Settings) -> Path:
+    return settings.state_file.with_name(f"{settings.state_file.stem}-supervisor.log")
+
+
+def last_state(settings: Settings) -> State | None:
+    """Return what the last supervisor saw last; None when there has been none."""
+    try:
+        said = json.loads(state_file(settings).read_bytes())
+        return State(**{**said, "runs": tuple(said["runs"]), "services": tuple(said["services"])})
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+# What is to go on.
+
+
+def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
+    """Return the rows of runs on other machines that are to go on and that nobody keeps, nor is about to."""
+    held, left = journal.held(), journal.abandoned()
+    newest = {op.run: op for op in journal.ops()}
+    found = []
+    for op in newest.values():
+        if op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
+            continue
+        if op.vendor == Local.name or (op.stays and not op.target):
+            continue  # what is here keeps itself; what is idle is held by its guard
+        is_at_work = op.state in (READY, LOST)
+        was_kept = lease_name(op.run) in left
+        ended_s = time.time() - (op.ended_at or 0)
+        if not (is_at_work or was_kept and (op.is_live or ended_s < RECENT_S)):
+            continue
+        if lease_name(op.run) not in held:
+            found.append(op)
+    return found
+
+
+def is_needed(journal: Journal, settings: Settings) -> bool:
+    """Tell whether there is anything that somebody has to look after."""
+    return bool(journal.services() or runs_to_keep(journal, settings))
+
+
+# For commands.
+
+
+def ensure(settings: Settings) -> int | None:
+    """Return the process id of the supervisor, started where one is needed and none lives; None: none is needed.
+
+    Raises SlipwayError when it does not come up.
+    """
+    with Journal.open(settings.state_file) as journal:
+        if holder := journal.holder(SUPERVISOR):
+            return holder.pid
+        if not is_needed(journal, settings):
+            return None
+        process = _start(settings)
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if holder := journal.holder(SUPERVISOR):
+                return holder.pid
+            if process.poll() is not None and journal.holder(SUPERVISOR) is None:
+                if process.returncode == 0:
+                    return None  # it has done all there was
+                break
+            time.sleep(POLL_S)
+    raise SlipwayError(f"the supervisor does not come up; its log: {log_file(settings)}; run: inv supervisor")
+
+
+def hand_on(op: Op, settings: Settings) -> str:
+    """Leave a run: the supervisor keeps another machine's, what is here keeps itself. Return which, in words."""
+    if registry.provider(settings, op.vendor).is_here:
+        return "its own guard and agent keep it at work on this machine; nobody else is needed"
+    pid = ensure(settings)
+    who = f"the supervisor (process {pid})" if pid else "the supervisor"
+    log = settings.homes / op.run / "keep.log"
+    return f"{who} brings it home, and back if its machine fails; it writes to {log}; see: inv supervisor"
+
+
+def leave_if_done(settings: Settings) -> None:
+    """End the supervisor now where nothing is left for it; it would see that by itself a moment later."""
+    with Journal.open(settings.state_file) as journal:
+        holder = journal.holder(SUPERVISOR)
+        if holder is None or is_needed(journal, settings) or any(one.startswith("keep:") for one in journal.held()):
+            return
+        send(holder, signal.SIGTERM)
+        deadline = time.monotonic() + LEAVE_S
+        while is_alive(holder) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+
+def _start(settings: Settings) -> "subprocess.Popen[bytes]":
+    log = log_file(settings)
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_STATE_FILE": str(settings.state_file)}
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.supervise"],
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+
+
+# Its own life.
+
+
+@dataclass
+class Care:
+    """What is done for one run or service, and when that was begun."""
+
+    thread: threading.Thread | None = None
+    begun_at: list[float] = field(default_factory=list)
+    key: tuple[str, int] = ("", 0)
+    """What it was when that ended; it is begun anew when somebody has done something about it."""
+    is_done: bool = False
+    given_up: str = ""
+
+
+class Supervisor:
+    def __init__(self, settings: Settings, journal: Journal, since: float) -> None:
+        self.settings, self.journal, self.since = settings, journal, since
+        self.cares: dict[str, Care] = {}
+        self.is_leaving = threading.Event()
+        self.written: tuple[float, State] | None = None
+        self.concluding = threading.Lock()
+
+    def run(self) -> None:
+        """Look after what is to go on, until there is nothing left or this process is to leave."""
+        while not self.is_leaving.is_set():
+            if not self.look():
+                return
+            self.is_leaving.wait(EVERY_S)
+
+    def look(self) -> bool:
+        """Look once, and begin what is missing; tell whether anything is left."""
+        runs = {lease_name(op.run): op for op in runs_to_keep(self.journal, self.settings)}
+        services = {service_lease(one.name): one for one in self.journal.services()}
+        held = self.journal.held()
+        for lease, op in runs.items():
+            self._begin(lease, (op.token, op.epoch), self._keep, op.run)
+        for lease, service in services.items():
+            if lease not in held:
+                self._begin(lease, (service.name, service.epoch), self._control, service.name)
+        self._write(services.keys())
+        at_work = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
+        waits = [one for one in self.cares.values() if one.begun_at and not (one.is_done or one.given_up)]
+        return bool(at_work or services or waits)
+
+    def _begin(self, lease: str, key: tuple[str, int], work: Callable[[str], None], name: str) -> None:
+        care = self.cares.setdefault(lease, Care())
+        if care.thread and care.thread.is_alive():
+            return
+        if care.key != key and (care.given_up or care.is_done):
+            care.given_up, care.is_done, care.begun_at = "", False, []
+        if care.given_up or care.is_done:
+            return
+        now = time.time()
+        wait_s = RUN.retries.wait_s(care.begun_at, now)
+        if wait_s is None:
+            care.key, care.given_up = key, f"it was begun {len(care.begun_at)} times, and did not last"
+            say(f"{name}: given up: {care.given_up}")
+        elif wait_s <= 0:
+            care.begun_at = [*care.begun_at, now][-RUN.retries.most :]
+            care.thread = threading.Thread(target=self._do, args=(care, work, name), name=lease, daemon=True)
+            care.thread.start()
+
+    def _do(self, care: Care, work: Callable[[str], None], name: str) -> None:
+        """Work, in a thread; whatever goes wrong with one is no other's."""
+        why, is_done = "", work == self._keep
+        try:
+            work(name)
+        except (GivenUp, LimitHit) as error:
+            why = str(error)
+            say(f"{name}: given up: {error}")
+        except Exception as error:  # begun again, at the pace of its retries
+            is_done = False
+            say(f"{name}: {in_words(error)}")
+        if is_done and not why or why:
+            with Journal.open(self.settings.state_file) as journal:
+                row = journal.ops(run=name)[-1]
+            care.key, care.given_up, care.is_done = (row.token, row.epoch), why, not why
+
+    def _keep(self, run: str) -> None:
+        """Keep a run to its end, as `inv keep` does."""
+        settings = load()
+        log = settings.homes / run / "keep.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+
+        def tell(text: str) -> None:
+            with log.open("a") as file:
+                file.write(f"{_stamp()} {text}\n")
+
+        say(f"{run}: kept from now on; its log: {log}")
+        with Journal.open(settings.state_file) as journal:
+            op, verdict = journal.ops(run=run)[-1], dict[str, object]()
+            with follow.keeping(op, journal, settings, tell) as seen:
+                for _, verdict in seen:
+                    if pods.is_over(journal.ops(run=run)[-1]) and not verdict:
+                        say(f"{run}: it was ended")
+                        return
+            op = journal.ops(run=run)[-1]
+            if pods.is_over(op) and op.is_live:
+                return  # whoever ends it is at it
+            with self.concluding:
+                only = [one.token for one in pods.nodes_of(op, journal)]
+                follow.conclude(op, str(verdict["state"]), journal, settings, tell, only)
+            say(f"{run}: {verdict['state']}")
+
+    def _control(self, name: str) -> None:
+        """Begin a controller of a service."""
+        settings = load()
+        with Journal.open(settings.state_file) as journal:
+            if journal.service(name) is not None:
+                controller_client.ensure(name, settings, journal, say)
+
+    def _write(self, services: object) -> None:
+        """Write down what is seen, where it has changed or was not written for long."""
+        runs = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
+        state = State(
+            pid=os.getpid(),
+            since=self.since,
+            looked_at=round(time.time(), 1),
+            runs=tuple(sorted(one.partition(":")[2] for one in runs if one.startswith("keep:"))),
+            services=tuple(sorted(one.name for one in self.journal.services())),
+            given_up={lease.partition(":")[2]: care.given_up for lease, care in self.cares.items() if care.given_up},
+        )
+        if self.written is not None:
+            at, before = self.written
+            same = asdict(before) | {"looked_at": 0} == asdict(state) | {"looked_at": 0}
+            if same and time.monotonic() - at < WRITE_EVERY_S:
+                return
+        with contextlib.suppress(OSError):  # a full disk keeps it from nothing else
+            local_files.replace(state_file(self.settings), json.dumps(asdict(state)).encode(), 0o600)
+        self.written = time.monotonic(), state
+
+
+def load() -> Settings:
+    """Return the settings as they are now; stores are asked in their name."""
+    found = Settings.load(ROOT)
+    credentials.lend(job_environment.secrets(found))
+    return found
+
+
+def say(text: str) -> None:
+    print(f"{_stamp()} {text}", file=sys.stderr, flush=True)
+
+
+def _stamp() -> str:
+    return moment(time.time())
+
+
+def main() -> None:
+    settings = load()
+    with Journal.open(settings.state_file) as journal:
+        while True:
+            try:
+                lease = journal.take(SUPERVISOR, own_code.stamp())
+            except Held as error:
+                say(str(error))
+                return
+            supervisor = Supervisor(settings, journal, time.time())
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, lambda *_: supervisor.is_leaving.set())  # noqa: B023
+            say(f"process {os.getpid()} looks after {settings.state_file}")
+            supervisor.run()
+            journal.release(lease)
+            # Whoever left something behind just now has seen this lease held, and started no other supervisor.
+            if supervisor.is_leaving.is_set() or not is_needed(journal, settings):
+                say("it ends: " + ("it was told to" if supervisor.is_leaving.is_set() else "nothing is left"))
+                return
+
+
+if __name__ == "__main__":
+    main()

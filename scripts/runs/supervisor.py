@@ -1,0 +1,49 @@
+"""What `inv supervisor` does: see flows/supervise.py."""
+
+import time
+
+from flows import supervise
+from infra.units import duration, moment
+from scripts.cli import context, render
+from scripts.cli.flags import Output
+from scripts.cli.invoke_patch import print_json
+
+MOST_S = 10.0  # for a supervisor that was just started to look once
+POLL_S = 0.1
+
+
+def supervisor(spec: Output) -> None:
+    settings = context.settings()
+    pid = supervise.ensure(settings)
+    state = supervise.last_state(settings)
+    deadline = time.monotonic() + MOST_S
+    while pid and (state is None or state.pid != pid) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        state = supervise.last_state(settings)
+    is_its = state is not None and state.pid == pid
+    if spec.json:
+        known = state if is_its and state else supervise.State(pid=pid or 0, since=0.0, looked_at=0.0)
+        print_json(
+            {
+                "state": "running" if pid else "not needed",
+                "pid": pid,
+                "since": render.iso(known.since) if known.since else None,
+                "last_look": render.iso(known.looked_at) if known.looked_at else None,
+                "runs": list(known.runs),
+                "services": list(known.services),
+                "given_up": dict(known.given_up),
+                "log": str(supervise.log_file(settings)),
+            }
+        )
+        return
+    if pid is None:
+        seen = f"; the last one looked at {moment(state.looked_at)}" if state else ""
+        print(f"no supervisor is needed: nothing on other machines is left to itself, and there is no service{seen}")
+        return
+    print(f"Supervisor: process {pid}; its log: {supervise.log_file(settings)}")
+    if is_its and state:
+        print(f"Since: {moment(state.since)}; last look {duration(max(0.0, time.time() - state.looked_at))} ago")
+        print(f"Runs: {', '.join(state.runs) or 'none'}")
+        print(f"Services: {', '.join(state.services) or 'none'}")
+        for name, why in state.given_up.items():
+            print(f"Given up: {name}: {render.clean(why)}; see: inv status {name}")

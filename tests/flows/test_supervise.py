@@ -1,0 +1,97 @@
+"""What a supervisor looks after: runs that go on elsewhere and that nobody keeps, and nothing else."""
+
+import json
+import time
+
+import pytest
+
+from flows import supervise
+from infra.ledger.journal import SUPERVISOR, Journal
+from infra.runs.keeper import lease_name
+from infra.settings import Settings
+from tests.world import ROOT
+
+
+@pytest.fixture
+def settings(tmp_path):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"), "HOME": str(tmp_path)}
+    return Settings.load(ROOT, environ=environ)
+
+
+@pytest.fixture
+def journal(settings):
+    with Journal.open(settings.state_file) as opened:
+        yield opened
+
+
+def begun(journal, run, vendor="ssh", **more):
+    """A run whose pod is at work."""
+    token = f"sw1-{run}"
+    op = journal.plan(token=token, run=run, vendor=vendor, remote_id=f"{token}@box/a", **more)
+    for event in ("sending", "created", "armed"):
+        op = journal.advance(op, event)
+    return op
+
+
+def kept(journal, settings):
+    return [op.run for op in supervise.runs_to_keep(journal, settings)]
+
+
+def die(journal, lease):
+    """Its holder has died: no process has this pid and this start."""
+    held = journal.take(lease)
+    journal._hold(held, "another boot", 1, "0")
+
+
+def test_a_run_elsewhere_is_kept_once_and_one_here_keeps_itself(journal, settings):
+    begun(journal, "far-1")
+    begun(journal, "near-2", vendor="local")
+    begun(journal, "idle-3", role="pod")
+    begun(journal, "busy-4", role="pod", target="t", store="s")
+    begun(journal, "demo-0", role="serve:demo")
+    begun(journal, "far-5.1", slot=1)
+    assert kept(journal, settings) == ["far-1", "busy-4"]
+    lease = journal.take(lease_name("far-1"))
+    assert kept(journal, settings) == ["busy-4"]
+    journal.release(lease)
+    assert kept(journal, settings) == ["far-1", "busy-4"]
+
+
+def test_a_run_that_is_over_stays_so_and_one_whose_keeper_died_in_between_goes_on(journal, settings):
+    asked = journal.advance(begun(journal, "asked-1"), "end", reason="asked for", outcome="asked")
+    lost = journal.advance(begun(journal, "lost-2"), "gone")
+    assert kept(journal, settings) == []  # nobody was keeping it: whoever wants it back resumes it
+    for op in (asked, lost):
+        die(journal, lease_name(op.run))
+    assert kept(journal, settings) == ["lost-2"]
+    journal.note(lost, ended_at=int(time.time() - supervise.RECENT_S - 60))
+    assert kept(journal, settings) == []  # a laptop that was off for a week rents nothing by itself
+
+
+def test_none_is_started_where_nothing_needs_one(journal, settings):
+    assert supervise.ensure(settings) is None and journal.holder(SUPERVISOR) is None
+    assert supervise.last_state(settings) is None
+    supervise.state_file(settings).write_text(json.dumps({"pid": 7}))
+    assert supervise.last_state(settings) is None  # another Slipway wrote it
+
+
+def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal, settings, monkeypatch):
+    op = begun(journal, "far-1")
+    supervisor = supervise.Supervisor(settings, journal, 0.0)
+    tried, now = [], [1000.0]
+
+    def fails(run):
+        tried.append(now[0])
+        raise OSError("no file")
+
+    monkeypatch.setattr(supervisor, "_keep", fails)
+    monkeypatch.setattr(supervise.time, "time", lambda: now[0])
+    for _ in range(600):
+        assert supervisor.look() or supervisor.cares[lease_name("far-1")].given_up
+        supervisor.cares[lease_name("far-1")].thread.join()
+        now[0] += 1.0
+    assert len(tried) == 5 and [b - a for a, b in zip(tried, tried[1:], strict=False)] == [1.0, 2.0, 4.0, 8.0]
+    assert supervisor.look() is False and "5 times" in supervise.last_state(settings).given_up["far-1"]
+    journal.note(journal.op(op.token), reason="somebody has done something")
+    supervisor.look()
+    assert len(tried) == 6
