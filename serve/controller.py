@@ -32,14 +32,13 @@ from infra.runs.recovery import REPLICA
 from infra.settings import Settings
 from serve import leases
 from serve.budget import Budget, limit_of
-from serve.controller_process import Places
 from serve.gateway import keys
 from serve.gateway.http.files import raise_limit
 from serve.gateway.http.limits import Limits
 from serve.gateway_client import GatewayClient
 from serve.gateway_orders import Order, Router
-from serve.logs import say
 from serve.loops import run
+from serve.places import Places, say
 from serve.policy import autoscaler, fleet, replica_states
 from serve.policy.replica_states import Facts, State
 from serve.policy.service_state import Member, Wanted, seen_of, wanted_of, write

@@ -13,7 +13,7 @@ from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import duration
 from serve import controller_process, gateway_orders
-from serve.controller_process import Places
+from serve.places import Places
 from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import Seen, Wanted

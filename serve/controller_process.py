@@ -9,69 +9,18 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, service_lease
 from infra.settings import Settings
 from infra.units import duration
+from serve.places import Places
 from serve.policy.service_state import Seen, seen_of
 
 START_S = 120.0  # a machine that is busy imports slowly; a controller that fails says so at once
 POLL_S = 0.05
 TAIL_BYTES = 4000
-
-
-@dataclass(frozen=True)
-class Places:
-    """The files of a service on this machine; the folder stays when it has ended, as logs do."""
-
-    folder: Path
-
-    @staticmethod
-    def of(settings: Settings, name: str) -> "Places":
-        return Places(settings.pods.parent / "services" / name)
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "controller.log"
-
-    @property
-    def access(self) -> Path:
-        return self.folder / "access.jsonl"
-
-    @property
-    def router_log(self) -> Path:
-        return self.folder / "router.log"
-
-    @property
-    def gateway_log(self) -> Path:
-        return self.folder / "gateway.log"
-
-    @property
-    def gateway_socket(self) -> Path:
-        """Return where the gateway hears its controller."""
-        return self.folder / "gateway.sock"
-
-    @property
-    def gateway_lock(self) -> Path:
-        """Return the file that the living gateway has locked, and that says which process it is."""
-        return self.folder / "gateway.lock"
-
-    @property
-    def history(self) -> Path:
-        """Return the file that gets a line whenever another number of replicas is ready."""
-        return self.folder / "replicas.jsonl"
-
-    @property
-    def keys(self) -> Path:
-        return self.folder / "keys"
-
-    @property
-    def engine_seed(self) -> Path:
-        """Return the file with the seed of the keys that engines ask the gateway for."""
-        return self.folder / "engine-seed"
 
 
 def is_kept(name: str, journal: Journal) -> bool:

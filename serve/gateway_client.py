@@ -18,14 +18,15 @@ from dataclasses import replace
 import msgspec
 
 from infra.agent.process import send
+from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from serve import gateway_orders
-from serve.controller_process import Places, tail
+from serve.controller_process import tail
 from serve.gateway.http.limits import Limits
 from serve.gateway_orders import LONGEST_LINE, Order, Report, Target
-from serve.replicas.replica_pod import ROOT
+from serve.places import Places
 
-HEAR_S = 0.25  # between two reports
+HEAR_S = 0.1  # between two reports
 CONNECT_S = 0.02  # between two calls of one that is being started
 START_S = 150.0  # for its first report: a router that it starts may take long
 REPLY_S = 30.0  # for any other: one that is silent for so long is stuck

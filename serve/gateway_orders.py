@@ -18,10 +18,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from infra import own_code
 from infra.agent.process import Identity, is_alive, myself, send
-from serve.controller_process import Places
 from serve.gateway.http.limits import Limits
+from serve.places import Places
 
 LONGEST_LINE = 16 << 20  # a thousand replicas take a few hundred kilobytes
 LONGEST_PATH = 90  # of a Unix socket's name, in bytes: systems take about a hundred
@@ -148,9 +147,8 @@ def lock(places: Places) -> int | None:
     except BlockingIOError:
         os.close(file)
         return None
-    who = json.dumps({**asdict(myself()), "code": own_code.stamp()})
     os.ftruncate(file, 0)
-    os.pwrite(file, who.encode(), 0)
+    os.pwrite(file, json.dumps(asdict(myself())).encode(), 0)
     return file
 
 

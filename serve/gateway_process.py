@@ -1,10 +1,12 @@
 """The gateway of a service as a process of its own: it lives on when its controller ends, and obeys the next one.
 
-    python -m serve.gateway_process FOLDER        the service's folder, by `serve.controller_process.Places`
+    python -m serve.gateway_process FOLDER        the service's folder, by `serve.places.Places`
 
 In: Orders over a Unix socket (`serve.gateway_orders`), each with all that it is to know. Out: Reports, with what it
 counts. It holds its own connections to replicas on other machines, so that nothing of a request passes through its
 controller. It ends when it is told to, or cannot listen.
+What takes long to import, and most gateways never need, is imported where it is used: a gateway that was killed is
+missed until it is there again.
 """
 
 import asyncio
@@ -20,12 +22,10 @@ from pathlib import Path
 import msgspec
 
 from infra import own_code
+from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
-from infra.providers import registry
 from infra.records import Pod
-from infra.settings import Settings
 from serve import gateway_orders
-from serve.controller_process import Places
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
 from serve.gateway.http.files import raise_limit
@@ -33,14 +33,13 @@ from serve.gateway.http.limits import Limits
 from serve.gateway.routing import Replica
 from serve.gateway.server import Gateway
 from serve.gateway_orders import LONGEST_LINE, Order, Report, Target
-from serve.logs import say
 from serve.loops import run
-from serve.replicas.replica_pod import ROOT
-from serve.replicas.vllm_router import Routed
+from serve.places import Places, say
 
 REACHED_S = 5.0  # for links to replicas, before it listens: one that is deaf does not hold up the others
 AGAIN_S = 2.0  # before a replica that cannot be reached is tried again
 POLL_S = 0.1
+HERE = "local"  # the provider whose pods are on this machine
 LEAVE_S = 2.0  # for requests that are under way when it is told to end by a signal
 
 
@@ -58,8 +57,8 @@ class Link:
 class Process:
     """The gateway, its links and its socket. Use it within one event loop."""
 
-    def __init__(self, places: Places, settings: Settings) -> None:
-        self.places, self.settings = places, settings
+    def __init__(self, places: Places) -> None:
+        self.places = places
         self.gateway: Gateway | None = None
         self.order: Order | None = None
         self.limits: Limits | None = None
@@ -144,6 +143,8 @@ class Process:
         access = AccessLog(self.places.access)
         if order.router is None:
             return Gateway(order.limits, known, access)
+        from serve.replicas.vllm_router import Routed
+
         router = order.router
         return Routed(order.limits, known, access, python=Path(router.python), policy=router.policy, key=router.key,
                       log=self.places.router_log, say=say)  # fmt: skip
@@ -199,19 +200,22 @@ class Process:
     def _open(self, target: Target) -> Link:
         """Return the link to a replica: at once where it is here, later where it is on another machine."""
         link = Link(target)
-        if registry.provider(self.settings, target.vendor).is_here:
+        if target.vendor == HERE:
             link.replica = _replica(target, target.port)
         else:
             link.task = asyncio.create_task(self._connect(link))
         return link
 
     async def _connect(self, link: Link) -> None:
+        from infra.providers import registry
+        from infra.settings import Settings
+
         target, told = link.target, ""
         pod = Pod(provider=target.vendor, pod_id=target.pod_id, token=target.token, run=target.replica_id,
                   address=target.address)  # fmt: skip
         while True:
             try:
-                way = registry.provider(self.settings, target.vendor).reach(pod).forward(0, target.port)
+                way = registry.provider(Settings.load(ROOT), target.vendor).reach(pod).forward(0, target.port)
                 link.replica = _replica(target, await asyncio.to_thread(link.closing.enter_context, way))
                 break
             except (SlipwayError, OSError) as error:
@@ -245,9 +249,13 @@ class Process:
                     is_idle = link.replica is None or self.gateway is None or not self.gateway.in_flight(link.replica)
                     if name not in wanted and is_idle:
                         await self._close(self.links.pop(name))
-            if self.gateway is not None and time.monotonic() - read_at > keys.READ_EVERY_S:
+            if time.monotonic() - read_at > keys.READ_EVERY_S:
                 read_at = time.monotonic()
-                self._read_keys(self.gateway)
+                if not self.places.gateway_lock.exists():  # nobody could find this gateway any more, nor end it
+                    say("its folder is gone; it ends")
+                    self.ended.set()
+                if self.gateway is not None:
+                    self._read_keys(self.gateway)
 
     def _read_keys(self, gateway: Gateway) -> None:
         try:
@@ -275,7 +283,7 @@ def main() -> None:
         return
 
     async def serve() -> None:
-        await Process(places, Settings.load(ROOT)).run()
+        await Process(places).run()
 
     run(serve())
 

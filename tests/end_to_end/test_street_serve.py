@@ -25,8 +25,8 @@ from infra.agent.process import Identity, find, is_alive, send
 from infra.ledger.journal import SUPERVISOR, Journal
 from infra.rehearsal import attach
 from serve import gateway_orders
-from serve.controller_process import Places
 from serve.load import Heard, Load, ask
+from serve.places import Places
 from serve.policy.replica_states import State
 from serve.policy.service_state import Seen, seen_of
 from tests.end_to_end.test_street_ssh import with_machines
