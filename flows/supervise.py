@@ -213,7 +213,8 @@ class Supervisor:
                 self._begin(lease, (service.name, service.epoch), self._control, service.name)
         self._write(services.keys())
         at_work = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
-        waits = [one for one in self.cares.values() if one.begun_at and not (one.is_done or one.given_up)]
+        cares = [self.cares[lease] for lease in runs]
+        waits = [one for one in cares if not (one.is_done or one.given_up)]
         return bool(at_work or services or waits)
 
     def _begin(self, lease: str, key: tuple[str, int], work: Callable[[str], None], name: str) -> None:
