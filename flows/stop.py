@@ -55,6 +55,7 @@ def rows(ops: list[Op], journal: Journal, settings: Settings, tell: Say) -> Iter
             yield Ended(op.run)
         except Exception as error:  # likewise
             yield Ended(op.run, as_told(error, op.run))
+    supervise.leave_if_done(settings)
 
 
 def end(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:
