@@ -6,8 +6,6 @@
 In: the journal. Out: runs brought home and back, by the same `infra.runs.keeper` that a launch runs in its terminal;
 controllers begun again. Whoever leaves something behind calls `ensure`; it ends by itself when nothing is left. The
 lease `supervisor` lets one live at a time. What it sees last it writes beside the journal, for `inv supervisor`.
-
-    python -m flows.supervise        the journal by SLIPWAY_STATE_FILE
 """
 
 import contextlib
@@ -34,6 +32,7 @@ from infra.providers.local import Local
 from infra.runs import pods
 from infra.runs.keeper import GivenUp, lease_name
 from infra.runs.recovery import RUN
+from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import moment
 from serve import controller_client
@@ -161,7 +160,7 @@ def _start(settings: Settings) -> "subprocess.Popen[bytes]":
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_STATE_FILE": str(settings.state_file)}
     with log.open("ab") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.supervise"],
+            [sys.executable, "-m", "scripts.runs.supervisor"],
             cwd=ROOT,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -187,8 +186,8 @@ class Care:
 
 
 class Supervisor:
-    def __init__(self, settings: Settings, journal: Journal, since: float) -> None:
-        self.settings, self.journal, self.since = settings, journal, since
+    def __init__(self, settings: Settings, journal: Journal, since: float, tell: Say) -> None:
+        self.settings, self.journal, self.since, self.tell = settings, journal, since, tell
         self.cares: dict[str, Care] = {}
         self.is_leaving = threading.Event()
         self.written: tuple[float, State] | None = None
@@ -229,7 +228,7 @@ class Supervisor:
         wait_s = RUN.retries.wait_s(care.begun_at, now)
         if wait_s is None:
             care.key, care.given_up = key, f"it was begun {len(care.begun_at)} times, and did not last"
-            say(f"{name}: given up: {care.given_up}")
+            self.tell(f"{name}: given up: {care.given_up}")
         elif wait_s <= 0:
             care.begun_at = [*care.begun_at, now][-RUN.retries.most :]
             care.thread = threading.Thread(target=self._do, args=(care, work, name), name=lease, daemon=True)
@@ -242,10 +241,10 @@ class Supervisor:
             work(name)
         except (GivenUp, LimitHit) as error:
             why = str(error)
-            say(f"{name}: given up: {error}")
+            self.tell(f"{name}: given up: {error}")
         except Exception as error:  # begun again, at the pace of its retries
             is_done = False
-            say(f"{name}: {in_words(error)}")
+            self.tell(f"{name}: {in_words(error)}")
         if is_done and not why or why:
             with Journal.open(self.settings.state_file) as journal:
                 row = journal.ops(run=name)[-1]
@@ -261,13 +260,13 @@ class Supervisor:
             with log.open("a") as file:
                 file.write(f"{_stamp()} {text}\n")
 
-        say(f"{run}: kept from now on; its log: {log}")
+        self.tell(f"{run}: kept from now on; its log: {log}")
         with Journal.open(settings.state_file) as journal:
             op, verdict = journal.ops(run=run)[-1], dict[str, object]()
             with follow.keeping(op, journal, settings, tell) as seen:
                 for _, verdict in seen:
                     if pods.is_over(journal.ops(run=run)[-1]) and not verdict:
-                        say(f"{run}: it was ended")
+                        self.tell(f"{run}: it was ended")
                         return
             op = journal.ops(run=run)[-1]
             if pods.is_over(op) and op.is_live:
@@ -275,14 +274,14 @@ class Supervisor:
             with self.concluding:
                 only = [one.token for one in pods.nodes_of(op, journal)]
                 follow.conclude(op, str(verdict["state"]), journal, settings, tell, only)
-            say(f"{run}: {verdict['state']}")
+            self.tell(f"{run}: {verdict['state']}")
 
     def _control(self, name: str) -> None:
         """Begin a controller of a service."""
         settings = load()
         with Journal.open(settings.state_file) as journal:
             if journal.service(name) is not None:
-                controller_client.ensure(name, settings, journal, say)
+                controller_client.ensure(name, settings, journal, self.tell)
 
     def _write(self, services: object) -> None:
         """Write down what is seen, where it has changed or was not written for long."""
@@ -312,34 +311,27 @@ def load() -> Settings:
     return found
 
 
-def say(text: str) -> None:
-    print(f"{_stamp()} {text}", file=sys.stderr, flush=True)
-
-
 def _stamp() -> str:
     return moment(time.time())
 
 
-def main() -> None:
+def serve(tell: Say) -> None:
+    """Be the supervisor of this installation, unless one lives; return when nothing is left, or when told to leave."""
     settings = load()
     with Journal.open(settings.state_file) as journal:
         while True:
             try:
                 lease = journal.take(SUPERVISOR, own_code.stamp())
             except Held as error:
-                say(str(error))
+                tell(str(error))
                 return
-            supervisor = Supervisor(settings, journal, time.time())
+            supervisor = Supervisor(settings, journal, time.time(), tell)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, lambda *_: supervisor.is_leaving.set())  # noqa: B023
-            say(f"process {os.getpid()} looks after {settings.state_file}")
+            tell(f"process {os.getpid()} looks after {settings.state_file}")
             supervisor.run()
             journal.release(lease)
             # Whoever left something behind just now has seen this lease held, and started no other supervisor.
             if supervisor.is_leaving.is_set() or not is_needed(journal, settings):
-                say("it ends: " + ("it was told to" if supervisor.is_leaving.is_set() else "nothing is left"))
+                tell("it ends: " + ("it was told to" if supervisor.is_leaving.is_set() else "nothing is left"))
                 return
-
-
-if __name__ == "__main__":
-    main()

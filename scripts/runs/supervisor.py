@@ -1,5 +1,9 @@
-"""What `inv supervisor` does: see flows/supervise.py."""
+"""What `inv supervisor` does, and the process that it shows: see flows/supervise.py.
 
+python -m scripts.runs.supervisor        of the journal of SLIPWAY_STATE_FILE; its standard error is its log
+"""
+
+import sys
 import time
 
 from flows import supervise
@@ -47,3 +51,12 @@ def supervisor(spec: Output) -> None:
         print(f"Services: {', '.join(state.services) or 'none'}")
         for name, why in state.given_up.items():
             print(f"Given up: {name}: {render.clean(why)}; see: inv status {name}")
+
+
+def _say(text: str) -> None:
+    for line in text.splitlines():
+        print(f"{moment(time.time())} {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    supervise.serve(_say)

@@ -77,7 +77,7 @@ def test_none_is_started_where_nothing_needs_one(journal, settings):
 
 def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal, settings, monkeypatch):
     op = begun(journal, "far-1")
-    supervisor = supervise.Supervisor(settings, journal, 0.0)
+    supervisor = supervise.Supervisor(settings, journal, 0.0, print)
     tried, now = [], [1000.0]
 
     def fails(run):
