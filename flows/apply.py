@@ -18,7 +18,7 @@ from infra.money import in_usd
 from infra.providers import Provider, registry
 from infra.records import Offer, Request
 from infra.runs import pod_set
-from infra.runs.pod_set import PodSpec, Step
+from infra.runs.pod_set import PodAction, PodSpec
 from infra.runs.timing import Say
 from infra.selection import choose, preflight
 from infra.selection.machine_spec import LimitSpec, MachineSpec
@@ -31,7 +31,7 @@ from infra.units import duration
 class Change:
     """A step with what it is about."""
 
-    step: Step
+    step: PodAction
     provider: str
     micro_usd_per_hour: int  # of an offer, for a pod that is to be made
     about: str
@@ -62,7 +62,7 @@ def changes(
 
 
 def carry_out(
-    step: Step, set_name: str, specs: Mapping[str, PodSpec], journal: Journal, settings: Settings, tell: Say
+    step: PodAction, set_name: str, specs: Mapping[str, PodSpec], journal: Journal, settings: Settings, tell: Say
 ) -> Op | None:  # fmt: skip
     """Make or end one pod; return the one that was made."""
     if step.action == "end":
@@ -111,7 +111,7 @@ def _find(spec: PodSpec, settings: Settings, tell: Say) -> tuple[Request, Limits
         raise
 
 
-def _change(step: Step, specs: Mapping[str, PodSpec], journal: Journal, settings: Settings, tell: Say) -> Change:
+def _change(step: PodAction, specs: Mapping[str, PodSpec], journal: Journal, settings: Settings, tell: Say) -> Change:
     if step.action == "create":
         _, limits, offers = _find(specs[step.name], settings, tell)
         offer = offers[0]

@@ -152,7 +152,7 @@ def _value(where: str, one: Field[Any], value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Step:
+class PodAction:
     """An action. `action`: keep, end or create; `token`: of the row that is kept or ended."""
 
     action: str
@@ -161,7 +161,7 @@ class Step:
     why: str = ""
 
 
-def decide(set_name: str, wanted: Mapping[str, str], rows: Iterable[Op]) -> list[Step]:
+def decide(set_name: str, wanted: Mapping[str, str], rows: Iterable[Op]) -> list[PodAction]:
     """Return what makes the live pods of that set those of `wanted`, in the order in which it is to be done.
 
     `wanted`: digests by name. `rows`: of the journal, ended ones too. Ends come first: they free names, machines and
@@ -177,16 +177,16 @@ def decide(set_name: str, wanted: Mapping[str, str], rows: Iterable[Op]) -> list
                     f"{name} is a pod already, and not of the set {set_name}; choose another name, or: inv down {name}"
                 )
         elif name not in wanted:
-            ends.append(Step("end", name, op.token, "it is wanted no more"))
+            ends.append(PodAction("end", name, op.token, "it is wanted no more"))
         elif op.state in (TERMINATING, UNKNOWN):
-            ends.append(Step("end", name, op.token, f"it is {op.state}"))
+            ends.append(PodAction("end", name, op.token, f"it is {op.state}"))
         elif op.spec_hash != wanted[name]:
-            ends.append(Step("end", name, op.token, "it is wanted otherwise"))
+            ends.append(PodAction("end", name, op.token, "it is wanted otherwise"))
         else:
-            keeps.append(Step("keep", name, op.token))
+            keeps.append(PodAction("keep", name, op.token))
     kept = {step.name for step in keeps}
     ended = {step.name: step.why for step in ends}
     for name in wanted:
         if name not in kept:
-            missing.append(Step("create", name, why=ended.get(name, "")))
+            missing.append(PodAction("create", name, why=ended.get(name, "")))
     return [*ends, *keeps, *missing]

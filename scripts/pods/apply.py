@@ -12,7 +12,7 @@ from infra import strict_yaml
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.runs import pod_set
-from infra.runs.pod_set import PodSpec, Step
+from infra.runs.pod_set import PodAction, PodSpec
 from infra.runs.settle import settle
 from infra.settings import Settings
 from scripts.cli import context, prompts, render, session
@@ -68,7 +68,7 @@ def load(path: Path, settings: Settings) -> tuple[str, dict[str, PodSpec]]:
 
 
 def carry_out(
-    step: Step, set_name: str, specs: Mapping[str, PodSpec], journal: Journal, settings: Settings, again: str
+    step: PodAction, set_name: str, specs: Mapping[str, PodSpec], journal: Journal, settings: Settings, again: str
 ) -> None:
     """Raises SlipwayError that says how to go on."""
     try:
