@@ -33,7 +33,7 @@ def same(record: type, flag: str, default: Any = None) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PodSpec:
+class PodEntry:
     """One pod as a file describes it; None = no restriction."""
 
     name: str = field(metadata={"about": "of the pod; unique among all that live"})
@@ -73,10 +73,12 @@ WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or f
 
 def schema() -> list[tuple[str, Any, str]]:
     """Return every key, its default ("" = it must be given) and what it is for."""
-    return [(one.name, "" if one.default is MISSING else one.default, one.metadata["about"]) for one in fields(PodSpec)]
+    return [
+        (one.name, "" if one.default is MISSING else one.default, one.metadata["about"]) for one in fields(PodEntry)
+    ]
 
 
-def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[str]) -> tuple[str, list[PodSpec]]:
+def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[str]) -> tuple[str, list[PodEntry]]:
     """Return the name of the set, `stem` when the file gives none, and its pods. Raises UsageError, with the place.
 
     `provider`: of pods that name none. `own`: providers whose machines have the GPUs that they have.
@@ -88,7 +90,7 @@ def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[
     entries = document.get("pods")
     if not isinstance(entries, list):  # also none at all: an empty list is said on purpose
         raise UsageError(f"{where}: `pods` must be a list; [] ends all pods of the set")
-    specs: dict[str, PodSpec] = {}
+    specs: dict[str, PodEntry] = {}
     for number, entry in enumerate(entries, 1):
         spec = read_spec(f"{where}: pod {number}", entry, provider, own)
         if spec.name in specs:
@@ -97,9 +99,9 @@ def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[
     return check_name(name), list(specs.values())
 
 
-def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodSpec:
+def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodEntry:
     """Return one pod of a file. Raises UsageError."""
-    known = {one.name: one for one in fields(PodSpec)}
+    known = {one.name: one for one in fields(PodEntry)}
     _check_keys(where, entry, (*known, *ALIASES))
     said: dict[str, Any] = {}
     for word, value in entry.items():
@@ -118,7 +120,7 @@ def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodS
     if said.get("idle_stop_minutes") == 0:
         raise UsageError(f"{where}: idle_stop_minutes is 0; it must be more than 0")
     check_name(said["name"])
-    return PodSpec(**said)
+    return PodEntry(**said)
 
 
 def _check_keys(where: str, body: Any, known: Sequence[str]) -> None:
@@ -136,7 +138,7 @@ def _value(where: str, one: Field[Any], value: Any) -> Any:
 
     A number where text is wanted is taken for its text: `cpus: 16`, `spend_limit: 12.50`.
     """
-    hint = get_type_hints(PodSpec)[one.name]
+    hint = get_type_hints(PodEntry)[one.name]
     kinds = getattr(hint, "__args__", (hint,))
     if value is None and type(None) in kinds:
         return None

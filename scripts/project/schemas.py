@@ -166,7 +166,7 @@ def sweep() -> Schema:
 
 
 def pod() -> Schema:
-    one = of_record(pod_set.PodSpec)
+    one = of_record(pod_set.PodEntry)
     for name, known in one["properties"].items():
         if "string" in known.get("type", ()) and name != "name":  # a number is taken for its text
             known["type"] = [*([known["type"]] if isinstance(known["type"], str) else known["type"]), "number"]
