@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from serve.policy import autoscaler, update
 from serve.policy.autoscaler import Memory, Rule
-from serve.policy.replica_states import Step, state_of
+from serve.policy.replica_states import ProcessStatus, state_of
 from serve.policy.service_state import Member
 
 
@@ -68,8 +68,10 @@ def serving(mode: str, rule: Rule, members: Sequence[Member]) -> tuple[int, ...]
 def scaled(one: Member) -> autoscaler.Member:
     """Return a replica as the autoscaler sees it: what has failed has failed, although its end is still under way."""
     was_ready, facts = one.facts.first_ready_at is not None, one.facts
-    if facts.down in (Step.SCHEDULED, Step.RUNNING, Step.FAILED) and (facts.app_failed or facts.is_late):
-        facts = replace(facts, down=Step.SUCCEEDED)
+    if facts.down in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING, ProcessStatus.FAILED) and (
+        facts.app_failed or facts.is_late
+    ):
+        facts = replace(facts, down=ProcessStatus.SUCCEEDED)
     return autoscaler.Member(number=one.number, state=state_of(facts), was_ready=was_ready, spot=one.spot, gpu=one.gpu)
 
 

@@ -23,7 +23,7 @@ from infra.ledger.life_cycle import LOST, READY
 from serve.gateway.routing import Replica
 from serve.gateway.server import Gateway
 from serve.policy import replica_states
-from serve.policy.replica_states import Facts, State, Step
+from serve.policy.replica_states import Facts, ProcessStatus, State
 from serve.policy.service_state import Member, Wanted, served_name
 from serve.replicas.probe import Counters, probe
 from serve.replicas.replica_pod import Landing, Stage
@@ -119,11 +119,15 @@ class Replicas:
         if one.told.is_set():
             return
         facts = facts or one.member.facts
-        launch = Step.INTERRUPTED if facts.launch in (Step.SCHEDULED, Step.RUNNING) else facts.launch
+        launch = (
+            ProcessStatus.INTERRUPTED
+            if facts.launch in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING)
+            else facts.launch
+        )
         one.drains, one.has_failed = drains, has_failed
         one.member = replace(one.member, why=why)
         self.say(f"{one.member.run}: ending: {why}")
-        self.note(one, replace(facts, launch=launch, down=Step.SCHEDULED))
+        self.note(one, replace(facts, launch=launch, down=ProcessStatus.SCHEDULED))
         one.told.set()
 
     # Their tasks.
@@ -155,7 +159,7 @@ class Replicas:
         try:
             async with self.launching:
                 if not one.told.is_set():
-                    self.note(one, replace(one.member.facts, launch=Step.RUNNING))
+                    self.note(one, replace(one.member.facts, launch=ProcessStatus.RUNNING))
                     self.say(f"{one.member.run}: launching version {version.number}")
                     op = await self._in_thread(self.landing.begin, version, one.member)
                     cap = one.member.cap_micro_usd if op.rate else None
@@ -168,11 +172,11 @@ class Replicas:
                 return
             self.say(f"{one.member.run}: it was not launched: {error}")
             one.member = replace(one.member, why=str(error), ended_at=time.time())
-            self.note(one, replace(one.member.facts, launch=Step.FAILED, down=Step.SUCCEEDED))
+            self.note(one, replace(one.member.facts, launch=ProcessStatus.FAILED, down=ProcessStatus.SUCCEEDED))
             self._retire(one)
             return
         if not one.told.is_set():
-            self.note(one, replace(one.member.facts, launch=Step.SUCCEEDED))
+            self.note(one, replace(one.member.facts, launch=ProcessStatus.SUCCEEDED))
         await self._keep(one)
 
     async def _keep(self, one: Kept) -> None:
@@ -287,7 +291,7 @@ class Replicas:
         """End it until nothing of it is left, with as many tries as it takes."""
         failures = 0
         while True:
-            self.note(one, replace(one.member.facts, down=Step.RUNNING))
+            self.note(one, replace(one.member.facts, down=ProcessStatus.RUNNING))
             try:
                 op = self._op(one)
                 if op is not None:
@@ -295,12 +299,12 @@ class Replicas:
                 break
             except SlipwayError as error:
                 self.say(f"{one.member.run}: {error}")
-                self.note(one, replace(one.member.facts, down=Step.FAILED))
+                self.note(one, replace(one.member.facts, down=ProcessStatus.FAILED))
                 failures += 1
                 await asyncio.sleep(BACKOFF.wait_s(failures))
         await self._in_thread(one.links.close)
         one.member = replace(one.member, ended_at=time.time())
-        self.note(one, replace(one.member.facts, down=Step.SUCCEEDED))
+        self.note(one, replace(one.member.facts, down=ProcessStatus.SUCCEEDED))
         self.say(f"{one.member.run}: ended, nothing of it runs")
         if one.has_failed:
             self._retire(one)
@@ -319,7 +323,7 @@ class Replicas:
     def adopt(self, members: Sequence[Member]) -> None:
         """Take over what an earlier controller has left, and end what it did not know."""
         for member in members:
-            if member.facts.down is Step.SUCCEEDED:
+            if member.facts.down is ProcessStatus.SUCCEEDED:
                 self.past.append(member)
                 continue
             self.kept[member.number] = Kept(member)
@@ -331,16 +335,20 @@ class Replicas:
         """Take over a replica, whatever it was at when its care was cut off."""
         facts = replace(one.member.facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
         op = self._op(one)
-        if op is not None and facts.launch in (Step.SCHEDULED, Step.RUNNING) and op.state in (READY, LOST):
-            facts = replace(facts, launch=Step.SUCCEEDED)
+        if (
+            op is not None
+            and facts.launch in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING)
+            and op.state in (READY, LOST)
+        ):
+            facts = replace(facts, launch=ProcessStatus.SUCCEEDED)
         one.member = replace(one.member, facts=facts)
-        if op is None and facts.launch in (Step.SCHEDULED, Step.RUNNING):
+        if op is None and facts.launch in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING):
             self._drop(one)  # its pod was never asked for
             return
         if facts.down is not None:
             one.drains, one.has_failed = False, facts.app_failed or facts.is_late
             one.told.set()
-        elif facts.launch is not Step.SUCCEEDED:
+        elif facts.launch is not ProcessStatus.SUCCEEDED:
             self.end(one, "its launch was cut off", drains=False)
         one.task = asyncio.create_task(self._guarded(one, self._keep(one)))
 

@@ -12,7 +12,7 @@ from infra.agent import environment
 from serve import service
 from serve.policy import autoscaler, replica_states
 from serve.policy.autoscaler import Member, Memory, Seen
-from serve.policy.replica_states import Facts, State, Step
+from serve.policy.replica_states import Facts, ProcessStatus, State
 from tests.serve.scripted_engine import ROOT
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
@@ -98,8 +98,8 @@ def test_every_key_that_is_read_is_one_for_skyserve(sky, tmp_path):
 def test_replicas_are_what_skyserve_sees_in_them(sky):
     for launch, down, app_failed, is_ready, preempted, first, state in sky("states"):
         facts = Facts(
-            launch=Step[launch],
-            down=None if down is None else Step[down],
+            launch=ProcessStatus[launch],
+            down=None if down is None else ProcessStatus[down],
             app_failed=app_failed,
             is_ready=is_ready,
             preempted=preempted,

@@ -8,16 +8,16 @@ import pytest
 
 from scripts.services.inspect import advice, figures, percentiles
 from serve import awaiting, revision, service
-from serve.policy.replica_states import Facts, Step
+from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, Seen, Version, Wanted
 from serve.replicas import placement
 from serve.replicas.placement import UNREAD
 
 WANTED = Wanted(versions=(Version(number=1, document={"service": {"replicas": 2}}, model="/m"),))
 CALM = {"requests": 0, "failed": 0, "queue_s": {"p95": None}}
-LATE = Facts(launch=Step.SUCCEEDED, is_late=True, down=Step.SUCCEEDED)
-CRASHED = Facts(launch=Step.SUCCEEDED, app_failed=True, down=Step.SUCCEEDED)
-SILENT = Facts(launch=Step.SUCCEEDED, first_ready_at=1.0)
+LATE = Facts(launch=ProcessStatus.SUCCEEDED, is_late=True, down=ProcessStatus.SUCCEEDED)
+CRASHED = Facts(launch=ProcessStatus.SUCCEEDED, app_failed=True, down=ProcessStatus.SUCCEEDED)
+SILENT = Facts(launch=ProcessStatus.SUCCEEDED, first_ready_at=1.0)
 
 
 def said(seen=Seen(serving=(0, 1)), metrics=CALM, was_kept=True):  # noqa: B008 it is frozen
@@ -107,17 +107,17 @@ def test_what_only_skyserve_does_is_named():
     assert revision.only_for_skyserve(shipped, shipped) == []
 
 
-UP = Facts(launch=Step.SUCCEEDED)
+UP = Facts(launch=ProcessStatus.SUCCEEDED)
 
 
 @pytest.mark.parametrize(
     ("facts", "phases", "waits"),
     [
         (Facts(), (), True),
-        (Facts(launch=Step.RUNNING), (), True),
+        (Facts(launch=ProcessStatus.RUNNING), (), True),
         (UP, (("environment", 1.0),), True),
         (UP, (("environment", 1.0), ("weights", 2.0)), False),
-        (Facts(launch=Step.SUCCEEDED, is_ready=True, first_ready_at=1.0), (), False),  # an older controller's
+        (Facts(launch=ProcessStatus.SUCCEEDED, is_ready=True, first_ready_at=1.0), (), False),  # an older controller's
         (CRASHED, (("environment", 1.0),), False),
     ],
 )

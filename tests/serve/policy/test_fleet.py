@@ -5,15 +5,15 @@ import pytest
 from serve.policy import fleet
 from serve.policy.autoscaler import Memory, Rule
 from serve.policy.fleet import Load
-from serve.policy.replica_states import Facts, State, Step
+from serve.policy.replica_states import Facts, ProcessStatus, State
 from serve.policy.service_state import Member, Seen, Version, Wanted, seen_of, wanted_of, write
 
-READY = Facts(launch=Step.SUCCEEDED, first_ready_at=1.0, is_ready=True)
-STARTING = Facts(launch=Step.SUCCEEDED)
+READY = Facts(launch=ProcessStatus.SUCCEEDED, first_ready_at=1.0, is_ready=True)
+STARTING = Facts(launch=ProcessStatus.SUCCEEDED)
 PENDING = Facts()
-CRASHED = Facts(launch=Step.SUCCEEDED, app_failed=True, down=Step.SUCCEEDED)
-CRASHING = Facts(launch=Step.SUCCEEDED, app_failed=True, down=Step.RUNNING)
-LEAVING = Facts(launch=Step.SUCCEEDED, first_ready_at=1.0, is_ready=True, down=Step.SCHEDULED)
+CRASHED = Facts(launch=ProcessStatus.SUCCEEDED, app_failed=True, down=ProcessStatus.SUCCEEDED)
+CRASHING = Facts(launch=ProcessStatus.SUCCEEDED, app_failed=True, down=ProcessStatus.RUNNING)
+LEAVING = Facts(launch=ProcessStatus.SUCCEEDED, first_ready_at=1.0, is_ready=True, down=ProcessStatus.SCHEDULED)
 FIXED = Rule(least=2, most=2)
 TWO = Memory(2)
 
