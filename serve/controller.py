@@ -232,7 +232,7 @@ class Controller:
         if self.rule_of != self.epoch:
             if self.rule_of:
                 alike = [fleet.scaled(one) for one in members if one.version == newest]
-                seen = autoscaler.Seen(qps=load.qps, waiting=load.waiting, members=alike)
+                seen = autoscaler.Measurements(qps=load.qps, waiting=load.waiting, members=alike)
                 self.memory = autoscaler.updated(rule, self.memory, seen)
             self.rule_of = self.epoch
         is_woken = self.memory.target == 0 and (self.gateway.turns.waiting > 0 or bool(load.qps))

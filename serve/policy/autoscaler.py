@@ -56,7 +56,7 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class Measurements:
     """The measurements of a tick; None = not known."""
 
     qps: float | None  # that arrive, mean over 60 s, refused ones included
@@ -96,19 +96,19 @@ def begin(rule: Rule) -> Memory:
     return Memory(rule.least)
 
 
-def updated(rule: Rule, memory: Memory, seen: Seen) -> Memory:
+def updated(rule: Rule, memory: Memory, seen: Measurements) -> Memory:
     """Return the state after the rule has changed: at once what is wanted now, no waiting."""
     wanted = want(rule, memory, seen)
     return Memory(_clip(rule, memory.target) if wanted is None else wanted)
 
 
-def decide(rule: Rule, memory: Memory, seen: Seen) -> Decision:
+def decide(rule: Rule, memory: Memory, seen: Measurements) -> Decision:
     """Return what to start and what to stop now."""
     wanted = want(rule, memory, seen)
     return fill(rule, memory if wanted is None else _after(rule, memory, wanted), seen)
 
 
-def fill(rule: Rule, memory: Memory, seen: Seen) -> Decision:
+def fill(rule: Rule, memory: Memory, seen: Measurements) -> Decision:
     """Return what to start and what to stop for the current target: between two ticks, when a replica came or went."""
     final = memory.target + rule.extra
     alive = [one for one in seen.members if one.state.is_alive]
@@ -126,7 +126,7 @@ def fill(rule: Rule, memory: Memory, seen: Seen) -> Decision:
     )
 
 
-def want(rule: Rule, memory: Memory, seen: Seen) -> int | None:
+def want(rule: Rule, memory: Memory, seen: Measurements) -> int | None:
     """Return how many are wanted, between least and most; None when nothing that it depends on is known."""
     signals = []
     if rule.target_qps is not None:
@@ -207,7 +207,7 @@ def _victims(alive: Iterable[Member], spot: bool, keep: int) -> tuple[int, ...]:
     return tuple(one.number for one in kind[: max(0, len(kind) - keep)])
 
 
-def _admitted(wanted: int, seen: Seen) -> tuple[int, str]:
+def _admitted(wanted: int, seen: Measurements) -> tuple[int, str]:
     """Return how many of these may be started, and why not all."""
     if not wanted:
         return 0, ""
@@ -223,7 +223,7 @@ def _admitted(wanted: int, seen: Seen) -> tuple[int, str]:
     return _afforded(wanted, seen, "")
 
 
-def _afforded(wanted: int, seen: Seen, held: str) -> tuple[int, str]:
+def _afforded(wanted: int, seen: Measurements, held: str) -> tuple[int, str]:
     if seen.affordable is not None and seen.affordable < wanted:
         return max(0, seen.affordable), f"the budget admits {max(0, seen.affordable)} more"
     return wanted, held

@@ -42,7 +42,7 @@ def course(
     newest: the version that is wanted. is_tick: so much time has passed since the last one as that one said.
     """
     alike = [one for one in members if one.version == newest]
-    seen = autoscaler.Seen(
+    seen = autoscaler.Measurements(
         qps=load.qps, waiting=load.waiting, members=[scaled(one) for one in alike], affordable=load.affordable
     )
     decision = (autoscaler.decide if is_tick else autoscaler.fill)(rule, memory, seen)

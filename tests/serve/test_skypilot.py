@@ -11,7 +11,7 @@ import yaml
 from infra.agent import environment
 from serve import service
 from serve.policy import autoscaler, replica_states
-from serve.policy.autoscaler import Member, Memory, Seen
+from serve.policy.autoscaler import Measurements, Member, Memory
 from serve.policy.replica_states import Facts, ProcessStatus, State
 from tests.serve.scripted_engine import ROOT
 
@@ -128,7 +128,7 @@ def test_the_autoscaler_wants_what_skyserves_wants(sky, seed):
         while upto < len(arrivals) and arrivals[upto] < tick:
             upto += 1
         qps = sum(tick - 60 <= one < tick for one in arrivals[max(0, upto - 10000) : upto]) / 60
-        memory = autoscaler.decide(rule, memory, Seen(qps=qps)).memory
+        memory = autoscaler.decide(rule, memory, Measurements(qps=qps)).memory
         ours.append(memory.target)
     assert ours == sky("targets", exported(text), arrivals, ticks)
     assert len(set(ours)) > 3
@@ -140,5 +140,5 @@ def test_those_go_first_that_skyserve_lets_go_first(sky):
         members = [(number, chance.choice([one.value for one in replica_states.LIVE])) for number in range(1, 15)]
         rule = autoscaler.Rule(least=5, most=5)
         alive = [Member(number=number, state=State(state)) for number, state in members]
-        ours = autoscaler.decide(rule, Memory(5), Seen(qps=None, members=alive)).stop
+        ours = autoscaler.decide(rule, Memory(5), Measurements(qps=None, members=alive)).stop
         assert list(ours) == sky("victims", members, 9)
