@@ -18,7 +18,7 @@ from serve import controller_client, controller_process, revision
 from serve import service as service_file
 from serve.engine import models
 from serve.policy import service_state
-from serve.policy.service_state import Seen, Version, Wanted
+from serve.policy.service_state import ServiceRecord, Version, Wanted
 from serve.replicas import placement
 from serve.replicas.replica_pod import free_port
 from store.backends.by_uri import open_place
@@ -102,7 +102,7 @@ def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Sett
     return revision.after(found.old, version, spec.mode, spec.host, port, name, found.row, is_kept)
 
 
-def want(found: Revision, wanted: Wanted, journal: Journal, settings: Settings, tell: Say) -> Seen:
+def want(found: Revision, wanted: Wanted, journal: Journal, settings: Settings, tell: Say) -> ServiceRecord:
     """Write down what is wanted, see to it that a controller lives, and return what that says.
 
     Of a new service nothing is left when no controller could be begun.

@@ -30,7 +30,7 @@ from serve import service as service_file
 from serve.engine import memory_fit, models
 from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
-from serve.policy.service_state import Seen, Version, Wanted
+from serve.policy.service_state import ServiceRecord, Version, Wanted
 from serve.replicas import placement
 from serve.service import Service
 from store import StoreError
@@ -249,7 +249,7 @@ def _of_replicas(version: Version) -> tuple[Any, ...]:
     return (*same, version.service.ours.limits.of_engine, version.engine, version.model, version.weights)
 
 
-def ready_of(seen: Seen, version: int) -> int:
+def ready_of(seen: ServiceRecord, version: int) -> int:
     return sum(one.version == version and one.state is State.READY for one in seen.members)
 
 

@@ -29,7 +29,7 @@ from serve import controller_client, controller_process
 from serve.awaiting import phases
 from serve.policy import replica_states, service_state
 from serve.policy.replica_states import LIVE, State
-from serve.policy.service_state import Member, Seen, Wanted
+from serve.policy.service_state import Member, ServiceRecord, Wanted
 from serve.replicas import placement
 
 RECENT_S = 300.0  # what metrics are taken from
@@ -117,13 +117,13 @@ def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
     }
 
 
-def shown(seen: Seen) -> list[Member]:
+def shown(seen: ServiceRecord) -> list[Member]:
     """Those that live, and the last ones that failed."""
     failed = [one for one in seen.members if one.state not in (*LIVE, State.SHUTTING_DOWN)][-SHOWN_FAILURES:]
     return [one for one in seen.members if one in failed or one.state in (*LIVE, State.SHUTTING_DOWN)]
 
 
-def replica(one: Member, seen: Seen, op: Op | None) -> dict[str, Any]:
+def replica(one: Member, seen: ServiceRecord, op: Op | None) -> dict[str, Any]:
     return {
         "id": one.number,
         "run": one.run,
@@ -289,7 +289,9 @@ def doctor(spec: DoctorFlags) -> None:
         print(render.clean(f"{what}\n    {do}"))
 
 
-def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_kept: bool) -> list[tuple[str, str]]:
+def advice(
+    name: str, wanted: Wanted, seen: ServiceRecord, metrics: dict[str, Any], was_kept: bool
+) -> list[tuple[str, str]]:
     """What is seen, and what to do about it. Pure."""
     newest, found = wanted.newest, list[tuple[str, str]]()
     found += [(f"{key} of its service file changes nothing", instead)

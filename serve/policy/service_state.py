@@ -107,7 +107,7 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ServiceRecord:
     members: tuple[Member, ...] = ()
     next_number: int = 0
     memory: Memory | None = None
@@ -126,7 +126,7 @@ class Seen:
     began_at: float = 0.0
 
 
-def write(record: Wanted | Seen) -> str:
+def write(record: Wanted | ServiceRecord) -> str:
     return msgspec.json.encode(record).decode()
 
 
@@ -134,8 +134,8 @@ def wanted_of(text: str) -> Wanted:
     return _read(text, Wanted)
 
 
-def seen_of(text: str) -> Seen:
-    return _read(text, Seen) if text else Seen()
+def seen_of(text: str) -> ServiceRecord:
+    return _read(text, ServiceRecord) if text else ServiceRecord()
 
 
 def _read(text: str, kind: type[T]) -> T:

@@ -26,7 +26,7 @@ from infra.ledger.journal import Journal
 from infra.rehearsal import attach
 from serve.load import Heard, Load, ask
 from serve.policy.replica_states import State
-from serve.policy.service_state import Seen, seen_of
+from serve.policy.service_state import ServiceRecord, seen_of
 from tests.end_to_end.test_street_ssh import with_machines
 from tests.hosts import loopback
 from tests.serve.engine.test_engines import model as sized_model
@@ -70,7 +70,7 @@ class Place:
     def journal(self) -> Journal:
         return Journal.open(self.world.environ["SLIPWAY_STATE_FILE"], {**os.environ, **self.world.environ})
 
-    def seen(self, name: str) -> Seen:
+    def seen(self, name: str) -> ServiceRecord:
         with self.journal() as journal:
             row = journal.service(name)
         assert row is not None
