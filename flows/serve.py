@@ -18,7 +18,7 @@ from serve import controller_client, controller_process, revision
 from serve import service as service_file
 from serve.engine import models
 from serve.policy import service_state
-from serve.policy.service_state import ServiceRecord, Version, Wanted
+from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.replicas import placement
 from serve.replicas.replica_pod import free_port
 from store.backends.by_uri import open_place
@@ -32,7 +32,7 @@ class Revision:
     name: str
     version: Version
     row: Service | None
-    old: Wanted | None
+    old: WantedService | None
 
 
 def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Revision:
@@ -89,7 +89,7 @@ def places(found: Revision, settings: Settings, tell: Say) -> list[Offer]:
     return placement.find(asked, request, bool(service.file.resources.use_spot), settings, tell)
 
 
-def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Wanted:
+def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> WantedService:
     """Return what would be wanted from now on. Raises UsageError for what cannot be changed while it runs."""
     version, name, port = found.version, found.name, spec.port
     revision.check_reach(version, settings)
@@ -102,7 +102,7 @@ def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Sett
     return revision.after(found.old, version, spec.mode, spec.host, port, name, found.row, is_kept)
 
 
-def want(found: Revision, wanted: Wanted, journal: Journal, settings: Settings, tell: Say) -> ServiceRecord:
+def want(found: Revision, wanted: WantedService, journal: Journal, settings: Settings, tell: Say) -> ServiceRecord:
     """Write down what is wanted, see to it that a controller lives, and return what that says.
 
     Of a new service nothing is left when no controller could be begun.
@@ -117,7 +117,7 @@ def want(found: Revision, wanted: Wanted, journal: Journal, settings: Settings, 
         raise
 
 
-def scale(name: str, least: int | None, most: int | None, journal: Journal) -> tuple[Wanted, bool]:
+def scale(name: str, least: int | None, most: int | None, journal: Journal) -> tuple[WantedService, bool]:
     """Want another number of replicas; return what is wanted then, and whether that is another one than before.
 
     Raises UsageError where nothing says when they are to be how many.

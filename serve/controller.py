@@ -40,7 +40,7 @@ from serve.gateway.server import Gateway
 from serve.loops import run
 from serve.policy import autoscaler, fleet, replica_states
 from serve.policy.replica_states import Facts, State
-from serve.policy.service_state import Member, Wanted, seen_of, wanted_of, write
+from serve.policy.service_state import Member, WantedService, seen_of, wanted_of, write
 from serve.replicas import placement
 from serve.replicas.replica_pod import ROOT, Landing, free_port, role_of
 from serve.replicas.replicas import Replicas, passes
@@ -183,7 +183,7 @@ class Controller:
             raise Fenced(f"{self.name}: its row is no longer in the journal")
         return row
 
-    def _read_wanted(self) -> Wanted:
+    def _read_wanted(self) -> WantedService:
         row = self._row()
         self.epoch = row.epoch
         return wanted_of(row.wanted)

@@ -15,7 +15,7 @@ from infra.units import duration
 from serve import controller_process
 from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
-from serve.policy.service_state import ServiceRecord, Wanted
+from serve.policy.service_state import ServiceRecord, WantedService
 
 POLL_S = 0.1
 TELL_EVERY_S = 30.0
@@ -47,7 +47,7 @@ def forget(name: str, journal: Journal) -> None:
     journal.release(lease)
 
 
-def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[ServiceRecord, Wanted]:
+def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[ServiceRecord, WantedService]:
     """Return what is seen of a service now, and what is wanted. Raises SlipwayError when its controller has failed."""
     row = journal.service(name)
     if row is None:

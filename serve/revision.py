@@ -30,7 +30,7 @@ from serve import service as service_file
 from serve.engine import memory_fit, models
 from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
-from serve.policy.service_state import ServiceRecord, Version, Wanted
+from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.replicas import placement
 from serve.service import Service
 from store import StoreError
@@ -62,7 +62,7 @@ def path_of(config: str) -> Path:
     return next(iter([*found, *shipped]), Path(config))
 
 
-def document_of(config: str, old: Wanted | None, name: str, replicas: int | None) -> dict[str, Any]:
+def document_of(config: str, old: WantedService | None, name: str, replicas: int | None) -> dict[str, Any]:
     """Return the service file as it is meant: command-line flags override it. Raises UsageError."""
     if old and not config:
         document = dict(old.newest.document)
@@ -199,7 +199,7 @@ def check_reach(version: Version, settings: Settings) -> None:
         )
 
 
-def check_plane(name: str, old: Wanted | None, service: Service) -> None:
+def check_plane(name: str, old: WantedService | None, service: Service) -> None:
     """Check that the data plane stays as it is. Raises UsageError: engines ask for keys that go with it."""
     if old is None:
         return
@@ -212,11 +212,11 @@ def check_plane(name: str, old: Wanted | None, service: Service) -> None:
 
 
 def after(
-    old: Wanted | None, new: Version, mode: str, host: str, port: int | None, name: str, row: Row | None, is_kept: bool
-) -> Wanted:  # fmt: skip
+    old: WantedService | None, new: Version, mode: str, host: str, port: int | None, name: str, row: Row | None, is_kept: bool
+) -> WantedService:  # fmt: skip
     """Return what is wanted from now on. Raises UsageError for what cannot be changed while it runs."""
     if old is None:
-        return Wanted(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0,
+        return WantedService(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0,
                       since=time.time())  # fmt: skip
     assert row is not None
     seen = service_state.seen_of(row.seen)

@@ -29,7 +29,7 @@ from serve import controller_client, controller_process
 from serve.awaiting import phases
 from serve.policy import replica_states, service_state
 from serve.policy.replica_states import LIVE, State
-from serve.policy.service_state import Member, ServiceRecord, Wanted
+from serve.policy.service_state import Member, ServiceRecord, WantedService
 from serve.replicas import placement
 
 RECENT_S = 300.0  # what metrics are taken from
@@ -290,7 +290,7 @@ def doctor(spec: DoctorFlags) -> None:
 
 
 def advice(
-    name: str, wanted: Wanted, seen: ServiceRecord, metrics: dict[str, Any], was_kept: bool
+    name: str, wanted: WantedService, seen: ServiceRecord, metrics: dict[str, Any], was_kept: bool
 ) -> list[tuple[str, str]]:
     """What is seen, and what to do about it. Pure."""
     newest, found = wanted.newest, list[tuple[str, str]]()

@@ -50,7 +50,7 @@ class Version:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class WantedService:
     versions: tuple[Version, ...]
     """The newest is the last one; those before it are kept for as long as replicas of them live."""
     mode: str = "rolling"
@@ -126,12 +126,12 @@ class ServiceRecord:
     began_at: float = 0.0
 
 
-def write(record: Wanted | ServiceRecord) -> str:
+def write(record: WantedService | ServiceRecord) -> str:
     return msgspec.json.encode(record).decode()
 
 
-def wanted_of(text: str) -> Wanted:
-    return _read(text, Wanted)
+def wanted_of(text: str) -> WantedService:
+    return _read(text, WantedService)
 
 
 def seen_of(text: str) -> ServiceRecord:

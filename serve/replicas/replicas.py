@@ -24,7 +24,7 @@ from serve.gateway.routing import Replica
 from serve.gateway.server import Gateway
 from serve.policy import replica_states
 from serve.policy.replica_states import Facts, ProcessStatus, State
-from serve.policy.service_state import Member, Wanted, served_name
+from serve.policy.service_state import Member, WantedService, served_name
 from serve.replicas.probe import Counters, probe
 from serve.replicas.replica_pod import Landing, Stage
 from serve.service import Service
@@ -70,7 +70,7 @@ class Replicas:
     """
 
     def __init__(
-        self, name: str, wanted: Wanted, journal: Journal, landing: Landing, gateway: Gateway,
+        self, name: str, wanted: WantedService, journal: Journal, landing: Landing, gateway: Gateway,
         take_off: Callable[[], None], say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.name, self.journal, self.landing, self.gateway, self.say = name, journal, landing, gateway, say

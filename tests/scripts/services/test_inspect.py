@@ -9,11 +9,11 @@ import pytest
 from scripts.services.inspect import advice, figures, percentiles
 from serve import awaiting, revision, service
 from serve.policy.replica_states import Facts, ProcessStatus
-from serve.policy.service_state import Member, ServiceRecord, Version, Wanted
+from serve.policy.service_state import Member, ServiceRecord, Version, WantedService
 from serve.replicas import placement
 from serve.replicas.placement import UNREAD
 
-WANTED = Wanted(versions=(Version(number=1, document={"service": {"replicas": 2}}, model="/m"),))
+WANTED = WantedService(versions=(Version(number=1, document={"service": {"replicas": 2}}, model="/m"),))
 CALM = {"requests": 0, "failed": 0, "queue_s": {"p95": None}}
 LATE = Facts(launch=ProcessStatus.SUCCEEDED, is_late=True, down=ProcessStatus.SUCCEEDED)
 CRASHED = Facts(launch=ProcessStatus.SUCCEEDED, app_failed=True, down=ProcessStatus.SUCCEEDED)
@@ -94,7 +94,7 @@ def test_every_word_of_resources_is_read_or_named_with_what_holds_instead():
     assert name == "service.replica_policy.spot_placer"
     assert placement.unread(service.load(revision.CONFIG)) == []
     version = dataclasses.replace(WANTED.newest, document={"service": {"replicas": 2}, "resources": SKY})
-    told = advice("demo", Wanted(versions=(version,)), ServiceRecord(serving=(0, 1)), CALM, True)
+    told = advice("demo", WantedService(versions=(version,)), ServiceRecord(serving=(0, 1)), CALM, True)
     assert [what for what, _ in told] == [f"resources.{name} of its service file changes nothing" for name in UNREAD]
 
 

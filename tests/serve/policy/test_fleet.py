@@ -6,7 +6,7 @@ from serve.policy import fleet
 from serve.policy.autoscaler import Memory, Rule
 from serve.policy.fleet import Load
 from serve.policy.replica_states import Facts, ProcessStatus, State
-from serve.policy.service_state import Member, ServiceRecord, Version, Wanted, seen_of, wanted_of, write
+from serve.policy.service_state import Member, ServiceRecord, Version, WantedService, seen_of, wanted_of, write
 
 READY = Facts(launch=ProcessStatus.SUCCEEDED, first_ready_at=1.0, is_ready=True)
 STARTING = Facts(launch=ProcessStatus.SUCCEEDED)
@@ -82,7 +82,7 @@ def test_the_budget_is_never_passed():
 
 def test_what_is_remembered_reads_as_it_was_written():
     version = Version(number=3, document={"service": {"replicas": 1}}, model="hf://a/b", engine="fake")
-    wanted = Wanted(versions=(version,), mode="blue_green", port=8000)
+    wanted = WantedService(versions=(version,), mode="blue_green", port=8000)
     assert wanted_of(write(wanted)) == wanted and wanted.version(7) is version
     seen = ServiceRecord(
         members=tuple(members(READY, CRASHED)), memory=Memory(2, up=1), endpoint="http://127.0.0.1:1", port=1
