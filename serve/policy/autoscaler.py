@@ -45,7 +45,7 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class NewestReplica:
     """One replica of the newest version."""
 
     number: int  # later ones have higher numbers
@@ -61,7 +61,7 @@ class Measurements:
 
     qps: float | None  # that arrive, mean over 60 s, refused ones included
     waiting: float | None = None  # in all lines, of engines and gateway, mean over 60 s
-    members: Sequence[Member] = ()
+    members: Sequence[NewestReplica] = ()
     affordable: int | None = None  # more replicas that the budget admits; None = it has no limit
 
 
@@ -147,7 +147,7 @@ def _clip(rule: Rule, wanted: int) -> int:
     return max(rule.least, min(rule.most, wanted))
 
 
-def _for_requests(target: float | Mapping[str, float], qps: float, members: Iterable[Member]) -> int:
+def _for_requests(target: float | Mapping[str, float], qps: float, members: Iterable[NewestReplica]) -> int:
     if not isinstance(target, Mapping):
         return math.ceil(qps / target)
     # As SkyServe, with replicas of different GPUs; but only those that are alive are counted as being there, and with
@@ -185,7 +185,7 @@ def _after(rule: Rule, memory: Memory, wanted: int) -> Memory:
     return Memory(memory.target)
 
 
-def _mix(rule: Rule, final: int, alive: Iterable[Member]) -> tuple[int, int]:
+def _mix(rule: Rule, final: int, alive: Iterable[NewestReplica]) -> tuple[int, int]:
     """Return how many spot replicas and others make up `final`.
 
     On-demand ones fill the gap until spot is ready, and then go.
@@ -200,7 +200,7 @@ def _mix(rule: Rule, final: int, alive: Iterable[Member]) -> tuple[int, int]:
     return spots, min(others, max(base, final - rule.extra))  # none for those that are there to spare
 
 
-def _victims(alive: Iterable[Member], spot: bool, keep: int) -> tuple[int, ...]:
+def _victims(alive: Iterable[NewestReplica], spot: bool, keep: int) -> tuple[int, ...]:
     """Return those to stop: the furthest from ready, of equals the youngest."""
     kind = [one for one in alive if one.spot is spot]
     kind.sort(key=lambda one: (LIVE.index(one.state), -one.number))
@@ -229,7 +229,7 @@ def _afforded(wanted: int, seen: Measurements, held: str) -> tuple[int, str]:
     return wanted, held
 
 
-def _never_ready(members: Iterable[Member]) -> tuple[int, int]:
+def _never_ready(members: Iterable[NewestReplica]) -> tuple[int, int]:
     """Return those that failed since the last one that was ever ready, and those that are still being tried."""
     failures = unproven = 0
     for one in sorted(members, key=lambda one: -one.number):

@@ -65,14 +65,16 @@ def serving(mode: str, rule: Rule, members: Sequence[Member]) -> tuple[int, ...]
     return tuple(sorted(update.serving(mode, rule.least, [_updated(one) for one in members])))
 
 
-def scaled(one: Member) -> autoscaler.Member:
+def scaled(one: Member) -> autoscaler.NewestReplica:
     """Return a replica as the autoscaler sees it: what has failed has failed, although its end is still under way."""
     was_ready, facts = one.facts.first_ready_at is not None, one.facts
     if facts.down in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING, ProcessStatus.FAILED) and (
         facts.app_failed or facts.is_late
     ):
         facts = replace(facts, down=ProcessStatus.SUCCEEDED)
-    return autoscaler.Member(number=one.number, state=state_of(facts), was_ready=was_ready, spot=one.spot, gpu=one.gpu)
+    return autoscaler.NewestReplica(
+        number=one.number, state=state_of(facts), was_ready=was_ready, spot=one.spot, gpu=one.gpu
+    )
 
 
 def _updated(one: Member) -> update.Member:

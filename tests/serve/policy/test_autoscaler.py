@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serve import service
 from serve.policy import autoscaler
-from serve.policy.autoscaler import Measurements, Member, Memory, Rule
+from serve.policy.autoscaler import Measurements, Memory, NewestReplica, Rule
 from serve.policy.replica_states import State
 from tests.serve.scripted_engine import ROOT
 
@@ -27,7 +27,7 @@ class World:
     rate: Callable[[float], float]
     now: float = 0.0
     numbers: int = 0
-    members: tuple[Member, ...] = ()
+    members: tuple[NewestReplica, ...] = ()
     history: list[tuple[float, int]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self):
@@ -46,7 +46,7 @@ class World:
         for spot, count in ((True, decision.start_spot), (False, decision.start_on_demand)):
             for _ in range(count):
                 self.numbers += 1
-                stay.append(Member(number=self.numbers, state=State.READY, was_ready=True, spot=spot))
+                stay.append(NewestReplica(number=self.numbers, state=State.READY, was_ready=True, spot=spot))
         self.members = tuple(stay)
         self.history.append((self.now, len(self.members)))
         self.now += decision.tick_s
@@ -109,7 +109,7 @@ def test_what_waits_counts_as_well_as_what_arrives():
 
 
 def test_what_is_not_known_changes_nothing_but_the_dead_are_replaced():
-    seen = Measurements(qps=None, members=[Member(number=1, state=State.READY, spot=True)])
+    seen = Measurements(qps=None, members=[NewestReplica(number=1, state=State.READY, spot=True)])
     decision = autoscaler.decide(RULE, Memory(6, up=2), seen)
     assert decision.memory == Memory(6, up=2) and decision.start_spot == 5
     rule = dataclasses.replace(RULE, target_waiting=8.0, down_ticks=1, up_ticks=1)
@@ -131,7 +131,7 @@ def test_from_zero_it_wakes_at_the_first_request_and_ticks_faster():
 
 
 def test_a_budget_is_never_passed_and_ends_nothing_that_runs():
-    alive = [Member(number=one, state=State.READY, spot=True) for one in range(1, 4)]
+    alive = [NewestReplica(number=one, state=State.READY, spot=True) for one in range(1, 4)]
     decision = autoscaler.decide(RULE, Memory(9), Measurements(qps=45, members=alive, affordable=2))
     assert (decision.start_spot, decision.stop, decision.held) == (2, (), "the budget admits 2 more")
     broke = autoscaler.decide(RULE, Memory(9), Measurements(qps=45, members=alive, affordable=-1))
@@ -147,7 +147,7 @@ def crashing(at_once: bool, least: int) -> int:
         memory = decision.memory
         for _ in range(decision.start_spot):
             launches += 1
-            members.append(Member(number=launches, state=State.STARTING, spot=True))
+            members.append(NewestReplica(number=launches, state=State.STARTING, spot=True))
         for place, one in enumerate(members):
             if one.state is State.STARTING:
                 members[place] = dataclasses.replace(one, state=State.FAILED)
@@ -163,15 +163,15 @@ def test_a_service_that_always_crashes_is_launched_three_times(at_once, least):
 
 
 def test_one_that_was_ready_is_always_replaced():
-    dead = [Member(number=n, state=State.FAILED_PROBING, was_ready=True, spot=True) for n in range(1, 9)]
+    dead = [NewestReplica(number=n, state=State.FAILED_PROBING, was_ready=True, spot=True) for n in range(1, 9)]
     assert autoscaler.decide(RULE, Memory(3), Measurements(qps=0, members=dead)).start_spot == 3
-    gone = [Member(number=n, state=State.PREEMPTED, spot=True) for n in range(1, 9)]
+    gone = [NewestReplica(number=n, state=State.PREEMPTED, spot=True) for n in range(1, 9)]
     assert autoscaler.decide(RULE, Memory(3), Measurements(qps=0, members=gone)).start_spot == 3
 
 
 def test_the_furthest_from_ready_goes_first_and_of_equals_the_youngest():
     states = [State.READY, State.STARTING, State.READY, State.NOT_READY, State.PENDING, State.READY]
-    alive = [Member(number=number, state=state, spot=True) for number, state in enumerate(states, 1)]
+    alive = [NewestReplica(number=number, state=state, spot=True) for number, state in enumerate(states, 1)]
     decision = autoscaler.decide(dataclasses.replace(RULE, least=1), Memory(1), Measurements(qps=0, members=alive))
     assert decision.stop == (5, 2, 4, 6, 3)
 
@@ -180,8 +180,8 @@ def test_on_demand_stands_in_until_spot_is_ready():
     rule = dataclasses.replace(RULE, base_on_demand=1, fills_with_on_demand=True)
     first = autoscaler.decide(rule, Memory(5), Measurements(qps=None))
     assert (first.start_spot, first.start_on_demand) == (4, 5)
-    spots = [Member(number=n, state=State.READY if n < 4 else State.STARTING, spot=True) for n in range(1, 5)]
-    others = [Member(number=n, state=State.READY) for n in range(5, 10)]
+    spots = [NewestReplica(number=n, state=State.READY if n < 4 else State.STARTING, spot=True) for n in range(1, 5)]
+    others = [NewestReplica(number=n, state=State.READY) for n in range(5, 10)]
     later = autoscaler.decide(rule, Memory(5), Measurements(qps=None, members=[*spots, *others]))
     assert later.stop == (9, 8, 7) and later.start_spot == later.start_on_demand == 0  # one base, one for the gap
 
@@ -189,7 +189,7 @@ def test_on_demand_stands_in_until_spot_is_ready():
 def test_gpus_of_different_speed_count_for_what_they_can():
     rule = dataclasses.replace(RULE, spot=False, target_qps={"A100:1": 2.0, "H100:1": 5.0}, up_ticks=1, down_ticks=1)
     mixed = [
-        Member(number=n, state=State.READY, gpu=gpu)
+        NewestReplica(number=n, state=State.READY, gpu=gpu)
         for n, gpu in enumerate(["A100:1", "A100:1", "H100:1", "H100:1"], 1)
     ]
     assert autoscaler.want(rule, Memory(4), Measurements(qps=24, members=mixed)) == 4 + math.ceil(10 / 5)
