@@ -77,5 +77,5 @@ def scaled(one: Member) -> autoscaler.NewestReplica:
     )
 
 
-def _updated(one: Member) -> update.Member:
-    return update.Member(number=one.number, version=one.version, state=one.state)
+def _updated(one: Member) -> update.UpdateMember:
+    return update.UpdateMember(number=one.number, version=one.version, state=one.state)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from serve.policy import replica_states, update
 from serve.policy.replica_states import Facts, ProcessStatus, ServiceState, State
-from serve.policy.update import Member
+from serve.policy.update import UpdateMember
 from serve.service import Probe
 
 UP = Facts(launch=ProcessStatus.SUCCEEDED)
@@ -123,10 +123,10 @@ def test_the_state_of_a_service(replicas, is_ending, state):
     assert replica_states.service_state(replicas, is_ending) is state
 
 
-def fleet(old: int, new: dict[State, int]) -> list[Member]:
-    members = [Member(number=n, version=1, state=State.READY) for n in range(1, old + 1)]
+def fleet(old: int, new: dict[State, int]) -> list[UpdateMember]:
+    members = [UpdateMember(number=n, version=1, state=State.READY) for n in range(1, old + 1)]
     for state, count in new.items():
-        members += [Member(number=len(members) + 1 + n, version=2, state=state) for n in range(count)]
+        members += [UpdateMember(number=len(members) + 1 + n, version=2, state=state) for n in range(count)]
     return members
 
 
@@ -155,8 +155,8 @@ def test_a_version_that_never_gets_ready_leaves_the_old_one_serving(mode):
 
 @given(st.integers(0, 5), st.integers(1, 5), st.lists(st.sampled_from(replica_states.LIVE), max_size=5))
 def test_an_update_never_leaves_fewer_ready_than_it_found_or_than_are_wanted(old, final, new):
-    members = [Member(number=n, version=1, state=State.READY) for n in range(old)]
-    members += [Member(number=old + n, version=2, state=one) for n, one in enumerate(new)]
+    members = [UpdateMember(number=n, version=1, state=State.READY) for n in range(old)]
+    members += [UpdateMember(number=old + n, version=2, state=one) for n, one in enumerate(new)]
     for mode in update.MODES:
         gone = update.outdated(mode, 1, final, 2, members)
         serving = set(update.serving(mode, 1, members)) - set(gone)
