@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from serve.gateway.http.limits import Limits
 
 
-class Member(Protocol):
+class CrowdMember(Protocol):
     """The interface of a connection that was let in."""
 
     @property
@@ -26,7 +26,7 @@ class Member(Protocol):
         """Return when it will have been idle for too long."""
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=CrowdMember)
 
 
 class Crowd(Generic[M]):
