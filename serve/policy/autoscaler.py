@@ -36,7 +36,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Memory:
+class AutoscalerMemory:
     """The state of the autoscaler between two ticks."""
 
     target: int
@@ -67,7 +67,7 @@ class Measurements:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    memory: Memory
+    memory: AutoscalerMemory
     start_spot: int = 0
     start_on_demand: int = 0
     stop: tuple[int, ...] = ()
@@ -92,23 +92,23 @@ def rule_of(service: Service) -> Rule:
     )
 
 
-def begin(rule: Rule) -> Memory:
-    return Memory(rule.least)
+def begin(rule: Rule) -> AutoscalerMemory:
+    return AutoscalerMemory(rule.least)
 
 
-def updated(rule: Rule, memory: Memory, seen: Measurements) -> Memory:
+def updated(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> AutoscalerMemory:
     """Return the state after the rule has changed: at once what is wanted now, no waiting."""
     wanted = want(rule, memory, seen)
-    return Memory(_clip(rule, memory.target) if wanted is None else wanted)
+    return AutoscalerMemory(_clip(rule, memory.target) if wanted is None else wanted)
 
 
-def decide(rule: Rule, memory: Memory, seen: Measurements) -> Decision:
+def decide(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
     """Return what to start and what to stop now."""
     wanted = want(rule, memory, seen)
     return fill(rule, memory if wanted is None else _after(rule, memory, wanted), seen)
 
 
-def fill(rule: Rule, memory: Memory, seen: Measurements) -> Decision:
+def fill(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
     """Return what to start and what to stop for the current target: between two ticks, when a replica came or went."""
     final = memory.target + rule.extra
     alive = [one for one in seen.members if one.state.is_alive]
@@ -126,7 +126,7 @@ def fill(rule: Rule, memory: Memory, seen: Measurements) -> Decision:
     )
 
 
-def want(rule: Rule, memory: Memory, seen: Measurements) -> int | None:
+def want(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> int | None:
     """Return how many are wanted, between least and most; None when nothing that it depends on is known."""
     signals = []
     if rule.target_qps is not None:
@@ -172,17 +172,17 @@ def _of_gpu(target: Mapping[str, float], gpu: str) -> float:
     return target.get(gpu, target.get(gpu.partition(":")[0], min(target.values())))
 
 
-def _after(rule: Rule, memory: Memory, wanted: int) -> Memory:
+def _after(rule: Rule, memory: AutoscalerMemory, wanted: int) -> AutoscalerMemory:
     """Return the state after one tick of waiting, or its end."""
     if memory.target == 0:
         return replace(memory, target=wanted)
     if wanted > memory.target:
         up = memory.up + 1
-        return Memory(wanted) if up >= rule.up_ticks else Memory(memory.target, up=up)
+        return AutoscalerMemory(wanted) if up >= rule.up_ticks else AutoscalerMemory(memory.target, up=up)
     if wanted < memory.target:
         down = memory.down + 1
-        return Memory(wanted) if down >= rule.down_ticks else Memory(memory.target, down=down)
-    return Memory(memory.target)
+        return AutoscalerMemory(wanted) if down >= rule.down_ticks else AutoscalerMemory(memory.target, down=down)
+    return AutoscalerMemory(memory.target)
 
 
 def _mix(rule: Rule, final: int, alive: Iterable[NewestReplica]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from serve.policy import autoscaler, update
-from serve.policy.autoscaler import Memory, Rule
+from serve.policy.autoscaler import AutoscalerMemory, Rule
 from serve.policy.replica_states import ProcessStatus, state_of
 from serve.policy.service_state import Member
 
@@ -25,7 +25,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    memory: Memory
+    memory: AutoscalerMemory
     start_spot: int = 0
     start_on_demand: int = 0
     stop: tuple[tuple[int, str], ...] = ()
@@ -35,7 +35,7 @@ class Course:
 
 
 def course(
-    mode: str, rule: Rule, memory: Memory, newest: int, members: Sequence[Member], load: Load, is_tick: bool
+    mode: str, rule: Rule, memory: AutoscalerMemory, newest: int, members: Sequence[Member], load: Load, is_tick: bool
 ) -> Course:
     """Return what to do next.
 

@@ -14,7 +14,7 @@ import msgspec
 
 from infra.errors import SlipwayError
 from serve import service
-from serve.policy.autoscaler import Memory
+from serve.policy.autoscaler import AutoscalerMemory
 from serve.policy.replica_states import Facts, State, state_of
 from serve.service import Service
 
@@ -110,7 +110,7 @@ class Member:
 class ServiceRecord:
     members: tuple[Member, ...] = ()
     next_number: int = 0
-    memory: Memory | None = None
+    memory: AutoscalerMemory | None = None
     """Of the autoscaler."""
     rule_of: int = 0
     """The change of what is wanted that `memory` has taken into account."""

@@ -11,7 +11,7 @@ import yaml
 from infra.agent import environment
 from serve import service
 from serve.policy import autoscaler, replica_states
-from serve.policy.autoscaler import Measurements, Memory, NewestReplica
+from serve.policy.autoscaler import AutoscalerMemory, Measurements, NewestReplica
 from serve.policy.replica_states import Facts, ProcessStatus, State
 from tests.serve.scripted_engine import ROOT
 
@@ -140,5 +140,5 @@ def test_those_go_first_that_skyserve_lets_go_first(sky):
         members = [(number, chance.choice([one.value for one in replica_states.LIVE])) for number in range(1, 15)]
         rule = autoscaler.Rule(least=5, most=5)
         alive = [NewestReplica(number=number, state=State(state)) for number, state in members]
-        ours = autoscaler.decide(rule, Memory(5), Measurements(qps=None, members=alive)).stop
+        ours = autoscaler.decide(rule, AutoscalerMemory(5), Measurements(qps=None, members=alive)).stop
         assert list(ours) == sky("victims", members, 9)
