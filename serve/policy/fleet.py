@@ -24,7 +24,7 @@ class Load:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class FleetCourse:
     memory: AutoscalerMemory
     start_spot: int = 0
     start_on_demand: int = 0
@@ -36,7 +36,7 @@ class Course:
 
 def course(
     mode: str, rule: Rule, memory: AutoscalerMemory, newest: int, members: Sequence[Member], load: Load, is_tick: bool
-) -> Course:
+) -> FleetCourse:
     """Return what to do next.
 
     newest: the version that is wanted. is_tick: so much time has passed since the last one as that one said.
@@ -50,7 +50,7 @@ def course(
     old = update.outdated(mode, rule.least, final, newest, [_updated(one) for one in members])
     stop = {number: "fewer are wanted" for number in decision.stop}
     stop |= {number: f"version {newest} takes its place" for number in old}
-    return Course(
+    return FleetCourse(
         memory=decision.memory,
         start_spot=decision.start_spot,
         start_on_demand=decision.start_on_demand,
