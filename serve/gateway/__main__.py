@@ -20,7 +20,7 @@ from serve.gateway import keys
 from serve.gateway.access import AccessLog
 from serve.gateway.http.files import raise_limit
 from serve.gateway.http.limits import Limits
-from serve.gateway.routing import Replica
+from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
 from serve.loops import run
 
@@ -33,7 +33,7 @@ class Setup:
     access_log: str = ""
     drain_s: float = 60.0
     limits: Limits = field(default_factory=Limits)
-    replicas: tuple[Replica, ...] = ()
+    replicas: tuple[Target, ...] = ()
 
 
 def read(path: Path) -> Setup:

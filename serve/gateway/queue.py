@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from serve.gateway.http.limits import Limits
 from serve.gateway.request_body import Refused
-from serve.gateway.routing import Fleet, Lease, Outcome, Replica, Seat
+from serve.gateway.routing import Fleet, Lease, Outcome, Seat, Target
 
 
 class Turns:
@@ -25,7 +25,7 @@ class Turns:
     def waiting(self) -> int:
         return len(self._line)
 
-    def replace(self, replicas: Iterable[Replica]) -> None:
+    def replace(self, replicas: Iterable[Target]) -> None:
         """Replace all replicas at once: no request sees half of the change."""
         self.fleet.replace(replicas, self.clock())
         self._serve_line()

@@ -32,7 +32,7 @@ SERVED, FAILED, NEITHER = Outcome  # before Python 3.12 an Enum is slow to look 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replica:
+class Target:
     """One started engine. Restarted it is another one, with another id."""
 
     replica_id: str
@@ -52,7 +52,7 @@ class Seat:
         "replica", "in_flight", "failures", "ejections", "ejected_until", "admitted_at", "heard_at", "started", "turn",
     )  # fmt: skip
 
-    def __init__(self, replica: Replica, now: float) -> None:
+    def __init__(self, replica: Target, now: float) -> None:
         self.replica = replica
         self.in_flight = 0
         self.failures = 0  # in a row
@@ -96,7 +96,7 @@ class Lease:
         self.is_open = True
 
     @property
-    def replica(self) -> Replica:
+    def replica(self) -> Target:
         return self.seat.replica
 
 
@@ -105,11 +105,11 @@ class Fleet:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.seats: dict[Replica, Seat] = {}
-        self.leaving: dict[Replica, Seat] = {}
+        self.seats: dict[Target, Seat] = {}
+        self.leaving: dict[Target, Seat] = {}
         self._turn = 0
 
-    def replace(self, replicas: Iterable[Replica], now: float) -> None:
+    def replace(self, replicas: Iterable[Target], now: float) -> None:
         """Use these replicas from now on; the others finish what they have begun.
 
         One that is named again keeps what is known of it. Raises ValueError when two have one id.
@@ -122,7 +122,7 @@ class Fleet:
         self.seats = {one: known.pop(one) if one in known else Seat(one, now) for one in wanted}
         self.leaving = {one: seat for one, seat in known.items() if seat.in_flight}
 
-    def in_flight(self, replica: Replica) -> int:
+    def in_flight(self, replica: Target) -> int:
         """Return the requests that it has not finished, also when it is no longer listed. 0 = it may be ended."""
         seat = self.seats.get(replica) or self.leaving.get(replica)
         return seat.in_flight if seat else 0

@@ -26,7 +26,7 @@ from serve.gateway.metrics import CONTENT_TYPE, Metrics
 from serve.gateway.proxy import JSON, Proxy, refuse
 from serve.gateway.queue import Turns
 from serve.gateway.request_body import Refused
-from serve.gateway.routing import Replica
+from serve.gateway.routing import Target
 from serve.gateway.upstream import Engines
 
 
@@ -61,11 +61,11 @@ class Gateway:
             raise
 
     @property
-    def replicas(self) -> list[Replica]:
+    def replicas(self) -> list[Target]:
         """Return the replicas that requests may go to."""
         return list(self.turns.fleet.seats)
 
-    def replace(self, replicas: Iterable[Replica]) -> None:
+    def replace(self, replicas: Iterable[Target]) -> None:
         """Use these replicas from the next request on. Raises ValueError when two have one id."""
         self.turns.replace(replicas)
         fleet = self.turns.fleet
@@ -82,7 +82,7 @@ class Gateway:
         if self._listener is not None:
             self._listener.limit(limits)
 
-    def in_flight(self, replica: Replica) -> int:
+    def in_flight(self, replica: Target) -> int:
         """Return the requests that a replica still works on; one that was taken off the list may end at 0."""
         return self.turns.fleet.in_flight(replica)
 

@@ -20,7 +20,7 @@ import aiohttp
 from infra.errors import NoOffer, OutOfMoney, SlipwayError
 from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import LOST, READY
-from serve.gateway.routing import Replica
+from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
 from serve.policy import replica_states
 from serve.policy.replica_states import Facts, ProcessStatus, State
@@ -53,7 +53,7 @@ class Kept:
     drains: bool = True
     has_failed: bool = False
     """It is remembered when it is gone."""
-    replica: Replica | None = None
+    replica: Target | None = None
     """As the gateway knows it; None until its engine can be reached."""
     counters: Counters | None = None
     probed: str = ""
@@ -187,7 +187,7 @@ class Replicas:
                 port = one.member.port
                 way = self.landing.reach(op).forward(port if self.landing.vendor(op.vendor).is_here else 0, port)
                 near = await self._in_thread(one.links.enter_context, way)
-                one.replica = Replica(replica_id=one.member.run, url=f"http://127.0.0.1:{near}",
+                one.replica = Target(replica_id=one.member.run, url=f"http://127.0.0.1:{near}",
                                       version=one.member.version, key=self.landing.key_of(one.member.run))  # fmt: skip
                 await self._care(one)
             except SlipwayError as error:

@@ -18,7 +18,7 @@ import aiohttp
 from serve.gateway.access import AccessLog
 from serve.gateway.http.limits import Limits
 from serve.gateway.keys import Keys
-from serve.gateway.routing import Replica
+from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
 
 ROOT = Path(__file__).parent.parent.parent
@@ -40,8 +40,8 @@ class Engine:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def replica(self, name: str, **more: Any) -> Replica:
-        return Replica(replica_id=name, url=self.url, **more)
+    def replica(self, name: str, **more: Any) -> Target:
+        return Target(replica_id=name, url=self.url, **more)
 
     def script(self, **changes: Any) -> None:
         self._ask("/fake/script", changes)

@@ -12,16 +12,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from serve.gateway.http.limits import Limits
 from serve.gateway.queue import Turns
 from serve.gateway.request_body import Refused
-from serve.gateway.routing import Fleet, Outcome, Replica, RetryBudget
+from serve.gateway.routing import Fleet, Outcome, RetryBudget, Target
 from serve.gateway.window import Window
 
 CAP = 3
 LIMITS = Limits(max_in_flight_per_replica=CAP, eject_after=2, eject_s=10, eject_most_s=40, slow_start_s=5, stall_s=8)
 
 
-def replica(number: int, generation: int = 0) -> Replica:
+def replica(number: int, generation: int = 0) -> Target:
     """All generations of a number have one address."""
-    return Replica(replica_id=f"r{number}.{generation}", url=f"http://127.0.0.1:{8000 + number}")
+    return Target(replica_id=f"r{number}.{generation}", url=f"http://127.0.0.1:{8000 + number}")
 
 
 class Churn(RuleBasedStateMachine):
@@ -30,7 +30,7 @@ class Churn(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.fleet, self.now = Fleet(LIMITS), 0.0
-        self.listed: list[Replica] = []
+        self.listed: list[Target] = []
         self.open = []
 
     @rule(who=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), unique_by=lambda one: one[0]))
@@ -96,7 +96,7 @@ def test_an_address_that_is_used_again_inherits_nothing():
 def test_two_replicas_with_one_id_are_refused_and_nothing_changes():
     fleet = fleet_of(2)
     with pytest.raises(ValueError, match="one id"):
-        fleet.replace([Replica(replica_id="a", url="http://x"), Replica(replica_id="a", url="http://y")], 0.0)
+        fleet.replace([Target(replica_id="a", url="http://x"), Target(replica_id="a", url="http://y")], 0.0)
     assert len(fleet.seats) == 2
 
 
@@ -160,7 +160,7 @@ def test_one_that_says_nothing_is_asked_last():
     assert fleet.take(9.3).seat is mute  # the other is full
 
 
-def home(count: int, word: bytes) -> Replica:
+def home(count: int, word: bytes) -> Target:
     """Of a prompt, in a fleet that has nothing to do."""
     return fleet_of(count).take(100.0, (), word).replica
 
