@@ -25,7 +25,7 @@ from serve.gateway.metrics import Metrics
 from serve.gateway.queue import Turns
 from serve.gateway.request_body import Ask, Refused
 from serve.gateway.request_log import Visit
-from serve.gateway.routing import FAILED, NEITHER, SERVED, Lease, Outcome, RetryBudget, Seat
+from serve.gateway.routing import FAILED, NEITHER, SERVED, Assignment, Outcome, RetryBudget, Seat
 from serve.gateway.upstream import Answer, Engines, Failed
 
 CLIENT_LEFT = 499
@@ -177,7 +177,9 @@ class Proxy:
                 raise
             request.cut(at_once=True)
 
-    async def _try(self, request: Request, ask: Ask, lease: Lease, visit: Visit, deadline: Deadline) -> Answer | None:
+    async def _try(
+        self, request: Request, ask: Ask, lease: Assignment, visit: Visit, deadline: Deadline
+    ) -> Answer | None:
         """Return the whole answer of the first replica that has one; None = it was passed on. Raises Refused."""
         lines = b"%bX-Request-Id: %b\r\n" % (request.lines, visit.request_id)
         tried: list[Seat] = []
@@ -217,7 +219,7 @@ class Proxy:
             lease = other
 
     async def _pass_on(
-        self, request: Request, answer: Answer, lease: Lease, visit: Visit, deadline: Deadline
+        self, request: Request, answer: Answer, lease: Assignment, visit: Visit, deadline: Deadline
     ) -> Outcome:
         """Pass an answer on chunk by chunk, as fast as the client takes them.
 
@@ -287,7 +289,7 @@ class Proxy:
             answer.lines += b"Retry-After: 1\r\n"
         return answer
 
-    def _release(self, lease: Lease, outcome: Outcome) -> None:
+    def _release(self, lease: Assignment, outcome: Outcome) -> None:
         self.turns.release(lease, outcome)
         if outcome is FAILED:
             self.metrics.failed(lease.replica.replica_id)

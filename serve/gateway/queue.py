@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from serve.gateway.http.limits import Limits
 from serve.gateway.request_body import Refused
-from serve.gateway.routing import Fleet, Lease, Outcome, Seat, Target
+from serve.gateway.routing import Assignment, Fleet, Outcome, Seat, Target
 
 
 class Turns:
@@ -19,7 +19,7 @@ class Turns:
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self.limits, self.clock = limits, clock
         self.fleet = Fleet(limits)
-        self._line: dict[asyncio.Future[Lease], bytes] = {}  # in the order of arrival
+        self._line: dict[asyncio.Future[Assignment], bytes] = {}  # in the order of arrival
 
     @property
     def waiting(self) -> int:
@@ -30,18 +30,18 @@ class Turns:
         self.fleet.replace(replicas, self.clock())
         self._serve_line()
 
-    def take(self, affinity: bytes) -> Lease | None:
+    def take(self, affinity: bytes) -> Assignment | None:
         """Return a lease, unless one has to `wait` for it."""
         return None if self._line else self.fleet.take(self.clock(), (), affinity)
 
-    async def wait(self, affinity: bytes) -> Lease:
+    async def wait(self, affinity: bytes) -> Assignment:
         """Return a lease after a wait in line, as `take` gave none. Raises Refused."""
         wait_s = self.limits.queue_s if self.fleet.seats else self.limits.hold_s
         if wait_s <= 0:
             raise Refused(503, "Service Unavailable", "no replica is ready; try again soon", 5)
         if self.waiting >= self.limits.max_queued:
             raise Refused(429, "Too Many Requests", "too many requests are waiting; try again soon", 1)
-        turn: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[Assignment] = asyncio.get_running_loop().create_future()
         late = Refused(503, "Service Unavailable", f"no replica had room within {wait_s:g} s", 5)
         timer = turn.get_loop().call_later(wait_s, _expire, turn, late)
         self._line[turn] = affinity
@@ -55,11 +55,11 @@ class Turns:
             timer.cancel()
             self._line.pop(turn, None)
 
-    def take_other(self, tried: Collection[Seat], affinity: bytes) -> Lease | None:
+    def take_other(self, tried: Collection[Seat], affinity: bytes) -> Assignment | None:
         """Return a replica not yet tried for another try of a request that has waited already, or None."""
         return self.fleet.take(self.clock(), tried, affinity)
 
-    def release(self, lease: Lease, outcome: Outcome) -> None:
+    def release(self, lease: Assignment, outcome: Outcome) -> None:
         self.fleet.release(lease, outcome, self.clock())
         if self._line:
             self._serve_line()

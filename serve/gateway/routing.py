@@ -85,7 +85,7 @@ class Seat:
         return 1.0 if age_s >= limits.slow_start_s else max(LEAST_WEIGHT, age_s / limits.slow_start_s)
 
 
-class Lease:
+class Assignment:
     """One request at one replica."""
 
     __slots__ = ("seat", "is_trial", "is_open")
@@ -127,7 +127,7 @@ class Fleet:
         seat = self.seats.get(replica) or self.leaving.get(replica)
         return seat.in_flight if seat else 0
 
-    def take(self, now: float, tried: Collection[Seat] = (), affinity: bytes = b"") -> Lease | None:
+    def take(self, now: float, tried: Collection[Seat] = (), affinity: bytes = b"") -> Assignment | None:
         """Return a lease of the best replica for a request, not one of `tried`; None when none has room."""
         limits, least, fit = self.limits, math.inf, list[Seat]()
         most = limits.max_in_flight_per_replica
@@ -152,9 +152,9 @@ class Fleet:
             seat.heard_at = now
         seat.in_flight += 1
         seat.started.add(now)
-        return Lease(seat, is_trial=seat.ejected_until is not None and now >= seat.ejected_until)
+        return Assignment(seat, is_trial=seat.ejected_until is not None and now >= seat.ejected_until)
 
-    def release(self, lease: Lease, outcome: Outcome, now: float) -> None:
+    def release(self, lease: Assignment, outcome: Outcome, now: float) -> None:
         """Release a lease, as its request has ended. Releasing again does nothing."""
         if not lease.is_open:
             return
