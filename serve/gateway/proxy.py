@@ -25,7 +25,7 @@ from serve.gateway.metrics import Metrics
 from serve.gateway.queue import Turns
 from serve.gateway.request_body import Ask, Refused
 from serve.gateway.request_log import Visit
-from serve.gateway.routing import FAILED, NEITHER, SERVED, Assignment, Outcome, RetryBudget, Seat
+from serve.gateway.routing import FAILED, NEITHER, SERVED, Assignment, RequestOutcome, RetryBudget, Seat
 from serve.gateway.upstream import Answer, Engines, Failed
 
 CLIENT_LEFT = 499
@@ -220,7 +220,7 @@ class Proxy:
 
     async def _pass_on(
         self, request: Request, answer: Answer, lease: Assignment, visit: Visit, deadline: Deadline
-    ) -> Outcome:
+    ) -> RequestOutcome:
         """Pass an answer on chunk by chunk, as fast as the client takes them.
 
         What it does not take stays with the engine.
@@ -289,7 +289,7 @@ class Proxy:
             answer.lines += b"Retry-After: 1\r\n"
         return answer
 
-    def _release(self, lease: Assignment, outcome: Outcome) -> None:
+    def _release(self, lease: Assignment, outcome: RequestOutcome) -> None:
         self.turns.release(lease, outcome)
         if outcome is FAILED:
             self.metrics.failed(lease.replica.replica_id)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from serve.gateway.http.limits import Limits
 from serve.gateway.request_body import Refused
-from serve.gateway.routing import Assignment, Fleet, Outcome, Seat, Target
+from serve.gateway.routing import Assignment, Fleet, RequestOutcome, Seat, Target
 
 
 class Turns:
@@ -49,7 +49,7 @@ class Turns:
             return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.release(turn.result(), Outcome.NEITHER)  # it had its turn as it left
+                self.release(turn.result(), RequestOutcome.NEITHER)  # it had its turn as it left
             raise
         finally:
             timer.cancel()
@@ -59,7 +59,7 @@ class Turns:
         """Return a replica not yet tried for another try of a request that has waited already, or None."""
         return self.fleet.take(self.clock(), tried, affinity)
 
-    def release(self, lease: Assignment, outcome: Outcome) -> None:
+    def release(self, lease: Assignment, outcome: RequestOutcome) -> None:
         self.fleet.release(lease, outcome, self.clock())
         if self._line:
             self._serve_line()

@@ -22,13 +22,13 @@ _turn = attrgetter("turn")
 _URL = re.compile(r"http://[A-Za-z0-9._\[\]:-]+")
 
 
-class Outcome(Enum):
+class RequestOutcome(Enum):
     SERVED = "served"
     FAILED = "failed"  # by the replica
     NEITHER = "neither"  # a client that left or asked for nonsense, an engine that was full: says nothing about health
 
 
-SERVED, FAILED, NEITHER = Outcome  # before Python 3.12 an Enum is slow to look into
+SERVED, FAILED, NEITHER = RequestOutcome  # before Python 3.12 an Enum is slow to look into
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ class Fleet:
         seat.started.add(now)
         return Assignment(seat, is_trial=seat.ejected_until is not None and now >= seat.ejected_until)
 
-    def release(self, lease: Assignment, outcome: Outcome, now: float) -> None:
+    def release(self, lease: Assignment, outcome: RequestOutcome, now: float) -> None:
         """Release a lease, as its request has ended. Releasing again does nothing."""
         if not lease.is_open:
             return

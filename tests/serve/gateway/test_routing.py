@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from serve.gateway.http.limits import Limits
 from serve.gateway.queue import Turns
 from serve.gateway.request_body import Refused
-from serve.gateway.routing import Fleet, Outcome, RetryBudget, Target
+from serve.gateway.routing import Fleet, RequestOutcome, RetryBudget, Target
 from serve.gateway.window import Window
 
 CAP = 3
@@ -54,7 +54,7 @@ class Churn(RuleBasedStateMachine):
             assert lease.replica in room
             self.open.append(lease)
 
-    @rule(which=st.integers(0, 50), outcome=st.sampled_from(Outcome), again=st.booleans())
+    @rule(which=st.integers(0, 50), outcome=st.sampled_from(RequestOutcome), again=st.booleans())
     def release(self, which, outcome, again):
         if self.open:
             lease = self.open.pop(which % len(self.open))
@@ -89,7 +89,7 @@ def test_an_address_that_is_used_again_inherits_nothing():
     ghost = fleet.take(0.0)
     fleet.replace([replica(0, 1)], 1.0)
     assert (fleet.in_flight(replica(0)), fleet.in_flight(replica(0, 1))) == (1, 0)
-    fleet.release(ghost, Outcome.FAILED, 2.0)
+    fleet.release(ghost, RequestOutcome.FAILED, 2.0)
     assert fleet.seats[replica(0, 1)].failures == 0 and not fleet.leaving
 
 
@@ -104,7 +104,7 @@ def test_equals_take_turns_and_the_least_loaded_is_first():
     fleet = fleet_of(3)
     leases = [fleet.take(100.0) for _ in range(6)]
     assert sorted(Counter(one.replica.replica_id for one in leases).values()) == [2, 2, 2]
-    fleet.release(leases[4], Outcome.SERVED, 101.0)
+    fleet.release(leases[4], RequestOutcome.SERVED, 101.0)
     assert fleet.take(101.0).replica == leases[4].replica
 
 
@@ -114,7 +114,7 @@ def test_failures_in_a_row_take_a_replica_out_for_longer_each_time_until_a_trial
 
     def fail(now):
         lease = fleet.take(now, tried=[well])
-        fleet.release(lease, Outcome.FAILED, now)
+        fleet.release(lease, RequestOutcome.FAILED, now)
         return lease.is_trial
 
     assert [fail(0.0), fail(1.0)] == [False, False] and ill.ejected_until == 11.0
@@ -123,7 +123,7 @@ def test_failures_in_a_row_take_a_replica_out_for_longer_each_time_until_a_trial
         assert fail(now) and ill.ejected_until == now + out_s
     trial = fleet.take(111.0)
     assert trial.seat is ill and trial.is_trial
-    fleet.release(trial, Outcome.SERVED, 112.0)
+    fleet.release(trial, RequestOutcome.SERVED, 112.0)
     assert ill.ejected_until is None and ill.weight(112.0, LIMITS) < 1 == ill.weight(117.0, LIMITS)
 
 
@@ -132,7 +132,9 @@ def test_when_all_are_out_all_are_asked():
     for seat in fleet.seats.values():
         for _ in range(2):
             fleet.release(
-                fleet.take(0.0, tried=[one for one in fleet.seats.values() if one is not seat]), Outcome.FAILED, 0.0
+                fleet.take(0.0, tried=[one for one in fleet.seats.values() if one is not seat]),
+                RequestOutcome.FAILED,
+                0.0,
             )
     assert all(seat.ejected_until for seat in fleet.seats.values())
     assert fleet.take(1.0) is not None
@@ -146,7 +148,7 @@ def test_a_new_replica_comes_to_its_share_slowly():
         leases = [fleet.take(now) for _ in range(60)]
         shares.append(sum(one.replica == replica(1) for one in leases))
         for lease in leases:
-            fleet.release(lease, Outcome.SERVED, now)
+            fleet.release(lease, RequestOutcome.SERVED, now)
     assert shares[0] <= 6 and shares[0] < shares[1] < shares[2] == 30
 
 
@@ -154,7 +156,7 @@ def test_one_that_says_nothing_is_asked_last():
     fleet = fleet_of(2)
     mute = fleet.take(0.0).seat
     other = fleet.take(0.0)
-    fleet.release(other, Outcome.SERVED, 1.0)
+    fleet.release(other, RequestOutcome.SERVED, 1.0)
     for now in (9.0, 9.1, 9.2):
         assert fleet.take(now).seat is not mute
     assert fleet.take(9.3).seat is mute  # the other is full
@@ -219,12 +221,12 @@ def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_ba
         order = []
         lease = first
         for number in (0, 2, 3):
-            turns.release(lease, Outcome.SERVED)
+            turns.release(lease, RequestOutcome.SERVED)
             lease = await waiting[number]
             order.append(number)
         last = asyncio.ensure_future(turns.wait(b""))
         await asyncio.sleep(0)
-        turns.release(lease, Outcome.SERVED)  # it has its turn now,
+        turns.release(lease, RequestOutcome.SERVED)  # it has its turn now,
         last.cancel()  # and leaves in the same moment
         with pytest.raises(asyncio.CancelledError):
             await last
@@ -256,5 +258,5 @@ def test_who_always_asks_twice_at_once_reaches_all_alike(count):
         leases = [fleet.take(10.0) for _ in range(2)]
         for lease in leases:
             chosen.append(lease.replica)
-            fleet.release(lease, Outcome.SERVED, 10.0)
+            fleet.release(lease, RequestOutcome.SERVED, 10.0)
     assert {chosen.count(one) for one in fleet.seats} == {12}
