@@ -9,7 +9,7 @@ import time
 from collections import Counter
 
 from serve.gateway.http.limits import Limits
-from serve.gateway.request_body import Refused
+from serve.gateway.request_body import RequestRefused
 
 FREE_BYTES = 64 << 10
 
@@ -34,7 +34,7 @@ class Charge:
         if size <= FREE_BYTES or more <= 0:
             return
         if any(self._held[one] + more > limits.max_bytes_per_client for one in self._holders):
-            raise Refused(429, "Too Many Requests", "too many bytes at once; try again soon", 1)
+            raise RequestRefused(429, "Too Many Requests", "too many bytes at once; try again soon", 1)
         self._add(more)
         self._size = size
         self._until = time.monotonic() + limits.charged_s

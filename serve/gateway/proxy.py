@@ -23,7 +23,7 @@ from serve.gateway.http.wire import MOST_PIECES, Broken
 from serve.gateway.keys import Guesses, Keys
 from serve.gateway.metrics import Metrics
 from serve.gateway.queue import Turns
-from serve.gateway.request_body import Ask, Refused
+from serve.gateway.request_body import Ask, RequestRefused
 from serve.gateway.request_log import Visit
 from serve.gateway.routing import FAILED, NEITHER, SERVED, Assignment, RequestOutcome, RetryBudget, Seat
 from serve.gateway.upstream import Answer, Engines, Failed
@@ -59,7 +59,7 @@ class Proxy:
         visit = Visit(time.monotonic(), _request_id(request))
         try:
             await self._answer(request, visit)
-        except Refused as refused:
+        except RequestRefused as refused:
             visit.status, visit.note = CLIENT_LEFT, refused.message
             await self.keep_back(request, refused)
             visit.status = refused.status
@@ -78,14 +78,14 @@ class Proxy:
         if self.keys:
             name = self.keys.name_of(request.headers.get(b"authorization", b""))
             if name is None:
-                raise Refused(401, "AuthenticationError", "no valid API key; send: Authorization: Bearer KEY")
+                raise RequestRefused(401, "AuthenticationError", "no valid API key; send: Authorization: Bearer KEY")
         else:
             name = ""
             near.check(request, self.own)
         request.let_in(name)
         return name
 
-    async def keep_back(self, request: Request, refused: Refused) -> None:
+    async def keep_back(self, request: Request, refused: RequestRefused) -> None:
         """Delay a refusal: whoever tries key after key waits, and nobody else does."""
         if refused.status == 401:
             wait_s = self._guesses.wait_s(request.address, time.monotonic(), self.limits)
@@ -97,7 +97,7 @@ class Proxy:
         visit.key = self.key_of(request)
         self.metrics.arrivals.add(visit.began_at)
         if self.in_flight >= self.limits.max_in_flight or self._by_key[visit.key] >= self.limits.max_in_flight_per_key:
-            raise Refused(429, "Too Many Requests", "too many requests at once; try again soon", 1)
+            raise RequestRefused(429, "Too Many Requests", "too many requests at once; try again soon", 1)
         self.in_flight += 1
         self._by_key[visit.key] += 1
         deadline = self._deadlines.begin(request.task, self.limits.total_s)
@@ -106,7 +106,7 @@ class Proxy:
             ask = Ask(request.path, b"")
             if visit.route != "models":
                 if request.headers.get(b"content-encoding", b"identity") != b"identity":
-                    raise Refused(415, "BadRequestError", "compressed bodies are not taken")
+                    raise RequestRefused(415, "BadRequestError", "compressed bodies are not taken")
                 body = request.rest() if request.is_whole else await self._receive(request, charge, deadline)
                 if len(body) > self.limits.max_body_bytes:
                     raise _too_large(self.limits.max_body_bytes)
@@ -126,8 +126,8 @@ class Proxy:
             if not deadline.forgive():
                 raise
             if deadline.what == "body":
-                raise Refused(408, "Request Timeout", "the body did not come in time") from None
-            raise Refused(504, "Gateway Timeout", f"not done within {self.limits.total_s:g} s") from None
+                raise RequestRefused(408, "Request Timeout", "the body did not come in time") from None
+            raise RequestRefused(504, "Gateway Timeout", f"not done within {self.limits.total_s:g} s") from None
         finally:
             deadline.clear()
             charge.give_back()
@@ -154,14 +154,14 @@ class Proxy:
             try:
                 part = await request.readany()
             except Broken:
-                raise Refused(400, "BadRequestError", "the body is broken") from None
+                raise RequestRefused(400, "BadRequestError", "the body is broken") from None
             if not part:
                 break
             parts.append(part)
             size += len(part)
             charge.grow_to(size, self.limits)
             if request.is_torn:
-                raise Refused(
+                raise RequestRefused(
                     400, "BadRequestError", f"the body came in more than {MOST_PIECES} pieces; send longer ones"
                 )
         deadline.set("total", self.limits.total_s)
@@ -277,13 +277,13 @@ class Proxy:
             try:
                 answer.body = request_body.without_paths(answer.body)
             except ValueError:
-                raise Refused(502, "Bad Gateway", "the replica's list of models cannot be read") from None
+                raise RequestRefused(502, "Bad Gateway", "the replica's list of models cannot be read") from None
         return answer
 
     def _given_up(self, failed: Failed, visit: Visit) -> Answer:
         """Return the last replica's own answer, when it had one."""
         if failed.answer is None:
-            raise Refused(502, "Bad Gateway", "no replica gave an answer; try again soon", 1)
+            raise RequestRefused(502, "Bad Gateway", "no replica gave an answer; try again soon", 1)
         answer = self._whole(failed.answer, visit)
         if b"Retry-After: " not in answer.lines:
             answer.lines += b"Retry-After: 1\r\n"
@@ -319,11 +319,11 @@ class Proxy:
                 self.metrics.lines_lost(len(ended))
 
 
-def _too_large(most: int) -> Refused:
-    return Refused(413, "BadRequestError", f"the body is larger than {most} bytes")
+def _too_large(most: int) -> RequestRefused:
+    return RequestRefused(413, "BadRequestError", f"the body is larger than {most} bytes")
 
 
-def refuse(request: Request, refused: Refused, request_id: bytes = b"") -> None:
+def refuse(request: Request, refused: RequestRefused, request_id: bytes = b"") -> None:
     """Tell the client why it is refused. Raises ConnectionError."""
     lines = JSON
     if request_id:
@@ -353,7 +353,7 @@ def _break_off(request: Request, tell: bool) -> None:
 
     Clients that read events get an event, and none gets a last chunk.
     """
-    error = Refused(502, "Bad Gateway", "the replica failed in the middle of this answer; ask again")
+    error = RequestRefused(502, "Bad Gateway", "the replica failed in the middle of this answer; ask again")
     # A client that has left, or takes nothing at the moment, is not waited for.
     with contextlib.suppress(ConnectionError):
         if tell and not request.is_behind:

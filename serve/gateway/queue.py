@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 
 from serve.gateway.http.limits import Limits
-from serve.gateway.request_body import Refused
+from serve.gateway.request_body import RequestRefused
 from serve.gateway.routing import Assignment, Fleet, RequestOutcome, Seat, Target
 
 
@@ -38,11 +38,11 @@ class Turns:
         """Return a lease after a wait in line, as `take` gave none. Raises Refused."""
         wait_s = self.limits.queue_s if self.fleet.seats else self.limits.hold_s
         if wait_s <= 0:
-            raise Refused(503, "Service Unavailable", "no replica is ready; try again soon", 5)
+            raise RequestRefused(503, "Service Unavailable", "no replica is ready; try again soon", 5)
         if self.waiting >= self.limits.max_queued:
-            raise Refused(429, "Too Many Requests", "too many requests are waiting; try again soon", 1)
+            raise RequestRefused(429, "Too Many Requests", "too many requests are waiting; try again soon", 1)
         turn: asyncio.Future[Assignment] = asyncio.get_running_loop().create_future()
-        late = Refused(503, "Service Unavailable", f"no replica had room within {wait_s:g} s", 5)
+        late = RequestRefused(503, "Service Unavailable", f"no replica had room within {wait_s:g} s", 5)
         timer = turn.get_loop().call_later(wait_s, _expire, turn, late)
         self._line[turn] = affinity
         try:
@@ -75,6 +75,6 @@ class Turns:
             turn.set_result(lease)
 
 
-def _expire(turn: "asyncio.Future[Lease]", late: Refused) -> None:
+def _expire(turn: "asyncio.Future[Lease]", late: RequestRefused) -> None:
     if not turn.done():
         turn.set_exception(late)

@@ -30,7 +30,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.encode
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request is refused; the answer is an error of ours, in OpenAI's shape."""
 
     def __init__(self, status: int, kind: str, message: str, retry_after_s: int = 0) -> None:
@@ -58,26 +58,26 @@ def route(method: bytes, path: bytes) -> str:
     if name is not None:
         return name
     if any(path == known for _, known in ROUTES):
-        raise Refused(405, "MethodNotAllowedError", f"{path.decode()} is not asked with {method.decode()}")
+        raise RequestRefused(405, "MethodNotAllowedError", f"{path.decode()} is not asked with {method.decode()}")
     there = ", ".join(known.decode() for _, known in ROUTES)
-    raise Refused(404, "NotFoundError", f"there is no such route; available: {there}")
+    raise RequestRefused(404, "NotFoundError", f"there is no such route; available: {there}")
 
 
 def read(path: bytes, body: bytes, limits: Limits) -> Ask:
     """Return what a body asks for, within the limits. Raises Refused."""
     what = too_much(body, limits)
     if what:
-        raise Refused(400, "BadRequestError", what)
+        raise RequestRefused(400, "BadRequestError", what)
     try:
         said = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise Refused(400, "BadRequestError", f"the body is no JSON object: {str(error)[:200]}") from None
+        raise RequestRefused(400, "BadRequestError", f"the body is no JSON object: {str(error)[:200]}") from None
     if path == CHAT and not said.get("messages"):
-        raise Refused(400, "BadRequestError", "`messages` must be a list with one message at least")
+        raise RequestRefused(400, "BadRequestError", "`messages` must be a list with one message at least")
     try:
         check(said, len(body), limits)
     except Bad as bad:
-        raise Refused(bad.status, "BadRequestError", str(bad)) from None
+        raise RequestRefused(bad.status, "BadRequestError", str(bad)) from None
     chars, affinity = limits.affinity_chars, b""
     if chars:
         affinity = _encode((said.get("model"), [_beginning(said.get(name), chars) for name in PROMPTS[path]]))

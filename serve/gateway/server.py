@@ -25,7 +25,7 @@ from serve.gateway.keys import Keys
 from serve.gateway.metrics import CONTENT_TYPE, Metrics
 from serve.gateway.proxy import JSON, Proxy, refuse
 from serve.gateway.queue import Turns
-from serve.gateway.request_body import Refused
+from serve.gateway.request_body import RequestRefused
 from serve.gateway.routing import Target
 from serve.gateway.upstream import Engines
 
@@ -115,7 +115,7 @@ class Gateway:
             if request.fault is not None:
                 self.metrics.nonsense()
                 status, why = request.fault
-                raise Refused(status, "BadRequestError", why)
+                raise RequestRefused(status, "BadRequestError", why)
             if request.path == b"/health" and request.method in (b"GET", b"HEAD"):
                 if not self.keys:
                     proxy.key_of(request)
@@ -127,7 +127,7 @@ class Gateway:
                 request.answer(200, CONTENT_TYPE, self.metrics.text())
             else:
                 await proxy.answer(request)
-        except Refused as refused:
+        except RequestRefused as refused:
             await proxy.keep_back(request, refused)
             refuse(request, refused)
 
@@ -141,7 +141,7 @@ class Gateway:
 
 def _mistaken(request: Request) -> None:
     """Answer 500; the mistake itself is in the log, with its trace."""
-    refuse(request, Refused(500, "InternalServerError", "the gateway made a mistake; its log has it"))
+    refuse(request, RequestRefused(500, "InternalServerError", "the gateway made a mistake; its log has it"))
 
 
 def _is_loopback(host: str) -> bool:

@@ -13,7 +13,7 @@ from infra.agent.shortage import is_shortage
 from serve.gateway.http.connections import Home, Reply
 from serve.gateway.http.deadline import Deadline
 from serve.gateway.http.limits import Limits
-from serve.gateway.request_body import Ask, Refused
+from serve.gateway.request_body import Ask, RequestRefused
 from serve.gateway.routing import Target
 from serve.gateway.sse import Watch
 
@@ -89,7 +89,7 @@ class Engines:
                     reply.close()
         except OSError as error:
             if is_shortage(error) or error.errno == errno.EADDRNOTAVAIL:  # no file or port is left here
-                raise Refused(503, "Service Unavailable", "the gateway has no room; try again soon", 1) from None
+                raise RequestRefused(503, "Service Unavailable", "the gateway has no room; try again soon", 1) from None
             raise Failed(f"{type(error).__name__}: {error}") from None
 
 

@@ -14,7 +14,7 @@ from bench.serve_bodies import shapes
 from serve.gateway import keys, request_body
 from serve.gateway.http.limits import Limits
 from serve.gateway.keys import Keys
-from serve.gateway.request_body import CHAT, COMPLETIONS, Refused
+from serve.gateway.request_body import CHAT, COMPLETIONS, RequestRefused
 from serve.gateway.shape import too_much
 from serve.gateway.sse import Watch
 from serve.request_bounds import Bounds
@@ -62,7 +62,7 @@ def test_of_a_body_nothing_is_made_that_costs_far_more_than_its_bytes(name):
     if name in TAKEN:
         assert request_body.read(path.encode(), body, Limits()).body == body
         return
-    with pytest.raises(Refused, match="holds more than") as refused:
+    with pytest.raises(RequestRefused, match="holds more than") as refused:
         request_body.read(path.encode(), body, Limits())
     assert refused.value.status == 400
 

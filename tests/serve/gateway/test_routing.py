@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from serve.gateway.http.limits import Limits
 from serve.gateway.queue import Turns
-from serve.gateway.request_body import Refused
+from serve.gateway.request_body import RequestRefused
 from serve.gateway.routing import Fleet, RequestOutcome, RetryBudget, Target
 from serve.gateway.window import Window
 
@@ -243,7 +243,7 @@ def test_whoever_waits_goes_to_the_replica_that_comes():
         await asyncio.sleep(0)
         turns.replace([replica(1)])
         assert (await held).replica == replica(1)
-        with pytest.raises(Refused, match="no replica is ready"):
+        with pytest.raises(RequestRefused, match="no replica is ready"):
             await Turns(Limits(), lambda: 0.0).wait(b"")
 
     asyncio.run(main())
