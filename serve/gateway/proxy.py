@@ -23,7 +23,7 @@ from serve.gateway.http.wire import MOST_PIECES, Broken
 from serve.gateway.keys import Guesses, Keys
 from serve.gateway.metrics import Metrics
 from serve.gateway.queue import Turns
-from serve.gateway.request_body import Ask, RequestRefused
+from serve.gateway.request_body import EngineRequest, RequestRefused
 from serve.gateway.request_log import Visit
 from serve.gateway.routing import FAILED, NEITHER, SERVED, Assignment, RequestOutcome, RetryBudget, Seat
 from serve.gateway.upstream import Answer, Engines, Failed
@@ -103,7 +103,7 @@ class Proxy:
         deadline = self._deadlines.begin(request.task, self.limits.total_s)
         charge = Charge(self._charges, visit.key, request.address)
         try:
-            ask = Ask(request.path, b"")
+            ask = EngineRequest(request.path, b"")
             if visit.route != "models":
                 if request.headers.get(b"content-encoding", b"identity") != b"identity":
                     raise RequestRefused(415, "BadRequestError", "compressed bodies are not taken")
@@ -134,7 +134,7 @@ class Proxy:
             self.in_flight -= 1
             self._by_key[visit.key] -= 1
 
-    async def _read(self, path: bytes, body: bytes) -> Ask:
+    async def _read(self, path: bytes, body: bytes) -> EngineRequest:
         """Return what a body asks for. Raises Refused."""
         if len(body) <= ASIDE_BYTES:
             return request_body.read(path, body, self.limits)
@@ -178,7 +178,7 @@ class Proxy:
             request.cut(at_once=True)
 
     async def _try(
-        self, request: Request, ask: Ask, lease: Assignment, visit: Visit, deadline: Deadline
+        self, request: Request, ask: EngineRequest, lease: Assignment, visit: Visit, deadline: Deadline
     ) -> Answer | None:
         """Return the whole answer of the first replica that has one; None = it was passed on. Raises Refused."""
         lines = b"%bX-Request-Id: %b\r\n" % (request.lines, visit.request_id)

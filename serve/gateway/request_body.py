@@ -43,7 +43,7 @@ class RequestRefused(Exception):
 
 
 @dataclass(slots=True)
-class Ask:
+class EngineRequest:
     """One request as it will be sent."""
 
     path: bytes
@@ -63,7 +63,7 @@ def route(method: bytes, path: bytes) -> str:
     raise RequestRefused(404, "NotFoundError", f"there is no such route; available: {there}")
 
 
-def read(path: bytes, body: bytes, limits: Limits) -> Ask:
+def read(path: bytes, body: bytes, limits: Limits) -> EngineRequest:
     """Return what a body asks for, within the limits. Raises Refused."""
     what = too_much(body, limits)
     if what:
@@ -81,7 +81,7 @@ def read(path: bytes, body: bytes, limits: Limits) -> Ask:
     chars, affinity = limits.affinity_chars, b""
     if chars:
         affinity = _encode((said.get("model"), [_beginning(said.get(name), chars) for name in PROMPTS[path]]))
-    return Ask(path, body, bool(said.get("stream")), affinity)
+    return EngineRequest(path, body, bool(said.get("stream")), affinity)
 
 
 def without_paths(body: bytes) -> bytes:

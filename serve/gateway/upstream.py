@@ -13,7 +13,7 @@ from infra.agent.shortage import is_shortage
 from serve.gateway.http.connections import Home, Reply
 from serve.gateway.http.deadline import Deadline
 from serve.gateway.http.limits import Limits
-from serve.gateway.request_body import Ask, RequestRefused
+from serve.gateway.request_body import EngineRequest, RequestRefused
 from serve.gateway.routing import Target
 from serve.gateway.sse import Watch
 
@@ -59,7 +59,7 @@ class Engines:
         for url in [one for one in self._homes if one not in urls]:
             self._homes.pop(url).close()
 
-    async def ask(self, method: bytes, ask: Ask, replica: Target, lines: bytes, deadline: Deadline) -> Answer:
+    async def ask(self, method: bytes, ask: EngineRequest, replica: Target, lines: bytes, deadline: Deadline) -> Answer:
         """Return the answer of a replica, asked with these lines among the headers.
 
         Raises Failed, Refused. Who has an answer that is not whole must close it.
@@ -93,7 +93,7 @@ class Engines:
             raise Failed(f"{type(error).__name__}: {error}") from None
 
 
-def _request(method: bytes, ask: Ask, replica: Target, host: bytes, lines: bytes) -> bytes:
+def _request(method: bytes, ask: EngineRequest, replica: Target, host: bytes, lines: bytes) -> bytes:
     """Return the bytes of the request."""
     if replica.key:
         lines = b"%bAuthorization: Bearer %b\r\n" % (lines, replica.key.encode())
