@@ -35,7 +35,7 @@ from serve.controller_process import Places
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
 from serve.gateway.http.files import raise_limit
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.server import Gateway
 from serve.loops import run
 from serve.policy import autoscaler, fleet, replica_states
@@ -342,10 +342,10 @@ def _lasting(facts: Facts) -> Facts:
     return replace(facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
 
 
-def limits_of(service: Service) -> Limits:
+def limits_of(service: Service) -> GatewayLimits:
     """Return the limits of the gateway, as far as the service file sets them."""
     stream_s = service.file.service.load_balancer.stream_timeout_seconds
-    return Limits(
+    return GatewayLimits(
         **vars(service.ours.limits),
         first_byte_s=stream_s,
         idle_s=stream_s,

@@ -19,7 +19,7 @@ from infra.errors import SlipwayError, UsageError
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
 from serve.gateway.http.files import raise_limit
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
 from serve.loops import run
@@ -32,7 +32,7 @@ class Setup:
     keys: str = ""  # a file; "" = no key is asked for, which only loopback may
     access_log: str = ""
     drain_s: float = 60.0
-    limits: Limits = field(default_factory=Limits)
+    limits: GatewayLimits = field(default_factory=GatewayLimits)
     replicas: tuple[Target, ...] = ()
 
 

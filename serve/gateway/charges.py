@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import Counter
 
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.request_body import RequestRefused
 
 FREE_BYTES = 64 << 10
@@ -28,7 +28,7 @@ class Charge:
         self._held, self._size, self._until = charges.held, 0, 0.0
         self._holders = (("key", key), ("address", address)) if key else (("address", address),)
 
-    def grow_to(self, size: int, limits: Limits) -> None:
+    def grow_to(self, size: int, limits: GatewayLimits) -> None:
         """Charge for so many bytes, which have come or will. Raises Refused."""
         more = size - self._size
         if size <= FREE_BYTES or more <= 0:

@@ -17,7 +17,7 @@ from serve.gateway import near, request_body
 from serve.gateway.access import AccessLog
 from serve.gateway.charges import Charge, Charges
 from serve.gateway.http.deadline import Deadline, Deadlines
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.listener import Request
 from serve.gateway.http.wire import MOST_PIECES, Broken
 from serve.gateway.keys import Guesses, Keys
@@ -39,7 +39,7 @@ class Proxy:
     """The state that all requests of one gateway share."""
 
     def __init__(
-        self, limits: Limits, keys: Keys, turns: Turns, engines: Engines, metrics: Metrics, log: AccessLog | None,
+        self, limits: GatewayLimits, keys: Keys, turns: Turns, engines: Engines, metrics: Metrics, log: AccessLog | None,
         own: bytes,
     ) -> None:  # fmt: skip
         self.limits, self.keys, self.turns, self.engines = limits, keys, turns, engines

@@ -8,7 +8,7 @@ Raises Refused, with what a client may do.
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.request_body import RequestRefused
 from serve.gateway.routing import Assignment, Fleet, RequestOutcome, Seat, Target
 
@@ -16,7 +16,7 @@ from serve.gateway.routing import Assignment, Fleet, RequestOutcome, Seat, Targe
 class Turns:
     """The fleet, and a queue before it. One event loop."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(self, limits: GatewayLimits, clock: Callable[[], float]) -> None:
         self.limits, self.clock = limits, clock
         self.fleet = Fleet(limits)
         self._line: dict[asyncio.Future[Assignment], bytes] = {}  # in the order of arrival

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from serve.gateway.fields import Bad, check
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.shape import too_much
 
 CHAT, COMPLETIONS, MODELS = b"/v1/chat/completions", b"/v1/completions", b"/v1/models"
@@ -63,7 +63,7 @@ def route(method: bytes, path: bytes) -> str:
     raise RequestRefused(404, "NotFoundError", f"there is no such route; available: {there}")
 
 
-def read(path: bytes, body: bytes, limits: Limits) -> EngineRequest:
+def read(path: bytes, body: bytes, limits: GatewayLimits) -> EngineRequest:
     """Return what a body asks for, within the limits. Raises Refused."""
     what = too_much(body, limits)
     if what:

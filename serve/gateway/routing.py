@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.window import Window
 
 LEAST_WEIGHT = 0.1
@@ -63,7 +63,7 @@ class Seat:
         self.started = Window()
         self.turn = 0  # when it was last chosen
 
-    def load(self, now: float, limits: Limits) -> float:
+    def load(self, now: float, limits: GatewayLimits) -> float:
         """Return its requests divided by its weight.
 
         One that says nothing comes after all others, one that is ejected after these.
@@ -79,7 +79,7 @@ class Seat:
             load += OUT
         return load
 
-    def weight(self, now: float, limits: Limits) -> float:
+    def weight(self, now: float, limits: GatewayLimits) -> float:
         """Return its share of the load, 0.1 to 1: a new engine has cold caches and kernels yet to compile."""
         age_s = now - self.admitted_at
         return 1.0 if age_s >= limits.slow_start_s else max(LEAST_WEIGHT, age_s / limits.slow_start_s)
@@ -103,7 +103,7 @@ class Assignment:
 class Fleet:
     """The replicas that requests may go to, and those that still finish some."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: GatewayLimits) -> None:
         self.limits = limits
         self.seats: dict[Target, Seat] = {}
         self.leaving: dict[Target, Seat] = {}
@@ -194,7 +194,7 @@ def _score(affinity: bytes, replica_id: str) -> bytes:
 class RetryBudget:
     """A budget of retries, earned by requests, so that a fleet in trouble is not asked several times for everything."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: GatewayLimits) -> None:
         self._ratio, self._most = limits.retry_ratio, float(limits.retry_floor)
         self._saved = self._most
 

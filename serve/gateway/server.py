@@ -19,7 +19,7 @@ import msgspec
 from infra.errors import UsageError
 from serve.gateway.access import AccessLog
 from serve.gateway.http.files import fitted
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.listener import Listener, Request
 from serve.gateway.keys import Keys
 from serve.gateway.metrics import CONTENT_TYPE, Metrics
@@ -33,7 +33,7 @@ from serve.gateway.upstream import Engines
 class Gateway:
     """The gateway of a service. Use it within one event loop; `start` once, `stop` once."""
 
-    def __init__(self, limits: Limits, keys: Keys, access: AccessLog | None = None) -> None:
+    def __init__(self, limits: GatewayLimits, keys: Keys, access: AccessLog | None = None) -> None:
         self.limits, self.keys, self.access = limits, keys, access
         self.turns = Turns(limits, time.monotonic)
         self.metrics = Metrics(self.turns)
@@ -74,7 +74,7 @@ class Gateway:
         if self._engines is not None:
             self._engines.keep_only({one.url for one in known})
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: GatewayLimits) -> None:
         """Set the limits from the next request on, as far as this process may open files; retries keep their budget."""
         self.limits = self.turns.limits = self.turns.fleet.limits = limits = fitted(limits)
         if self._proxy is not None and self._engines is not None:

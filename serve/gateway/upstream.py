@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from infra.agent.shortage import is_shortage
 from serve.gateway.http.connections import Home, Reply
 from serve.gateway.http.deadline import Deadline
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.request_body import EngineRequest, RequestRefused
 from serve.gateway.routing import Target
 from serve.gateway.sse import Watch
@@ -47,7 +47,7 @@ class Answer:
 class Engines:
     """Connections to the replicas. Used and closed within one event loop."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: GatewayLimits) -> None:
         self.limits = limits
         self._homes: dict[str, Home] = {}
 

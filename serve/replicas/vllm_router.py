@@ -25,7 +25,7 @@ from infra.agent.shortage import is_shortage
 from infra.errors import SlipwayError
 from infra.units import duration
 from serve.gateway.access import AccessLog
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.keys import Keys
 from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
@@ -45,7 +45,7 @@ class Routed(Gateway):
 
     def __init__(
         self,
-        limits: Limits,
+        limits: GatewayLimits,
         keys: Keys,
         access: AccessLog | None,
         *,

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 
 
 class CrowdMember(Protocol):
@@ -32,7 +32,7 @@ M = TypeVar("M", bound=CrowdMember)
 class Crowd(Generic[M]):
     """The connections. `give_up` is told which has to leave; that one is counted no more."""
 
-    def __init__(self, limits: Limits, give_up: Callable[[M], None]) -> None:
+    def __init__(self, limits: GatewayLimits, give_up: Callable[[M], None]) -> None:
         self.limits = limits
         self._give_up = give_up
         self._strangers: OrderedDict[M, str] = OrderedDict()  # the oldest first, and their addresses

@@ -20,7 +20,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, par
 from serve.gateway.http.crowd import Crowd
 from serve.gateway.http.doors import AT_ONCE, Doors
 from serve.gateway.http.eager import EagerTask
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.wire import MOST_HEAD_BYTES, Broken, Message, Wire
 
 LINGER_S = 2.0  # for the rest of a body that nobody wants
@@ -424,7 +424,7 @@ class Listener:
     """The listener of a gateway, and all connections to it. Use it within one event loop."""
 
     def __init__(
-        self, handle: Callable[[Request], Awaitable[None]], mistaken: Callable[[Request], None], limits: Limits
+        self, handle: Callable[[Request], Awaitable[None]], mistaken: Callable[[Request], None], limits: GatewayLimits
     ) -> None:
         self.handle, self.mistaken, self.keepalive_s = handle, mistaken, limits.keepalive_s
         self.crowd: Crowd[Connection] = Crowd(limits, Connection.give_up)
@@ -437,7 +437,7 @@ class Listener:
         """Listen; return the port. Raises OSError."""
         return await self._doors.open(host, port)
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: GatewayLimits) -> None:
         self.crowd.limits, self.keepalive_s = limits, limits.keepalive_s
 
     def _take(self, near: socket.socket, address: str) -> None:

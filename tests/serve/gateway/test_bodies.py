@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bench.serve_bodies import shapes
 from serve.gateway import keys, request_body
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.keys import Keys
 from serve.gateway.request_body import CHAT, COMPLETIONS, RequestRefused
 from serve.gateway.shape import too_much
@@ -60,10 +60,10 @@ def test_what_a_body_holds_is_told_from_its_bytes(value, ascii, indent):
 def test_of_a_body_nothing_is_made_that_costs_far_more_than_its_bytes(name):
     path, body = shapes(4 << 20)[name]
     if name in TAKEN:
-        assert request_body.read(path.encode(), body, Limits()).body == body
+        assert request_body.read(path.encode(), body, GatewayLimits()).body == body
         return
     with pytest.raises(RequestRefused, match="holds more than") as refused:
-        request_body.read(path.encode(), body, Limits())
+        request_body.read(path.encode(), body, GatewayLimits())
     assert refused.value.status == 400
 
 

@@ -9,14 +9,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.queue import Turns
 from serve.gateway.request_body import RequestRefused
 from serve.gateway.routing import Fleet, RequestOutcome, RetryBudget, Target
 from serve.gateway.window import Window
 
 CAP = 3
-LIMITS = Limits(max_in_flight_per_replica=CAP, eject_after=2, eject_s=10, eject_most_s=40, slow_start_s=5, stall_s=8)
+LIMITS = GatewayLimits(
+    max_in_flight_per_replica=CAP, eject_after=2, eject_s=10, eject_most_s=40, slow_start_s=5, stall_s=8
+)
 
 
 def replica(number: int, generation: int = 0) -> Target:
@@ -78,7 +80,7 @@ Churn.TestCase.settings = settings(max_examples=60, stateful_step_count=40, dead
 TestChurn = Churn.TestCase
 
 
-def fleet_of(count: int, limits: Limits = LIMITS, now: float = 0.0) -> Fleet:
+def fleet_of(count: int, limits: GatewayLimits = LIMITS, now: float = 0.0) -> Fleet:
     fleet = Fleet(limits)
     fleet.replace([replica(number) for number in range(count)], now)
     return fleet
@@ -141,7 +143,7 @@ def test_when_all_are_out_all_are_asked():
 
 
 def test_a_new_replica_comes_to_its_share_slowly():
-    fleet = fleet_of(1, Limits(slow_start_s=10))
+    fleet = fleet_of(1, GatewayLimits(slow_start_s=10))
     fleet.replace([replica(0), replica(1)], 100.0)
     shares = []
     for now in (100.5, 105.0, 111.0):
@@ -173,14 +175,14 @@ def test_prompts_that_begin_alike_meet_again_until_that_would_be_unfair():
     assert homes == {word: home(4, word) for word in words} and len(set(homes.values())) == 4
     # Without the last one, whoever was not at home there stays where he is.
     assert all(home(3, word) == homes[word] for word in words if homes[word] != replica(3))
-    fleet = fleet_of(4, Limits(max_in_flight_per_replica=1000, slow_start_s=0.001))
+    fleet = fleet_of(4, GatewayLimits(max_in_flight_per_replica=1000, slow_start_s=0.001))
     for _ in range(400):
         fleet.take(1.0, (), b"a")
     assert max(seat.in_flight for seat in fleet.seats.values()) <= 1.25 * 100 + 1
 
 
 def test_retries_are_earned():
-    budget = RetryBudget(Limits(retry_floor=2, retry_ratio=0.25))
+    budget = RetryBudget(GatewayLimits(retry_floor=2, retry_ratio=0.25))
     assert [budget.spend() for _ in range(3)] == [True, True, False]
     for _ in range(5):
         budget.earn()
@@ -212,7 +214,7 @@ def test_a_minute_is_the_minute_before_up_to_the_second_that_has_begun():
 
 def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_back():
     async def main():
-        turns = Turns(Limits(max_in_flight_per_replica=1, queue_s=30), lambda: 0.0)
+        turns = Turns(GatewayLimits(max_in_flight_per_replica=1, queue_s=30), lambda: 0.0)
         turns.replace([replica(0)])
         first = turns.take(b"")
         waiting = [asyncio.ensure_future(turns.wait(b"")) for _ in range(4)]
@@ -238,20 +240,20 @@ def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_ba
 
 def test_whoever_waits_goes_to_the_replica_that_comes():
     async def main():
-        turns = Turns(Limits(hold_s=30), lambda: 0.0)
+        turns = Turns(GatewayLimits(hold_s=30), lambda: 0.0)
         held = asyncio.ensure_future(turns.wait(b""))
         await asyncio.sleep(0)
         turns.replace([replica(1)])
         assert (await held).replica == replica(1)
         with pytest.raises(RequestRefused, match="no replica is ready"):
-            await Turns(Limits(), lambda: 0.0).wait(b"")
+            await Turns(GatewayLimits(), lambda: 0.0).wait(b"")
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("count", [3, 4, 5])
 def test_who_always_asks_twice_at_once_reaches_all_alike(count):
-    fleet = Fleet(Limits(slow_start_s=0.001))
+    fleet = Fleet(GatewayLimits(slow_start_s=0.001))
     fleet.replace([replica(number) for number in range(count)], 0.0)
     chosen = []
     for _ in range(6 * count):
