@@ -21,7 +21,7 @@ from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.listener import Request
 from serve.gateway.http.wire import MOST_PIECES, Broken
 from serve.gateway.keys import Guesses, Keys
-from serve.gateway.metrics import Metrics
+from serve.gateway.metrics import GatewayMetrics
 from serve.gateway.queue import Turns
 from serve.gateway.request_body import EngineRequest, RequestRefused
 from serve.gateway.request_log import Visit
@@ -39,7 +39,7 @@ class Proxy:
     """The state that all requests of one gateway share."""
 
     def __init__(
-        self, limits: GatewayLimits, keys: Keys, turns: Turns, engines: Engines, metrics: Metrics, log: AccessLog | None,
+        self, limits: GatewayLimits, keys: Keys, turns: Turns, engines: Engines, metrics: GatewayMetrics, log: AccessLog | None,
         own: bytes,
     ) -> None:  # fmt: skip
         self.limits, self.keys, self.turns, self.engines = limits, keys, turns, engines

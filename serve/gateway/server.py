@@ -22,7 +22,7 @@ from serve.gateway.http.files import fitted
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.listener import Listener, Request
 from serve.gateway.keys import Keys
-from serve.gateway.metrics import CONTENT_TYPE, Metrics
+from serve.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from serve.gateway.proxy import JSON, Proxy, refuse
 from serve.gateway.queue import Turns
 from serve.gateway.request_body import RequestRefused
@@ -36,7 +36,7 @@ class Gateway:
     def __init__(self, limits: GatewayLimits, keys: Keys, access: AccessLog | None = None) -> None:
         self.limits, self.keys, self.access = limits, keys, access
         self.turns = Turns(limits, time.monotonic)
-        self.metrics = Metrics(self.turns)
+        self.metrics = GatewayMetrics(self.turns)
         self._engines: Engines | None = None
         self._proxy: Proxy | None = None
         self._listener: Listener | None = None
