@@ -15,7 +15,7 @@ from serve.gateway.http.deadline import Deadline
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.request_body import EngineRequest, RequestRefused
 from serve.gateway.routing import Target
-from serve.gateway.sse import Watch
+from serve.gateway.sse import StreamWatch
 
 WHOLE_BYTES = 1 << 20  # an answer up to this size is read before any of it is passed on
 RETRIED = (500, 502, 503)
@@ -41,7 +41,7 @@ class Answer:
     lines: bytes  # those of its headers that the client is told
     body: bytes
     rest: Reply | None = None
-    watch: Watch | None = None  # of a stream of events
+    watch: StreamWatch | None = None  # of a stream of events
 
 
 class Engines:
@@ -107,7 +107,7 @@ async def _begin(reply: Reply) -> Answer:
     if reply.is_events:
         if not body:
             raise Failed("the stream ended before its first byte")
-        watch = Watch()
+        watch = StreamWatch()
         watch.feed(body)
         return Answer(reply.status, reply.lines, body, reply, watch)
     parts, size = [body], len(body)

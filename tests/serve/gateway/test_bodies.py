@@ -16,7 +16,7 @@ from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.keys import Keys
 from serve.gateway.request_body import CHAT, COMPLETIONS, RequestRefused
 from serve.gateway.shape import too_much
-from serve.gateway.sse import Watch
+from serve.gateway.sse import StreamWatch
 from serve.request_bounds import Bounds
 from tests.serve.scripted_engine import chat, gateway, until
 
@@ -301,10 +301,10 @@ def test_a_stream_of_named_events_is_whole_once_its_last_one_was():
     text = b'event: response.output_text.delta\ndata: {"delta":"event: response.completed\\n"}\n\n'
     last = b'event: response.completed\ndata: {"type":"response.completed"}\n\n'
     for cut in range(len(begun + text + last)):
-        watch = Watch()
+        watch = StreamWatch()
         for piece in ((begun + text + last)[:cut], (begun + text + last)[cut:]):
             watch.feed(piece)
         assert watch.is_whole and watch.error_code is None
-    broken = Watch()
+    broken = StreamWatch()
     broken.feed(begun + text)
     assert not broken.is_whole
