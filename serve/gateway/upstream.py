@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from infra.agent.shortage import is_shortage
-from serve.gateway.http.connections import Home, Reply
+from serve.gateway.http.connections import EngineReply, Home
 from serve.gateway.http.deadline import Deadline
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.request_body import EngineRequest, RequestRefused
@@ -40,7 +40,7 @@ class Answer:
     status: int
     lines: bytes  # those of its headers that the client is told
     body: bytes
-    rest: Reply | None = None
+    rest: EngineReply | None = None
     watch: StreamWatch | None = None  # of a stream of events
 
 
@@ -101,7 +101,7 @@ def _request(method: bytes, ask: EngineRequest, replica: Target, host: bytes, li
     return b"%b%b\r\n%b" % (first, lines, ask.body)
 
 
-async def _begin(reply: Reply) -> Answer:
+async def _begin(reply: EngineReply) -> Answer:
     """Return all of a short answer, or the first chunk of a stream of events."""
     body = await reply.readany()
     if reply.is_events:
