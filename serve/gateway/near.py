@@ -7,14 +7,14 @@ may not send without asking first. Pure. Raises Refused.
 
 import re
 
-from serve.gateway.http.listener import Request
+from serve.gateway.http.listener import ClientRequest
 from serve.gateway.request_body import RequestRefused
 
 NAMES = frozenset((b"localhost", b"127.0.0.1", b"[::1]", b"::1"))  # the last: in a URL, once it was parsed
 _ORIGIN = re.compile(rb"https?://(\[[^\]]*\]|[^:/@]+)(?::[0-9]+)?")
 
 
-def check(request: Request, own: bytes) -> None:
+def check(request: ClientRequest, own: bytes) -> None:
     """Raise Refused unless the request comes from this machine.
 
     own: the address that is listened on, which may be another loopback address.

@@ -18,7 +18,7 @@ from serve.gateway.access import AccessLog
 from serve.gateway.charges import Charge, Charges
 from serve.gateway.http.deadline import Deadline, Deadlines
 from serve.gateway.http.limits import GatewayLimits
-from serve.gateway.http.listener import Request
+from serve.gateway.http.listener import ClientRequest
 from serve.gateway.http.wire import MOST_PIECES, Broken
 from serve.gateway.keys import Guesses, Keys
 from serve.gateway.metrics import GatewayMetrics
@@ -54,7 +54,7 @@ class Proxy:
         self._guesses = Guesses()
         self._ended: list[Visit] = []  # not noted yet
 
-    async def answer(self, request: Request) -> None:
+    async def answer(self, request: ClientRequest) -> None:
         """Answer a request, whatever is wrong. Raises ConnectionError when the client has left, CancelledError."""
         visit = Visit(time.monotonic(), _request_id(request))
         try:
@@ -73,7 +73,7 @@ class Proxy:
         finally:
             self._note(visit)
 
-    def key_of(self, request: Request) -> str:
+    def key_of(self, request: ClientRequest) -> str:
         """Return the name of the key that lets it in. Raises Refused."""
         if self.keys:
             name = self.keys.name_of(request.headers.get(b"authorization", b""))
@@ -85,14 +85,14 @@ class Proxy:
         request.let_in(name)
         return name
 
-    async def keep_back(self, request: Request, refused: RequestRefused) -> None:
+    async def keep_back(self, request: ClientRequest, refused: RequestRefused) -> None:
         """Delay a refusal: whoever tries key after key waits, and nobody else does."""
         if refused.status == 401:
             wait_s = self._guesses.wait_s(request.address, time.monotonic(), self.limits)
             if wait_s:
                 await asyncio.sleep(wait_s)
 
-    async def _answer(self, request: Request, visit: Visit) -> None:
+    async def _answer(self, request: ClientRequest, visit: Visit) -> None:
         visit.route = request_body.route(request.method, request.path)
         visit.key = self.key_of(request)
         self.metrics.arrivals.add(visit.began_at)
@@ -140,7 +140,7 @@ class Proxy:
             return request_body.read(path, body, self.limits)
         return await asyncio.get_running_loop().run_in_executor(self._aside, request_body.read, path, body, self.limits)
 
-    async def _receive(self, request: Request, charge: Charge, deadline: Deadline) -> bytes:
+    async def _receive(self, request: ClientRequest, charge: Charge, deadline: Deadline) -> bytes:
         """Return a body that is not yet here. Raises Refused."""
         most, size = self.limits.max_body_bytes, int(request.headers.get(b"content-length", 0))
         if size > most:
@@ -167,7 +167,7 @@ class Proxy:
         deadline.set("total", self.limits.total_s)
         return b"".join(parts)
 
-    async def _until_taken(self, request: Request, deadline: Deadline) -> None:
+    async def _until_taken(self, request: ClientRequest, deadline: Deadline) -> None:
         """Wait until a short answer is taken, by a client that may not take it."""
         deadline.set("client", self.limits.client_idle_s)
         try:
@@ -178,7 +178,7 @@ class Proxy:
             request.cut(at_once=True)
 
     async def _try(
-        self, request: Request, ask: EngineRequest, lease: Assignment, visit: Visit, deadline: Deadline
+        self, request: ClientRequest, ask: EngineRequest, lease: Assignment, visit: Visit, deadline: Deadline
     ) -> Answer | None:
         """Return the whole answer of the first replica that has one; None = it was passed on. Raises Refused."""
         lines = b"%bX-Request-Id: %b\r\n" % (request.lines, visit.request_id)
@@ -219,7 +219,7 @@ class Proxy:
             lease = other
 
     async def _pass_on(
-        self, request: Request, answer: Answer, lease: Assignment, visit: Visit, deadline: Deadline
+        self, request: ClientRequest, answer: Answer, lease: Assignment, visit: Visit, deadline: Deadline
     ) -> RequestOutcome:
         """Pass an answer on chunk by chunk, as fast as the client takes them.
 
@@ -323,7 +323,7 @@ def _too_large(most: int) -> RequestRefused:
     return RequestRefused(413, "BadRequestError", f"the body is larger than {most} bytes")
 
 
-def refuse(request: Request, refused: RequestRefused, request_id: bytes = b"") -> None:
+def refuse(request: ClientRequest, refused: RequestRefused, request_id: bytes = b"") -> None:
     """Tell the client why it is refused. Raises ConnectionError."""
     lines = JSON
     if request_id:
@@ -337,7 +337,7 @@ def refuse(request: Request, refused: RequestRefused, request_id: bytes = b"") -
     request.answer(refused.status, lines, refused.body())
 
 
-def _request_id(request: Request) -> bytes:
+def _request_id(request: ClientRequest) -> bytes:
     """Return the client's own request id, where it is one."""
     said = request.headers.get(b"x-request-id")
     return said if said and _REQUEST_ID.fullmatch(said) else random.randbytes(16).hex().encode()
@@ -348,7 +348,7 @@ def _lines(answer: Answer, visit: Visit) -> bytes:
     return b"%bX-Request-Id: %b\r\nX-Slipway-Replica: %b\r\n" % ours
 
 
-def _break_off(request: Request, tell: bool) -> None:
+def _break_off(request: ClientRequest, tell: bool) -> None:
     """Break an answer off, so that nobody takes it for a whole one.
 
     Clients that read events get an event, and none gets a last chunk.

@@ -20,7 +20,7 @@ from infra.errors import UsageError
 from serve.gateway.access import AccessLog
 from serve.gateway.http.files import fitted
 from serve.gateway.http.limits import GatewayLimits
-from serve.gateway.http.listener import Listener, Request
+from serve.gateway.http.listener import ClientRequest, Listener
 from serve.gateway.keys import Keys
 from serve.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from serve.gateway.proxy import JSON, Proxy, refuse
@@ -103,13 +103,13 @@ class Gateway:
             with contextlib.suppress(OSError):  # a full disk must not keep it from ending
                 self.access.close()
 
-    def _handle(self, request: Request) -> Coroutine[Any, Any, None]:
+    def _handle(self, request: ClientRequest) -> Coroutine[Any, Any, None]:
         assert self._proxy is not None
         if request.fault is not None or request.path in (b"/health", b"/metrics"):
             return self._own(request, self._proxy)
         return self._proxy.answer(request)
 
-    async def _own(self, request: Request, proxy: Proxy) -> None:
+    async def _own(self, request: ClientRequest, proxy: Proxy) -> None:
         """Answer what no engine is asked for."""
         try:
             if request.fault is not None:
@@ -139,7 +139,7 @@ class Gateway:
         return 200 if word in ("ok", "asleep") else 503, msgspec.json.encode({"status": word, "replicas": ready})
 
 
-def _mistaken(request: Request) -> None:
+def _mistaken(request: ClientRequest) -> None:
     """Answer 500; the mistake itself is in the log, with its trace."""
     refuse(request, RequestRefused(500, "InternalServerError", "the gateway made a mistake; its log has it"))
 
