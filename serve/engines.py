@@ -62,7 +62,7 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replica:
+class ReplicaConfig:
     """The config of a replica's step: all that it needs to start by itself, on any machine."""
 
     engine: str
@@ -178,20 +178,20 @@ def phase(before: str, said: bytes) -> str:
     return max([before, *reached], key=[WEIGHTS, *SAID].index)
 
 
-def read(path: Path) -> Replica:
+def read(path: Path) -> ReplicaConfig:
     """Return the config in a file. Raises UsageError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Replica)
+        return msgspec.json.decode(path.read_bytes(), type=ReplicaConfig)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from None
 
 
-def config_of(replica: Replica) -> dict[str, Any]:
+def config_of(replica: ReplicaConfig) -> dict[str, Any]:
     """Return the replica as a step's config."""
     return dataclasses.asdict(replica)
 
 
-def become(replica: Replica) -> None:
+def become(replica: ReplicaConfig) -> None:
     """Find the model and be the engine from then on: one process, which its keeper ends as a group."""
     cache = models.default_cache()
     model = models.resolve(replica.source, replica.name, store=replica.store, cache=cache, say=_say)

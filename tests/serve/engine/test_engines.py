@@ -17,7 +17,7 @@ from serve import engines
 from serve.engine import memory_fit
 from serve.engine.models import Model
 from serve.engine.options import Tuning
-from serve.engines import Replica, command
+from serve.engines import ReplicaConfig, command
 from serve.request_bounds import Bounds
 from tests.serve.scripted_engine import CHAT, GUARD_S, chat, port_of, program
 
@@ -194,7 +194,7 @@ def test_this_machine_says_how_much_is_free():
 
 
 def start(tmp_path: Path, **said: object) -> "subprocess.Popen[str]":
-    replica = Replica(**{"engine": "fake", "source": str(tmp_path), "name": "demo", "port": 0, **said})  # type: ignore[arg-type]
+    replica = ReplicaConfig(**{"engine": "fake", "source": str(tmp_path), "name": "demo", "port": 0, **said})  # type: ignore[arg-type]
     file = tmp_path / "replica.json"
     file.write_text(json.dumps(engines.config_of(replica)))
     return program("serve.engines", "--config", str(file), stderr=subprocess.PIPE)
