@@ -52,7 +52,7 @@ ALWAYS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class EngineCommand:
     words: tuple[str, ...]
     """After the interpreter."""
     environ: Mapping[str, str]
@@ -79,15 +79,15 @@ class ReplicaConfig:
 def command(
     model: Model, engine: str, *, port: int, tuning: Tuning = PLAIN, bounds: Bounds = own.PLAIN,
     environ: Mapping[str, str] = os.environ,
-) -> Command:  # fmt: skip
+) -> EngineCommand:  # fmt: skip
     """Return the command that runs `engine` on `model`. Raises UsageError for an engine that there is not."""
     if engine not in ENVIRONMENTS:
         raise UsageError(f"there is no engine {engine!r}; known: {', '.join(ENVIRONMENTS)}")
     if engine == "fake":
-        return Command(words=_fake(model, port, tuning, bounds), environ={}, group=ENVIRONMENTS[engine])
+        return EngineCommand(words=_fake(model, port, tuning, bounds), environ={}, group=ENVIRONMENTS[engine])
     if engine == "torch":
         threads = {"OMP_NUM_THREADS": str(tuning.threads)}
-        return Command(words=_torch(model, port, tuning, bounds), environ=threads, group=ENVIRONMENTS[engine])
+        return EngineCommand(words=_torch(model, port, tuning, bounds), environ=threads, group=ENVIRONMENTS[engine])
     said = dict(ALWAYS)
     said["VLLM_CACHE_ROOT"] = environ.get("VLLM_CACHE_ROOT") or str(models.default_cache(environ).parent / "vllm")
     if engine == "vllm-cpu":
@@ -96,7 +96,7 @@ def command(
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica is bound to the first cores
             "OMP_NUM_THREADS": str(tuning.threads),
         }
-    return Command(words=_vllm(model, engine, port, tuning, bounds), environ=said, group=ENVIRONMENTS[engine])
+    return EngineCommand(words=_vllm(model, engine, port, tuning, bounds), environ=said, group=ENVIRONMENTS[engine])
 
 
 def _vllm(model: Model, engine: str, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
