@@ -74,7 +74,7 @@ class Dead(Exception):
     """The engine core is gone; the front process still answers."""
 
 
-class Engine:
+class FakeEngine:
     """One fake vLLM. `seen` holds all that it counts."""
 
     def __init__(self, script: Script) -> None:
@@ -314,7 +314,7 @@ async def serve(script: Script, port: int, worker_file: Path | None) -> None:
     if script.crash is not None:
         print("EngineCore failed to start.", file=sys.stderr, flush=True)
         sys.exit(script.crash)
-    engine = Engine(script)
+    engine = FakeEngine(script)
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     runner = web.ServerRunner(web.Server(engine.handle, handler_cancellation=True, access_log=None))
