@@ -151,7 +151,7 @@ class FakeEngine:
         if fail == "busy" or inside >= script.max_seqs + script.max_queued:
             what = "The engine is currently busy and cannot accept new requests. Please try again later or on a"
             return _error(503, "Service Unavailable", f"{what} different instance.")
-        reply = Reply(script, is_chat, bool(ask.get("stream")), tokens, ask)
+        reply = FakeReply(script, is_chat, bool(ask.get("stream")), tokens, ask)
         async with self._room:
             self.seen["waiting"] += 1
             try:
@@ -248,7 +248,7 @@ class FakeEngine:
         return "".join(f"{name}{labels} {float(value)}\n" for name, value in values.items())
 
 
-class Reply:
+class FakeReply:
     """The answer to one request, in vLLM's shapes."""
 
     def __init__(self, script: Script, is_chat: bool, streams: bool, tokens: int, ask: dict[str, Any]) -> None:
