@@ -28,7 +28,7 @@ FAILURES = ("", "hang", "die", "error", "cut", "500", "503", "busy", "garbage")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Script:
+class FakeScript:
     """The behaviour of the engine. Durations in seconds."""
 
     model: str = "fake"
@@ -77,7 +77,7 @@ class Dead(Exception):
 class FakeEngine:
     """One fake vLLM. `seen` holds all that it counts."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: FakeScript) -> None:
         self.script = script
         self.is_dead = False
         self.is_draining = False
@@ -92,7 +92,7 @@ class FakeEngine:
             return web.Response(status=503 if self.is_dead else 200)
         if path == "/fake/script":
             said = msgspec.json.decode(await request.content.read())
-            self.script = msgspec.convert({**asdict(self.script), **said}, Script)
+            self.script = msgspec.convert({**asdict(self.script), **said}, FakeScript)
             return web.json_response(asdict(self.script))
         if path == "/fake/seen":
             return web.json_response({**self.seen, "headers": self.last_headers, "body": self.last_body})
@@ -251,7 +251,7 @@ class FakeEngine:
 class FakeReply:
     """The answer to one request, in vLLM's shapes."""
 
-    def __init__(self, script: Script, is_chat: bool, streams: bool, tokens: int, ask: dict[str, Any]) -> None:
+    def __init__(self, script: FakeScript, is_chat: bool, streams: bool, tokens: int, ask: dict[str, Any]) -> None:
         self.is_chat, self.streams, self.tokens = is_chat, streams, tokens
         self.words = script.words
         prefix, kind = ("chatcmpl", "chat.completion") if is_chat else ("cmpl", "text_completion")
@@ -304,7 +304,7 @@ while True: time.sleep(3600)
 """
 
 
-async def serve(script: Script, port: int, worker_file: Path | None) -> None:
+async def serve(script: FakeScript, port: int, worker_file: Path | None) -> None:
     if script.worker:
         assert worker_file is not None
         command = (sys.executable, "-c", WORKER, str(worker_file))
@@ -333,19 +333,19 @@ async def serve(script: Script, port: int, worker_file: Path | None) -> None:
     os._exit(0)  # as vLLM's front process ends: without waiting for its connections
 
 
-def read_script(text: str) -> Script:
+def read_script(text: str) -> FakeScript:
     """Return the script in `text`. Raises ValueError for keys that are not of a script."""
     said = json.loads(text)
-    unknown = set(said) - {one.name for one in fields(Script)}
+    unknown = set(said) - {one.name for one in fields(FakeScript)}
     if unknown:
         raise ValueError(f"a script has no {', '.join(sorted(unknown))}")
-    return msgspec.convert(said, Script)
+    return msgspec.convert(said, FakeScript)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="serve.fake")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--script", type=read_script, default=Script())
+    parser.add_argument("--script", type=read_script, default=FakeScript())
     parser.add_argument("--worker-file", type=Path, help="where a worker writes its pid")
     words = parser.parse_args()
     script = replace(words.script, api_key=words.script.api_key or os.environ.get("VLLM_API_KEY", ""))
