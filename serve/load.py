@@ -30,7 +30,7 @@ REQUEST_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class LoadTest:
     url: str
     model: str
     rate: float
@@ -89,7 +89,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float | None]:
     }
 
 
-async def ask(session: aiohttp.ClientSession, load: Load) -> Heard:
+async def ask(session: aiohttp.ClientSession, load: LoadTest) -> Heard:
     heard, began = Heard(), time.monotonic()
     said = {
         "model": load.model,
@@ -123,7 +123,7 @@ async def ask(session: aiohttp.ClientSession, load: Load) -> Heard:
     return heard
 
 
-async def one_round(session: aiohttp.ClientSession, load: Load, rate: float) -> Round:
+async def one_round(session: aiohttp.ClientSession, load: LoadTest, rate: float) -> Round:
     found, began, tasks = Round(rate), time.monotonic(), list[asyncio.Task[Heard]]()
     for number in range(max(1, round(rate * load.duration_s))):
         await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
@@ -133,7 +133,7 @@ async def one_round(session: aiohttp.ClientSession, load: Load, rate: float) -> 
     return found
 
 
-async def measure(load: Load) -> None:
+async def measure(load: LoadTest) -> None:
     key = os.environ.get(KEY, "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limit = aiohttp.ClientTimeout(REQUEST_S)
@@ -151,12 +151,12 @@ async def measure(load: Load) -> None:
     tell("result", rounds=rounds, advice=advice(rounds, load))
 
 
-def meets(record: dict[str, Any], load: Load) -> bool:
+def meets(record: dict[str, Any], load: LoadTest) -> bool:
     first_s = record["ttft_s"]["p95"]
     return not record["failed"] and first_s is not None and first_s <= load.target_ttft_s
 
 
-def advice(rounds: Sequence[dict[str, Any]], load: Load) -> str:
+def advice(rounds: Sequence[dict[str, Any]], load: LoadTest) -> str:
     """Return the setting that would meet the target, in words; "" where none was named."""
     if not load.target_ttft_s:
         return ""
@@ -183,7 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="serve.load")
     parser.add_argument("--config", type=Path, required=True, help="a Load, as JSON")
     try:
-        load = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=Load)
+        load = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=LoadTest)
     except (OSError, msgspec.DecodeError) as error:
         print(f"serve.load: {error}", file=sys.stderr)
         sys.exit(2)
