@@ -55,7 +55,7 @@ class Heard:
 
 
 @dataclass
-class Round:
+class LoadRound:
     rate: float
     heard: list[Heard] = field(default_factory=list)
     wall_s: float = 0.0
@@ -123,8 +123,8 @@ async def ask(session: aiohttp.ClientSession, load: LoadTest) -> Heard:
     return heard
 
 
-async def one_round(session: aiohttp.ClientSession, load: LoadTest, rate: float) -> Round:
-    found, began, tasks = Round(rate), time.monotonic(), list[asyncio.Task[Heard]]()
+async def one_round(session: aiohttp.ClientSession, load: LoadTest, rate: float) -> LoadRound:
+    found, began, tasks = LoadRound(rate), time.monotonic(), list[asyncio.Task[Heard]]()
     for number in range(max(1, round(rate * load.duration_s))):
         await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
         tasks.append(asyncio.create_task(ask(session, load)))
