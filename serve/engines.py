@@ -27,7 +27,7 @@ import msgspec
 from infra.errors import SlipwayError, UsageError
 from serve import request_bounds as own
 from serve.engine import memory_fit, models
-from serve.engine.models import FAKE, Model
+from serve.engine.models import FAKE, ServedModel
 from serve.engine.options import GIB, PLAIN, Tuning
 from serve.request_bounds import Bounds
 from store import StoreError
@@ -77,7 +77,7 @@ class ReplicaConfig:
 
 
 def command(
-    model: Model, engine: str, *, port: int, tuning: Tuning = PLAIN, bounds: Bounds = own.PLAIN,
+    model: ServedModel, engine: str, *, port: int, tuning: Tuning = PLAIN, bounds: Bounds = own.PLAIN,
     environ: Mapping[str, str] = os.environ,
 ) -> EngineCommand:  # fmt: skip
     """Return the command that runs `engine` on `model`. Raises UsageError for an engine that there is not."""
@@ -99,7 +99,7 @@ def command(
     return EngineCommand(words=_vllm(model, engine, port, tuning, bounds), environ=said, group=ENVIRONMENTS[engine])
 
 
-def _vllm(model: Model, engine: str, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
+def _vllm(model: ServedModel, engine: str, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
     options: dict[str, Any] = {
         "--model": model.folder,
         "--served-model-name": model.name,
@@ -134,7 +134,7 @@ def _vllm(model: Model, engine: str, port: int, tuning: Tuning, bounds: Bounds) 
     return (*words, "--enable-request-id-headers", "--disable-uvicorn-access-log")
 
 
-def _torch(model: Model, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
+def _torch(model: ServedModel, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
     """Run the trainer's own decoder, for models that no other engine decodes."""
     options: dict[str, Any] = {
         "--model": model.folder,
@@ -150,7 +150,7 @@ def _torch(model: Model, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str
     return ("-m", "trainer", "serve", *(str(word) for pair in options.items() for word in pair))
 
 
-def _fake(model: Model, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
+def _fake(model: ServedModel, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
     """Return the words of the scripted engine, whose script is the model's `fake.json`.
 
     It says the name of its folder where that is missing or says nothing.

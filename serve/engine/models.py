@@ -29,13 +29,13 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ServedModel:
     folder: Path
     name: str
     """How clients call it."""
 
 
-def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Model:
+def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> ServedModel:
     """Return the model called `name`, whole, in a folder of this machine.
 
     store: of our artifacts, a URI or a folder. Raises UsageError when there is no such model, StoreError when it cannot
@@ -43,15 +43,15 @@ def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Mod
     downloaded.
     """
     if "://" in source and credentials.kind(source) != "file":
-        return Model(folder=_bring(source, cache, say), name=name)
+        return ServedModel(folder=_bring(source, cache, say), name=name)
     if found := of_store(source, store):
         if credentials.kind(store) in ("", "file"):
-            return Model(folder=model_folder(Store(store).path(found.name, found.fingerprint)), name=name)
+            return ServedModel(folder=model_folder(Store(store).path(found.name, found.fingerprint)), name=name)
         lies = Store(store).find(found.name, found.fingerprint).name  # where no launch puts another one in its place
-        return Model(folder=_bring(f"{store.rstrip('/')}/{lies}", cache, say), name=name)
+        return ServedModel(folder=_bring(f"{store.rstrip('/')}/{lies}", cache, say), name=name)
     folder = Path(source.removeprefix("file://")).expanduser().absolute()
     if folder.is_dir():
-        return Model(folder=model_folder(folder), name=name)
+        return ServedModel(folder=model_folder(folder), name=name)
     raise UsageError(
         f"no model {source!r}: {_known(store)}; a folder or hf://user/repo or s3://bucket/folder are accepted"
     )
