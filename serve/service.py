@@ -101,7 +101,7 @@ class ServiceSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ours:
+class SlipwaySection:
     """The section `slipway:`: what SkyServe has no word for."""
 
     model: str = ""
@@ -163,7 +163,7 @@ class ServiceFile:
     file_mounts: dict[str, str | dict[str, Any]] = field(default_factory=dict)
     setup: str = ""
     run: str = ""
-    slipway: Ours = field(default_factory=Ours)
+    slipway: SlipwaySection = field(default_factory=SlipwaySection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ class Service:
     envs: Mapping[str, str]
 
     @property
-    def ours(self) -> Ours:
+    def ours(self) -> SlipwaySection:
         return self.file.slipway
 
 
@@ -281,7 +281,7 @@ def _probe(where: str, said: Probe | str) -> Probe:
     return probe
 
 
-def _policy(where: str, section: ServiceSection, ours: Ours) -> ReplicaPolicy:
+def _policy(where: str, section: ServiceSection, ours: SlipwaySection) -> ReplicaPolicy:
     where = f"{where}: service"
     if section.replicas is not None and section.replica_policy is not None:
         raise UsageError(f"{where}: `replicas` and `replica_policy` exclude each other")
@@ -317,14 +317,14 @@ def _policy(where: str, section: ServiceSection, ours: Ours) -> ReplicaPolicy:
     return policy
 
 
-def _plane(where: str, ours: Ours) -> None:
+def _plane(where: str, ours: SlipwaySection) -> None:
     where = f"{where}: slipway"
     for name, known in (("data_plane", DATA_PLANES), ("router_policy", ROUTER_POLICIES)):
         if getattr(ours, name) not in known:
             raise UsageError(f"{where}: {name} is {getattr(ours, name)!r}; {_near(getattr(ours, name), known)}")
     if ours.data_plane == ROUTER and ours.affinity_chars:
         raise UsageError(f"{where}: affinity_chars is our gateway's; {ROUTER} goes by router_policy: cache_aware")
-    if ours.data_plane != ROUTER and ours.router_policy != Ours().router_policy:
+    if ours.data_plane != ROUTER and ours.router_policy != SlipwaySection().router_policy:
         raise UsageError(f"{where}: router_policy is for data_plane: {ROUTER}")
 
 
