@@ -127,7 +127,7 @@ class SlipwaySection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resources:
+class ReplicaResources:
     """The machine that a replica needs, as SkyPilot writes it; `16+` means at least 16."""
 
     infra: str | None = None
@@ -158,7 +158,7 @@ class ServiceFile:
     service: ServiceSection
     name: str | None = None
     workdir: str | None = None
-    resources: Resources = field(default_factory=Resources)
+    resources: ReplicaResources = field(default_factory=ReplicaResources)
     envs: dict[str, Scalar] = field(default_factory=dict)
     file_mounts: dict[str, str | dict[str, Any]] = field(default_factory=dict)
     setup: str = ""
@@ -328,7 +328,7 @@ def _plane(where: str, ours: SlipwaySection) -> None:
         raise UsageError(f"{where}: router_policy is for data_plane: {ROUTER}")
 
 
-def _port(where: str, section: ServiceSection, resources: Resources) -> int:
+def _port(where: str, section: ServiceSection, resources: ReplicaResources) -> int:
     """Return the port of the engine, among those that the resources open."""
     said = resources.ports
     opened = [str(one) for one in (said if isinstance(said, list) else [] if said is None else [said])]

@@ -18,7 +18,7 @@ from infra.records import Offer, Request
 from infra.selection import choose
 from infra.selection.choose import Tell
 from infra.settings import MARKET, VENDORS, Settings
-from serve.service import Resources, Service
+from serve.service import ReplicaResources, Service
 
 GB = 10**9
 # What SkyServe reads of `resources` and we do not, and what holds here instead.
@@ -134,7 +134,7 @@ def gpu_of(request: Request) -> str:
     return f"{request.gpu}:{max(1, request.num_gpus)}" if request.gpu else ""
 
 
-def _gpus(wanted: Resources) -> tuple[str, int]:
+def _gpus(wanted: ReplicaResources) -> tuple[str, int]:
     """Return kind and count of `H100:8`, {H100: 8}, or several of which any will do."""
     said = wanted.accelerators
     if not said:

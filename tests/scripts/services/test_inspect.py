@@ -85,7 +85,7 @@ SKY = {"infra": "aws", "cloud": "aws", "zone": "us-east-1a", "disk_tier": "best"
 
 
 def test_every_word_of_resources_is_read_or_named_with_what_holds_instead():
-    assert {one.name for one in dataclasses.fields(service.Resources)} == READ | set(SKY)
+    assert {one.name for one in dataclasses.fields(service.ReplicaResources)} == READ | set(SKY)
     for name, value in SKY.items():
         (found,) = placement.unread(service.parse("x", {"service": {}, "resources": {name: value}}))
         assert found[0] == f"resources.{name}" and len(found[1]) > 20
