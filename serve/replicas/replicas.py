@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Kept:
+class KeptReplica:
     """A replica and what its controller holds of it in memory."""
 
     member: Member
@@ -77,7 +77,7 @@ class Replicas:
         self.take_off = take_off
         """Tells the gateway which are to be asked: not one that is to end."""
         self.wanted = wanted
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, KeptReplica] = {}
         self.past: list[Member] = []
         """Those that have failed and are gone."""
         self.changed = asyncio.Event()
@@ -110,11 +110,13 @@ class Replicas:
 
     def begin(self, member: Member, write_down: Callable[[], None]) -> None:
         """Launch a replica, once it is written down."""
-        one = self.kept[member.number] = Kept(member)
+        one = self.kept[member.number] = KeptReplica(member)
         write_down()
         one.task = asyncio.create_task(self._guarded(one, self._launch(one)))
 
-    def end(self, one: Kept, why: str, facts: Facts | None = None, *, drains: bool, has_failed: bool = False) -> None:
+    def end(
+        self, one: KeptReplica, why: str, facts: Facts | None = None, *, drains: bool, has_failed: bool = False
+    ) -> None:
         """Ask for the end of a replica. May be called again; the first reason counts."""
         if one.told.is_set():
             return
@@ -132,7 +134,7 @@ class Replicas:
 
     # Their tasks.
 
-    async def _guarded(self, one: Kept, life: Awaitable[None]) -> None:
+    async def _guarded(self, one: KeptReplica, life: Awaitable[None]) -> None:
         """Run the care of a replica.
 
         A mistake of our own ends this controller, and not only that replica's care; a transient shortage ends neither.
@@ -149,12 +151,12 @@ class Replicas:
             self.say(f"{one.member.run}: tried again in {RETRY_S:g} s: {error}")
             one.task = asyncio.create_task(self._guarded(one, self._again(one)))
 
-    async def _again(self, one: Kept) -> None:
+    async def _again(self, one: KeptReplica) -> None:
         await asyncio.sleep(RETRY_S)
         await self._in_thread(one.links.close)
         self._take_over(one)
 
-    async def _launch(self, one: Kept) -> None:
+    async def _launch(self, one: KeptReplica) -> None:
         version = self.wanted.version(one.member.version)
         try:
             async with self.launching:
@@ -179,7 +181,7 @@ class Replicas:
             self.note(one, replace(one.member.facts, launch=ProcessStatus.SUCCEEDED))
         await self._keep(one)
 
-    async def _keep(self, one: Kept) -> None:
+    async def _keep(self, one: KeptReplica) -> None:
         """Manage a replica from its hand-over to its end."""
         op = self._op(one)
         if op is not None and not one.told.is_set():
@@ -197,7 +199,7 @@ class Replicas:
         await self._drain(one)
         await self._finish(one)
 
-    async def _care(self, one: Kept) -> None:
+    async def _care(self, one: KeptReplica) -> None:
         """Care for a replica until it is told to end."""
         cares = [asyncio.create_task(care(one)) for care in (self._probe, self._watch)]
         told = asyncio.create_task(one.told.wait())
@@ -210,7 +212,7 @@ class Replicas:
                 task.cancel()
             await asyncio.gather(told, *cares, return_exceptions=True)
 
-    async def _probe(self, one: Kept) -> None:
+    async def _probe(self, one: KeptReplica) -> None:
         assert one.replica is not None
         gone_asked_at = 0.0
         while True:
@@ -251,7 +253,7 @@ class Replicas:
             interval_s = asked.endpoint_probe_interval_seconds
             await asyncio.sleep(interval_s if facts.is_ready and found.passed else min(interval_s, YOUNG_S))
 
-    async def _watch(self, one: Kept) -> None:
+    async def _watch(self, one: KeptReplica) -> None:
         """Watch whether its engine still runs, and how far it has come, as its own agent says."""
         while True:
             op = self._op(one)
@@ -269,7 +271,7 @@ class Replicas:
                 return
             await asyncio.sleep(FATE_S if op and self.landing.vendor(op.vendor).is_here else FATE_THERE_S)
 
-    def _hear(self, one: Kept, stage: Stage) -> None:
+    def _hear(self, one: KeptReplica, stage: Stage) -> None:
         """Note what its pod has reported anew; an agent that has fallen silent reports nothing."""
         if stage.told_at != one.stage.told_at:
             facts = replica_states.told(one.member.facts, stage.engine_s, time.monotonic())
@@ -279,7 +281,7 @@ class Replicas:
             self.changed.set()
         one.stage = stage
 
-    async def _drain(self, one: Kept) -> None:
+    async def _drain(self, one: KeptReplica) -> None:
         """Wait until the gateway has had the last answer of it, or its time is over."""
         self.take_off()
         if one.drains and one.replica is not None:
@@ -287,7 +289,7 @@ class Replicas:
             while self.gateway.in_flight(one.replica) and time.monotonic() < until:
                 await asyncio.sleep(0.05)
 
-    async def _finish(self, one: Kept) -> None:
+    async def _finish(self, one: KeptReplica) -> None:
         """End it until nothing of it is left, with as many tries as it takes."""
         failures = 0
         while True:
@@ -311,12 +313,12 @@ class Replicas:
         else:
             self._drop(one)
 
-    def _retire(self, one: Kept) -> None:
+    def _retire(self, one: KeptReplica) -> None:
         """Drop it, and remember it for what went wrong."""
         self.past = [*self.past, one.member][-KEPT:]
         self._drop(one)
 
-    def _drop(self, one: Kept) -> None:
+    def _drop(self, one: KeptReplica) -> None:
         self.kept.pop(one.member.number, None)
         self.changed.set()
 
@@ -326,12 +328,12 @@ class Replicas:
             if member.facts.down is ProcessStatus.SUCCEEDED:
                 self.past.append(member)
                 continue
-            self.kept[member.number] = Kept(member)
+            self.kept[member.number] = KeptReplica(member)
             self._take_over(self.kept[member.number])
         if self.kept:
             self.say(f"{self.name}: taking over {', '.join(one.member.run for one in self.kept.values())}")
 
-    def _take_over(self, one: Kept) -> None:
+    def _take_over(self, one: KeptReplica) -> None:
         """Take over a replica, whatever it was at when its care was cut off."""
         facts = replace(one.member.facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
         op = self._op(one)
@@ -360,7 +362,7 @@ class Replicas:
         ):
             await asyncio.sleep(0.01)
 
-    def note(self, one: Kept, facts: Facts) -> None:
+    def note(self, one: KeptReplica, facts: Facts) -> None:
         before = one.member.state
         one.member = replace(one.member, facts=facts)
         if one.member.state is not before:
@@ -369,7 +371,7 @@ class Replicas:
     def members(self) -> list[Member]:
         return sorted([*self.past, *(one.member for one in self.kept.values())], key=lambda one: one.number)
 
-    def _op(self, one: Kept) -> Op | None:
+    def _op(self, one: KeptReplica) -> Op | None:
         return next(reversed(self.journal.ops(run=one.member.run)), None)
 
     async def _in_thread(self, work: Callable[..., T], *words: Any) -> T:
