@@ -9,7 +9,7 @@ from flows.specs.service import ServeSpec
 from infra import job_environment, train_env
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.ledger.journal import Journal, Service
+from infra.ledger.journal import Journal, ServiceRow
 from infra.names import check_name
 from infra.records import Offer
 from infra.runs.timing import Say
@@ -31,7 +31,7 @@ class Revision:
 
     name: str
     version: Version
-    row: Service | None
+    row: ServiceRow | None
     old: WantedService | None
 
 

@@ -18,7 +18,7 @@ from infra import strict_yaml
 from infra.agent import environment
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.ledger.journal import Service as Row
+from infra.ledger.journal import ServiceRow as Row
 from infra.market import gpus
 from infra.names import check_name
 from infra.providers import registry
@@ -32,7 +32,7 @@ from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.replicas import placement
-from serve.service import Service
+from serve.service import ServiceRow
 from store import StoreError
 from store.artifacts import model_files
 
@@ -81,7 +81,7 @@ def document_of(config: str, old: WantedService | None, name: str, replicas: int
     return document
 
 
-def check_file(service: Service, tell: Say) -> None:
+def check_file(service: ServiceRow, tell: Say) -> None:
     """Tell what its file says that changes nothing here. Raises UsageError for what would."""
     if service.file.service.tls:
         raise UsageError(
@@ -94,7 +94,7 @@ def check_file(service: Service, tell: Say) -> None:
         tell(f"{name}: for sky serve up only; here {instead}")
 
 
-def model_meant(service: Service, model: str, tag: str, old: Version | None) -> str:
+def model_meant(service: ServiceRow, model: str, tag: str, old: Version | None) -> str:
     """Return the model as it is called: as it is typed, as it was, or as the file says; "" = the newest here."""
     is_shipped = old is None and service.ours.model == service_file.load(CONFIG).ours.model
     return model or (old.model if old and not tag else "" if is_shipped else service.ours.model)
@@ -117,7 +117,7 @@ def version_of(
                    model=source, store=store, weights=weights_of(source))  # fmt: skip
 
 
-def only_for_skyserve(service: Service, shipped: Service) -> list[str]:
+def only_for_skyserve(service: ServiceRow, shipped: ServiceRow) -> list[str]:
     """Return the settings of a file that only SkyServe reads."""
     file = service.file
     found = [
@@ -199,7 +199,7 @@ def check_reach(version: Version, settings: Settings) -> None:
         )
 
 
-def check_plane(name: str, old: WantedService | None, service: Service) -> None:
+def check_plane(name: str, old: WantedService | None, service: ServiceRow) -> None:
     """Check that the data plane stays as it is. Raises UsageError: engines ask for keys that go with it."""
     if old is None:
         return
