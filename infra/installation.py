@@ -27,7 +27,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Claim:
+class JournalClaim:
     """A file that says which journal an id belongs to."""
 
     file: Path
@@ -61,7 +61,7 @@ def read(file: Path) -> str:
     return found.id if found else ""
 
 
-def others(file: Path) -> list[Claim]:
+def others(file: Path) -> list[JournalClaim]:
     """Return whatever else the configuration knows of; what cannot be read there tells nothing."""
     found = []
     for path in sorted(file.parent.glob("installation_id*")):
@@ -70,7 +70,7 @@ def others(file: Path) -> list[Claim]:
     return [one for one in found if one and one.file != file]
 
 
-def rivals(id: str, file: Path) -> list[Claim]:
+def rivals(id: str, file: Path) -> list[JournalClaim]:
     """Return the journals of other machines that have that id."""
     me = this_machine().key
     return [one for one in others(file) if one.id == id and me and one.machine.key not in ("", me)]
@@ -104,9 +104,9 @@ def older_file(path: Path, default: Path, environ: Mapping[str, str]) -> Path:
     return folder(environ, "XDG_CONFIG_HOME", ".config") / f"installation_id{suffix}"
 
 
-def _claim(file: Path) -> Claim | None:
+def _claim(file: Path) -> JournalClaim | None:
     try:
         id, key, host, journal, *_ = [*file.read_text().splitlines(), "", "", "", ""]
     except (FileNotFoundError, UnicodeDecodeError):
         return None
-    return Claim(file, id, Machine(key, host), journal) if _ID.fullmatch(id) else None
+    return JournalClaim(file, id, Machine(key, host), journal) if _ID.fullmatch(id) else None
