@@ -20,10 +20,10 @@ from infra.job_environment import asked_at, of_job, plain, secrets, tracking
 from infra.market.forecast import flops_per_s
 from infra.names import check_name
 from infra.providers import Provider
-from infra.records import Artifact, Inventory, Offer, Plan, Request
+from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
 from infra.settings import Settings, is_secret
 from infra.units import count, size
-from store import Artifact as StoredArtifact
+from store import HeldArtifact as StoredArtifact
 from store import Store, credentials
 from store.artifacts import references
 from trainer import plan as planning
@@ -210,8 +210,8 @@ def inventory(uri: str) -> Inventory:
     )
 
 
-def _record(one: StoredArtifact) -> Artifact:
-    return Artifact(one.name, one.fingerprint, one.problem, one.about)
+def _record(one: StoredArtifact) -> HeldArtifact:
+    return HeldArtifact(one.name, one.fingerprint, one.problem, one.about)
 
 
 def store_notes(there: Inventory) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from data.config import (
 )
 from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
-from infra.records import Artifact, Inventory, Plan, PlannedArtifact, Pointer, Request
+from infra.records import HeldArtifact, Inventory, Plan, PlannedArtifact, Pointer, Request
 from store.manifest import kind_of
 from trainer import memory, recipes
 from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
@@ -506,7 +506,7 @@ def _closure(nodes: Mapping[str, Node], names: tuple[str, ...]) -> set[str]:
     return needed
 
 
-def _held(inventory: Inventory) -> list[Artifact]:
+def _held(inventory: Inventory) -> list[HeldArtifact]:
     """Return what is whole: under what it is, or, as 8284afb wrote it, under a name alone."""
     return [one for one in (*inventory.artifacts.values(), *inventory.kept) if not one.problem]
 
@@ -531,7 +531,7 @@ def _planned(
     )  # fmt: skip
 
 
-def why_other(before: Artifact, fingerprint: str, spec: Any) -> str:
+def why_other(before: HeldArtifact, fingerprint: str, spec: Any) -> str:
     """Return what is different about an artifact from the one that `spec` and its inputs make, in words.
 
     Its settings are named where it was made since they are written down beside it.
