@@ -32,14 +32,14 @@ def packages_of(pod: PodFolder) -> Path:
 
 def main(words: Sequence[str]) -> int:
     from infra.agent import environment
-    from infra.agent.packages import Carried
+    from infra.agent.packages import CarriedSources
 
     flag, path = words
     assert flag == "--config"
     config = json.loads(Path(path).read_text(encoding="utf-8"))
     code = Path(config["code"])
     cache = Path(config["cache"]) if config["cache"] else environment.default_cache()
-    carried = Carried(**read_json(packages_of(PodFolder(code.parent))))
+    carried = CarriedSources(**read_json(packages_of(PodFolder(code.parent))))
     try:
         pythons = {
             name: str(environment.ensure(name, code, cache, config["torch"], _say, carried)) for name in config["names"]
