@@ -25,7 +25,7 @@ class Refused(Exception):
     pass
 
 
-class Pod:
+class ReceivingFolder:
     def __init__(self, dest, token):
         self.root = os.path.realpath(os.path.dirname(dest))
         self.target = os.path.join(self.root, os.path.basename(dest))
@@ -217,7 +217,7 @@ def main():
     os.umask(os.umask(0o022) | 0o022)  # what runs with our rights is nobody else's to write
     source = sys.stdin.buffer
     try:
-        pod = Pod(**json.loads(source.readline()))  # while the request is still being made
+        pod = ReceivingFolder(**json.loads(source.readline()))  # while the request is still being made
         size = source.readline()
         if not size:
             raise Refused("the request was cut off")
