@@ -161,7 +161,7 @@ class ReceivingFolder:
         return os.stat(self.memory).st_mtime_ns
 
 
-class Stream:
+class ContentStream:
     """Contents one after the other, as they come out of one zlib stream."""
 
     def __init__(self, file):
@@ -222,7 +222,7 @@ def main():
         if not size:
             raise PushRefused("the request was cut off")
         request = json.loads(zlib.decompress(source.read(int(size))))
-        answer = pod.compare(request["listing"]) if "listing" in request else pod.take(request, Stream(source))
+        answer = pod.compare(request["listing"]) if "listing" in request else pod.take(request, ContentStream(source))
     except PushRefused as refusal:
         print(refusal, file=sys.stderr)
         return REFUSED
