@@ -28,7 +28,7 @@ from typing import Any, Callable, Dict, Optional, Union
 
 from infra.agent import outside
 from infra.agent.amounts import duration
-from infra.agent.job import Group, Step
+from infra.agent.job import NodeGroup, Step
 from infra.agent.shortage import patient
 from infra.agent.state import NODE_LOST, AgentError, say
 from infra.agent.steps import LEAVE_S, RESUME_ME, Ending, in_words
@@ -78,7 +78,7 @@ class Here:
     wait: Callable[[str], None]  # for a moment, saying for whom
 
 
-def environ_of(group: Group, num_gpus: int) -> Dict[str, str]:
+def environ_of(group: NodeGroup, num_gpus: int) -> Dict[str, str]:
     """Return the variables that tell a step who the nodes are, also in SkyPilot's names."""
     ips = "\n".join(group.addresses or ("127.0.0.1",))
     facts = {"NODE_RANK": str(group.rank), "NUM_NODES": str(len(group.addresses) or 1), "NODE_IPS": ips}
@@ -94,7 +94,7 @@ def environ_of(group: Group, num_gpus: int) -> Dict[str, str]:
 class Leader:
     """Node 0: it hears how every other node is, and tells all what holds."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: NodeGroup) -> None:
         self.group = group
         self.word: Dict[str, Any] = {"step": "", "round": "", "done": {}, "end": None}
         self.others = {rank: _Other(self._name(rank)) for rank in range(1, len(group.addresses))}
@@ -253,7 +253,7 @@ class _Other:
 class Follower:
     """Any other node: it reports its state, and does what node 0 says."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: NodeGroup) -> None:
         self.group = group
         self.life = secrets.token_hex(4)  # another agent of this node is another one
         self.said: Dict[str, Any] = {"state": "busy"}
@@ -361,14 +361,14 @@ class Follower:
 Nodes = Union[Leader, Follower]
 
 
-def nodes_of(group: Group) -> Optional[Nodes]:
+def nodes_of(group: NodeGroup) -> Optional[Nodes]:
     """Return this node's part; None for a run on one node. Raises AgentError when node 0 cannot listen."""
     if len(group.addresses) < 2:
         return None
     return Leader(group) if group.rank == 0 else Follower(group)
 
 
-def name_of(group: Group, rank: int) -> str:
+def name_of(group: NodeGroup, rank: int) -> str:
     return f"node {rank} ({group.addresses[rank]})"
 
 
@@ -378,7 +378,7 @@ def silence(name: str, heard_at: float, limit_s: float) -> str:
     return f"{name} has not answered for {duration(passed_s)}" if passed_s > limit_s else ""
 
 
-def _listen(group: Group, hear: Callable[[bytes], Optional[bytes]]) -> socketserver.ThreadingTCPServer:
+def _listen(group: NodeGroup, hear: Callable[[bytes], Optional[bytes]]) -> socketserver.ThreadingTCPServer:
     class Conversation(socketserver.StreamRequestHandler):
         timeout = 2 * ANSWER_S
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from infra import pod_reports
-from infra.agent.job import STAYS, Group, Job, Limits, PodFolder
+from infra.agent.job import STAYS, Job, Limits, NodeGroup, PodFolder
 from infra.agent.limits import hard_limit_s, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
@@ -351,8 +351,8 @@ def _looked_after(journal: Journal, token: str) -> Iterator[None]:
         raise
 
 
-def _group_of(op: Op) -> Group:
-    return Job.from_json(op.job).group if op.job else Group()
+def _group_of(op: Op) -> NodeGroup:
+    return Job.from_json(op.job).group if op.job else NodeGroup()
 
 
 def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) -> Op:
