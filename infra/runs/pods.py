@@ -53,7 +53,7 @@ class StillBills(LimitHit):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RowDraft:
     """What the journal is to say of a pod, beside what is rented and for which job; see `Op`."""
 
     target: str = ""
@@ -69,11 +69,11 @@ class Row:
     asked: str = ""
 
 
-PLAIN = Row()
+PLAIN = RowDraft()
 
 
 def rent(
-    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, row: Row = PLAIN
+    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, row: RowDraft = PLAIN
 ) -> Op:  # fmt: skip
     """Rent one pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
 
