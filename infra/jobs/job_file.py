@@ -47,7 +47,7 @@ class Mount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class JobTask:
     """One document of a job file."""
 
     name: str = ""
@@ -72,7 +72,7 @@ class JobFile:
     where: str
     """The file, as errors name it."""
     name: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[JobTask, ...]
 
 
 def is_job(path: Path) -> bool:
@@ -85,7 +85,7 @@ def of_command(text: str, workdir: Path | None) -> JobFile:
     """Return the job of one command line: `--cmd`. Raises UsageError."""
     if not text.strip():
         raise UsageError("--cmd is empty; it takes a command, such as 'python my.py'")
-    task = Task(run=text, workdir=folder("--workdir", workdir) if workdir else None)
+    task = JobTask(run=text, workdir=folder("--workdir", workdir) if workdir else None)
     return JobFile(where="--cmd", name="", tasks=(task,))
 
 
@@ -109,7 +109,7 @@ def load(path: Path) -> JobFile:
     return JobFile(where=str(path), name=name or tasks[0].name, tasks=tasks)
 
 
-def _task(path: Path, document: Document) -> Task:
+def _task(path: Path, document: Document) -> JobTask:
     said = _convert(path, document)
 
     def fail(what: str, *place: str | int) -> UsageError:
@@ -146,7 +146,7 @@ def _task(path: Path, document: Document) -> Task:
     twice = sorted(set(envs) & set(secrets))
     if twice:
         raise fail(f"{twice[0]} is among envs and among secrets", "secrets", twice[0])
-    return Task(
+    return JobTask(
         name=_name(f"{path}: line {document.line('name')}: name", said.name), workdir=workdir,
         num_nodes=said.num_nodes, resources=resources, envs=envs, secrets=secrets,
         mounts=_mounts(path, said, fail, document), setup=said.setup or "", run=said.run or "",
