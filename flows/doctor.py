@@ -17,7 +17,7 @@ from infra.settings import VENDORS, Settings
 from store import Store, StoreError, credentials
 
 if TYPE_CHECKING:
-    from infra.machines.survey import Look
+    from infra.machines.survey import HostSurvey
 
 DASHBOARDS = {
     "runpod": "https://console.runpod.io/pods",

@@ -97,7 +97,7 @@ def check(spec: CheckFlags) -> None:
     leave(looks)
 
 
-def leave(looks: Sequence[survey.Look]) -> None:
+def leave(looks: Sequence[survey.HostSurvey]) -> None:
     bad = [one.host.place for one in looks if one.problem]
     if bad:
         raise Exit(f"{len(bad)} of {len(looks)} machines cannot be used: {', '.join(bad)}", code=1)
