@@ -18,7 +18,7 @@ from typing import IO, Any, NoReturn
 
 from infra.agent import environment
 from infra.errors import SlipwayError, UsageError
-from infra.interrupts import Told
+from infra.interrupts import ToldToLeave
 
 POLL_S = 0.05
 LEAVING_S = 2.0
@@ -78,7 +78,7 @@ def run(
         try:
             with records.open(encoding="utf-8") as file:
                 yield from _follow(process, file)
-        except (KeyboardInterrupt, Told, GeneratorExit) as leaving:
+        except (KeyboardInterrupt, ToldToLeave, GeneratorExit) as leaving:
             process.send_signal(signal.SIGINT if isinstance(leaving, KeyboardInterrupt) else signal.SIGTERM)
             _has_left(process, GRACE_S)
             relay.join(LEAVING_S)

@@ -31,7 +31,7 @@ from data.config import ConfigError
 from infra.agent import denied
 from infra.agent.process import leave_no_core
 from infra.errors import SlipwayError
-from infra.interrupts import Told, heed
+from infra.interrupts import ToldToLeave, heed
 from scripts.cli import command_hints, completion, front_page
 from store import StoreError
 
@@ -213,7 +213,7 @@ def last_words() -> Iterator[None]:
         session = sys.modules.get("scripts.cli.session")  # else no command of this line has dealt with a pod
         if session and not (isinstance(error, Exit) and error.code == 0):
             session.tell()
-        if session and (isinstance(error, (KeyboardInterrupt, Told, OSError))):
+        if session and (isinstance(error, (KeyboardInterrupt, ToldToLeave, OSError))):
             session.tell_what_is_left()
         raise
     session = sys.modules.get("scripts.cli.session")
@@ -242,7 +242,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
         raise
     except KeyboardInterrupt:
         raise Exit(code=130) from None
-    except Told as told:
+    except ToldToLeave as told:
         raise Exit(code=told.exit_code) from None
     except (SlipwayError, ConfigError, StoreError) as error:
         raise leave(str(error), getattr(error, "exit_code", 2)) from None
