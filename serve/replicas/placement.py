@@ -13,7 +13,7 @@ from infra.market import gpus
 from infra.market.filters import explain
 from infra.money import micro_usd
 from infra.providers import market, offers, registry
-from infra.providers.offers import Source
+from infra.providers.offers import OfferSource
 from infra.records import Offer, Request
 from infra.selection import choose
 from infra.selection.choose import Tell
@@ -56,12 +56,12 @@ def find(names: Sequence[str], request: Request, wants_spot: bool, settings: Set
     """
     own: list[Offer] = []
     said: list[str] = []
-    sources: list[Source] = []
+    sources: list[OfferSource] = []
     scale = 1.0
     for name in names:
         provider = registry.provider(settings, name)
         if rented := market(provider):
-            sources.append(Source(name, rented.catalog))
+            sources.append(OfferSource(name, rented.catalog))
             scale = rented.clock_scale
             continue
         try:
