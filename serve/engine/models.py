@@ -16,7 +16,7 @@ from typing import Any
 from infra.errors import UsageError
 from store import Artifact, Manifest, Store, StoreError, catalogue, credentials, local_files, outside
 from store.artifacts import model_files, vocabulary
-from store.backends.backend import Entry, Place
+from store.backends.backend import Backend, Entry
 from store.backends.by_uri import open_place
 from store.manifest import MANIFEST, check_name
 
@@ -183,7 +183,7 @@ def _is_wanted(name: str, inside: str) -> bool:
     return name.startswith(inside) and "/" not in rest and not rest.startswith(".") and rest.endswith(SUFFIXES)
 
 
-def _bring_file(place: Place, name: str, at: str, entry: Entry, sha256: str, path: Path) -> None:
+def _bring_file(place: Backend, name: str, at: str, entry: Entry, sha256: str, path: Path) -> None:
     """Download a file to `path`, whole or not at all; resume what came of it before. Raises StoreError."""
     if path.exists():
         return

@@ -16,7 +16,7 @@ from typing import Any
 
 from store import outside
 from store.artifacts.local_copies import Mirror
-from store.backends.backend import Copy, Entry, Place
+from store.backends.backend import Backend, Copy, Entry
 from store.manifest import (
     MANIFEST,
     MISSING,
@@ -42,7 +42,7 @@ RUNS = "runs/"  # what runs at work leave there is no artifact
 
 
 class RemoteStore:
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Backend) -> None:
         self.place, self.uri = place, place.uri
 
     def publish(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any], flat: bool) -> None:

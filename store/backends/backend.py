@@ -46,7 +46,7 @@ class Copy:
 Source = Path | bytes | Copy  # a file of this machine, the bytes themselves, or a file of the same place
 
 
-class Place(ABC):
+class Backend(ABC):
     is_atomic = False
     """All that one `put` changes is seen at once, or not at all."""
     compares_and_sets = False

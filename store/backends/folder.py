@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from store import local_files, outside
-from store.backends.backend import PART_BYTES, Copy, Entry, Place, Source
+from store.backends.backend import PART_BYTES, Backend, Copy, Entry, Source
 from store.manifest import StoreError
 
 
-class Folder(Place):
+class Folder(Backend):
     def __init__(self, uri: str) -> None:
         super().__init__(uri)
         self.root = os.path.realpath(uri.removeprefix("file://"))

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from store.backends.backend import Copy, Entry, Place, Source
+from store.backends.backend import Backend, Copy, Entry, Source
 from store.manifest import NoStore
 
 
-class Other(Place):
+class Other(Backend):
     def __init__(self, uri: str) -> None:
         super().__init__(uri)
         from fsspec.core import url_to_fs

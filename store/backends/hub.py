@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from store import credentials
-from store.backends.backend import PART_BYTES, Copy, Entry, Place, Source
+from store.backends.backend import PART_BYTES, Backend, Copy, Entry, Source
 from store.manifest import Denied, NoStore, StoreError
 from store.patience import Again, Conflict, Patience, clean
 
@@ -30,7 +30,7 @@ TRIES = 8  # of a commit, when others commit at the same time
 _URI = re.compile(r"hf://(?:(datasets|models|spaces)/)?([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.*))?")
 
 
-class Repository(Place):
+class Repository(Backend):
     is_atomic = True
     compares_and_sets = True
 

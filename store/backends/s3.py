@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from store import credentials
-from store.backends.backend import PART_BYTES, Copy, Entry, Place, Source
+from store.backends.backend import PART_BYTES, Backend, Copy, Entry, Source
 from store.manifest import Denied, NoStore, StoreError
 from store.patience import Again, Conflict, Patience, clean
 
@@ -35,7 +35,7 @@ WRITES = {
 HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_ENDPOINT_URL for another service than AWS)"
 
 
-class Bucket(Place):
+class Bucket(Backend):
     compares_and_sets = True
 
     def __init__(self, uri: str, patience: Patience | None = None, part_bytes: int = PART_BYTES) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from store import credentials
-from store.backends.backend import Place
+from store.backends.backend import Backend
 from store.patience import Patience
 from tests.store import hub as hubs
 
@@ -96,7 +96,7 @@ def away(kind: str, request: pytest.FixtureRequest) -> str:
     return found
 
 
-def quick(uri: str, **words: Any) -> Place:
+def quick(uri: str, **words: Any) -> Backend:
     """The place, with little patience."""
     from store.backends.hub import Repository
     from store.backends.s3 import Bucket
