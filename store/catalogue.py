@@ -14,7 +14,7 @@ from typing import Any
 from store import outside
 from store.artifacts import vocabulary
 from store.artifacts.artifacts import Store
-from store.backends.backend import Backend, Entry
+from store.backends.backend import Backend, ListedFile
 from store.backends.by_uri import open_place
 from store.manifest import StoreError
 from store.run_sync.run_folder import CHECKPOINT, MANIFEST, Checkpoint, Damaged, RunFolder, check_files, step_of
@@ -58,7 +58,7 @@ def in_store(uri: str) -> list[Found]:
     return sorted(_found(place, uri, at, there), key=lambda one: (one.name, one.step))
 
 
-def _found(place: Backend, uri: str, at: str, there: dict[str, Entry]) -> Iterator[Found]:
+def _found(place: Backend, uri: str, at: str, there: dict[str, ListedFile]) -> Iterator[Found]:
     for path in there:
         folder, _, last = path.rpartition("/")
         if last != MANIFEST:

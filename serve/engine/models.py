@@ -16,7 +16,7 @@ from typing import Any
 from infra.errors import UsageError
 from store import Artifact, Manifest, Store, StoreError, catalogue, credentials, local_files, outside
 from store.artifacts import model_files, vocabulary
-from store.backends.backend import Backend, Entry
+from store.backends.backend import Backend, ListedFile
 from store.backends.by_uri import open_place
 from store.manifest import MANIFEST, check_name
 
@@ -138,7 +138,7 @@ def sketch(uri: str) -> tuple[dict[str, Any], int]:
     return config, sum(one.size for name, one in wanted.items() if name.endswith(WEIGHTS))
 
 
-def _wanted(uri: str, there: Mapping[str, Entry]) -> tuple[str, dict[str, Entry]]:
+def _wanted(uri: str, there: Mapping[str, ListedFile]) -> tuple[str, dict[str, ListedFile]]:
     """Return the folder that the model lies in, "" or "hf/", and its files. Raises UsageError."""
     if not there:
         raise UsageError(f"{uri}: not found, or access denied (check HF_TOKEN, or the keys of the bucket)")
@@ -183,7 +183,7 @@ def _is_wanted(name: str, inside: str) -> bool:
     return name.startswith(inside) and "/" not in rest and not rest.startswith(".") and rest.endswith(SUFFIXES)
 
 
-def _bring_file(place: Backend, name: str, at: str, entry: Entry, sha256: str, path: Path) -> None:
+def _bring_file(place: Backend, name: str, at: str, entry: ListedFile, sha256: str, path: Path) -> None:
     """Download a file to `path`, whole or not at all; resume what came of it before. Raises StoreError."""
     if path.exists():
         return

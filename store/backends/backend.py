@@ -24,7 +24,7 @@ class NotSmall(StoreError, ValueError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedFile:
     """One file as its place lists it."""
 
     size: int
@@ -60,7 +60,7 @@ class Backend(ABC):
         return ""
 
     @abstractmethod
-    def listing(self, under: str = "", at: str = "") -> dict[str, Entry]:
+    def listing(self, under: str = "", at: str = "") -> dict[str, ListedFile]:
         """Return every file at or below the folder `under`, by name; {} where there is none. Raises StoreError."""
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from store.backends.backend import Backend, Copy, Entry, Source
+from store.backends.backend import Backend, Copy, ListedFile, Source
 from store.manifest import NoStore
 
 
@@ -18,10 +18,12 @@ class Other(Backend):
             raise NoStore(f"store {uri}: {error}") from None
         self._root = root.rstrip("/")
 
-    def listing(self, under: str = "", at: str = "") -> dict[str, Entry]:
+    def listing(self, under: str = "", at: str = "") -> dict[str, ListedFile]:
         self._fs.invalidate_cache()
         found = self._fs.find(f"{self._root}/{under}".rstrip("/"), detail=True)
-        return {path.removeprefix(f"{self._root}/"): Entry(int(info["size"])) for path, info in sorted(found.items())}
+        return {
+            path.removeprefix(f"{self._root}/"): ListedFile(int(info["size"])) for path, info in sorted(found.items())
+        }
 
     def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:
         self._fs.invalidate_cache()

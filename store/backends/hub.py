@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from store import credentials
-from store.backends.backend import PART_BYTES, Backend, Copy, Entry, Source
+from store.backends.backend import PART_BYTES, Backend, Copy, ListedFile, Source
 from store.manifest import Denied, NoStore, StoreError
 from store.patience import Again, Conflict, Patience, clean
 
@@ -70,10 +70,10 @@ class Repository(Backend):
     def _head(self) -> str:
         return str(self._api.repo_info(**self._where, revision=self.revision).sha)
 
-    def listing(self, under: str = "", at: str = "") -> dict[str, Entry]:
+    def listing(self, under: str = "", at: str = "") -> dict[str, ListedFile]:
         folder = f"{self.prefix}{under}".rstrip("/")
 
-        def ask() -> dict[str, Entry]:
+        def ask() -> dict[str, ListedFile]:
             from huggingface_hub.hf_api import RepoFile
 
             words = {"path_in_repo": folder} if folder else {}
@@ -83,7 +83,7 @@ class Repository(Backend):
                 name = one.path.removeprefix(self.prefix)
                 if isinstance(one, RepoFile) and one.path.startswith(self.prefix) and one.path != ".gitattributes":
                     digest = one.lfs.sha256 if one.lfs else ""
-                    found[name] = Entry(one.size, digest or one.blob_id, digest)
+                    found[name] = ListedFile(one.size, digest or one.blob_id, digest)
             return found
 
         try:

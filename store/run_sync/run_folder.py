@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from store import local_files, outside
-from store.backends.backend import PART_BYTES, Entry, NotSmall, Source
+from store.backends.backend import PART_BYTES, ListedFile, NotSmall, Source
 from store.backends.by_uri import open_place
 from store.manifest import FileEntry, StoreError, check_name, entry_of, is_harmless
 
@@ -223,7 +223,7 @@ class RunFolder:
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _listing(self) -> dict[str, Entry]:
+    def _listing(self) -> dict[str, ListedFile]:
         return self._place.listing(self._root)
 
     def _manifest(self, name: str, at: str) -> Checkpoint:
