@@ -17,7 +17,7 @@ from store.artifacts.artifacts import Store
 from store.backends.backend import Backend, ListedFile
 from store.backends.by_uri import open_place
 from store.manifest import StoreError
-from store.run_sync.run_folder import CHECKPOINT, MANIFEST, Checkpoint, Damaged, RunFolder, check_files, step_of
+from store.run_sync.run_folder import CHECKPOINT, MANIFEST, Damaged, ListedCheckpoint, RunFolder, check_files, step_of
 
 _OF_A_RUN = re.compile(rf"runs/([A-Za-z0-9._-]+)/({CHECKPOINT.pattern})")
 _FINAL = re.compile(r"([A-Za-z0-9._-]+_checkpoints/[A-Za-z0-9._-]+)/step-[0-9]{1,18}")
@@ -91,7 +91,7 @@ def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, read: Calla
     """Return the record of one checkpoint; one that is damaged, or has gone meanwhile, does not hide the others."""
     try:
         raw = read()
-        Checkpoint.parse(raw, path.rpartition("/")[2])
+        ListedCheckpoint.parse(raw, path.rpartition("/")[2])
         return Found(name, kind, uri, path, num_bytes, outside.mapping(raw))
     except (Damaged, OSError, ValueError) as error:
         return Found(name, kind, uri, path, num_bytes, {}, str(error))
