@@ -7,7 +7,7 @@ nothing is changed. "off": it works without. Called by: `inv doctor`.
 from pathlib import Path
 
 from flows import doctor
-from flows.doctor import Finding
+from flows.doctor import DoctorLine
 from flows.serve import folder_of
 from infra.errors import SlipwayError
 from infra.settings import VENDORS, Settings
@@ -21,40 +21,40 @@ from serve.service import Service
 from store import StoreError
 
 
-def serving(config: str, settings: Settings) -> list[Finding]:
+def serving(config: str, settings: Settings) -> list[DoctorLine]:
     """Raises UsageError for a service file that is none."""
     service = service_file.load(revision.path_of(config))
     shipped = service_file.load(revision.CONFIG)
     name = service.file.name or "slipway"
     nodes = _nodes(settings)
     own = sum(one.state == "ok" for one in nodes)
-    unread = [Finding(key, "off", f"changes nothing: {instead}") for key, instead in placement.unread(service)]
+    unread = [DoctorLine(key, "off", f"changes nothing: {instead}") for key, instead in placement.unread(service)]
     return [*nodes, *_clouds(settings), _model(service, shipped, name, settings), *unread, _replicas(service, own),
             _load(service, shipped, name), _alerts(settings), _door(name, settings)]  # fmt: skip
 
 
-def _nodes(settings: Settings) -> list[Finding]:
+def _nodes(settings: Settings) -> list[DoctorLine]:
     if not settings.pools.exists():
-        return [Finding("own machines", "off", f"no inventory {settings.pools}; write one, then: inv pool.up")]
+        return [DoctorLine("own machines", "off", f"no inventory {settings.pools}; write one, then: inv pool.up")]
     try:
         return doctor.nodes(settings)
     except SlipwayError as error:
-        return [Finding("own machines", "bad", str(error))]
+        return [DoctorLine("own machines", "bad", str(error))]
 
 
-def _clouds(settings: Settings) -> list[Finding]:
+def _clouds(settings: Settings) -> list[DoctorLine]:
     """Each with what its account says: a key that is set may be void."""
     found = []
     for vendor, key in VENDORS.items():
         if not getattr(settings, key):
-            found.append(Finding(vendor, "off", f"no key; set {key.upper()} to rent there"))
+            found.append(DoctorLine(vendor, "off", f"no key; set {key.upper()} to rent there"))
             continue
         said = [one for one in doctor.account(vendor, settings) if one.name == "account"]
-        found += [Finding(vendor, one.state, one.detail) for one in said]
+        found += [DoctorLine(vendor, one.state, one.detail) for one in said]
     return found
 
 
-def _model(service: Service, shipped: Service, name: str, settings: Settings) -> Finding:
+def _model(service: Service, shipped: Service, name: str, settings: Settings) -> DoctorLine:
     """The one that serve.up would take."""
     said = "" if service.ours.model == shipped.ours.model else service.ours.model
     try:
@@ -64,41 +64,41 @@ def _model(service: Service, shipped: Service, name: str, settings: Settings) ->
         else:
             where = "this machine and own ones; rented ones need hf:// or s3://: inv ckpt.push"
             size = sum(path.stat().st_size for path in Path(source).iterdir() if path.is_file())
-        return Finding("model", "ok", f"{source}, {size / 1e9:.2f} GB: {where}")
+        return DoctorLine("model", "ok", f"{source}, {size / 1e9:.2f} GB: {where}")
     except (SlipwayError, StoreError, OSError) as error:
-        return Finding("model", "bad", " ".join(str(error).split()))
+        return DoctorLine("model", "bad", " ".join(str(error).split()))
 
 
-def _replicas(service: Service, own: int) -> Finding:
+def _replicas(service: Service, own: int) -> DoctorLine:
     least = service.policy.min_replicas
     if least == own or not own:
-        return Finding("min_replicas", "ok", f"{least}, {f'one on each of {own}' if own else 'and no'} own machines")
+        return DoctorLine("min_replicas", "ok", f"{least}, {f'one on each of {own}' if own else 'and no'} own machines")
     how = f"{least - own} of them rented all the time" if least > own else f"{own - least} own machines for bursts"
-    return Finding("min_replicas", "off", f"{least} for {own} own machines: {how}")
+    return DoctorLine("min_replicas", "off", f"{least} for {own} own machines: {how}")
 
 
-def _load(service: Service, shipped: Service, name: str) -> Finding:
+def _load(service: Service, shipped: Service, name: str) -> DoctorLine:
     """Whether somebody has thought about it: a number that fits the model is measured."""
     target = service.policy.target_qps_per_replica
     ask = f"measure it: inv serve.bench {name} --target-ttft 1"
     if target is None:
-        return Finding("target_qps_per_replica", "off", f"none, as many replicas always; what one can do: {ask}")
+        return DoctorLine("target_qps_per_replica", "off", f"none, as many replicas always; what one can do: {ask}")
     if target == shipped.policy.target_qps_per_replica:
-        return Finding("target_qps_per_replica", "off", f"{target}, as the shipped file has it; {ask}")
-    return Finding("target_qps_per_replica", "ok", f"{target}")
+        return DoctorLine("target_qps_per_replica", "off", f"{target}, as the shipped file has it; {ask}")
+    return DoctorLine("target_qps_per_replica", "ok", f"{target}")
 
 
-def _alerts(settings: Settings) -> Finding:
+def _alerts(settings: Settings) -> DoctorLine:
     where = "figures: /metrics of its address for Prometheus, inv serve.status --metrics"
     if settings.notify:
-        return Finding("monitoring", "ok", f"{where}; runs that end are told to {settings.notify}")
-    return Finding("monitoring", "off", f"{where}; SLIPWAY_NOTIFY is not set, so nobody is told when a run ends")
+        return DoctorLine("monitoring", "ok", f"{where}; runs that end are told to {settings.notify}")
+    return DoctorLine("monitoring", "off", f"{where}; SLIPWAY_NOTIFY is not set, so nobody is told when a run ends")
 
 
-def _door(name: str, settings: Settings) -> Finding:
+def _door(name: str, settings: Settings) -> DoctorLine:
     """Who gets in. HTTPS is for what stands before the gateway."""
     proxy = "for others, put HTTPS before it, such as a Cloudflare tunnel or nginx"
     if Places.of(settings, name).keys.exists():
-        return Finding("access", "ok", f"it asks for an API key; {proxy}")
-    return Finding("access", "off", f"no API key, so that it listens on 127.0.0.1 only: inv serve.key {name} --for "
+        return DoctorLine("access", "ok", f"it asks for an API key; {proxy}")
+    return DoctorLine("access", "off", f"no API key, so that it listens on 127.0.0.1 only: inv serve.key {name} --for "
                    f"WHO; {proxy}")  # fmt: skip
