@@ -48,7 +48,7 @@ POLL_S = 0.5
 
 
 @dataclass
-class Run:
+class SweepRun:
     """One line of the table."""
 
     name: str
@@ -78,7 +78,7 @@ class SweepSpec:
 class Sweep:
     """All runs at work. A lane is a thread that starts one launch after the other and reads what it says."""
 
-    runs: dict[str, Run]
+    runs: dict[str, SweepRun]
     lanes: Sequence[Lane]
     idle: int
     """Pods that have no run."""
@@ -116,21 +116,21 @@ class Sweep:
             if not self.over.is_set():
                 self._launch(self.runs[name])
 
-    def _may_begin(self, run: Run) -> bool:
+    def _may_begin(self, run: SweepRun) -> bool:
         with self.turn:
             if self._is_being_made_elsewhere(run):
                 return False
             run.state = "running"
             return True
 
-    def _is_being_made_elsewhere(self, run: Run) -> bool:
+    def _is_being_made_elsewhere(self, run: SweepRun) -> bool:
         """Whether it would make what a run at work is making: it is made once, and used by all."""
         store = Store(self.settings.store)
         others = [one for one in self.runs.values() if one.state == "running"]
         shared = makings(run.plan).items() & {item for one in others for item in makings(one.plan).items()}
         return any(not is_home(store, name, fingerprint) for name, fingerprint in shared)
 
-    def _launch(self, run: Run) -> None:
+    def _launch(self, run: SweepRun) -> None:
         place = ["--host", run.pod] if self.settings.provider == "ssh" else []
         flags = [*as_typed(run.spec), *(word for name in self.settings.given for word in ("--env", name))]
         line = [
@@ -157,7 +157,7 @@ class Sweep:
         said, _ = child.communicate()
         self._end(run, child.returncode, said, log)
 
-    def _end(self, run: Run, code: int, said: str, log: Path) -> None:
+    def _end(self, run: SweepRun, code: int, said: str, log: Path) -> None:
         document: Mapping[str, Any] = {}
         with suppress(ValueError):  # it died before it said anything: its exit code has to do
             document = json_text.loads(said)
@@ -227,7 +227,9 @@ def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell
     `again`: the command that would make what is missing on the rented machines as well.
     """
     candidates = registry.candidates(settings)
-    runs = {name: Run(name, one, _plan_of(name, one, settings, candidates, tell)) for name, one in spec.runs.items()}
+    runs = {
+        name: SweepRun(name, one, _plan_of(name, one, settings, candidates, tell)) for name, one in spec.runs.items()
+    }
     refuse_rivals(runs)
     if candidates[0].is_rented:
         price(runs.values(), candidates, journal, settings, again, tell)
@@ -254,7 +256,7 @@ def _plan_of(
 
 
 def price(
-    runs: Iterable[Run], candidates: Sequence[Provider], journal: Journal, settings: Settings, again: str, tell: Say
+    runs: Iterable[SweepRun], candidates: Sequence[Provider], journal: Journal, settings: Settings, again: str, tell: Say
 ) -> None:  # fmt: skip
     """Know of each run that is not at work yet what it may cost at most; raises SlipwayError when it cannot be had."""
     at_work = {op.run for op in journal.ops(live=True)}
@@ -284,7 +286,7 @@ def _loss(store: str, plan: Plan) -> Any:
     return Store(store).find(last.name, last.fingerprint).about.get("train_loss")
 
 
-def refuse_rivals(runs: Mapping[str, Run]) -> None:
+def refuse_rivals(runs: Mapping[str, SweepRun]) -> None:
     """A checkpoint's name stands for one artifact: of runs that make different ones, one could not be found by it."""
     seen: dict[str, tuple[str, str]] = {}
     for run in runs.values():
@@ -300,7 +302,7 @@ def refuse_rivals(runs: Mapping[str, Run]) -> None:
 
 
 def lanes_of(
-    runs: Mapping[str, Run], provider: str, candidates: Sequence[Provider], journal: Journal, wanted: int | None
+    runs: Mapping[str, SweepRun], provider: str, candidates: Sequence[Provider], journal: Journal, wanted: int | None
 ) -> tuple[list[Lane], int]:  # fmt: skip
     """Lanes that have runs, and how many pods have none. Raises NoOffer when there are fewer pods than wanted."""
     vendors = [one.name for one in candidates]
