@@ -10,7 +10,7 @@ from typing import Protocol
 
 from flows import memory_check, planning, resume, run_leases, same_request
 from flows.planning import Work
-from flows.same_request import Asking
+from flows.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
 from infra.agent.job import Limits
@@ -57,7 +57,7 @@ class Meant:
     request: Request
     limits: Limits
     """Of the pod of each node."""
-    asked: Asking
+    asked: TypedLaunch
     """The words, by which a run that is at work on the same already is told from one that was meant otherwise."""
     others: tuple[Request, ...] = ()
     """Of rented machines: what would do as well as `request`."""
