@@ -14,7 +14,7 @@ from data.tokens.tokenizer import BOS, END
 from tests.trainer.conftest import TINY
 from tests.trainer.model.test_model import random_model
 from trainer.engine.http import listen
-from trainer.engine.server import Engine, Limits, Model
+from trainer.engine.server import EngineServer, Limits, Model
 from trainer.model import export, generate
 from trainer.records.blocks_config import BlocksConfig
 
@@ -39,7 +39,7 @@ def ask(model: Model, body: dict[str, Any], limits: Limits, *others: Any) -> lis
     """The answers to requests that are sent at once: (path, body, headers)."""
 
     async def run() -> list[httpx.Response]:
-        server = await listen(Engine(model, "demo", limits, "secret").handle, 0)
+        server = await listen(EngineServer(model, "demo", limits, "secret").handle, 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         wanted = [(CHAT, body, {"Authorization": "Bearer secret"}), *others]
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:

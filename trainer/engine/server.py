@@ -169,7 +169,7 @@ class Work:
         return piece.finish is not None
 
 
-class Engine:
+class EngineServer:
     """Requests in, replies out."""
 
     def __init__(self, model: Model, name: str, limits: Limits, key: str) -> None:
@@ -261,7 +261,7 @@ def event(value: object) -> bytes:
 
 async def serve(model: Model, name: str, port: int, limits: Limits) -> None:
     """Until SIGTERM; what is at work then goes on for `shutdown_s`."""
-    engine, ended = Engine(model, name, limits, os.environ.get(KEY, "")), asyncio.Event()
+    engine, ended = EngineServer(model, name, limits, os.environ.get(KEY, "")), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     server = await listen(engine.handle, port)
