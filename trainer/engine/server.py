@@ -115,7 +115,7 @@ class Model:
 
 
 @dataclass
-class Job:
+class QueuedAnswer:
     """A request at work, or waiting."""
 
     pieces: Iterator[Piece]
@@ -132,12 +132,12 @@ class Work:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.waiting, self.running = deque[Job](), list[Job]()
+        self.waiting, self.running = deque[QueuedAnswer](), list[QueuedAnswer]()
         self.tokens = 0
         self._some = threading.Condition()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def add(self, job: Job) -> bool:
+    def add(self, job: QueuedAnswer) -> bool:
         """Whether there was room for it."""
         with self._some:
             if len(self.waiting) + len(self.running) >= self.limits.max_seqs + self.limits.max_queued:
@@ -158,7 +158,7 @@ class Work:
                     with self._some:
                         self.running.remove(job)
 
-    def _one_pass(self, job: Job) -> bool:
+    def _one_pass(self, job: QueuedAnswer) -> bool:
         """Whether it was its last."""
         try:
             piece = next(job.pieces)
@@ -202,7 +202,7 @@ class EngineServer:
             raise Wrong(f"the body is no JSON: {error}") from None
         model, most = self.model, self.limits.max_tokens
         ask = asks.read(said, is_chat, self.name, model.tokenizer, model.room, most, model.align)
-        job = Job(model.answer(ask), asyncio.get_running_loop())
+        job = QueuedAnswer(model.answer(ask), asyncio.get_running_loop())
         if self.is_draining or not self.work.add(job):
             why = "The engine is currently busy and cannot accept new requests. Please try again later."
             raise Wrong(why, 503, "Service Unavailable")
@@ -225,7 +225,7 @@ class EngineServer:
             raise Wrong(piece.error, 500, "InternalServerError")
         return as_json(ask.whole(text, piece.finish, piece.tokens))
 
-    async def _events(self, ask: Ask, job: Job, piece: Piece) -> AsyncIterator[bytes]:
+    async def _events(self, ask: Ask, job: QueuedAnswer, piece: Piece) -> AsyncIterator[bytes]:
         if ask.is_chat:
             yield event(ask.part("", None, first=True))
         try:
