@@ -127,7 +127,7 @@ class QueuedAnswer:
         self.loop.call_soon_threadsafe(self.said.put_nowait, piece)
 
 
-class Work:
+class AnswerThread:
     """The thread that computes, and what it has to do."""
 
     def __init__(self, limits: Limits) -> None:
@@ -174,7 +174,7 @@ class EngineServer:
 
     def __init__(self, model: Model, name: str, limits: Limits, key: str) -> None:
         self.model, self.name, self.limits, self.key = model, name, limits, key
-        self.work = Work(limits)
+        self.work = AnswerThread(limits)
         self.is_draining = False
 
     async def handle(self, request: Request) -> Reply:
