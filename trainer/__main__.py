@@ -162,7 +162,7 @@ def serve(flags: argparse.Namespace) -> None:
 
     from trainer.engine import server
 
-    limits = server.Limits(
+    limits = server.EngineLimits(
         max_seqs=flags.max_seqs, max_queued=flags.max_queued, max_model_len=flags.max_model_len,
         max_tokens=flags.max_tokens, shutdown_s=flags.shutdown_s,
     )  # fmt: skip

@@ -47,7 +47,7 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class EngineLimits:
     max_seqs: int = 8
     """Requests at work."""
     max_queued: int = 64
@@ -130,7 +130,7 @@ class QueuedAnswer:
 class AnswerThread:
     """The thread that computes, and what it has to do."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
         self.waiting, self.running = deque[QueuedAnswer](), list[QueuedAnswer]()
         self.tokens = 0
@@ -172,7 +172,7 @@ class AnswerThread:
 class EngineServer:
     """Requests in, replies out."""
 
-    def __init__(self, model: Model, name: str, limits: Limits, key: str) -> None:
+    def __init__(self, model: Model, name: str, limits: EngineLimits, key: str) -> None:
         self.model, self.name, self.limits, self.key = model, name, limits, key
         self.work = AnswerThread(limits)
         self.is_draining = False
@@ -259,7 +259,7 @@ def event(value: object) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
-async def serve(model: Model, name: str, port: int, limits: Limits) -> None:
+async def serve(model: Model, name: str, port: int, limits: EngineLimits) -> None:
     """Until SIGTERM; what is at work then goes on for `shutdown_s`."""
     engine, ended = EngineServer(model, name, limits, os.environ.get(KEY, "")), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
