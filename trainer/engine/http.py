@@ -36,7 +36,7 @@ class Reply:
     events: AsyncIterator[bytes] | None = None
 
 
-class Refusal(Exception):
+class BadRequest(Exception):
     """A request that is none: its status and why."""
 
 
@@ -66,7 +66,7 @@ async def _one(handler: Handler, reader: asyncio.StreamReader, writer: asyncio.S
     """Answer one request; whether the connection stays for another one."""
     try:
         method, path, headers, body = await _read(reader)
-    except Refusal as refusal:
+    except BadRequest as refusal:
         status, why = refusal.args
         await _write(writer, as_json({"error": why}, status))
         return False
@@ -83,18 +83,18 @@ async def _read(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str],
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.LimitOverrunError:
-        raise Refusal(413, "the head of the request is too long") from None
+        raise BadRequest(413, "the head of the request is too long") from None
     first, *lines = head.split("\r\n")[:-2]
     words = first.split(" ")
     if len(words) != 3:
-        raise Refusal(400, "no HTTP request")
+        raise BadRequest(400, "no HTTP request")
     pairs = (line.partition(":") for line in lines)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
     if "transfer-encoding" in headers:
-        raise Refusal(411, "a body comes with its Content-Length")
+        raise BadRequest(411, "a body comes with its Content-Length")
     length = headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit() or int(length) > MOST_BODY:
-        raise Refusal(413, f"a body has at most {MOST_BODY} bytes")
+        raise BadRequest(413, f"a body has at most {MOST_BODY} bytes")
     return words[0], words[1].partition("?")[0], headers, await reader.readexactly(int(length))
 
 
