@@ -27,7 +27,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Reply:
+class HttpReply:
     """A whole body, or the events of a stream."""
 
     status: int = 200
@@ -40,11 +40,11 @@ class BadRequest(Exception):
     """A request that is none: its status and why."""
 
 
-Handler = Callable[[Request], Awaitable[Reply]]
+Handler = Callable[[Request], Awaitable[HttpReply]]
 
 
-def as_json(value: Any, status: int = 200) -> Reply:
-    return Reply(status, json.dumps(value).encode())
+def as_json(value: Any, status: int = 200) -> HttpReply:
+    return HttpReply(status, json.dumps(value).encode())
 
 
 async def listen(handler: Handler, port: int) -> asyncio.Server:
@@ -98,7 +98,7 @@ async def _read(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str],
     return words[0], words[1].partition("?")[0], headers, await reader.readexactly(int(length))
 
 
-async def _write(writer: asyncio.StreamWriter, reply: Reply) -> None:
+async def _write(writer: asyncio.StreamWriter, reply: HttpReply) -> None:
     how = f"Content-Length: {len(reply.body)}" if reply.events is None else "Transfer-Encoding: chunked"
     head = f"HTTP/1.1 {reply.status} {REASONS[reply.status]}\r\nContent-Type: {reply.kind}\r\n{how}\r\n\r\n"
     writer.write(head.encode() + reply.body)

@@ -26,7 +26,7 @@ from data.tokens.tokenizer import BOS, END
 from trainer import device
 from trainer.engine import asks
 from trainer.engine.asks import Ask, Wrong
-from trainer.engine.http import Reply, Request, as_json, listen
+from trainer.engine.http import HttpReply, Request, as_json, listen
 from trainer.model import export
 from trainer.model.block_decoding import Decoding
 from trainer.model.generate import steps
@@ -177,12 +177,12 @@ class EngineServer:
         self.work = AnswerThread(limits)
         self.is_draining = False
 
-    async def handle(self, request: Request) -> Reply:
+    async def handle(self, request: Request) -> HttpReply:
         path, is_asked = request.path, request.method == "POST"
         if path in ("/health", "/ping"):
-            return Reply()
+            return HttpReply()
         if path == "/metrics":
-            return Reply(body=self._metrics(), kind="text/plain; version=0.0.4")
+            return HttpReply(body=self._metrics(), kind="text/plain; version=0.0.4")
         if path.startswith("/v1/") and self.key and request.headers.get("authorization") != f"Bearer {self.key}":
             return as_json({"error": "Unauthorized"}, 401)
         if path == "/v1/models" and not is_asked:
@@ -195,7 +195,7 @@ class EngineServer:
                 return as_json(wrong.plain(), wrong.status)
         return as_json({"detail": "Not Found"}, 404)
 
-    async def _generate(self, request: Request, is_chat: bool) -> Reply:
+    async def _generate(self, request: Request, is_chat: bool) -> HttpReply:
         try:
             said = json.loads(request.body)
         except (ValueError, RecursionError) as error:
@@ -211,7 +211,7 @@ class EngineServer:
             first = await job.said.get()  # what is wrong from the start has a status of its own
             if first.error:
                 raise Wrong(first.error, 500, "InternalServerError")
-            return Reply(kind="text/event-stream; charset=utf-8", events=self._events(ask, job, first))
+            return HttpReply(kind="text/event-stream; charset=utf-8", events=self._events(ask, job, first))
         text, piece = "", Piece("", 0)
         while piece.finish is None:
             wanted = asyncio.ensure_future(job.said.get())
