@@ -16,7 +16,7 @@ REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found",
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     method: str
     path: str
     headers: dict[str, str]
@@ -40,7 +40,7 @@ class BadRequest(Exception):
     """A request that is none: its status and why."""
 
 
-Handler = Callable[[Request], Awaitable[HttpReply]]
+Handler = Callable[[HttpRequest], Awaitable[HttpReply]]
 
 
 def as_json(value: Any, status: int = 200) -> HttpReply:
@@ -72,7 +72,7 @@ async def _one(handler: Handler, reader: asyncio.StreamReader, writer: asyncio.S
         return False
     gone = asyncio.ensure_future(reader.read(1))  # nothing comes before the reply but the end of the connection
     try:
-        await _write(writer, await handler(Request(method, path, headers, body, gone)))
+        await _write(writer, await handler(HttpRequest(method, path, headers, body, gone)))
     finally:
         gone.cancel()
         await asyncio.wait({gone})

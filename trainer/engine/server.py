@@ -26,7 +26,7 @@ from data.tokens.tokenizer import BOS, END
 from trainer import device
 from trainer.engine import asks
 from trainer.engine.asks import Ask, Wrong
-from trainer.engine.http import HttpReply, Request, as_json, listen
+from trainer.engine.http import HttpReply, HttpRequest, as_json, listen
 from trainer.model import export
 from trainer.model.block_decoding import Decoding
 from trainer.model.generate import steps
@@ -177,7 +177,7 @@ class EngineServer:
         self.work = AnswerThread(limits)
         self.is_draining = False
 
-    async def handle(self, request: Request) -> HttpReply:
+    async def handle(self, request: HttpRequest) -> HttpReply:
         path, is_asked = request.path, request.method == "POST"
         if path in ("/health", "/ping"):
             return HttpReply()
@@ -195,7 +195,7 @@ class EngineServer:
                 return as_json(wrong.plain(), wrong.status)
         return as_json({"detail": "Not Found"}, 404)
 
-    async def _generate(self, request: Request, is_chat: bool) -> HttpReply:
+    async def _generate(self, request: HttpRequest, is_chat: bool) -> HttpReply:
         try:
             said = json.loads(request.body)
         except (ValueError, RecursionError) as error:
