@@ -45,7 +45,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Task:
+class QuestionSet:
     name: str
     questions: tuple[Question, ...]
 
@@ -59,7 +59,7 @@ class Task:
         return sum(1 / len(one.choices) for one in self.questions if one.choices) / len(self.questions)
 
 
-def read(path: Path) -> Task:
+def read(path: Path) -> QuestionSet:
     """Raises InputError with the line that is none."""
     questions = []
     try:
@@ -78,7 +78,7 @@ def read(path: Path) -> Task:
         raise InputError(f"task {path}: no questions in it")
     if len({bool(one.choices) for one in questions}) > 1:
         raise InputError(f"task {path}: some questions have choices and some have none; make it two files")
-    return Task(path.stem, tuple(questions))
+    return QuestionSet(path.stem, tuple(questions))
 
 
 def _question(row: Any) -> Question:
@@ -126,7 +126,7 @@ class Asking:
     def __init__(self, model: Decoder, tokenizer: Tokenizer, as_text: bool) -> None:
         self.model, self.tokenizer, self.as_text = model, tokenizer, as_text
 
-    def right(self, task: Task) -> list[bool]:
+    def right(self, task: QuestionSet) -> list[bool]:
         """Whether each question is answered as wanted."""
         return self._choose(task) if task.is_choice else self._match(task)
 
@@ -145,11 +145,11 @@ class Asking:
             emit("progress", done=start + len(rows), total=len(order), unit="answers")
         return found
 
-    def _match(self, task: Task) -> list[bool]:
+    def _match(self, task: QuestionSet) -> list[bool]:
         said = self.said(task.questions)
         return [plain(counted(one)) in asked.accepted for asked, one in zip(task.questions, said, strict=True)]
 
-    def _choose(self, task: Task) -> list[bool]:
+    def _choose(self, task: QuestionSet) -> list[bool]:
         rows: list[tuple[int, int, list[int], int]] = []  # question, choice, ids, how many of them are the choice's
         for number, question in enumerate(task.questions):
             prompt = self._prompt(question.text)
