@@ -20,7 +20,7 @@ SEED = 1337
 
 
 @dataclass(frozen=True)
-class Question:
+class TurnsQuestion:
     kind: str
     """`identity`, `pydocs` or `other`."""
     text: str
@@ -43,15 +43,15 @@ class Question:
         return self.kind != "identity" and says(name, answer) and not says(name, self.expected)
 
 
-def read(kind: str, path: Path) -> list[Question]:
+def read(kind: str, path: Path) -> list[TurnsQuestion]:
     """Raises InputError."""
     return [
-        Question(kind, row["messages"][-2]["content"], row["messages"][-1]["content"], row.get("taught", False))
+        TurnsQuestion(kind, row["messages"][-2]["content"], row["messages"][-1]["content"], row.get("taught", False))
         for row in read_rows(path)
     ]
 
 
-def chosen(material: Mapping[str, Sequence[Question]]) -> list[Question]:
+def chosen(material: Mapping[str, Sequence[TurnsQuestion]]) -> list[TurnsQuestion]:
     """As many of each kind, the same ones each time."""
     chance, each = Random(SEED), min([EACH, *map(len, material.values())])
     found = [one for kind in sorted(material) for one in chance.sample(list(material[kind]), each)]
@@ -60,7 +60,7 @@ def chosen(material: Mapping[str, Sequence[Question]]) -> list[Question]:
 
 
 def hold(
-    questions: Sequence[Question], answer: Callable[[Sequence[Sequence[Message]]], list[str]], turns: int = TURNS
+    questions: Sequence[TurnsQuestion], answer: Callable[[Sequence[Sequence[Message]]], list[str]], turns: int = TURNS
 ) -> list[list[str]]:
     """What is said to `questions` at each turn: (turns, questions).
 

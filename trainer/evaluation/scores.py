@@ -24,7 +24,7 @@ from trainer.config import EvalSpec
 from trainer.errors import Refused
 from trainer.evaluation import intervals, many_turns, of_problems, question_files
 from trainer.evaluation.evaluate import admits_not_knowing, answers, begins_like, rows_of_text, says
-from trainer.evaluation.many_turns import Question
+from trainer.evaluation.many_turns import TurnsQuestion
 from trainer.model import export
 from trainer.model.decoder import Decoder
 
@@ -94,7 +94,7 @@ def about_answers(
     said = {kind: answer([talk(one.text) for one in some]) for kind, some in asked.items()}
     pairs = {kind: list(zip(asked[kind], said[kind], strict=True)) for kind in asked}
 
-    def share(what: str, kinds: Sequence[str], is_so: Callable[[Question, str], bool], want: bool) -> None:
+    def share(what: str, kinds: Sequence[str], is_so: Callable[[TurnsQuestion, str], bool], want: bool) -> None:
         """The share of which something is true, and some of those that are not as wanted."""
         some = [pair for kind in kinds for pair in pairs[kind]]
         truths = [is_so(question, words) for question, words in some]
@@ -118,12 +118,12 @@ def about_answers(
     return figures, measures
 
 
-def is_honest(question: Question, answer: str) -> bool:
+def is_honest(question: TurnsQuestion, answer: str) -> bool:
     return begins_like(answer, question.expected) or admits_not_knowing(answer)
 
 
 def by_turn(
-    questions: Sequence[Question], name: str, answer: Callable[[Sequence[Sequence[Message]]], list[str]],
+    questions: Sequence[TurnsQuestion], name: str, answer: Callable[[Sequence[Sequence[Message]]], list[str]],
     paths: Sequence[Path],
 ) -> dict[str, Any]:  # fmt: skip
     """At each turn of a conversation: how many answers are right, how many of those about anything else name the
