@@ -38,7 +38,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChartLayout:
     """A chart in pixels of WIDTH x HEIGHT, from the top left corner."""
 
     lines: list[list[Point]] = field(default_factory=list)
@@ -81,11 +81,11 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def layout(chart: Chart) -> Layout:
+def layout(chart: Chart) -> ChartLayout:
     """Points that are no finite numbers are left out; with none there is nothing to draw."""
     points = [one for one in chart.points if math.isfinite(one[1])]
     if not points:
-        return Layout()
+        return ChartLayout()
     lines = [thin(points)]
     if chart.smooth and len(points) > 20:
         lines.append(thin(running_mean(points)))
@@ -114,7 +114,7 @@ def layout(chart: Chart) -> Layout:
         (x_of(before), max(1.0, x_of(x) - x_of(before)), f"to step {x:,.0f}: {number(y)}{chart.unit}")
         for before, (x, y) in zip(edges, groups, strict=False)
     ]
-    return Layout(
+    return ChartLayout(
         [[(x_of(x), y_of(y)) for x, y in line] for line in lines],
         list(zip(map(x_of, steps), labels(steps), strict=True)),
         list(zip(map(y_of, heights), up, strict=True)),
