@@ -62,7 +62,7 @@ class SshFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorFlags(Output):
+class ServeDoctorFlags(Output):
     name: str = flag("", NAME, word=True, also=("n",))
 
 

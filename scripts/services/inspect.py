@@ -24,7 +24,7 @@ from scripts.cli import context, render
 from scripts.cli.invoke_patch import line_after_dashes, print_json
 from scripts.cli.session import open_journal
 from scripts.services import services_text
-from scripts.services.flags import BenchFlags, DoctorFlags, LogsFlags, SshFlags, StatusFlags
+from scripts.services.flags import BenchFlags, LogsFlags, ServeDoctorFlags, SshFlags, StatusFlags
 from serve import controller_client, controller_process
 from serve.awaiting import phases
 from serve.policy import replica_states, service_state
@@ -270,7 +270,7 @@ def live_replica(name: str, number: int | None, journal: Journal) -> Op:
     return journal.ops(run=run)[-1]
 
 
-def doctor(spec: DoctorFlags) -> None:
+def doctor(spec: ServeDoctorFlags) -> None:
     name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:
