@@ -16,7 +16,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.services import inspect
-from scripts.services.flags import DownFlags, ExportFlags, KeyFlags, ScaleFlags, UpFlags
+from scripts.services.flags import ExportFlags, KeyFlags, ScaleFlags, ServeDownFlags, UpFlags
 from serve import awaiting, controller_client, controller_process, revision
 from serve import service as service_file
 from serve.gateway import keys
@@ -101,7 +101,7 @@ def scale(spec: ScaleFlags) -> None:
         inspect.show([name], settings, journal, with_replicas=False, as_json=spec.json)
 
 
-def down(spec: DownFlags) -> None:
+def down(spec: ServeDownFlags) -> None:
     if spec.name and spec.all:
         raise UsageError(f"--all and {spec.name}: give one of them")
     settings = context.settings()

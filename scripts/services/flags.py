@@ -25,7 +25,7 @@ class ScaleFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DownFlags(Output):
+class ServeDownFlags(Output):
     name: str = flag("", NAME, word=True, also=("n",))
     all: bool = flag(False, "every service")
 
