@@ -16,7 +16,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.services import inspect
-from scripts.services.flags import ExportFlags, KeyFlags, ScaleFlags, ServeDownFlags, UpFlags
+from scripts.services.flags import KeyFlags, ScaleFlags, ServeDownFlags, ServeExportFlags, UpFlags
 from serve import awaiting, controller_client, controller_process, revision
 from serve import service as service_file
 from serve.gateway import keys
@@ -170,7 +170,7 @@ def lock_out(name: str, after_s: float | None) -> str:
             "from then on those without one are refused (401)")  # fmt: skip
 
 
-def export(spec: ExportFlags) -> None:
+def export(spec: ServeExportFlags) -> None:
     import yaml
 
     if spec.engine != "skyserve":

@@ -82,7 +82,7 @@ class BenchFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportFlags:
+class ServeExportFlags:
     config: str = flag(
         "", "a service file, or the name of a service that runs (default serve/service.yaml)", unit="FILE", word=True
     )
