@@ -46,7 +46,7 @@ class StatusFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogsFlags:
+class ServeLogsFlags:
     name: str = flag("", NAME, word=True, also=("n",))
     replica_id: int | None = flag(None, REPLICA)
     controller: bool = flag(False, "what the controller has written")

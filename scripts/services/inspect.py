@@ -24,7 +24,7 @@ from scripts.cli import context, render
 from scripts.cli.invoke_patch import line_after_dashes, print_json
 from scripts.cli.session import open_journal
 from scripts.services import services_text
-from scripts.services.flags import BenchFlags, LogsFlags, ServeDoctorFlags, SshFlags, StatusFlags
+from scripts.services.flags import BenchFlags, ServeDoctorFlags, ServeLogsFlags, SshFlags, StatusFlags
 from serve import controller_client, controller_process
 from serve.awaiting import phases
 from serve.policy import replica_states, service_state
@@ -192,7 +192,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float | None]:
     return {"p50": at(0.50), "p95": at(0.95), "p99": at(0.99)}
 
 
-def logs(spec: LogsFlags) -> None:
+def logs(spec: ServeLogsFlags) -> None:
     if spec.tail < 0:
         raise UsageError(f"--tail is {spec.tail}; it cannot be negative")
     if spec.controller and spec.replica_id is not None:
