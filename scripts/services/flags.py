@@ -56,7 +56,7 @@ class ServeLogsFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SshFlags:
+class ServeSshFlags:
     name: str = flag("", NAME, word=True, also=("n",))
     replica_id: int | None = flag(None, REPLICA)
 

@@ -24,7 +24,7 @@ from scripts.cli import context, render
 from scripts.cli.invoke_patch import line_after_dashes, print_json
 from scripts.cli.session import open_journal
 from scripts.services import services_text
-from scripts.services.flags import BenchFlags, ServeDoctorFlags, ServeLogsFlags, SshFlags, StatusFlags
+from scripts.services.flags import BenchFlags, ServeDoctorFlags, ServeLogsFlags, ServeSshFlags, StatusFlags
 from serve import controller_client, controller_process
 from serve.awaiting import phases
 from serve.policy import replica_states, service_state
@@ -245,7 +245,7 @@ def write(path: Path, offset: int, tail: int, form: Callable[[str], str] = str) 
     return offset + len(text)
 
 
-def ssh(spec: SshFlags) -> None:
+def ssh(spec: ServeSshFlags) -> None:
     name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:
