@@ -38,7 +38,7 @@ class KeyFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusFlags(Output):
+class ServeStatusFlags(Output):
     name: str = flag("", "of the service (default: all of them)", word=True, also=("n",))
     all: bool = flag(False, "a line for each replica")
     metrics: bool = flag(False, "requests per second, latencies, replicas over time, from the gateway's own log")

@@ -24,7 +24,7 @@ from scripts.cli import context, render
 from scripts.cli.invoke_patch import line_after_dashes, print_json
 from scripts.cli.session import open_journal
 from scripts.services import services_text
-from scripts.services.flags import BenchFlags, ServeDoctorFlags, ServeLogsFlags, ServeSshFlags, StatusFlags
+from scripts.services.flags import BenchFlags, ServeDoctorFlags, ServeLogsFlags, ServeSshFlags, ServeStatusFlags
 from serve import controller_client, controller_process
 from serve.awaiting import phases
 from serve.policy import replica_states, service_state
@@ -39,7 +39,7 @@ SHOWN_FAILURES = 5
 MOST_REQUESTS = 1_000_000  # of one round of a load: what came of each is kept until its end
 
 
-def status(spec: StatusFlags) -> None:
+def status(spec: ServeStatusFlags) -> None:
     settings = context.settings()
     every_s = context.watch_seconds(spec.watch)
     out = render.console(stderr=False)
