@@ -16,7 +16,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.services import inspect
-from scripts.services.flags import KeyFlags, ScaleFlags, ServeDownFlags, ServeExportFlags, UpFlags
+from scripts.services.flags import KeyFlags, ScaleFlags, ServeDownFlags, ServeExportFlags, ServeUpFlags
 from serve import awaiting, controller_client, controller_process, revision
 from serve import service as service_file
 from serve.gateway import keys
@@ -26,7 +26,7 @@ from serve.replicas import placement
 SHOWN = 20
 
 
-def up(spec: UpFlags) -> None:
+def up(spec: ServeUpFlags) -> None:
     settings = context.settings(provider="" if spec.provider == revision.ANY else spec.provider)
     with open_journal(settings) as journal:
         found = use_case.plan(spec, journal, settings, render.tell)

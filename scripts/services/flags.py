@@ -11,7 +11,7 @@ REPLICA = "its number, as serve.status shows it"
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpFlags(Output, Questions, ServeSpec):
+class ServeUpFlags(Output, Questions, ServeSpec):
     dry_run: bool = flag(False, "show where replicas would be placed, in which order, for what price", group=TALK)
     detach: bool = flag(False, "do not wait until they are ready", group=TALK)
 
