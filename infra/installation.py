@@ -21,7 +21,7 @@ _ID = re.compile("[a-z0-9]{8}")
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineIdentity:
     key: str  # "" where the system has no id of its own; containers often have none
     host: str
 
@@ -32,7 +32,7 @@ class JournalClaim:
 
     file: Path
     id: str
-    machine: Machine
+    machine: MachineIdentity
     journal: str  # its path; "" = written by a Slipway that remembered neither
 
     @property
@@ -40,12 +40,14 @@ class JournalClaim:
         return f"{self.journal} on {self.machine.host}" if self.journal else "a machine that is not on record"
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineIdentity:
     key = ""
     for path in MACHINE_IDS:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             key = key or path.read_text().strip()
-    return Machine(hashlib.sha256(f"slipway {key}".encode()).hexdigest()[:16] if key else "", socket.gethostname())
+    return MachineIdentity(
+        hashlib.sha256(f"slipway {key}".encode()).hexdigest()[:16] if key else "", socket.gethostname()
+    )
 
 
 def file_of(path: Path, default: Path, environ: Mapping[str, str]) -> Path:
@@ -109,4 +111,4 @@ def _claim(file: Path) -> JournalClaim | None:
         id, key, host, journal, *_ = [*file.read_text().splitlines(), "", "", "", ""]
     except (FileNotFoundError, UnicodeDecodeError):
         return None
-    return JournalClaim(file, id, Machine(key, host), journal) if _ID.fullmatch(id) else None
+    return JournalClaim(file, id, MachineIdentity(key, host), journal) if _ID.fullmatch(id) else None
