@@ -82,7 +82,7 @@ def nodes(settings: Settings) -> list[DoctorLine]:
     return [DoctorLine(f"ssh {one.host.place}", "bad" if one.problem else "ok", _node(one)) for one in looks]
 
 
-def _node(look: "Look") -> str:
+def _node(look: "HostSurvey") -> str:
     if not look.facts:
         return look.problem
     gpus = [gpu["name"] for gpu in look.facts["gpus"]]

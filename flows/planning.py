@@ -23,8 +23,7 @@ from infra.providers import Provider
 from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
 from infra.settings import Settings, is_secret
 from infra.units import count, size
-from store import HeldArtifact as StoredArtifact
-from store import Store, credentials
+from store import Artifact, Store, credentials
 from store.artifacts import references
 from trainer import plan as planning
 from trainer.config import ImportSpec
@@ -210,7 +209,7 @@ def inventory(uri: str) -> Inventory:
     )
 
 
-def _record(one: StoredArtifact) -> HeldArtifact:
+def _record(one: Artifact) -> HeldArtifact:
     return HeldArtifact(one.name, one.fingerprint, one.problem, one.about)
 
 

@@ -256,7 +256,8 @@ def _plan_of(
 
 
 def price(
-    runs: Iterable[SweepRun], candidates: Sequence[Provider], journal: Journal, settings: Settings, again: str, tell: Say
+    runs: Iterable[SweepRun], candidates: Sequence[Provider], journal: Journal, settings: Settings, again: str,
+    tell: Say,
 ) -> None:  # fmt: skip
     """Know of each run that is not at work yet what it may cost at most; raises SlipwayError when it cannot be had."""
     at_work = {op.run for op in journal.ops(live=True)}

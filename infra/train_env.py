@@ -47,7 +47,7 @@ def run(
 
     `config` is JSON-like, None for words that take none. `environ` is added to ours. The child is in a session of its
     own: Ctrl-C of the terminal and a SIGINT to this process alone reach it once, from here; it is waited for, then
-    KeyboardInterrupt goes on. So it is with Told (this process was told to leave). A caller that stops reading ends
+    KeyboardInterrupt goes on. So it is with ToldToLeave. A caller that stops reading ends
     the child: one that may be interrupted between two records has to close this generator.
     Raises UsageError when the child leaves with code 2, SlipwayError with its last words for any other failure.
     """

@@ -3,9 +3,9 @@
 `vllm` is for GPUs, `vllm-cpu` for this machine and CI, `torch` our own decoder, for models that decode in blocks,
 `fake` for tests and rehearsals.
 
-In: a Model and its options. Out: a Command: words after the interpreter, variables, the environment (a group of
-pyproject.toml) that has the engine. All listen on loopback only, under the service's name for the model, take a bounded
-number of requests, and let streams go on when they are told to end: only the gateway listens to others.
+In: a ServedModel and its options. Out: an EngineCommand: words after the interpreter, variables, the environment (a
+group of pyproject.toml) that has the engine. All listen on loopback only, under the service's name for the model, take
+a bounded number of requests, and let streams go on when they are told to end: only the gateway listens to others.
 
     python -m serve.engines --config FILE        a replica as one process: finds the model, then becomes the engine
 
@@ -208,7 +208,7 @@ def _say(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="serve.engines")
-    parser.add_argument("--config", type=Path, required=True, help="a Replica, as JSON")
+    parser.add_argument("--config", type=Path, required=True, help="a ReplicaConfig, as JSON")
     try:
         become(read(parser.parse_args().config))
     except (SlipwayError, StoreError) as error:

@@ -2,9 +2,9 @@
 
     python -m serve.fake --port 8101 --script '{"first_token_s": 0.1, "fail": "die", "after_tokens": 3}'
 
-In: a Script, at the start or later by POST /fake/script (only the keys that change). Out: what vLLM 0.32 answers, in
-shape; GET /fake/seen tells what it has done. It says `listening on PORT` when its port is open, which with vLLM means:
-the model is loaded. Its text is `words` over and over, so that a test can see which release has answered.
+In: a FakeScript, at the start or later by POST /fake/script (only the keys that change). Out: what vLLM 0.32 answers,
+in shape; GET /fake/seen tells what it has done. It says `listening on PORT` when its port is open, which with vLLM
+means: the model is loaded. Its text is `words` over and over, so that a test can see which release has answered.
 Started as a process, as vLLM is: SIGTERM, worker processes and dying are real. Listens on loopback only.
 """
 
@@ -171,7 +171,7 @@ class FakeEngine:
             async with self._room:
                 self._room.notify()
 
-    async def _answer(self, request: web.BaseRequest, reply: "Reply", fail: str) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, reply: "FakeReply", fail: str) -> web.StreamResponse:
         if not reply.streams:
             if fail:
                 await self._fail(request, fail)
@@ -191,7 +191,9 @@ class FakeEngine:
             await response.write(b"data: " + msgspec.json.encode(said) + b"\n\ndata: [DONE]\n\n")
         return response
 
-    async def _stream(self, request: web.BaseRequest, response: web.StreamResponse, reply: "Reply", fail: str) -> None:
+    async def _stream(
+        self, request: web.BaseRequest, response: web.StreamResponse, reply: "FakeReply", fail: str
+    ) -> None:
         for number in range(reply.tokens):
             if fail and number == self.script.after_tokens:
                 await self._fail(request, fail)

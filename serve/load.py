@@ -2,7 +2,7 @@
 
     python -m serve.load --config FILE
 
-In: FILE, a Load. Out: a record per round and a result, to $SLIPWAY_RECORDS. With a target for the time to the first
+In: FILE, a LoadTest. Out: a record per round and a result, to $SLIPWAY_RECORDS. With a target for the time to the first
 token the rate is raised until the target is missed; the last rate that met it tells which setting keeps it.
 An API key is read from $SLIPWAY_ENDPOINT_KEY. Runs in the serve environment.
 """
@@ -181,7 +181,7 @@ def tell(kind: str, **said: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="serve.load")
-    parser.add_argument("--config", type=Path, required=True, help="a Load, as JSON")
+    parser.add_argument("--config", type=Path, required=True, help="a LoadTest, as JSON")
     try:
         load = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=LoadTest)
     except (OSError, msgspec.DecodeError) as error:

@@ -1,6 +1,7 @@
 """The next revision of a service, planned before anything is started or changed.
 
-    service file, what is asked for, the version before -> document_of -> version_of -> with_limit -> after: Wanted
+    service file, what is asked for, the version before -> document_of -> version_of -> with_limit -> after:
+    WantedService
 
 In: what is wanted until now, and otherwise from now on. Out: what is wanted from now on. Looks at the model; writes
 nothing. Raises UsageError for what cannot be meant; `tell` hears what changes nothing, and what was chosen by default.
@@ -18,7 +19,7 @@ from infra import strict_yaml
 from infra.agent import environment
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.ledger.journal import ServiceRow as Row
+from infra.ledger.journal import ServiceRow
 from infra.market import gpus
 from infra.names import check_name
 from infra.providers import registry
@@ -32,7 +33,7 @@ from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.replicas import placement
-from serve.service import ServiceRow
+from serve.service import Service
 from store import StoreError
 from store.artifacts import model_files
 
@@ -81,7 +82,7 @@ def document_of(config: str, old: WantedService | None, name: str, replicas: int
     return document
 
 
-def check_file(service: ServiceRow, tell: Say) -> None:
+def check_file(service: Service, tell: Say) -> None:
     """Tell what its file says that changes nothing here. Raises UsageError for what would."""
     if service.file.service.tls:
         raise UsageError(
@@ -94,7 +95,7 @@ def check_file(service: ServiceRow, tell: Say) -> None:
         tell(f"{name}: for sky serve up only; here {instead}")
 
 
-def model_meant(service: ServiceRow, model: str, tag: str, old: Version | None) -> str:
+def model_meant(service: Service, model: str, tag: str, old: Version | None) -> str:
     """Return the model as it is called: as it is typed, as it was, or as the file says; "" = the newest here."""
     is_shipped = old is None and service.ours.model == service_file.load(CONFIG).ours.model
     return model or (old.model if old and not tag else "" if is_shipped else service.ours.model)
@@ -117,7 +118,7 @@ def version_of(
                    model=source, store=store, weights=weights_of(source))  # fmt: skip
 
 
-def only_for_skyserve(service: ServiceRow, shipped: ServiceRow) -> list[str]:
+def only_for_skyserve(service: Service, shipped: Service) -> list[str]:
     """Return the settings of a file that only SkyServe reads."""
     file = service.file
     found = [
@@ -199,7 +200,7 @@ def check_reach(version: Version, settings: Settings) -> None:
         )
 
 
-def check_plane(name: str, old: WantedService | None, service: ServiceRow) -> None:
+def check_plane(name: str, old: WantedService | None, service: Service) -> None:
     """Check that the data plane stays as it is. Raises UsageError: engines ask for keys that go with it."""
     if old is None:
         return
@@ -212,12 +213,13 @@ def check_plane(name: str, old: WantedService | None, service: ServiceRow) -> No
 
 
 def after(
-    old: WantedService | None, new: Version, mode: str, host: str, port: int | None, name: str, row: Row | None, is_kept: bool
+    old: WantedService | None, new: Version, mode: str, host: str, port: int | None, name: str, row: ServiceRow | None,
+    is_kept: bool,
 ) -> WantedService:  # fmt: skip
     """Return what is wanted from now on. Raises UsageError for what cannot be changed while it runs."""
     if old is None:
         return WantedService(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0,
-                      since=time.time())  # fmt: skip
+                             since=time.time())  # fmt: skip
     assert row is not None
     seen = service_state.seen_of(row.seen)
     if (host and host != old.host) or (is_kept and port and port not in (old.port, seen.port)):

@@ -147,8 +147,8 @@ class ReplicaResources:
     image_id: str | dict[str, str] | None = None
     labels: dict[str, str] | None = None
     max_hourly_cost: float | None = None
-    any_of: list["Resources"] | None = None
-    ordered: list["Resources"] | None = None
+    any_of: list["ReplicaResources"] | None = None
+    ordered: list["ReplicaResources"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

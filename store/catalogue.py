@@ -1,7 +1,7 @@
 """Every checkpoint that a store, or a folder of runs, holds: of active runs, and inside of published artifacts.
 
-In: a store's URI, or folders of this machine. Out: `Found` records, read from listings and manifests; `problem` reads
-every byte of one. Nothing is changed.
+In: a store's URI, or folders of this machine. Out: `FoundCheckpoint` records, read from listings and manifests;
+`problem` reads every byte of one. Nothing is changed.
 """
 
 import re

@@ -170,7 +170,7 @@ class ContentStream:
         self.held = b""
 
     def read(self, size):
-        """Yield `size` bytes in pieces. Raises Refused when the stream ends before."""
+        """Yield `size` bytes in pieces. Raises PushRefused when the stream ends before."""
         while size:
             if not self.held:
                 waiting = self.inflate.unconsumed_tail or self.file.read1(CHUNK)

@@ -1,7 +1,7 @@
 """Step 0: it makes the environments that the steps of a job name.
 
 In: `--config FILE` holding {names, code, cache, torch}, and `state/packages.json` where a job was handed over with one:
-{uv, settings} as in `packages.Carried`. Out: a record per thing done, and a result that
+{uv, settings} as in `packages.CarriedSources`. Out: a record per thing done, and a result that
 maps each name to its interpreter. Exit 1 with one line when an environment cannot be made.
 """
 

@@ -1,6 +1,6 @@
 """What should be in place before something is begun: the lines of `inv doctor --for serve`.
 
-In: a service file, settings. Out: a Finding for each thing to look after; accounts, machines and stores are asked,
+In: a service file, settings. Out: a DoctorLine for each thing to look after; accounts, machines and stores are asked,
 nothing is changed. "off": it works without. Called by: `inv doctor`.
 """
 

@@ -29,7 +29,7 @@ class Charge:
         self._holders = (("key", key), ("address", address)) if key else (("address", address),)
 
     def grow_to(self, size: int, limits: GatewayLimits) -> None:
-        """Charge for so many bytes, which have come or will. Raises Refused."""
+        """Charge for so many bytes, which have come or will. Raises RequestRefused."""
         more = size - self._size
         if size <= FREE_BYTES or more <= 0:
             return

@@ -2,7 +2,7 @@
 
 A page may give its own name the address 127.0.0.1 (DNS rebinding), and then reads what it likes: so the host that is
 asked must be this machine by name. It may send forms anywhere without asking: so a body must be called JSON, which it
-may not send without asking first. Pure. Raises Refused.
+may not send without asking first. Pure. Raises RequestRefused.
 """
 
 import re
@@ -15,7 +15,7 @@ _ORIGIN = re.compile(rb"https?://(\[[^\]]*\]|[^:/@]+)(?::[0-9]+)?")
 
 
 def check(request: ClientRequest, own: bytes) -> None:
-    """Raise Refused unless the request comes from this machine.
+    """Raise RequestRefused unless the request comes from this machine.
 
     own: the address that is listened on, which may be another loopback address.
     """

@@ -1,6 +1,6 @@
 """One request from its headers to the last byte of its answer: authorized, read, tried, passed on, logged.
 
-In: a Request of the listener. Out: its answer; a lease that was released, a visit that was counted. Another
+In: a ClientRequest of the listener. Out: its answer; an assignment that was released, a visit that was counted. Another
 replica is tried only as long as the client has not got a byte. A client that leaves takes the engine's work along: the
 connection to it is closed, which makes it stop.
 """
@@ -39,8 +39,8 @@ class Proxy:
     """The state that all requests of one gateway share."""
 
     def __init__(
-        self, limits: GatewayLimits, keys: Keys, turns: Turns, engines: Engines, metrics: GatewayMetrics, log: AccessLog | None,
-        own: bytes,
+        self, limits: GatewayLimits, keys: Keys, turns: Turns, engines: Engines, metrics: GatewayMetrics,
+        log: AccessLog | None, own: bytes,
     ) -> None:  # fmt: skip
         self.limits, self.keys, self.turns, self.engines = limits, keys, turns, engines
         self.metrics, self.log = metrics, log
@@ -74,7 +74,7 @@ class Proxy:
             self._note(visit)
 
     def key_of(self, request: ClientRequest) -> str:
-        """Return the name of the key that lets it in. Raises Refused."""
+        """Return the name of the key that lets it in. Raises RequestRefused."""
         if self.keys:
             name = self.keys.name_of(request.headers.get(b"authorization", b""))
             if name is None:
@@ -114,9 +114,9 @@ class Proxy:
                 visit.bytes_in = len(body)
                 ask = await self._read(request.path, body)
                 visit.streams = ask.streams
-            lease = self.turns.take(ask.affinity) or await self.turns.wait(ask.affinity)
+            assignment = self.turns.take(ask.affinity) or await self.turns.wait(ask.affinity)
             visit.queue_s = time.monotonic() - visit.began_at
-            answer = await self._try(request, ask, lease, visit, deadline)
+            answer = await self._try(request, ask, assignment, visit, deadline)
             if answer is not None:
                 visit.status, visit.bytes_out = answer.status, len(answer.body)
                 request.answer(answer.status, _lines(answer, visit), answer.body)
@@ -135,13 +135,13 @@ class Proxy:
             self._by_key[visit.key] -= 1
 
     async def _read(self, path: bytes, body: bytes) -> EngineRequest:
-        """Return what a body asks for. Raises Refused."""
+        """Return what a body asks for. Raises RequestRefused."""
         if len(body) <= ASIDE_BYTES:
             return request_body.read(path, body, self.limits)
         return await asyncio.get_running_loop().run_in_executor(self._aside, request_body.read, path, body, self.limits)
 
     async def _receive(self, request: ClientRequest, charge: Charge, deadline: Deadline) -> bytes:
-        """Return a body that is not yet here. Raises Refused."""
+        """Return a body that is not yet here. Raises RequestRefused."""
         most, size = self.limits.max_body_bytes, int(request.headers.get(b"content-length", 0))
         if size > most:
             raise _too_large(most)
@@ -178,24 +178,24 @@ class Proxy:
             request.cut(at_once=True)
 
     async def _try(
-        self, request: ClientRequest, ask: EngineRequest, lease: Assignment, visit: Visit, deadline: Deadline
+        self, request: ClientRequest, ask: EngineRequest, assignment: Assignment, visit: Visit, deadline: Deadline
     ) -> Answer | None:
-        """Return the whole answer of the first replica that has one; None = it was passed on. Raises Refused."""
+        """Return the whole answer of the first replica that has one; None = it was passed on. Raises RequestRefused."""
         lines = b"%bX-Request-Id: %b\r\n" % (request.lines, visit.request_id)
         tried: list[Seat] = []
         self._budget.earn()
         while True:
-            visit.replica = lease.replica.replica_id
+            visit.replica = assignment.replica.replica_id
             visit.tries += 1
             outcome = NEITHER
             try:
-                answer = await self.engines.ask(request.method, ask, lease.replica, lines, deadline)
-                visit.first_byte_s = lease.seat.heard_at = time.monotonic()
+                answer = await self.engines.ask(request.method, ask, assignment.replica, lines, deadline)
+                visit.first_byte_s = assignment.seat.heard_at = time.monotonic()
                 visit.first_byte_s -= visit.began_at
                 if answer.rest is None:
                     outcome = SERVED if answer.status < 500 else FAILED
                     return self._whole(answer, visit)
-                outcome = await self._pass_on(request, answer, lease, visit, deadline)
+                outcome = await self._pass_on(request, answer, assignment, visit, deadline)
                 return None
             except Failed as error:
                 failed = error
@@ -207,19 +207,19 @@ class Proxy:
                     raise
                 failed = Failed(f"{deadline.what}: its limit is over")
             finally:
-                self._release(lease, outcome)
+                self._release(assignment, outcome)
             visit.failures.append(f"{visit.replica}: {failed.why}")
-            tried.append(lease.seat)
+            tried.append(assignment.seat)
             other = self.turns.take_other(tried, ask.affinity) if len(tried) < self.limits.tries else None
             if other is not None and not self._budget.spend():
                 self._release(other, NEITHER)
                 other = None
             if other is None:
                 return self._given_up(failed, visit)
-            lease = other
+            assignment = other
 
     async def _pass_on(
-        self, request: ClientRequest, answer: Answer, lease: Assignment, visit: Visit, deadline: Deadline
+        self, request: ClientRequest, answer: Answer, assignment: Assignment, visit: Visit, deadline: Deadline
     ) -> RequestOutcome:
         """Pass an answer on chunk by chunk, as fast as the client takes them.
 
@@ -240,7 +240,7 @@ class Proxy:
                     break
                 if not chunk:
                     break
-                lease.seat.heard_at = time.monotonic()
+                assignment.seat.heard_at = time.monotonic()
                 if watch is not None:
                     watch.feed(chunk)
                 visit.bytes_out += len(chunk)
@@ -289,10 +289,10 @@ class Proxy:
             answer.lines += b"Retry-After: 1\r\n"
         return answer
 
-    def _release(self, lease: Assignment, outcome: RequestOutcome) -> None:
-        self.turns.release(lease, outcome)
+    def _release(self, assignment: Assignment, outcome: RequestOutcome) -> None:
+        self.turns.release(assignment, outcome)
         if outcome is FAILED:
-            self.metrics.failed(lease.replica.replica_id)
+            self.metrics.failed(assignment.replica.replica_id)
 
     def _note(self, visit: Visit) -> None:
         visit.total_s = time.monotonic() - visit.began_at

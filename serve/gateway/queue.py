@@ -1,8 +1,8 @@
 """The queue of requests until a replica has room: first come, first served, so many and so long.
 
-In: requests that want a lease. Out: leases, at once or when one is released or a replica comes. While there is no
-replica at all a service that sleeps holds its requests (`hold_s`); any other refuses them.
-Raises Refused, with what a client may do.
+In: requests that want an assignment. Out: assignments, at once or when one is released or a replica comes. While there
+is no replica at all a service that sleeps holds its requests (`hold_s`); any other refuses them. Raises RequestRefused,
+with what a client may do.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ class Turns:
         self._serve_line()
 
     def take(self, affinity: bytes) -> Assignment | None:
-        """Return a lease, unless one has to `wait` for it."""
+        """Return an assignment, unless one has to `wait` for it."""
         return None if self._line else self.fleet.take(self.clock(), (), affinity)
 
     async def wait(self, affinity: bytes) -> Assignment:
-        """Return a lease after a wait in line, as `take` gave none. Raises Refused."""
+        """Return an assignment after a wait in line, as `take` gave none. Raises RequestRefused."""
         wait_s = self.limits.queue_s if self.fleet.seats else self.limits.hold_s
         if wait_s <= 0:
             raise RequestRefused(503, "Service Unavailable", "no replica is ready; try again soon", 5)
@@ -59,8 +59,8 @@ class Turns:
         """Return a replica not yet tried for another try of a request that has waited already, or None."""
         return self.fleet.take(self.clock(), tried, affinity)
 
-    def release(self, lease: Assignment, outcome: RequestOutcome) -> None:
-        self.fleet.release(lease, outcome, self.clock())
+    def release(self, assignment: Assignment, outcome: RequestOutcome) -> None:
+        self.fleet.release(assignment, outcome, self.clock())
         if self._line:
             self._serve_line()
 
@@ -68,13 +68,13 @@ class Turns:
         for turn in list(self._line):
             if turn.done():
                 continue  # whoever waited is about to take it off
-            lease = self.fleet.take(self.clock(), (), self._line[turn])
-            if lease is None:
+            assignment = self.fleet.take(self.clock(), (), self._line[turn])
+            if assignment is None:
                 return
             del self._line[turn]
-            turn.set_result(lease)
+            turn.set_result(assignment)
 
 
-def _expire(turn: "asyncio.Future[Lease]", late: RequestRefused) -> None:
+def _expire(turn: "asyncio.Future[Assignment]", late: RequestRefused) -> None:
     if not turn.done():
         turn.set_exception(late)

@@ -2,7 +2,7 @@
 
 vLLM guards only some of its routes with its key, and others compute or change things; so what is not named here does
 not exist. Bodies go on as they came: they are read for what must be bounded and for what decides the replica.
-In: method, path, body. Out: an Ask. Raises Refused, which is the answer.
+In: method, path, body. Out: an EngineRequest. Raises RequestRefused, which is the answer.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ class EngineRequest:
 
 
 def route(method: bytes, path: bytes) -> str:
-    """Return the short name of the route. Raises Refused."""
+    """Return the short name of the route. Raises RequestRefused."""
     name = ROUTES.get((method, path))
     if name is not None:
         return name
@@ -64,7 +64,7 @@ def route(method: bytes, path: bytes) -> str:
 
 
 def read(path: bytes, body: bytes, limits: GatewayLimits) -> EngineRequest:
-    """Return what a body asks for, within the limits. Raises Refused."""
+    """Return what a body asks for, within the limits. Raises RequestRefused."""
     what = too_much(body, limits)
     if what:
         raise RequestRefused(400, "BadRequestError", what)

@@ -1,8 +1,8 @@
 """The choice of the replica that takes the next request. Pure: time is an argument, one thread, no input or output.
 
-In: replicas as the controller lists them, requests that begin and end. Out: leases. A lease counts its request at its
-replica until it is released, once, however the request ends. The count belongs to a started engine, never to an
-address: an engine that takes over the port of a dead one inherits nothing.
+In: replicas as the controller lists them, requests that begin and end. Out: assignments. An assignment counts its
+request at its replica until it is released, once, however the request ends. The count belongs to a started engine,
+never to an address: an engine that takes over the port of a dead one inherits nothing.
 """
 
 import hashlib
@@ -128,7 +128,7 @@ class Fleet:
         return seat.in_flight if seat else 0
 
     def take(self, now: float, tried: Collection[Seat] = (), affinity: bytes = b"") -> Assignment | None:
-        """Return a lease of the best replica for a request, not one of `tried`; None when none has room."""
+        """Return an assignment of the best replica for a request, not one of `tried`; None when none has room."""
         limits, least, fit = self.limits, math.inf, list[Seat]()
         most = limits.max_in_flight_per_replica
         for seat in self.seats.values():
@@ -154,25 +154,25 @@ class Fleet:
         seat.started.add(now)
         return Assignment(seat, is_trial=seat.ejected_until is not None and now >= seat.ejected_until)
 
-    def release(self, lease: Assignment, outcome: RequestOutcome, now: float) -> None:
-        """Release a lease, as its request has ended. Releasing again does nothing."""
-        if not lease.is_open:
+    def release(self, assignment: Assignment, outcome: RequestOutcome, now: float) -> None:
+        """Release an assignment, as its request has ended. Releasing again does nothing."""
+        if not assignment.is_open:
             return
-        lease.is_open = False
-        seat = lease.seat
+        assignment.is_open = False
+        seat = assignment.seat
         seat.in_flight -= 1
         if not seat.in_flight and self.leaving:
             self.leaving.pop(seat.replica, None)
         if outcome is SERVED:
             seat.failures = 0
-            if lease.is_trial:
+            if assignment.is_trial:
                 seat.ejected_until, seat.admitted_at = None, now
             elif seat.ejected_until is None:
                 seat.ejections = 0
         elif outcome is FAILED:
             seat.failures += 1
             is_out = seat.ejected_until is not None
-            if lease.is_trial or (not is_out and seat.failures >= self.limits.eject_after):
+            if assignment.is_trial or (not is_out and seat.failures >= self.limits.eject_after):
                 seat.ejections += 1
                 out_s = self.limits.eject_s * 2 ** min(seat.ejections - 1, 16)
                 seat.ejected_until = now + min(out_s, self.limits.eject_most_s)

@@ -1,8 +1,8 @@
 """The gateway: connections, its own routes, and the one function by which it learns of its replicas.
 
-    gateway = Gateway(Limits(), keys.load(path), AccessLog(path))
+    gateway = Gateway(GatewayLimits(), keys.load(path), AccessLog(path))
     port = await gateway.start("0.0.0.0", 8000)
-    gateway.replace([Replica(replica_id="demo-1", url="http://127.0.0.1:8101")])
+    gateway.replace([Target(replica_id="demo-1", url="http://127.0.0.1:8101")])
 
 It runs in one process and event loop with whoever manages the replicas.
 """

@@ -1,8 +1,8 @@
 """One try at one replica, up to the first byte of its answer.
 
-In: an Ask and a Replica. Out: an Answer of which something is there: all of it when it is short, else its first chunk
-and the rest to be read. Raises Failed while another replica may still be asked, Refused when this machine lacks what
-it takes to ask any.
+In: an EngineRequest and a Target. Out: an Answer of which something is there: all of it when it is short, else its
+first chunk and the rest to be read. Raises Failed while another replica may still be asked, RequestRefused when this
+machine lacks what it takes to ask any.
 """
 
 import errno
@@ -62,7 +62,7 @@ class Engines:
     async def ask(self, method: bytes, ask: EngineRequest, replica: Target, lines: bytes, deadline: Deadline) -> Answer:
         """Return the answer of a replica, asked with these lines among the headers.
 
-        Raises Failed, Refused. Who has an answer that is not whole must close it.
+        Raises Failed, RequestRefused. Who has an answer that is not whole must close it.
         """
         home = self._homes.get(replica.url)
         if home is None:

@@ -5,8 +5,8 @@
 It must differ from the target for delay / 20 s ticks in a row, then the target is want; from 0 it jumps at once. What
 is not alive is not counted, so that replacing is this rule as well. Beside the requests that arrive there are those
 that wait: the larger want counts. What cannot be measured changes nothing. No replica is started that the budget does
-not admit, and none after three in a row that were never ready.
-In: a Rule, the Memory of the last tick, what is Seen. Out: a Decision. Source: SkyServe, sky/serve/autoscalers.py.
+not admit, and none after three in a row that were never ready. In: a Rule, the AutoscalerMemory of the last tick, its
+Measurements. Out: a Decision. Source: SkyServe, sky/serve/autoscalers.py.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The next decision of a controller: which replicas start and end, and which the gateway uses. Pure.
 
-In: what is wanted, the replicas that there are, what the gateway counts. Out: a Course. It only puts together what
+In: what is wanted, the replicas that there are, what the gateway counts. Out: a FleetCourse. It only puts together what
 `autoscaler` (how many), `update` (from one version to the next) and `states` (who lives) say.
 """
 

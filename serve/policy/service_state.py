@@ -1,7 +1,7 @@
 """The state of a service between commands and controllers, as JSON in the journal: two records, a writer each.
 
-    Wanted   what the user asks for        written by commands, one at a time
-    Seen     what there is, and was        written by the controller that holds the lease
+    WantedService   what the user asks for    written by commands, one at a time
+    ServiceRecord   what there is, and was    written by the controller that holds the lease
 
 In: records. Out: text, and back. Pure.
 """

@@ -32,7 +32,7 @@ WIDTHS = {
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class Stored:
     """A tensor as its file describes it."""
 
     dtype: str
@@ -83,7 +83,7 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def header(file: Path) -> dict[str, StoredTensor]:
+def header(file: Path) -> dict[str, Stored]:
     """Return the tensors of a safetensors file, by name; none of them is read. Raises Unreadable."""
     try:
         with outside.opened(file) as opened:
@@ -97,7 +97,7 @@ def header(file: Path) -> dict[str, StoredTensor]:
         raise Unreadable(f"{file} is damaged or not a safetensors file: {error}; fetch it again") from None
 
 
-def _stored(name: str, said: Any, room: int) -> StoredTensor:
+def _stored(name: str, said: Any, room: int) -> Stored:
     if type(said) is not dict:
         raise Unreadable(f"{outside.shown(name)} is {outside.shown(said)}")
     dtype, shape = outside.typed(said, "dtype", str), outside.typed(said, "shape", list)
@@ -108,7 +108,7 @@ def _stored(name: str, said: Any, room: int) -> StoredTensor:
     size = math.prod(shape) * WIDTHS[dtype] if dtype in WIDTHS else stop - start
     if not start <= stop <= room or stop - start != size:
         raise Unreadable(f"{outside.shown(name)} would need {size} bytes and has {start} to {stop} of {room}")
-    return StoredTensor(dtype, tuple(shape), stop - start)
+    return Stored(dtype, tuple(shape), stop - start)
 
 
 def check(folder: Path) -> dict[str, Any]:

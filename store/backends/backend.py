@@ -1,6 +1,6 @@
 """The storage interface: names, bytes, and what a backend can promise about them.
 
-`Place` is one folder, bucket or repository; under it there are files by relative name. Everything above works through
+`Backend` is one folder, bucket or repository; under it there are files by relative name. Everything above works through
 these verbs. Backends differ in three flags, not in exceptions: whether many files change at once (`is_atomic`), whether
 a write can be made to depend on what it replaces (`compares_and_sets`), and whether it is of this machine.
 """

@@ -48,7 +48,7 @@ class ListedCheckpoint:
     files: tuple[FileEntry, ...]
 
     @staticmethod
-    def parse(raw: bytes, folder: str) -> "Checkpoint":
+    def parse(raw: bytes, folder: str) -> "ListedCheckpoint":
         """Return the checkpoint that a manifest describes; `folder` is its name, `step-...`.
 
         Raises Damaged when it is no manifest of that step with harmless paths.
@@ -70,7 +70,7 @@ class ListedCheckpoint:
         return ListedCheckpoint(raw, phase, step, files)
 
     @staticmethod
-    def of(folder: Path) -> "Checkpoint":
+    def of(folder: Path) -> "ListedCheckpoint":
         """Return the checkpoint in a folder of this machine. Raises FileNotFoundError when it is gone, Damaged."""
         try:
             return ListedCheckpoint.parse(outside.content(folder / MANIFEST), folder.name)

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from data.config import ConfigError, load
-from store.artifacts.model_files import StoredTensor
+from store.artifacts.model_files import Stored
 from store.outside import shown
 from trainer.config import ModelConfig, RopeScaling, Ternary
 from trainer.records.blocks_config import BlocksConfig
@@ -212,7 +212,7 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{at}.mlp.{name}_proj.weight", shape
 
 
-def differences(config: ModelConfig, headers: Iterable[Mapping[str, StoredTensor]]) -> list[str]:
+def differences(config: ModelConfig, headers: Iterable[Mapping[str, Stored]]) -> list[str]:
     """What the headers of a model's files say otherwise than its config.json, in words. Nothing is allocated."""
     stored = {name: one.shape for header in headers for name, one in header.items() if not is_spare(name, config)}
     # a few more than there are tensors, however many layers the config promises

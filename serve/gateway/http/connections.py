@@ -1,7 +1,7 @@
 """Connections to engines, reused between requests: HTTP/1.1 by httptools' parser.
 
-A request is one write, a short answer one wake of the task that asked. In: the bytes of a request. Out: a Reply that is
-read to its end, or closed. Raises OSError.
+A request is one write, a short answer one wake of the task that asked. In: the bytes of a request. Out: an EngineReply
+that is read to its end, or closed. Raises OSError.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The limit of open files of this process, and limits of the gateway that stay below it.
 
 A connection is one, and a request inside takes two more: one to its engine, one behind the port by which an engine on
-another machine is reached. In: a process' limit, a gateway's Limits. Out: a raised limit, Limits that fit.
+another machine is reached. In: a process' limit, its GatewayLimits. Out: a raised limit, GatewayLimits that fit.
 """
 
 import contextlib

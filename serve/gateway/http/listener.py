@@ -1,8 +1,8 @@
 """Clients' connections: HTTP/1.1 by httptools' parser.
 
-One task serves all requests of a connection, and a short answer is one write (what that spares: bench/RESULTS.md).
-In: bytes of clients. Out: a Request, one after another, to `handle`, which answers by it. A client that leaves cancels
-what is being done for it.
+One task serves all requests of a connection, and a short answer is one write (what that spares: bench/RESULTS.md). In:
+bytes of clients. Out: a ClientRequest, one after another, to `handle`, which answers by it. A client that leaves
+cancels what is being done for it.
 """
 
 import asyncio

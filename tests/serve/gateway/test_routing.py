@@ -47,25 +47,25 @@ class Churn(RuleBasedStateMachine):
     @rule(affinity=st.sampled_from([b"", b"a", b"b"]), other=st.booleans())
     def take(self, affinity, other):
         tried = {self.open[-1].seat} if other and self.open else set()
-        lease = self.fleet.take(self.now, tried, affinity)
+        assignment = self.fleet.take(self.now, tried, affinity)
         counts = self.counts()
         room = [one for one in self.listed if counts[one] < CAP and one not in {seat.replica for seat in tried}]
-        if lease is None:
+        if assignment is None:
             assert not room
         else:
-            assert lease.replica in room
-            self.open.append(lease)
+            assert assignment.replica in room
+            self.open.append(assignment)
 
     @rule(which=st.integers(0, 50), outcome=st.sampled_from(RequestOutcome), again=st.booleans())
     def release(self, which, outcome, again):
         if self.open:
-            lease = self.open.pop(which % len(self.open))
-            self.fleet.release(lease, outcome, self.now)
+            assignment = self.open.pop(which % len(self.open))
+            self.fleet.release(assignment, outcome, self.now)
             if again:
-                self.fleet.release(lease, outcome, self.now)
+                self.fleet.release(assignment, outcome, self.now)
 
     def counts(self):
-        return Counter(lease.replica for lease in self.open)
+        return Counter(assignment.replica for assignment in self.open)
 
     @invariant()
     def the_counts_are_those_of_the_book(self):
@@ -104,10 +104,10 @@ def test_two_replicas_with_one_id_are_refused_and_nothing_changes():
 
 def test_equals_take_turns_and_the_least_loaded_is_first():
     fleet = fleet_of(3)
-    leases = [fleet.take(100.0) for _ in range(6)]
-    assert sorted(Counter(one.replica.replica_id for one in leases).values()) == [2, 2, 2]
-    fleet.release(leases[4], RequestOutcome.SERVED, 101.0)
-    assert fleet.take(101.0).replica == leases[4].replica
+    assignments = [fleet.take(100.0) for _ in range(6)]
+    assert sorted(Counter(one.replica.replica_id for one in assignments).values()) == [2, 2, 2]
+    fleet.release(assignments[4], RequestOutcome.SERVED, 101.0)
+    assert fleet.take(101.0).replica == assignments[4].replica
 
 
 def test_failures_in_a_row_take_a_replica_out_for_longer_each_time_until_a_trial_goes_well():
@@ -115,9 +115,9 @@ def test_failures_in_a_row_take_a_replica_out_for_longer_each_time_until_a_trial
     ill, well = fleet.seats.values()
 
     def fail(now):
-        lease = fleet.take(now, tried=[well])
-        fleet.release(lease, RequestOutcome.FAILED, now)
-        return lease.is_trial
+        assignment = fleet.take(now, tried=[well])
+        fleet.release(assignment, RequestOutcome.FAILED, now)
+        return assignment.is_trial
 
     assert [fail(0.0), fail(1.0)] == [False, False] and ill.ejected_until == 11.0
     assert {fleet.take(5.0).seat for _ in range(CAP)} == {well}
@@ -147,10 +147,10 @@ def test_a_new_replica_comes_to_its_share_slowly():
     fleet.replace([replica(0), replica(1)], 100.0)
     shares = []
     for now in (100.5, 105.0, 111.0):
-        leases = [fleet.take(now) for _ in range(60)]
-        shares.append(sum(one.replica == replica(1) for one in leases))
-        for lease in leases:
-            fleet.release(lease, RequestOutcome.SERVED, now)
+        assignments = [fleet.take(now) for _ in range(60)]
+        shares.append(sum(one.replica == replica(1) for one in assignments))
+        for assignment in assignments:
+            fleet.release(assignment, RequestOutcome.SERVED, now)
     assert shares[0] <= 6 and shares[0] < shares[1] < shares[2] == 30
 
 
@@ -221,14 +221,14 @@ def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_ba
         await asyncio.sleep(0)
         waiting[1].cancel()
         order = []
-        lease = first
+        assignment = first
         for number in (0, 2, 3):
-            turns.release(lease, RequestOutcome.SERVED)
-            lease = await waiting[number]
+            turns.release(assignment, RequestOutcome.SERVED)
+            assignment = await waiting[number]
             order.append(number)
         last = asyncio.ensure_future(turns.wait(b""))
         await asyncio.sleep(0)
-        turns.release(lease, RequestOutcome.SERVED)  # it has its turn now,
+        turns.release(assignment, RequestOutcome.SERVED)  # it has its turn now,
         last.cancel()  # and leaves in the same moment
         with pytest.raises(asyncio.CancelledError):
             await last
@@ -257,8 +257,8 @@ def test_who_always_asks_twice_at_once_reaches_all_alike(count):
     fleet.replace([replica(number) for number in range(count)], 0.0)
     chosen = []
     for _ in range(6 * count):
-        leases = [fleet.take(10.0) for _ in range(2)]
-        for lease in leases:
-            chosen.append(lease.replica)
-            fleet.release(lease, RequestOutcome.SERVED, 10.0)
+        assignments = [fleet.take(10.0) for _ in range(2)]
+        for assignment in assignments:
+            chosen.append(assignment.replica)
+            fleet.release(assignment, RequestOutcome.SERVED, 10.0)
     assert {chosen.count(one) for one in fleet.seats} == {12}
