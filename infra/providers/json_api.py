@@ -90,7 +90,7 @@ class Unsent(SlipwayError):
     """No connection could be made: nothing was asked."""
 
 
-class Refused(SlipwayError):
+class VendorRefused(SlipwayError):
     """A definite no."""
 
     def __init__(self, said: str, reply: Reply) -> None:
@@ -212,7 +212,7 @@ class JsonApi:
         if reply.status == 401:
             raise AuthError(f"{what}: the key is refused: {reply.said}")
         if reply.status in DEFINITE:
-            raise Refused(f"{what}: {reply.said}", reply)
+            raise VendorRefused(f"{what}: {reply.said}", reply)
         raise Unclear(f"{what}: {reply.said}; it may have been done", reply)
 
     def decode(self, reply: Reply, kind: type[T]) -> T:
@@ -258,7 +258,7 @@ class JsonApi:
             raise AuthError(f"{what}: the key is refused: {reply.said}")
         if reply.status == 410:
             raise SlipwayError(f"{what}: this API was retired; a newer Slipway is needed: {reply.said}")
-        raise Refused(f"{what}: {reply.said}", reply)
+        raise VendorRefused(f"{what}: {reply.said}", reply)
 
     def _once(self, method: str, path: str, limit_s: float, **options: Any) -> Reply:
         url = httpx.URL(self.base + path)
