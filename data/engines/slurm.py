@@ -35,7 +35,7 @@ exit $code
 
 
 @dataclass(frozen=True)
-class Row:
+class QueueRow:
     """One job, or task of an array, that has not ended."""
 
     job: str
@@ -90,7 +90,7 @@ class Slurm:
             time.sleep(0.2)
         return f"Slurm jobs {', '.join(jobs)}"
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[QueueRow]:
         """Return our jobs that have not ended.
 
         Raises DataError when Slurm does not answer for long; its controller may be restarted meanwhile.
@@ -110,7 +110,7 @@ class Slurm:
                 time.sleep(1)
                 continue
             self.answered_at = time.monotonic()
-            return [Row(*line.split("|", 2)) for line in told.splitlines()]
+            return [QueueRow(*line.split("|", 2)) for line in told.splitlines()]
 
 
 def _submit(work: Work, name: str, words: str, log: str, *flags: str) -> str:
@@ -137,7 +137,7 @@ def _ask(*words: str, script: str | None = None) -> str:
     return done.stdout
 
 
-def _jobs(rows: Sequence[Row]) -> list[str]:
+def _jobs(rows: Sequence[QueueRow]) -> list[str]:
     return sorted({row.job for row in rows}, key=int)
 
 
