@@ -29,7 +29,7 @@ MOST_ROUNDS = 5
 LOOK_S, MOST_LOOK_S = 0.5, 10.0
 
 
-class Engine(Protocol):
+class Cluster(Protocol):
     """An external cluster. It restarts a task that was killed, as far as it can see that."""
 
     def at_work(self, folder: Path) -> str:
@@ -64,7 +64,7 @@ class Spread:
         if self.engine and self.engine not in ENGINES:
             raise ConfigError(f"engine is {self.engine!r}; known: {', '.join(ENGINES)}")
 
-    def open(self) -> Engine:
+    def open(self) -> Cluster:
         if self.engine == "slurm":
             from data.engines.slurm import Slurm
 
@@ -79,7 +79,7 @@ class Interrupted(BaseException):
         self.signal_number = signal_number
 
 
-def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Engine) -> dict[str, Any]:
+def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Cluster) -> dict[str, Any]:
     """Write the shards of `spec` into `folder` by `world` ranks; the summary.
 
     Raises InputError for what ranks cannot do, DataError when one failed or was killed too often, Stopped after SIGINT
@@ -105,7 +105,7 @@ def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Engine) ->
         return _result(work)
 
 
-def _drive(work: Work, engine: Engine) -> None:
+def _drive(work: Work, engine: Cluster) -> None:
     """Start and follow until all tasks are finished. Raises DataError."""
     for number in range(MOST_ROUNDS):
         left = work.left()
