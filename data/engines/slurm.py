@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.engines.work import MERGE, ROOT, Work, task_words
+from data.engines.work import MERGE, ROOT, ShardWork, task_words
 from data.errors import DataError, InputError
 from data.events import emit
 
@@ -53,7 +53,7 @@ class Slurm:
         jobs = _jobs(self._rows())
         return f"Slurm has jobs {', '.join(jobs)} (scancel {' '.join(jobs)})" if jobs else ""
 
-    def start(self, work: Work, ranks: Sequence[int]) -> None:
+    def start(self, work: ShardWork, ranks: Sequence[int]) -> None:
         if jobs := _jobs(self._rows()):
             emit("note", text=f"following Slurm jobs {', '.join(jobs)} of an earlier command")
             return
@@ -113,7 +113,7 @@ class Slurm:
             return [QueueRow(*line.split("|", 2)) for line in told.splitlines()]
 
 
-def _submit(work: Work, name: str, words: str, log: str, *flags: str) -> str:
+def _submit(work: ShardWork, name: str, words: str, log: str, *flags: str) -> str:
     """Return the id of a job that runs `words`. Raises InputError with what sbatch says against it."""
     output = work.home / f"slurm-{log}.log"
     script = SCRIPT.format(root=shlex.quote(str(ROOT)), words=words)
