@@ -3,7 +3,7 @@
     read, query   may be repeated: up to 5 attempts within `read_s`, Retry-After honoured
     act           changes something: exactly one attempt
 
-What `act` raises says what is known. Unsent, Refused, AuthError: nothing was done. Unclear (an Ambiguous): perhaps.
+What `act` raises says what is known. Unsent, VendorRefused, AuthError: nothing was done. Unclear (an Ambiguous): perhaps.
 The rules: a refusal is one of few statuses; lost, short, late or strange answers prove nothing. Whatever a server
 answers, only SlipwayErrors come out of here.
 """
@@ -185,7 +185,7 @@ class JsonApi:
     def read(self, path: str, kind: type[T], **params: str) -> T:
         """Return what is at `path`.
 
-        AuthError; Refused: there is no such thing; SlipwayError: no answer that can be used.
+        AuthError; VendorRefused: there is no such thing; SlipwayError: no answer that can be used.
         """
         return self._ask("GET", path, kind, params=params)
 
