@@ -160,7 +160,7 @@ def talk(flags: argparse.Namespace) -> None:
 def serve(flags: argparse.Namespace) -> None:
     import asyncio
 
-    from trainer.engine import server
+    from trainer.serving import server
 
     limits = server.EngineLimits(
         max_seqs=flags.max_seqs, max_queued=flags.max_queued, max_model_len=flags.max_model_len,

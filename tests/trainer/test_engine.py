@@ -13,10 +13,10 @@ from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END
 from tests.trainer.conftest import TINY
 from tests.trainer.model.test_model import random_model
-from trainer.engine.http import listen
-from trainer.engine.server import EngineLimits, EngineServer, Model
 from trainer.model import export, generate
 from trainer.records.blocks_config import BlocksConfig
+from trainer.serving.http import listen
+from trainer.serving.server import EngineLimits, EngineServer, Model
 
 pytestmark = pytest.mark.process
 

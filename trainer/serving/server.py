@@ -24,12 +24,12 @@ import torch
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END
 from trainer import device
-from trainer.engine import asks
-from trainer.engine.asks import Ask, Wrong
-from trainer.engine.http import HttpReply, HttpRequest, as_json, listen
 from trainer.model import export
 from trainer.model.block_decoding import Decoding
 from trainer.model.generate import steps
+from trainer.serving import asks
+from trainer.serving.asks import Ask, Wrong
+from trainer.serving.http import HttpReply, HttpRequest, as_json, listen
 
 KEY = "VLLM_API_KEY"  # as serve.engines gives it to every engine
 
