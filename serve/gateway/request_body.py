@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from serve.gateway.fields import Bad, check
+from serve.gateway.field_bounds import Bad, check
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.shape import too_much
 
