@@ -34,8 +34,8 @@ from serve.budget import Budget, limit_of
 from serve.controller_process import Places
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
-from serve.gateway.http.files import raise_limit
 from serve.gateway.http.limits import GatewayLimits
+from serve.gateway.http.open_files import raise_limit
 from serve.gateway.server import Gateway
 from serve.loops import run
 from serve.policy import autoscaler, fleet, replica_states

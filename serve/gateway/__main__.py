@@ -18,8 +18,8 @@ import msgspec
 from infra.errors import SlipwayError, UsageError
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
-from serve.gateway.http.files import raise_limit
 from serve.gateway.http.limits import GatewayLimits
+from serve.gateway.http.open_files import raise_limit
 from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
 from serve.loops import run

@@ -18,9 +18,9 @@ import msgspec
 
 from infra.errors import UsageError
 from serve.gateway.access import AccessLog
-from serve.gateway.http.files import fitted
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.listener import ClientRequest, Listener
+from serve.gateway.http.open_files import fitted
 from serve.gateway.keys import Keys
 from serve.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from serve.gateway.proxy import JSON, Proxy, refuse

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.gateway.http.crowd import Crowd, address_of
-from serve.gateway.http.files import PER_REQUEST, RESERVE, fitted
 from serve.gateway.http.limits import GatewayLimits
+from serve.gateway.http.open_files import PER_REQUEST, RESERVE, fitted
 from serve.gateway.keys import WRONG_AT_ONCE, Guesses
 
 LIMITS = GatewayLimits(max_connections=16, max_strangers_per_address=6, max_connections_per_key=8)
