@@ -17,7 +17,7 @@ from typing import Any
 
 from infra.agent.job import Job, write_durably
 from infra.errors import SlipwayError
-from infra.jobs.steps import is_own_text
+from infra.jobs.job_steps import is_own_text
 from infra.ledger.journal import Op
 from infra.records import Carried
 from infra.runs import mirror
