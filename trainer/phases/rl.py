@@ -16,7 +16,7 @@ from trainer.objectives.rl import PolicyLoss
 from trainer.parallel.process_group import Ranks
 from trainer.records.phase_registry import KINDS
 from trainer.rewards.reward import Judge
-from trainer.rewards.tasks import judge_of
+from trainer.rewards.task_rewards import judge_of
 from trainer.rollouts.drawn import Drawn, Problems
 from trainer.rollouts.policy import Embedded, Policy, stops
 from trainer.rollouts.source import Rollouts
