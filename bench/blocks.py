@@ -36,7 +36,7 @@ from trainer.model.decoder import Decoder
 from trainer.model.generate import steps
 from trainer.objectives import Batch, CrossEntropy
 from trainer.objectives.blocks import BlockDiffusion, with_masks
-from trainer.phases.chat import OURS
+from trainer.phases.conversations import OURS
 from trainer.recipes import PROFILES
 from trainer.records.phase_registry import PHASES
 
