@@ -3,9 +3,9 @@
     read, query   may be repeated: up to 5 attempts within `read_s`, Retry-After honoured
     act           changes something: exactly one attempt
 
-What `act` raises says what is known. Unsent, VendorRefused, AuthError: nothing was done. Unclear (an Ambiguous): perhaps.
-The rules: a refusal is one of few statuses; lost, short, late or strange answers prove nothing. Whatever a server
-answers, only SlipwayErrors come out of here.
+What `act` raises says what is known. Unsent, VendorRefused, AuthError: nothing was done. Unclear (an Ambiguous):
+perhaps. The rules: a refusal is one of few statuses; lost, short, late or strange answers prove nothing. Whatever a
+server answers, only SlipwayErrors come out of here.
 """
 
 import asyncio
