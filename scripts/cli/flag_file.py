@@ -25,7 +25,7 @@ NO_FLAG = {"command": "a launch runs the phases of a training; write for example
 
 
 def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
-    """The values of each flag; `known`: all of them, without dashes. Raises UsageError, with the place.
+    """Return the values of each flag of a file; `known`: all flags, without dashes. Raises UsageError, with the place.
 
     A job file has none: who launches it reads it.
     """

@@ -29,7 +29,7 @@ def say(words: str) -> None:
 
 
 def clean(text: str) -> str:
-    """Without control sequences: what a pod says must not steer a terminal."""
+    """Return a text without control sequences: what a pod says must not steer a terminal."""
     return "".join(letter for letter in text if letter in "\n\t" or letter.isprintable())
 
 

@@ -19,7 +19,7 @@ from trainer.config import Profile
 
 
 def write(profile: Profile, of: str, folder: Path) -> Path:
-    """The YAML file. `of`: the recipe that this one comes from, by its name or its file.
+    """Write the YAML file, and return its path. `of`: the recipe that this one comes from, by its name or its file.
 
     Raises UsageError for what the two files cannot say.
     """

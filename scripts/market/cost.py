@@ -90,7 +90,7 @@ def bill_of(market: Market, row: Op) -> int | None:
 
 
 def is_open(row: Op, told: dict[str, tuple[int, int]]) -> bool:
-    """Whether the vendor may have something new to say."""
+    """Tell whether the vendor may have something new to say."""
     return row.is_live or row.token not in told or told[row.token][0] < (row.ended_at or 0) + LATE_S
 
 
@@ -185,7 +185,7 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
 
 
 def price_of(text: str) -> int:
-    """Micro-dollars; 0 when none is given. Raises UsageError."""
+    """Return micro-dollars; 0 when no price is given. Raises UsageError."""
     try:
         price = micro_usd(text.lstrip("$")) if text else 0
     except BadAmount as error:
@@ -210,7 +210,7 @@ def tokens_of(tokens: float | None, settings: Sequence[str]) -> float:
 
 
 def work_of(phase: str, stage: str, job: str, hours: float | None) -> tuple[str, tuple[Measured, ...]]:
-    """What is asked for, in words, and what was measured of it. Raises UsageError."""
+    """Return what is asked for, in words, and what was measured of it. Raises UsageError."""
     asked = [(kind, word, known) for kind, word, known in
              (("phase", phase, PHASES), ("stage", stage, STAGES), ("job", job, JOBS)) if word]  # fmt: skip
     if len(asked) > 1:
@@ -255,7 +255,7 @@ def estimate_table(found: Sequence[Estimate]) -> str:
 
 
 def cents(amount: int) -> str:
-    """Rounded up: an estimate has no more digits than that."""
+    """Return an amount rounded up to cents: an estimate has no more digits than that."""
     return f"{-(-amount // 10_000) / 100:.2f}"
 
 

@@ -149,7 +149,10 @@ def ckpt_init(spec: CkptInitFlags) -> None:
 
 
 def everything(settings: Settings, uri: str, job: str = "") -> list[FoundCheckpoint]:
-    """Of that store; without one, of the store of the settings and of this machine. job: only of such runs or tags."""
+    """Return the checkpoints of that store; without one, of the settings' store and of this machine.
+
+    job: only of runs or tags of that name.
+    """
     lend_for(uri, settings)
     found = catalogue.in_store(uri or settings.store)
     if not uri:
@@ -160,13 +163,13 @@ def everything(settings: Settings, uri: str, job: str = "") -> list[FoundCheckpo
 
 
 def lend_for(uri: str, settings: Settings) -> None:
-    """What the settings know of a store's keys holds for a store that is named on the command line too."""
+    """Lend what the settings know of a store's keys to a store that is named on the command line too."""
     if credentials.kind(uri) == "s3":
         credentials.lend({name: getattr(settings, name.lower()) for name in credentials.S3})
 
 
 def named(found: Sequence[FoundCheckpoint], name: str, uri: str) -> FoundCheckpoint:
-    """The one that is meant: by its name, or by the end or the beginning of it. Raises UsageError."""
+    """Return the one that is meant: by its name, or by the end or the beginning of it. Raises UsageError."""
     if not name:
         raise UsageError("the name of a checkpoint is missing; inv ckpt.list shows them")
     exact = [one for one in found if one.name == name]
@@ -231,7 +234,7 @@ def _words(value: Any) -> str:
 
 @contextlib.contextmanager
 def _only(folder: Path, manifest: Manifest) -> Iterator[Path]:
-    """A folder with the files of that artifact alone: flat ones lie beside others."""
+    """Yield a folder with the files of that artifact alone: flat ones lie beside others."""
     if not manifest.flat:
         yield folder
         return

@@ -53,7 +53,7 @@ def only_one(set_name: str, journal: Journal, dry_run: bool) -> contextlib.Abstr
 
 
 def load(path: Path, settings: Settings) -> tuple[str, dict[str, PodEntry]]:
-    """The name of the set, and its pods by name. Raises UsageError, with the place."""
+    """Return the name of the set, and its pods by name. Raises UsageError, with the place."""
     try:
         document = strict_yaml.read(path)
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def load(path: Path, settings: Settings) -> tuple[str, dict[str, PodEntry]]:
 def carry_out(
     step: PodAction, set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, again: str
 ) -> None:
-    """Raises SlipwayError that says how to go on."""
+    """Carry out one action on a pod of the set. Raises SlipwayError that says how to go on."""
     try:
         made = use_case.carry_out(step, set_name, specs, journal, settings, render.tell)
     except SlipwayError as error:

@@ -54,7 +54,7 @@ def up(spec: ServeUpFlags) -> None:
 
 
 def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, is_asked: bool = True) -> None:
-    """The order in which machines are tried, and what they cost. Raises NoOffer.
+    """Show the order in which machines are tried, and what they cost. Raises NoOffer.
 
     is_asked: it is all that is wanted; else it is told beside what is, before that.
     """

@@ -22,7 +22,7 @@ from store import StoreError
 
 
 def serving(config: str, settings: Settings) -> list[DoctorLine]:
-    """Raises UsageError for a service file that is none."""
+    """Return a line for each thing that a service needs. Raises UsageError for a service file that is none."""
     service = service_file.load(revision.path_of(config))
     shipped = service_file.load(revision.CONFIG)
     name = service.file.name or "slipway"
@@ -43,7 +43,7 @@ def _nodes(settings: Settings) -> list[DoctorLine]:
 
 
 def _clouds(settings: Settings) -> list[DoctorLine]:
-    """Each with what its account says: a key that is set may be void."""
+    """Return a line per cloud, with what its account says: a key that is set may be void."""
     found = []
     for vendor, key in VENDORS.items():
         if not getattr(settings, key):
@@ -55,7 +55,7 @@ def _clouds(settings: Settings) -> list[DoctorLine]:
 
 
 def _model(service: Service, shipped: Service, name: str, settings: Settings) -> DoctorLine:
-    """The one that serve.up would take."""
+    """Return the line of the model that serve.up would take."""
     said = "" if service.ours.model == shipped.ours.model else service.ours.model
     try:
         source = folder_of(said, "", settings, name, render.tell)
@@ -78,7 +78,7 @@ def _replicas(service: Service, own: int) -> DoctorLine:
 
 
 def _load(service: Service, shipped: Service, name: str) -> DoctorLine:
-    """Whether somebody has thought about it: a number that fits the model is measured."""
+    """Return the line of the load: whether a number was chosen, as one that fits the model is measured."""
     target = service.policy.target_qps_per_replica
     ask = f"measure it: inv serve.bench {name} --target-ttft 1"
     if target is None:
@@ -96,7 +96,7 @@ def _alerts(settings: Settings) -> DoctorLine:
 
 
 def _door(name: str, settings: Settings) -> DoctorLine:
-    """Who gets in. HTTPS is for what stands before the gateway."""
+    """Return the line of who gets in. HTTPS is for what stands before the gateway."""
     proxy = "for others, put HTTPS before it, such as a Cloudflare tunnel or nginx"
     if Places.of(settings, name).keys.exists():
         return DoctorLine("access", "ok", f"it asks for an API key; {proxy}")

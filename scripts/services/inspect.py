@@ -62,7 +62,7 @@ def status(spec: ServeStatusFlags) -> None:
 
 
 def take_over(name: str, settings: Settings, journal: Journal) -> None:
-    """A service whose controller cannot be brought back is shown as it was, and why."""
+    """Bring back the controller of a service; where that cannot be done, say why: the service is shown as it was."""
     try:
         controller_client.ensure(name, settings, journal, render.tell)
     except SlipwayError as error:
@@ -91,7 +91,7 @@ def look(names: Sequence[str], settings: Settings, journal: Journal, with_metric
 
 
 def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
-    """A service as its controller saw it last; {} when it has ended."""
+    """Return a service as its controller saw it last; {} when it has ended."""
     row = journal.service(name)
     if row is None:
         return {}
@@ -118,7 +118,7 @@ def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
 
 
 def shown(seen: ServiceRecord) -> list[Member]:
-    """Those that live, and the last ones that failed."""
+    """Return the replicas that live, and the last ones that failed."""
     failed = [one for one in seen.members if one.state not in (*LIVE, State.SHUTTING_DOWN)][-SHOWN_FAILURES:]
     return [one for one in seen.members if one in failed or one.state in (*LIVE, State.SHUTTING_DOWN)]
 
@@ -143,7 +143,7 @@ def replica(one: Member, seen: ServiceRecord, op: Op | None) -> dict[str, Any]:
 
 
 def figures(name: str, settings: Settings) -> dict[str, Any]:
-    """Of the last five minutes, from the gateway's own log: no key is needed to read that."""
+    """Return the figures of the last five minutes, from the gateway's own log: no key is needed to read that."""
     places, now = controller_process.Places.of(settings, name), time.time()
     asked = [one for one in lines_of(places.access) if one["at"] > now - RECENT_S and one["route"] not in ("other", "")]
     minute = [one for one in asked if one["at"] > now - 60.0]
@@ -165,7 +165,7 @@ def figures(name: str, settings: Settings) -> dict[str, Any]:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The last lines of a log of JSON lines; one that is half written is passed over."""
+    """Return the last lines of a log of JSON lines; one that is half written is passed over."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -183,7 +183,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """None = there is nothing to count."""
+    """Return the percentiles that are shown, by name; None = there is nothing to count."""
     ordered = sorted(values)
 
     def at(share: float) -> float | None:
@@ -209,7 +209,7 @@ def logs(spec: ServeLogsFlags) -> None:
 
 
 def log_path(name: str, number: int | None, controller: bool, settings: Settings, journal: Journal) -> Path:
-    """A file of this machine that has it; of a replica elsewhere, brought up to date."""
+    """Return a file of this machine that has the log; of a replica elsewhere, brought up to date."""
     known = [one.name for one in journal.services()]
     if name not in known and controller_process.Places.of(settings, name or "-").folder.is_dir() and number is None:
         pass  # it has ended; what was written of it is here
@@ -257,7 +257,7 @@ def ssh(spec: ServeSshFlags) -> None:
 
 
 def live_replica(name: str, number: int | None, journal: Journal) -> Op:
-    """Its row. Raises UsageError that lists those there are."""
+    """Return the row of a replica that lives. Raises UsageError that lists those there are."""
     row = journal.service(name)
     assert row is not None
     there = [one for one in service_state.seen_of(row.seen).members if one.state in LIVE]
@@ -292,7 +292,7 @@ def doctor(spec: ServeDoctorFlags) -> None:
 def advice(
     name: str, wanted: WantedService, seen: ServiceRecord, metrics: dict[str, Any], was_kept: bool
 ) -> list[tuple[str, str]]:
-    """What is seen, and what to do about it. Pure."""
+    """Return what is seen, and what to do about it. Pure."""
     newest, found = wanted.newest, list[tuple[str, str]]()
     found += [(f"{key} of its service file changes nothing", instead)
               for key, instead in placement.unread(newest.service)]  # fmt: skip

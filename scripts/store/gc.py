@@ -64,7 +64,7 @@ def tell(shown: list[Artifact], store: str, dry_run: bool, older_s: float) -> No
 
 
 def at_work(journal: Journal) -> set[What]:
-    """What the runs of this installation that have not ended read and make, also those of older code."""
+    """Return what the runs of this installation that have not ended read and make, also those of older code."""
     found = set[What]()
     for op in journal.ops(live=True):
         for step in Job.from_json(op.job).steps if op.job else ():
