@@ -96,12 +96,15 @@ def wanted(spec: PodEntry, settings: Settings, tell: Say) -> tuple[list[Provider
 
 
 def rate_then(found: Sequence[Change]) -> int:
-    """Micro-dollars per hour when all is done."""
+    """Return the micro-dollars per hour when all is done."""
     return sum(one.micro_usd_per_hour for one in found if one.step.action != "end")
 
 
 def _find(spec: PodEntry, settings: Settings, tell: Say) -> tuple[Request, Limits, list[Offer]]:
-    """The same, with what is on offer, cheapest first. Raises SlipwayError that names the pod."""
+    """Return what a pod asks for, its limits, and what is on offer, cheapest first.
+
+    Raises SlipwayError that names the pod.
+    """
     candidates, request, limits = wanted(spec, settings, tell)
     try:
         offers = choose.find(candidates, request, settings, tell)

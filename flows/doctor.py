@@ -56,7 +56,7 @@ def findings(root: Path, settings: Settings) -> list[DoctorLine]:
 
 
 def tracking(root: Path, settings: Settings) -> list[DoctorLine]:
-    """Whether a training of the checkout `root` can tell its figures to W&B; nothing where nobody asks for that."""
+    """Tell whether a training of the checkout `root` can tell its figures to W&B; [] where nobody asks for that."""
     asked = [name for name in ("wandb_api_key", "wandb_project", "wandb_mode") if getattr(settings, name)]
     if not asked or settings.wandb_mode == "disabled":
         return []
@@ -69,7 +69,7 @@ def tracking(root: Path, settings: Settings) -> list[DoctorLine]:
 
 
 def nodes(settings: Settings) -> list[DoctorLine]:
-    """Every machine of the inventory, asked at the same time: whether it can be used, and what it has.
+    """Ask every machine of the inventory at the same time: whether it can be used, and what it has.
 
     Raises UsageError when there is no inventory.
     """
@@ -98,7 +98,7 @@ def _node(look: "HostSurvey") -> str:
 
 
 def flops_per_s() -> float:
-    """Useful work that training gets out of this machine, roughly: what estimates stand on.
+    """Return the FLOP/s of useful work that training gets out of this machine, roughly: what estimates stand on.
 
     Measured with whole runs of the smoke profile on two cores: 0.6e11 a core with bf16 matrix units, half without.
     """
@@ -170,7 +170,7 @@ def _made(root: Path, settings: Settings) -> Path | None:
 
 
 def _store(settings: Settings) -> list[DoctorLine]:
-    """Which token the hub is asked with, and whether the store is there and can be written; nothing is left in it."""
+    """Tell which token the hub is asked with, and whether the store can be written; nothing is left in it."""
     tokens = [name for name in credentials.HUB if getattr(settings, name.lower())]
     credentials.lend({name: getattr(settings, name.lower()) for name in (*credentials.HUB, *credentials.S3)})
     found = []
@@ -190,7 +190,7 @@ def _store(settings: Settings) -> list[DoctorLine]:
 
 
 def _uploads(settings: Settings) -> list[DoctorLine]:
-    """How the last run whose courier's log is here fared with the store; nothing where none went to one."""
+    """Tell how the last run whose courier's log is here fared with the store; [] where none went to one."""
     logs = sorted((settings.pods.parent / "logs").glob("*/carry.log"), key=lambda one: one.stat().st_mtime)
     said = (
         [line for line in logs[-1].read_text(encoding="utf-8", errors="replace").splitlines() if line] if logs else []
@@ -210,7 +210,7 @@ def _vendor(name: str, settings: Settings) -> DoctorLine:
 
 
 def account(name: str, settings: Settings) -> list[DoctorLine]:
-    """What a vendor says to our key: whose it is, what is left, what runs; and where people look at it themselves."""
+    """Tell what a vendor says to our key (whose it is, what is left, what runs), and where people look themselves."""
     from infra.providers.offers import open_market
 
     found = [DoctorLine("dashboard", "ok", DASHBOARDS[name])]

@@ -22,7 +22,7 @@ TIMEOUT_S = 20.0
 
 
 def look(init: str, settings: Settings) -> ImportSpec:
-    """Raises UsageError when there is no model that our decoder can be."""
+    """Return what is to be imported. Raises UsageError when there is no model that our decoder can be."""
     try:
         return on_hub(init, settings) if init.startswith("hf://") else in_folder(init)
     except ConfigError as error:
@@ -55,7 +55,7 @@ def in_folder(init: str) -> ImportSpec:
 
 
 def on_hub(init: str, settings: Settings) -> ImportSpec:
-    """The branch or tag is pinned to the commit that it stands for now."""
+    """Return what is to be imported from the hub: a branch or tag is pinned to the commit that it stands for now."""
     repo, _, revision = init.removeprefix("hf://").strip("/").partition("@")
     if repo.count("/") != 1:
         raise UsageError(f"--init {init}: expected hf://user/repo or hf://user/repo@revision")

@@ -30,9 +30,9 @@ def read_by(plan: Plan) -> set[references.What]:
 
 
 def refuse_beside_older(plan: Plan, at_work: Sequence[Op]) -> None:
-    """Runs of Slipway before versions of semantics read by name: none of theirs may come to stand for something else.
+    """Raise UsageError where a run at work reads by name what this plan would replace.
 
-    Raises UsageError.
+    Runs of Slipway before versions of semantics read by name: none of theirs may come to stand for something else.
     """
     moved = {one.name: one.fingerprint for one in plan.pointers}
     for step in plan.job.steps if plan.job else ():

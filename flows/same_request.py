@@ -39,11 +39,11 @@ class TypedLaunch:
     vendors: tuple[str, ...]  # that were chosen, () when nobody chose
 
     def record(self) -> str:
-        """For the journal."""
+        """Return the record for the journal, as JSON."""
         return json.dumps({"typed": dict(self.typed), "meant": dict(self.meant)}, sort_keys=True)
 
     def check(self, op: Op) -> None:
-        """Raises UsageError that names what differs from how the run of `op` was launched."""
+        """Raise UsageError that names what differs from how the run of `op` was launched."""
         before = json.loads(op.asked) if op.asked else {"typed": {}, "meant": {}}
         other = [flag for flag in self.typed if self.meant[flag] != before["meant"].get(flag)]
         differs = [f"{_shown(flag, self.typed)} (there: {_there(flag, before)})" for flag in other]
@@ -77,7 +77,7 @@ def asking(
 
 
 def with_limits(asked: str, ttl: str, spend_limit: str, limits: Limits) -> str:
-    """The journal's record of a run that goes on with other limits."""
+    """Return the journal's record of a run that goes on with other limits."""
     if not asked:
         return asked
     record = json.loads(asked)

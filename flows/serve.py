@@ -67,7 +67,7 @@ def with_environment(document: dict[str, Any], settings: Settings) -> dict[str, 
 
 
 def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say) -> str:
-    """Where the weights are: a folder of this machine, or where they are fetched from. Raises UsageError."""
+    """Return where the weights are: a folder of this machine, or where they are fetched from. Raises UsageError."""
     if not said or said in PHASES:
         return str(models.model_folder(model_folder(settings, said, tag, tell)))
     if tag:

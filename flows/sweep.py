@@ -90,11 +90,14 @@ class Sweep:
 
     @property
     def micro_usd(self) -> int:
-        """What all runs may cost at most."""
+        """Return what all runs may cost at most."""
         return sum(run.micro_usd for run in self.runs.values())
 
     def go(self) -> None:
-        """Until all have ended. KeyboardInterrupt: the launches have detached, and no further one begins."""
+        """Launch the runs until all have ended.
+
+        KeyboardInterrupt: the launches have detached, and no further one begins.
+        """
         threads = [threading.Thread(target=self._lane, args=(lane,), daemon=True) for lane in self.lanes]
         for thread in threads:
             thread.start()
@@ -124,7 +127,7 @@ class Sweep:
             return True
 
     def _is_being_made_elsewhere(self, run: SweepRun) -> bool:
-        """Whether it would make what a run at work is making: it is made once, and used by all."""
+        """Tell whether it would make what a run at work is making: it is made once, and used by all."""
         store = Store(self.settings.store)
         others = [one for one in self.runs.values() if one.state == "running"]
         shared = makings(run.plan).items() & {item for one in others for item in makings(one.plan).items()}
@@ -277,7 +280,7 @@ def price(
 
 
 def makings(plan: Plan) -> dict[str, str]:
-    """What the plan's job makes: fingerprints by name."""
+    """Return what the plan's job makes: fingerprints by name."""
     found = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
     return {one["name"]: one["fingerprint"] for one in found}
 
@@ -288,7 +291,10 @@ def _loss(store: str, plan: Plan) -> Any:
 
 
 def refuse_rivals(runs: Mapping[str, SweepRun]) -> None:
-    """A checkpoint's name stands for one artifact: of runs that make different ones, one could not be found by it."""
+    """Raise UsageError for runs that make different artifacts under one name.
+
+    A checkpoint's name stands for one artifact: one of them could not be found by it.
+    """
     seen: dict[str, tuple[str, str]] = {}
     for run in runs.values():
         for artifact, fingerprint in makings(run.plan).items():

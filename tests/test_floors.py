@@ -80,7 +80,7 @@ ORDER = {
 MOST_FILES = 18  # of one folder
 MOST_PARAMETERS = 10
 # Folders whose functions' docstrings begin with a verb; pyproject.toml has the others without ruff's D rules.
-IMPERATIVE = ("infra", "data", "serve", "store", "bench", "scripts")
+IMPERATIVE = ("infra", "data", "serve", "store", "bench", "scripts", "flows")
 # First words that ruff's D401, which knows verbs by a list, lets through.
 NO_VERBS = set(
     "A After All Also An And Another As At Because Before Behind Between Beyond Both But By During Each Either Every "

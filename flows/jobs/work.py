@@ -31,7 +31,7 @@ class JobWork:
 
     @property
     def stem(self) -> str:
-        """What the run is called, in front of a number."""
+        """Return what the run is called, in front of a number."""
         return self.file.name.lower()
 
     def plan(
@@ -62,7 +62,7 @@ class JobWork:
         )  # fmt: skip
 
     def _shown(self, is_own: bool, vendor: Provider) -> list[str]:
-        """What will be done, in words."""
+        """Return what will be done, in words."""
         found = []
         for task, envs in zip(self.file.tasks, self.envs, strict=True):
             texts = [("setup once per pod", task.setup.strip()), ("run", task.run.strip())]

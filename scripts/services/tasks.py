@@ -48,7 +48,9 @@ def key(c, spec):
     """
 
 
-@command("scripts.services.inspect", "scripts.services.flags:ServeStatusFlags", example="inv serve.status demo --metrics")
+@command(
+    "scripts.services.inspect", "scripts.services.flags:ServeStatusFlags", example="inv serve.status demo --metrics"
+)
 def status(c, spec):
     """Show services: address, ready replicas, what each is at."""
 
@@ -61,7 +63,9 @@ def logs(c, spec):
     """
 
 
-@command("scripts.services.inspect", "scripts.services.flags:ServeSshFlags", example="inv serve.ssh demo --replica-id 1")
+@command(
+    "scripts.services.inspect", "scripts.services.flags:ServeSshFlags", example="inv serve.ssh demo --replica-id 1"
+)
 def ssh(c, spec):
     """Open a shell in a replica's folder, on its machine.
 
