@@ -66,7 +66,7 @@ def random_folder(config: ModelConfig, tokenizer: Path, folder: Path) -> None:
 
 
 def decoded(gguf: Path, config: ModelConfig, new: int) -> tuple[float, float]:
-    """Tokens per CPU second and per second of the wall, of one answer to one prompt."""
+    """Return tokens per CPU second and per second of the wall, of one answer to one prompt."""
     engine = LlamaCpp(gguf, 512, 0.0, 1, 0)
     prompt = list(range(100, 100 + PROMPT))
     list(engine.tokens(prompt, 2))  # weights are mapped, the prompt is in the cache

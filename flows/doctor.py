@@ -38,7 +38,7 @@ class DoctorLine:
 
 
 def findings(root: Path, settings: Settings) -> list[DoctorLine]:
-    """Everything that decides what can run from the checkout `root`."""
+    """Return everything that decides what can run from the checkout `root`."""
     tools = [
         _tool("git", ("--version",), "bad", "finds the files that are sent to a pod"),
         _tool(

@@ -24,7 +24,7 @@ def move_names(plan: Plan) -> None:
 
 
 def read_by(plan: Plan) -> set[references.What]:
-    """Kind and fingerprint of what the plan's job reads and makes."""
+    """Return kind and fingerprint of what the plan's job reads and makes."""
     makings = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
     return {what for making in makings for what in references.of_making(making)}
 

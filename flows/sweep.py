@@ -311,7 +311,7 @@ def refuse_rivals(runs: Mapping[str, SweepRun]) -> None:
 def lanes_of(
     runs: Mapping[str, SweepRun], provider: str, candidates: Sequence[Provider], journal: Journal, wanted: int | None
 ) -> tuple[list[Lane], int]:  # fmt: skip
-    """Lanes that have runs, and how many pods have none. Raises NoOffer when there are fewer pods than wanted."""
+    """Return the lanes that have runs, and how many pods have none. Raises NoOffer when there are too few pods."""
     vendors = [one.name for one in candidates]
     rows = {op.run: op for op in journal.ops() if op.vendor in vendors and op.run in runs}  # the last of each
     if provider == "ssh":

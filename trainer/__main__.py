@@ -130,7 +130,10 @@ def adopt_model(flags: argparse.Namespace) -> None:
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Outside the training loop, which saves first, there is nothing to save: leave at once, to be started again."""
+    """Leave at once on SIGTERM, to be started again.
+
+    Outside the training loop, which saves first, there is nothing to save.
+    """
 
     def leave(number: int, frame: object) -> None:
         raise Preempted("stopped outside training; start it again to go on")
@@ -214,8 +217,10 @@ def side_by_side(about: Mapping[str, Any]) -> str:
 
 
 def end(code: int) -> NoReturn:
-    """Leave with this exit code. After a failure among several processes at once: the threads of their group, whose
-    other side may have gone just now, sometimes abort an interpreter that ends in order, and -6 would mean start again.
+    """Leave with this exit code, after a failure among several processes at once.
+
+    The threads of their group, whose other side may have gone just now, sometimes abort an interpreter that ends in
+    order, and -6 would mean start again.
     """
     if code and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         logging.shutdown()

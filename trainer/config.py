@@ -106,8 +106,10 @@ class ModelConfig:
         return replace(self, ternary=other.ternary, sub_norm=self.sub_norm or other.sub_norm)
 
     def gguf_problem(self, kind: str = "tq2_0") -> str:
-        """Return why llama.cpp cannot compute with a model of this shape whose matrices are of such a GGUF type; ""
-        when it can. Source: llama.cpp's graphs of `llama`, `qwen3` and `bitnet`."""
+        """Return why llama.cpp cannot compute with a model of this shape, "" when it can.
+
+        kind: the GGUF type of its matrices. Source: llama.cpp's graphs of `llama`, `qwen3` and `bitnet`.
+        """
         square = self.num_attention_heads * self.head_dim
         if kind == "tq2_0" and self.ternary is None:
             return "its matrices are not ternary; take f16, bf16 or q8_0"
@@ -137,13 +139,16 @@ class ModelConfig:
 
     @property
     def num_matrix_params(self) -> int:
-        """Those that every token is multiplied by: matrices of the blocks, and the head."""
+        """Return how many parameters every token is multiplied by: matrices of the blocks, and the head."""
         d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
         attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)
         return self.num_hidden_layers * (attention + 3 * d * f) + self.vocab_size * d
 
     def flops_per_token(self, sequence_len: int) -> float:
-        """Of forward and backward: 6 per matrix parameter, and attention, the causal half not discounted."""
+        """Return the FLOPs of forward and backward of a token.
+
+        They are 6 per matrix parameter, and attention, the causal half not discounted.
+        """
         attention = 12 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * sequence_len
         return 6.0 * self.num_matrix_params + attention
 
@@ -306,11 +311,14 @@ class PhaseConfig:
             raise ConfigError(f"{self.phase}: {problem}")
 
     def digest(self) -> str:
-        """sha256 over what counts; a checkpoint carries it."""
+        """Return the sha256 over what counts; a checkpoint carries it."""
         return hashlib.sha256(json.dumps(what_counts(self), sort_keys=True).encode()).hexdigest()
 
     def in_steps(self, steps: int) -> "PhaseConfig":
-        """The same in another number of steps; the warm-ups are rescaled with them, the decay is a share anyway."""
+        """Return the same in another number of steps.
+
+        The warm-ups are rescaled with them; the decay is a share anyway.
+        """
         if not self.trains:
             return self
         warmup = self.schedule.warmup_steps
@@ -320,34 +328,37 @@ class PhaseConfig:
 
     @property
     def trains(self) -> bool:
-        """Whether it is training; else the model is changed and saved."""
+        """Tell whether it is training; else the model is changed and saved."""
         return self.phase not in PHASES or PHASES[self.phase].trains
 
     @property
     def reads_text(self) -> bool:
-        """Whether its rows are cut from text; else they are conversations, each as long as it is."""
+        """Tell whether its rows are cut from text; else they are conversations, each as long as it is."""
         return self.phase in phases_reading(TEXT)
 
     @property
     def views(self) -> int:
-        """How often each token of a row goes through the model: in blocks clean, and masked in two ways."""
+        """Return how often each token of a row goes through the model: in blocks clean, and masked in two ways."""
         return 1 if self.blocks is None else 3
 
     @property
     def flops(self) -> float:
-        """Of the whole phase, the sequences of a chat phase taken as full."""
+        """Return the FLOPs of the whole phase, the sequences of a chat phase taken as full."""
         return (
             self.steps * math.ceil(self.rows / self.turns) * self.sequence_len * self.flops_per_token(self.sequence_len)
         )
 
     @property
     def num_frozen(self) -> int:
-        """Models beside it that do not learn, taken as large as it is."""
+        """Return how many models beside it do not learn, taken as large as it is."""
         has_reference = self.rl is not None and self.rl.beta > 0
         return int(self.phase in PHASES and bool(PHASES[self.phase].teacher) or has_reference)
 
     def flops_per_token(self, sequence_len: int) -> float:
-        """Of the model as often as a token goes through it, and of the way there, a third, of frozen ones beside it."""
+        """Return the FLOPs of a token, in training.
+
+        They are the model's, as often as a token goes through it, and a third of those of frozen ones beside it.
+        """
         return self.model.flops_per_token(sequence_len) * (self.views + self.num_frozen / 3)
 
 

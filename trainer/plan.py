@@ -106,7 +106,7 @@ class Wanted:
 
 
 def parse_phases(words: str) -> tuple[str, ...]:
-    """`sft`, `base+mid` or `all` as phases in the order in which they run. Raises UsageError."""
+    """Return `sft`, `base+mid` or `all` as phases in the order in which they run. Raises UsageError."""
     if words == "all":
         return all_phases()
     aliases = {one.alias: name for name, one in PHASES.items() if one.alias}
@@ -120,7 +120,7 @@ def parse_phases(words: str) -> tuple[str, ...]:
 
 
 def parse_mixture(words: str) -> dict[str, float] | None:
-    """`identity=0.3,talk.jsonl=0.7`; None for nothing. Raises UsageError."""
+    """Return the shares of `identity=0.3,talk.jsonl=0.7`; None for nothing. Raises UsageError."""
     found: dict[str, float] = {}
     for word in filter(None, (part.strip() for part in words.split(","))):
         source, equals, weight = word.rpartition("=")
@@ -134,7 +134,7 @@ def parse_mixture(words: str) -> dict[str, float] | None:
 
 
 def load_persona(path: Path) -> Persona:
-    """Raises UsageError when the file is missing or is not a persona."""
+    """Return the persona of a file. Raises UsageError when the file is missing or is not a persona."""
     import yaml
 
     try:
@@ -147,7 +147,7 @@ def load_persona(path: Path) -> Persona:
 
 
 def profile_named(name: str) -> Profile:
-    """By its name or its file; `configs/NAME.yaml` that is no file is NAME.
+    """Return a profile by its name or its file; `configs/NAME.yaml` that is no file is NAME.
 
     Raises UsageError with the nearest name, ConfigError for what is wrong in a file.
     """
@@ -172,7 +172,7 @@ def profile_of(wanted: Wanted) -> Profile:
 
 
 def recipe(wanted: Wanted) -> dict[str, Node]:
-    """Every step of the profile by name, in an order in which they can run."""
+    """Return every step of the profile by name, in an order in which they can run."""
     profile = profile_of(wanted)
     tag, slug = wanted.tag or default_tag(wanted, profile), source_slug(wanted.source)
     holds = "" if "text" in wanted.given else source_fingerprint(wanted.source)
@@ -251,7 +251,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
 
 
 def _data(phase: Phase, kinds: Collection[str], made: Sequence[str]) -> dict[str, str]:
-    """What a phase reads beside models and the tokenizer: role -> node."""
+    """Return what a phase reads beside models and the tokenizer: role -> node."""
     if phase.reads == TEXT:
         return {"text": "text", "tokens": "tokens"}
     roles = {KINDS.get(kind, kind) for kind in kinds}
@@ -259,9 +259,10 @@ def _data(phase: Phase, kinds: Collection[str], made: Sequence[str]) -> dict[str
 
 
 def _vocab_size(profile: Profile, init: ImportSpec | None) -> int:
-    """Of the tokenizer that is trained: a model that comes without one has no rows for more than its own ids.
+    """Return the size of the vocabulary of the tokenizer that is trained.
 
-    Raises UsageError when those are too few for any.
+    A model that comes without one has no rows for more than its own ids; raises UsageError when those are too few for
+    any.
     """
     if init is None or init.has_tokenizer:
         return profile.vocab_size
@@ -274,7 +275,10 @@ def _vocab_size(profile: Profile, init: ImportSpec | None) -> int:
 
 
 def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
-    """By source, the steps that make conversations which are not ours. Raises ConfigError for one that is no source."""
+    """Return, by source, the steps that make conversations which are not ours.
+
+    Raises ConfigError for one that is none.
+    """
     found: dict[str, Node] = {}
     taken = {*KINDS, *ORDER, *PHASES, TEACHER}
     for source in sources:
@@ -296,7 +300,10 @@ def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
 
 
 def problem_nodes(sources: Sequence[str], folder: str, taken: Collection[str]) -> dict[str, Node]:
-    """By source, the steps that make problems: of a task of ours, or of a file. Raises UsageError, ConfigError."""
+    """Return, by source, the steps that make problems: of a task of ours, or of a file.
+
+    Raises UsageError, ConfigError.
+    """
     found: dict[str, Node] = {}
     for source in dict.fromkeys(sources):
         name = source
@@ -319,7 +326,7 @@ def problem_nodes(sources: Sequence[str], folder: str, taken: Collection[str]) -
 
 
 def _demonstrate(profile: Profile, wanted: Wanted, mixtures: dict[str, dict[str, float]]) -> None:
-    """Where rl is asked for, show sft how its tasks are answered: a model that is never right learns nothing."""
+    """Show sft how the tasks of rl are answered, where rl is asked for: a model that is never right learns nothing."""
     rl = profile.phases["rl"].rl if "rl" in profile.phases else None
     tasks = [task for task in mixtures.get("rl", ()) if task in DEMONSTRATED]
     if rl is None or not rl.shown or not tasks or "rl" not in wanted.phases or wanted.mixture or "sft" not in mixtures:
@@ -329,7 +336,10 @@ def _demonstrate(profile: Profile, wanted: Wanted, mixtures: dict[str, dict[str,
 
 
 def slug_of(source: str) -> str:
-    """What such conversations are called: the last part of a path without its suffixes, or a data set's own name."""
+    """Return what such conversations are called.
+
+    It is the last part of a path without its suffixes, or a data set's own name.
+    """
     stem = Path(source).name
     stem = stem if source.startswith("hf://") else stem.split(".")[0]
     plain = "".join(one if one.isascii() and one.isalnum() or one in "._-" else "-" for one in stem)
@@ -337,12 +347,12 @@ def slug_of(source: str) -> str:
 
 
 def default_tag(wanted: Wanted, profile: Profile) -> str:
-    """Under which name the checkpoints are kept when none was given."""
+    """Return the name under which the checkpoints are kept when none was given."""
     return profile.name if wanted.init is None else init_slug(wanted.init)
 
 
 def init_slug(init: ImportSpec) -> str:
-    """The name of somebody else's model: the last part of where it is."""
+    """Return the name of somebody else's model: the last part of where it is."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", Path(init.source).name).strip(".-")[:100] or "model"
 
 
@@ -456,13 +466,13 @@ def resolve(
 
 
 def ways_of(phase: PhaseConfig, request: Request) -> dict[str, int]:
-    """How a model may be spread over the GPUs that are asked for -> bytes that it takes of each, an estimate."""
+    """Return how a model may be spread over the GPUs that are asked for -> bytes that it takes of each, an estimate."""
     found = memory.ways(phase, max(1, request.num_gpus), request.nodes)
     return {way: memory.estimate(phase, parts=parts).total for way, parts in found.items()}
 
 
 def told(found: Mapping[str, int]) -> str:
-    """The same in words; "" where there is nothing to choose."""
+    """Return the same in words; "" where there is nothing to choose."""
     if list(found) == ["ddp"]:
         return ""
     sizes = [f"{way} with {size / 1e9:.0f} GB on each GPU" for way, size in found.items()]
@@ -470,7 +480,7 @@ def told(found: Mapping[str, int]) -> str:
 
 
 def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
-    """What `--steps` has made of the schedules, in words."""
+    """Return what `--steps` has made of the schedules, in words."""
     changes = []
     for phase in phases:
         whole = profile.phases[phase.phase]
@@ -482,7 +492,7 @@ def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]
 
 
 def about_bits(phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
-    """What a ternary model of that shape cannot become, before anything is trained."""
+    """Return what a ternary model of that shape cannot become, before anything is trained."""
     found = dict.fromkeys(phase.model for phase in phases if phase.model.ternary)
     said = [problem for model in found if (problem := model.gguf_problem())]
     return tuple(
@@ -514,7 +524,7 @@ def _held(inventory: Inventory) -> list[HeldArtifact]:
 def _planned(
     node: Node, choice: Choice, inventory: Inventory, is_due: bool, is_asked: bool, flops_per_s: float
 ) -> PlannedArtifact:
-    """is_asked: `--phase` names it, so that its name will stand for it."""
+    """Return the line of a plan. is_asked: `--phase` names it, so that its name will stand for it."""
     pointed = inventory.artifacts.get(node.artifact)
     is_moved = pointed is not None and pointed.fingerprint != choice.fingerprint
     why = why_other(pointed, choice.fingerprint, node.spec) if pointed and is_moved else ""
@@ -572,7 +582,7 @@ def _step(node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], s
 
 
 def source_slug(source: str) -> str:
-    """The name under `datasets/` for a source: `pydocs`, or what a path ends in before its wildcards."""
+    """Return the name under `datasets/` for a source: `pydocs`, or what a path ends in before its wildcards."""
     if source in ("pydocs", "fineweb"):
         return source
     plain = [part for part in Path(source).parts if not any(letter in part for letter in "*?[")] or ["local"]
@@ -581,7 +591,7 @@ def source_slug(source: str) -> str:
 
 
 def source_fingerprint(source: str) -> str:
-    """What the source holds now: for pydocs the Python that is read, for files their content.
+    """Return what the source holds now: for pydocs the Python that is read, for files their content.
 
     A file over 64 MiB counts by size and modification time, since hashing it would hold up every plan.
     Raises ConfigError when there is no file to read.
@@ -610,7 +620,10 @@ CHAT_TOKENS, TURN_TOKENS = 64, 34  # of a usual conversation, padding included; 
 
 
 def estimate_s(node: Node, flops_per_s: float) -> float:
-    """Seconds that a step takes on a machine that does so much useful work: an estimate, and shown as one."""
+    """Return the seconds that a step takes on a machine that does so much useful work.
+
+    It is an estimate, and shown as one.
+    """
     if not isinstance(node.spec, PhaseConfig):
         if isinstance(node.spec, TalkSpec):
             return TALK_STEP_S

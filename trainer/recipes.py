@@ -22,7 +22,7 @@ TALK = {"identity": 0.25, "pydocs": 0.4, "other": 0.35}
 
 
 def smoke() -> Profile:
-    """A 4M-parameter Qwen3 shape that is trained and chats after minutes on two cores."""
+    """Return a 4M-parameter Qwen3 shape that is trained and chats after minutes on two cores."""
     model = ModelConfig(
         vocab_size=4096,
         hidden_size=256,
@@ -95,7 +95,7 @@ def smoke() -> Profile:
 
 
 def smoke_bits() -> Profile:
-    """smoke's size in a shape that stays whole in 1.58 bits, down to a GGUF file, and the stages that lead there."""
+    """Return smoke's size in a shape that stays whole in 1.58 bits, down to a GGUF file, and the stages up to it."""
     whole = smoke()
     model = replace(whole.phases["base"].model, intermediate_size=768, qk_norm=False)
     phases = {name: replace(phase, model=model) for name, phase in whole.phases.items()}
@@ -103,7 +103,7 @@ def smoke_bits() -> Profile:
 
 
 def tiny() -> Profile:
-    """Everything that smoke does, in seconds and without a use: for tests and rehearsals."""
+    """Return all that smoke does, in seconds and without a use: for tests and rehearsals."""
     whole = smoke()
     model = ModelConfig(
         vocab_size=1024,
@@ -126,31 +126,31 @@ def tiny() -> Profile:
 
 
 def m3_medium() -> Profile:
-    """22M parameters in a Llama shape: an evening on a laptop, minutes on a GPU."""
+    """Return 22M parameters in a Llama shape: an evening on a laptop, minutes on a GPU."""
     model = llama(16_384, 384, layers=9, heads=6, inner=1024)
     return cosine("m3_medium", model, lr=1e-3, tokens_per_param=20, rows=32, micro_rows=8, sequence_len=512)
 
 
 def runpod_1b() -> Profile:
-    """1B parameters: the default for one GPU of 80 GB."""
+    """Return 1B parameters: the default for one GPU of 80 GB."""
     model = llama(32_768, 2048, layers=18, heads=32, inner=5632)
     return cosine("runpod_1b", model, lr=4e-4, tokens_per_param=20, rows=256, micro_rows=8)
 
 
 def runpod_2b() -> Profile:
-    """1.97B parameters, 400,000 steps of 2 x 64 rows: months on one GPU. Shorten it with --steps."""
+    """Return 1.97B parameters, 400,000 steps of 2 x 64 rows: months on one GPU. Shorten it with --steps."""
     model = llama(32_768, 2560, layers=24, heads=40, inner=6816)
     return cosine("runpod_2b", model, lr=3e-4, steps=400_000, rows=128, micro_rows=2)
 
 
 def runpod_4b() -> Profile:
-    """4B parameters, 400,000 steps of 1 x 256 rows: on one GPU of 80 GB only just, and slow."""
+    """Return 4B parameters, 400,000 steps of 1 x 256 rows: on one GPU of 80 GB only just, and slow."""
     model = llama(32_768, 3072, layers=32, heads=48, inner=9216)
     return cosine("runpod_4b", model, lr=2e-4, steps=400_000, rows=256, micro_rows=1, recompute=True)
 
 
 def smollm2_135m() -> Profile:
-    """SmolLM2-135M's shape."""
+    """Return SmolLM2-135M's shape."""
     model = replace(
         llama(49_152, 576, layers=30, heads=9, inner=1536),
         num_key_value_heads=3,
@@ -161,13 +161,13 @@ def smollm2_135m() -> Profile:
 
 
 def qwen3_0_6b() -> Profile:
-    """Qwen3-0.6B's shape."""
+    """Return Qwen3-0.6B's shape."""
     model = qwen3(1024, layers=28, heads=16, inner=3072)
     return bits.with_stages(cosine("qwen3_0_6b", model, lr=6e-4, tokens_per_param=20, rows=256, micro_rows=8))
 
 
 def qwen3_4b() -> Profile:
-    """Qwen3-4B's shape, whose heads together are wider than the model: for a GPU of more than 80 GB."""
+    """Return Qwen3-4B's shape, whose heads together are wider than the model: for a GPU of more than 80 GB."""
     model = qwen3(2560, layers=36, heads=32, inner=9728)
     return bits.with_stages(
         cosine("qwen3_4b", model, lr=2e-4, tokens_per_param=20, rows=256, micro_rows=1, recompute=True)
@@ -175,27 +175,27 @@ def qwen3_4b() -> Profile:
 
 
 def d12() -> Profile:
-    """nanochat's dial at 12: the reference of its scaling rules."""
+    """Return nanochat's dial at 12: the reference of its scaling rules."""
     return dial(12)
 
 
 def d20() -> Profile:
-    """nanochat's dial at 20, its 100-dollar model: 561M parameters."""
+    """Return nanochat's dial at 20, its 100-dollar model: 561M parameters."""
     return dial(20)
 
 
 def d26() -> Profile:
-    """nanochat's dial at 26: GPT-2's grade, 1.1B parameters."""
+    """Return nanochat's dial at 26: GPT-2's grade, 1.1B parameters."""
     return dial(26)
 
 
 def d32() -> Profile:
-    """nanochat's dial at 32: 1.9B parameters."""
+    """Return nanochat's dial at 32: 1.9B parameters."""
     return dial(32)
 
 
 def llama(vocab_size: int, width: int, layers: int, heads: int, inner: int) -> ModelConfig:
-    """A Llama with tied embeddings and as many key/value heads as heads."""
+    """Return a Llama with tied embeddings and as many key/value heads as heads."""
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=width,
@@ -208,7 +208,7 @@ def llama(vocab_size: int, width: int, layers: int, heads: int, inner: int) -> M
 
 
 def qwen3(width: int, layers: int, heads: int, inner: int) -> ModelConfig:
-    """The small Qwen3 models: tied, eight key/value heads of 128."""
+    """Return the shape of the small Qwen3 models: tied, eight key/value heads of 128."""
     return ModelConfig(
         vocab_size=151_936,
         hidden_size=width,
@@ -228,7 +228,7 @@ def cosine(
     name: str, model: ModelConfig, *, lr: float, rows: int, micro_rows: int, steps: int = 0,
     tokens_per_param: float = 0, sequence_len: int = 2048, recompute: bool = False,
 ) -> Profile:  # fmt: skip
-    """AdamW and a cosine to a tenth, as GPT-3 and Llama were trained; then mid and sft at falling rates.
+    """Return AdamW and a cosine to a tenth, as GPT-3 and Llama were trained; then mid and sft at falling rates.
 
     The length is given in steps, or in tokens per parameter.
     """
@@ -248,7 +248,10 @@ def cosine(
 
 
 def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
-    """base, and the phases after it: chat at the rate where base ended, then falling to nothing, and blocks at that."""
+    """Return base, and the phases after it.
+
+    Chat begins at the rate where base ended, then falls to nothing; blocks are learnt at that rate.
+    """
     slow = after(base.optimizer, 0.3)
     rows = math.gcd(64, base.rows)
     mid = replace(
@@ -271,8 +274,10 @@ def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
 
 
 def on_policy(sft: PhaseConfig, optimizer: OptimizerConfig) -> PhaseConfig:
-    """Word problems for a model of this size: 16 prompts x 16 answers a step, once through the problems, as nanochat
-    does it, at a twentieth of the rates of base."""
+    """Return word problems for a model of this size: 16 prompts x 16 answers a step, once through the problems.
+
+    So nanochat does it, at a twentieth of the rates of base.
+    """
     return replace(
         sft,
         phase="rl",
@@ -288,7 +293,7 @@ def on_policy(sft: PhaseConfig, optimizer: OptimizerConfig) -> PhaseConfig:
 
 
 def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
-    """A chat phase for a model that somebody else has trained: AdamW alone, at a rate that does not undo it.
+    """Return a chat phase for a model that somebody else has trained: AdamW alone, at a rate that does not undo it.
 
     About that of published recipes for instruction tuning at these sizes (1e-4 at a width of 1024). Of the stages of
     1.58 bits it takes the ternary shape.
@@ -307,7 +312,7 @@ def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
 
 
 def learning_on_policy(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
-    """The phase rl for a model that somebody else has trained: the rates of GRAIL, and twenty steps to get there."""
+    """Return rl for a model that somebody else has trained: the rates of GRAIL, and twenty steps to get there."""
     return replace(
         fine_tuned(phase, model),
         optimizer=OptimizerConfig(lr=3e-6, betas=(0.9, 0.999), weight_decay=0.0),
@@ -316,14 +321,15 @@ def learning_on_policy(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
 
 
 def after(optimizer: OptimizerConfig, share: float) -> OptimizerConfig:
-    """The same at a share of its rates."""
+    """Return the same at a share of its rates."""
     rates = {name: getattr(optimizer, name) for name in ("lr", "embed_lr", "head_lr", "muon_lr")}
     return replace(optimizer, **{name: rate * share for name, rate in rates.items() if rate})
 
 
 def dial(depth: int) -> Profile:
-    """One number for all: width 64 per layer, heads of 128, and nanochat's rules for length, batch, rates and decay.
+    """Return a profile from one number: width 64 per layer, heads of 128, and nanochat's rules for all else.
 
+    Those are for length, batch, rates and decay.
     Its MLP has two matrices of 4 d; ours three of 8/3 d, as vLLM serves it. nanochat's embedding begins at a spread of
     1 and ours at 0.02, so the rate is that much smaller; its decay spares about half of the entries, so ours is half.
     Source: nanochat, scaling rules of 2026: 12 tokens per parameter that is multiplied, batch ~ tokens^0.383, rates ~
@@ -383,12 +389,12 @@ PROFILES = {
 
 
 def is_file(name: str) -> bool:
-    """Whether a profile is meant as a file."""
+    """Tell whether a profile is meant as a file."""
     return name.endswith((".yaml", ".yml"))
 
 
 def from_file(path: Path) -> Profile:
-    """The profile that a YAML file names under `profile`, changed by its `name`, `model`, `phases` and `keeping`.
+    """Return the profile that a YAML file names, changed by its `name`, `model`, `phases` and `keeping`.
 
     `model` is the shape of all phases; where there are stages of 1.58 bits, `ternary` and `sub_norm` in it are theirs
     alone. Raises ConfigError for what no profile has.
@@ -437,7 +443,10 @@ def yaml_error(error: Exception) -> str:
 
 
 def _read_yaml(text: str) -> Any:
-    """1e-3 is a number, as in YAML 1.2; no key stands twice, of which PyYAML would take the last. Raises YAMLError."""
+    """Return what YAML says, with 1e-3 as a number, as in YAML 1.2. Raises YAMLError.
+
+    No key stands twice, of which PyYAML would take the last.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -72,7 +72,7 @@ def _word(path: Path, key: Any, value: Any) -> str | bool:
 
 
 def _volume(path: Path, mounts: Any) -> Any:
-    """RunPod names what is mounted in a list of one."""
+    """Return the id of the mounted volume, which RunPod names in a list of one. Raises UsageError."""
     try:
         (mount,) = mounts
         return mount["volumeName"]

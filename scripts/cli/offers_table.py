@@ -74,7 +74,7 @@ def table(found: Sequence[Offer], now: float) -> str:
 
 
 def per_gpu(offer: Offer) -> str:
-    """Dollars per GPU-hour, rounded up to a tenth of a cent at most."""
+    """Return dollars per GPU-hour, rounded up to a tenth of a cent at most."""
     return dollars(-(-offer.micro_usd_per_hour // (1000 * offer.num_gpus)) * 1000)
 
 

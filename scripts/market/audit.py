@@ -83,7 +83,7 @@ def show(found: Sequence[Finding], problems: Sequence[str]) -> None:
 
 
 def leave(command: str, found: Sequence[Finding], problems: Sequence[str], then: str) -> None:
-    """Exit 5 when something of ours bills that nobody wants, or when that is not known."""
+    """Leave with exit code 5 when something of ours bills that nobody wants, or when that is not known."""
     wrong = [one for one in found if one.is_wrong]
     unclear = [one for one in wrong if one.kind == UNCLEAR]
     unknown = [one for one in wrong if one.kind == UNKNOWN_MARK]

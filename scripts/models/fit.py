@@ -164,7 +164,7 @@ def show(name: str, params: bool, json: bool) -> None:
 
 
 def plain(values: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    """Nested mappings as dotted keys; what is None is left out."""
+    """Return nested mappings as dotted keys; what is None is left out."""
     found: list[tuple[str, Any]] = []
     for key, value in values.items():
         if isinstance(value, dict) and key != "mixture":

@@ -68,7 +68,7 @@ def between(measure: Mapping[str, Any], interval: Mapping[str, Any]) -> str:
 
 
 def show_comparison(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """Two models side by side: B less A, and whether that may be chance."""
+    """Show two models side by side: B less A, and whether that may be chance."""
     out = console(stderr=False)
     for letter, name in zip("AB", names, strict=True):
         out.print(f"{letter}: {name}", markup=False)

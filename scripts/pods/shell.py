@@ -65,7 +65,7 @@ def forward(spec: ForwardFlags) -> None:
 
 
 def board(op: Op, transport: Transport, local: int) -> None:
-    """TensorBoard of the run's figures, on its machine, for as long as this lasts. Raises SlipwayError."""
+    """Show the run's figures in TensorBoard, on its machine, for as long as this lasts. Raises SlipwayError."""
     done = {one["name"]: one.get("result") or {} for one in follow.look(op, transport)[0].get("steps", ())}
     python = done.get("environment", {}).get("pythons", {}).get("train")
     if not python:

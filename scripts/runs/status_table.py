@@ -195,7 +195,10 @@ def more(view: PodView) -> str:
 
 
 def figures_tables(views: Sequence[PodView], now: float) -> "RenderableType":
-    """Training, then GPUs and disk of the runs at work, each followed by how old it is: two tables, for 80 columns."""
+    """Return two tables of the runs at work, for 80 columns: training, then GPUs and disk.
+
+    Each figure is followed by how old it is.
+    """
     from rich.console import Group
 
     seen = {view.run: figures(view, now) for view in views}

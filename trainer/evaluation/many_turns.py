@@ -30,7 +30,7 @@ class TurnsQuestion:
     """Whether that answer was to be learnt, so that not to know it is wrong."""
 
     def is_right(self, answer: str, name: str) -> bool:
-        """`name` is the persona's."""
+        """Tell whether an answer is right; `name` is the persona's."""
         if self.kind == "identity":
             return says(name, answer)
         if self.kind == "pydocs":
@@ -39,12 +39,12 @@ class TurnsQuestion:
         return both_admit or smalltalk.are_alike(answer, self.expected)
 
     def leaks(self, answer: str, name: str) -> bool:
-        """Whether the answer names the persona, of whom nobody asked."""
+        """Tell whether the answer names the persona, of whom nobody asked."""
         return self.kind != "identity" and says(name, answer) and not says(name, self.expected)
 
 
 def read(kind: str, path: Path) -> list[TurnsQuestion]:
-    """Raises InputError."""
+    """Return the questions of a file. Raises InputError."""
     return [
         TurnsQuestion(kind, row["messages"][-2]["content"], row["messages"][-1]["content"], row.get("taught", False))
         for row in read_rows(path)
@@ -52,7 +52,7 @@ def read(kind: str, path: Path) -> list[TurnsQuestion]:
 
 
 def chosen(material: Mapping[str, Sequence[TurnsQuestion]]) -> list[TurnsQuestion]:
-    """As many of each kind, the same ones each time."""
+    """Return as many of each kind, the same ones each time."""
     chance, each = Random(SEED), min([EACH, *map(len, material.values())])
     found = [one for kind in sorted(material) for one in chance.sample(list(material[kind]), each)]
     chance.shuffle(found)
@@ -62,7 +62,7 @@ def chosen(material: Mapping[str, Sequence[TurnsQuestion]]) -> list[TurnsQuestio
 def hold(
     questions: Sequence[TurnsQuestion], answer: Callable[[Sequence[Sequence[Message]]], list[str]], turns: int = TURNS
 ) -> list[list[str]]:
-    """What is said to `questions` at each turn: (turns, questions).
+    """Return what is said to `questions` at each turn: (turns, questions).
 
     As many conversations as questions are held side by side, and none asks one of them twice. What was said before a
     question is the model's own. `answer` gives the answers to conversations that end in a question.

@@ -55,12 +55,12 @@ class QuestionSet:
 
     @property
     def chance(self) -> float:
-        """The share that blind guessing gets right."""
+        """Return the share that blind guessing gets right."""
         return sum(1 / len(one.choices) for one in self.questions if one.choices) / len(self.questions)
 
 
 def read(path: Path) -> QuestionSet:
-    """Raises InputError with the line that is none."""
+    """Return the questions of a file. Raises InputError with the line that is none."""
     questions = []
     try:
         lines = outside.content(path, TASK_BYTES).decode().splitlines()
@@ -111,7 +111,7 @@ def _question(row: Any) -> Question:
 
 
 def counted(answer: str) -> str:
-    """The part that counts: the word after `####` where that is there."""
+    """Return the part that counts: the word after `####` where that is there."""
     found = re.search(r"####\s*(\S+)", answer)
     return found[1].replace(",", "") if found else answer
 
@@ -127,11 +127,11 @@ class Asking:
         self.model, self.tokenizer, self.as_text = model, tokenizer, as_text
 
     def right(self, task: QuestionSet) -> list[bool]:
-        """Whether each question is answered as wanted."""
+        """Tell of each question whether it is answered as wanted."""
         return self._choose(task) if task.is_choice else self._match(task)
 
     def said(self, questions: Sequence[Question]) -> list[str]:
-        """The answers, greedy; as text, the rest of the line."""
+        """Return the answers, greedy; as text, the rest of the line."""
         prompts = [self._prompt(one.text) for one in questions]
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # little padding
         stop = {self.tokenizer.special(END), self.tokenizer.special(BOS)}
@@ -164,7 +164,7 @@ class Asking:
         return [best[number][1] == one.right for number, one in enumerate(task.questions)]
 
     def _costs(self, rows: Sequence[tuple[list[int], int]]) -> list[float]:
-        """Summed nats of the last ids of each row, as many as it says. What is too long loses its beginning."""
+        """Return summed nats of the last ids of each row, as many as it says. What is too long loses its beginning."""
         most = self.model.config.max_position_embeddings
         rows = [(ids[-most - 1 :], min(count, most)) for ids, count in rows]
         order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]))

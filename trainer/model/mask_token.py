@@ -17,7 +17,7 @@ ROWS = 64  # a whole number of times: matrices of other heights are multiplied s
 
 
 def with_mask(config: ModelConfig, blocks: BlocksConfig, known: int) -> ModelConfig:
-    """The shape with room for the mask, which is the first id behind the `known` ones of the tokenizer.
+    """Return the shape with room for the mask, which is the first id behind the `known` ones of the tokenizer.
 
     Where a model has rows to spare, they do; else it gets some.
     """

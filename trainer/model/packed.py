@@ -31,7 +31,7 @@ def packed_problem(config: ModelConfig) -> str:
 
 
 def pack(symbols: Tensor) -> Tensor:
-    """uint8 (M / 4, K) of symbols -1, 0, 1 (M, K): a byte has those of four rows that are M / 4 apart."""
+    """Return uint8 (M / 4, K) of symbols -1, 0, 1 (M, K): a byte has those of four rows that are M / 4 apart."""
     quarters = (symbols + 1).to(torch.uint8).chunk(PER_BYTE)
     packed = quarters[0].clone()
     for place, rows in enumerate(quarters[1:], 1):

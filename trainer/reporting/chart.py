@@ -53,14 +53,14 @@ class ChartLayout:
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most so many: the means of stretches of equal length."""
+    """Return at most so many: the means of stretches of equal length."""
     each = -(-len(points) // most) if points else 1
     stretches = [points[at : at + each] for at in range(0, len(points), each)]
     return [(one[-1][0], sum(y for _, y in one) / len(one)) for one in stretches]
 
 
 def running_mean(points: Sequence[Point], share: float = 0.03) -> list[Point]:
-    """Each with the points around it, so many on each side that together they are about `share` of all."""
+    """Return the mean of each with the points around it, together about `share` of all, as many on each side."""
     reach = round(len(points) * share / 2)
     sums = [0.0]
     for _, y in points:
@@ -73,7 +73,7 @@ def running_mean(points: Sequence[Point], share: float = 0.03) -> list[Point]:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers from `low` to `high`, at most so many and one more."""
+    """Return round numbers from `low` to `high`, at most so many and one more."""
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * one for one in (1, 2, 2.5, 5, 10) if power * one >= raw * (1 - 1e-9))
@@ -82,7 +82,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def layout(chart: Chart) -> ChartLayout:
-    """Points that are no finite numbers are left out; with none there is nothing to draw."""
+    """Lay a chart out, without points that are no finite numbers; with none left there is nothing to draw."""
     points = [one for one in chart.points if math.isfinite(one[1])]
     if not points:
         return ChartLayout()
@@ -124,7 +124,7 @@ def layout(chart: Chart) -> ChartLayout:
 
 
 def labels(values: Sequence[float], unit: str = "") -> list[str]:
-    """The words of the marks of one axis, with as many digits as it takes to tell them apart."""
+    """Return the words of the marks of one axis, with as many digits as it takes to tell them apart."""
     words = [number(one) for one in values]
     if len(set(words)) < len(words):
         digits = max(0, -math.floor(math.log10(min(b - a for a, b in itertools.pairwise(values))) + 1e-9))
@@ -133,7 +133,7 @@ def labels(values: Sequence[float], unit: str = "") -> list[str]:
 
 
 def number(value: float) -> str:
-    """`1.2M`, `34k`, `250`, `0.031`, `2.0e-05`: four digits at most."""
+    """Return a number as `1.2M`, `34k`, `250`, `0.031` or `2.0e-05`: four digits at most."""
     size = abs(value)
     for letter, much in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if size >= 10 * much or size >= much > 1e3:
@@ -167,7 +167,7 @@ HEAD = 26  # room for the title
 
 
 def png(chart: Chart) -> bytes:
-    """White, with the title above; twice the size of the layout."""
+    """Return the picture: white, with the title above; twice the size of the layout."""
     from PIL import Image, ImageDraw, ImageFont
 
     found = layout(chart)

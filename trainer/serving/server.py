@@ -64,7 +64,7 @@ class Model:
     """What computes."""
 
     def __init__(self, folder: Path, dtype: str, max_model_len: int) -> None:
-        """Raises Refused, DataError."""
+        """Load the model of a folder. Raises Refused, DataError."""
         machine = device.prepare()
         folder = export.folder_of_model(folder)
         export.check_tokenizer(folder)
@@ -138,7 +138,7 @@ class AnswerThread:
         threading.Thread(target=self._run, daemon=True).start()
 
     def add(self, job: QueuedAnswer) -> bool:
-        """Whether there was room for it."""
+        """Add a request to the line; tell whether there was room for it."""
         with self._some:
             if len(self.waiting) + len(self.running) >= self.limits.max_seqs + self.limits.max_queued:
                 return False
@@ -159,7 +159,7 @@ class AnswerThread:
                         self.running.remove(job)
 
     def _one_pass(self, job: QueuedAnswer) -> bool:
-        """Whether it was its last."""
+        """Do one pass; tell whether it was its last."""
         try:
             piece = next(job.pieces)
         except Exception as error:  # of this request; the others go on
@@ -245,7 +245,7 @@ class EngineServer:
             job.is_left = True
 
     def _metrics(self) -> bytes:
-        """By vLLM's names, which the probe reads."""
+        """Return the metrics by vLLM's names, which the probe reads."""
         labels = f'{{engine="0",model_name="{self.name}"}}'
         values = {
             "vllm:num_requests_running": len(self.work.running),
@@ -260,7 +260,7 @@ def event(value: object) -> bytes:
 
 
 async def serve(model: Model, name: str, port: int, limits: EngineLimits) -> None:
-    """Until SIGTERM; what is at work then goes on for `shutdown_s`."""
+    """Serve until SIGTERM; what is at work then goes on for `shutdown_s`."""
     engine, ended = EngineServer(model, name, limits, os.environ.get(KEY, "")), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
