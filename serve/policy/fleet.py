@@ -1,7 +1,7 @@
 """The next decision of a controller: which replicas start and end, and which the gateway uses. Pure.
 
 In: what is wanted, the replicas that there are, what the gateway counts. Out: a FleetCourse. It only puts together what
-`autoscaler` (how many), `update` (from one version to the next) and `states` (who lives) say.
+`autoscaler` (how many), `update` (from one version to the next) and `replica_states` (who lives) say.
 """
 
 from collections.abc import Sequence
