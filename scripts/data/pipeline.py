@@ -32,6 +32,8 @@ from scripts.data.workspace import Workspace, manifest
 from store import Store
 from trainer import plan as planning
 from trainer.config import Profile
+from trainer.plan.estimates import estimate_s
+from trainer.reuse import Node
 
 LONG_S = 86_400.0
 
@@ -96,7 +98,7 @@ def announce(settings: Settings, space: Workspace, recipe: Profile, source: str)
 
 
 def training_s(recipe: Profile) -> float:
-    return planning.estimate_s(planning.Node("base", "", (), "", recipe.phases["base"]), doctor.flops_per_s())
+    return estimate_s(Node("base", "", (), "", recipe.phases["base"]), doctor.flops_per_s())
 
 
 def shard_spec(settings: Settings, validation: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.config import TASKS
 from flows.find_model import find_model
 from infra.errors import UsageError
 from infra.settings import Settings
@@ -26,7 +27,7 @@ from scripts.models.flags import EvalFlags
 from store import Artifact, Store, outside
 from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval
-from trainer.plan import TASKS, load_persona, source_slug
+from trainer.plan import load_persona, source_slug
 from trainer.records.phase_registry import PHASES, TEXT
 
 FILE = "eval.json"

@@ -90,8 +90,8 @@ class Member:
     why: str = ""
     """Why it is to end or has ended."""
     phases: tuple[tuple[str, float], ...] = ()
-    """What it was at on its way to its first answer (`replica_pod.Stage`), and since when: UTC epoch seconds, as are those
-    below."""
+    """What it was at on its way to its first answer (`replica_pod.Stage`), and since when: UTC epoch seconds, as are
+    those below."""
     began_at: float = 0.0
     ready_at: float | None = None
     ended_at: float | None = None
