@@ -28,6 +28,7 @@ PLAN = (
     "trainer.config",
     "trainer.memory",
     "trainer.records",
+    "trainer.profiles",
     "trainer.recipes",
     "trainer.reuse",
     "trainer.fingerprints",

@@ -22,10 +22,10 @@ from data.config import (
     talk_spec,
 )
 from infra.errors import UsageError
-from trainer import recipes
 from trainer.config import ImportSpec, Profile
 from trainer.plan.sources import slug_of, source_fingerprint, source_slug
 from trainer.plan.wanted import Wanted, default_tag, init_slug, profile_of
+from trainer.profiles import street
 from trainer.records import phase_options
 from trainer.records.phase_registry import (
     INIT,
@@ -216,7 +216,7 @@ def _phase(
 ) -> Node:  # fmt: skip
     config = replace(profile.phases[phase], mixture=mixture)
     if wanted.init is not None:
-        tuned = recipes.fine_tuned if config.rl is None else recipes.learning_on_policy
+        tuned = street.fine_tuned if config.rl is None else street.learning_on_policy
         config = tuned(config, wanted.init.model)
     if wanted.seed is not None:
         config = replace(config, seed=wanted.seed)
