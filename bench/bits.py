@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import ModelConfig, Ternary
 from trainer.engines import gguf_file
 from trainer.engines.llama_cpp import LlamaCpp
 from trainer.model.huggingface import shapes, written
+from trainer.records.model_config import ModelConfig, Ternary
 
 PROMPT = 16  # ids
 

@@ -23,10 +23,11 @@ from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import SPECIALS
 from store import Store, outside
 from store.artifacts import model_files
-from trainer.config import ImportSpec, ModelConfig
+from trainer.config import ImportSpec
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.decoder import Decoder
+from trainer.records.model_config import ModelConfig
 from trainer.run import open_input, work_folder
 
 WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json")

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from data.config import ConfigError, load
-from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
+from trainer.config import Keeping, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
 from trainer.profiles import bits
 from trainer.profiles.shapes import llama, qwen3
 from trainer.profiles.street import TALK, cosine, dial
 from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import ModelConfig
 from trainer.records.phase_options import changed
 from trainer.records.rl_config import RlConfig
 

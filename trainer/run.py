@@ -25,7 +25,7 @@ from store import Store
 from store.artifacts import vocabulary
 from trainer import memory
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, open_final, remove
-from trainer.config import Keeping, ModelConfig, PhaseConfig
+from trainer.config import Keeping, PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.errors import Refused
 from trainer.loop import Training
@@ -36,6 +36,7 @@ from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
 from trainer.parallel.fsdp import WHOLE, Cut, cut, parts_of
 from trainer.parallel.process_group import Ranks
+from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import model_roles, starts_from
 from trainer.reporting.metrics import last_loss
 from trainer.reporting.peak_flops import of_machine

@@ -23,9 +23,9 @@ from infra.agent import environment
 from serve.engine.options import Tuning
 from serve.engines import ReplicaConfig, config_of
 from tests.serve.scripted_engine import ROOT
-from trainer.config import ModelConfig
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
+from trainer.records.model_config import ModelConfig
 
 START_S = 570  # three processes import everything, and others compute too
 GAIN = {"llama": 0.7, "qwen3": 1.5}  # of every block: tied embeddings would say the same word again and again

@@ -20,9 +20,9 @@ from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END
 from store.artifacts import model_files, vocabulary
 from store.outside import Unreadable
-from trainer.config import ModelConfig, Ternary
 from trainer.errors import Refused
 from trainer.model.huggingface import differences, is_spare, model_config
+from trainer.records.model_config import ModelConfig, Ternary
 
 LEAST = 1e-5  # as trainer.model.ternary has it
 PRE = "llama-bpe"  # the splitting of words among llama.cpp's that is nearest to ours

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.config import ModelConfig
 from trainer.model import float8
 from trainer.model.attention import attend, documents_mask, positions_in
 from trainer.model.losses import Shape, SummedCrossEntropy, capped
 from trainer.model.rope import rotations
 from trainer.model.ternary import TernaryLinear
+from trainer.records.model_config import ModelConfig
 
 IGNORED = -1
 

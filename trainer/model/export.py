@@ -18,10 +18,10 @@ from store.artifacts import model_files, vocabulary
 from store.artifacts.model_files import INDEX, WEIGHTS
 from store.outside import Unreadable
 from trainer import tensor_file
-from trainer.config import ModelConfig
 from trainer.errors import Refused
 from trainer.model.decoder import Decoder
 from trainer.model.huggingface import differences, is_spare, model_config, written
+from trainer.records.model_config import ModelConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 SHARD_BYTES = 5 * 10**9

@@ -11,8 +11,8 @@ from typing import Any
 from data.config import ConfigError, load
 from store.artifacts.model_files import Stored
 from store.outside import shown
-from trainer.config import ModelConfig, RopeScaling, Ternary
 from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import ModelConfig, RopeScaling, Ternary
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "bitnet": "BitNetForCausalLM"}
 OURS, OUR_ARCHITECTURE = "slipway", "SlipwayForCausalLM"  # shapes that are nobody else's

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from trainer.config import ModelConfig
 from trainer.model.decoder import Decoder
 from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import ModelConfig
 
 ROWS = 64  # a whole number of times: matrices of other heights are multiplied slowly
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.config import ModelConfig
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.huggingface import OURS, kind_of
 from trainer.model.ternary import layers_of, ternary
+from trainer.records.model_config import ModelConfig
 
 PER_BYTE = 4
 

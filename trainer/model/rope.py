@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from trainer.config import ModelConfig, RopeScaling
+from trainer.records.model_config import ModelConfig, RopeScaling
 
 
 def rotations(index: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.config import Ternary
+from trainer.records.model_config import Ternary
 
 LEAST = 1e-5  # of a scale: a matrix or a token of zeros divides by this
 

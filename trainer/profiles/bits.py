@@ -3,8 +3,9 @@
 import math
 from dataclasses import replace
 
-from trainer.config import ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig, Ternary
+from trainer.config import OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
 from trainer.records.bits import BitsConfig
+from trainer.records.model_config import ModelConfig, Ternary
 
 
 def small_stages(base: PhaseConfig, sft: PhaseConfig) -> dict[str, PhaseConfig]:

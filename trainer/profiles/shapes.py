@@ -2,7 +2,7 @@
 
 import math
 
-from trainer.config import ModelConfig
+from trainer.records.model_config import ModelConfig
 
 
 def llama(vocab_size: int, width: int, layers: int, heads: int, inner: int) -> ModelConfig:

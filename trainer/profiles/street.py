@@ -6,9 +6,10 @@ In: the phase base, or a shape and how it is trained. Out: the others. Sources s
 import math
 from dataclasses import replace
 
-from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
+from trainer.config import Keeping, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
 from trainer.profiles.shapes import dial_shape
 from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import ModelConfig
 from trainer.records.rl_config import RlConfig
 
 TALK = {"identity": 0.25, "pydocs": 0.4, "other": 0.35}
