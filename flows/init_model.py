@@ -30,6 +30,7 @@ def look(init: str, settings: Settings) -> ImportSpec:
 
 
 def in_folder(init: str) -> ImportSpec:
+    """Return what is to be imported from a folder: its shape, and a digest of its files. Raises UsageError."""
     folder = Path(init).expanduser().absolute()
     folder = folder / "hf" if (folder / "hf" / "config.json").is_file() else folder  # an artifact of ours
     if not (folder / "config.json").is_file():
@@ -73,6 +74,10 @@ def on_hub(init: str, settings: Settings) -> ImportSpec:
 
 
 def get(path: str, init: str, settings: Settings) -> str:
+    """Return what the hub answers at `path`. Raises UsageError, AuthError.
+
+    init: as it was typed, for what is said of it.
+    """
     import httpx
 
     token = settings.huggingfacehub_api_token or settings.hf_token

@@ -357,6 +357,7 @@ class Words:
         self.give(here, argument, taken.upper(), word)
 
     def read_flag(self, flag: str, equals: str, value: str) -> None:
+        """Take one flag and its value. Raises Exit with code 2 for one that is none, or does not fit."""
         if not self.read_so_far:
             raise wrong(f"no flag {flag}", flag, ["--list", "--help", "--version", "--search-root"])
         here = self.read_so_far[-1]

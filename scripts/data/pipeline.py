@@ -123,6 +123,7 @@ def shards(settings: Settings, space: Workspace, spec: dict[str, Any], reuse: bo
 
 
 def make_tokenizer(settings: Settings, space: Workspace, size: int, given: str, quiet: bool) -> dict[str, Any]:
+    """Make the tokenizer, or take the one of the folder `given`; return what is known of it. Raises UsageError."""
     if given:
         step = "adopt"
         config: dict[str, Any] = {"spec": {"path": str(Path(given).expanduser().absolute())}}

@@ -95,6 +95,7 @@ def is_open(row: Op, told: dict[str, tuple[int, int]]) -> bool:
 
 
 def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str) -> None:
+    """Print what each pod cost, then the sums of runs and months, in US dollars."""
     if not lines:
         render.say(f"nothing was spent{f' in {month}' if month else ''}")
         return
@@ -129,6 +130,7 @@ def by_run(lines: Sequence[PodCost]) -> dict[str, int]:
 
 
 def ledger_json(lines: Sequence[PodCost], in_months: dict[str, int], problems: list[str]) -> dict[str, Any]:
+    """Return the same as JSON: times in ISO form, money as decimal strings in US dollars."""
     pods = [
         {
             "run": one.run,
@@ -155,6 +157,7 @@ def ledger_json(lines: Sequence[PodCost], in_months: dict[str, int], problems: l
 
 
 def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
+    """Print what some work would take and cost on kinds of GPUs. Raises UsageError."""
     tokens = tokens_of(wanted.tokens, wanted.e)
     what, work = work_of(wanted.phase, wanted.stage, wanted.job, wanted.hours)
     num_gpus = wanted.num_gpus or 1
@@ -239,6 +242,7 @@ def offers_for(kinds: Sequence[tuple[str, int]], spot: bool, provider: str) -> t
 
 
 def estimate_table(found: Sequence[Estimate]) -> str:
+    """Return a line for each kind of GPU: hours, its price, and what all would cost."""
     rows: list[tuple[str, ...]] = [("GPUs", "hours", "USD per GPU-hour", "low", "expected", "high")]
     for one in found:
         low, expected, high = (f"{hours:.3g}" for hours in one.hours)

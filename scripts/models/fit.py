@@ -124,6 +124,7 @@ def advice(
 
 
 def about(kind: gpus.Gpu, found: Fit, offer: Offer | None) -> dict[str, Any]:
+    """Return how a recipe fits one kind of GPU, as JSON; `takes` in bytes of each GPU."""
     return {
         "gpu": kind.name,
         "memory_bytes": kind.memory_gb * GB,

@@ -148,6 +148,7 @@ def launch() -> Schema:
 
 
 def sweep() -> Schema:
+    """Return the schema of a sweep file."""
     flags = _with_phases(of_flags(LaunchSpec, NOT_OF_A_RUN))
     named = {**flags, "properties": {"name": {"type": "string"}, **flags["properties"]}, "required": ["name"]}
     named["patternProperties"] = flags["patternProperties"] = {r"^[a-z0-9]+\..+": {}}

@@ -121,6 +121,7 @@ def of_folder(folder: Path, name: str, found: Mapping[str, Path] | None = None) 
 
 
 def of_run(op: Op, journal: Journal, settings: Settings) -> Story:
+    """Return the story of a run: its phases as its job has them, with the figures that can be had."""
     view = next(one for one in status.look(journal, settings, op.run) if one.run == op.run)
     steps = {one["name"]: one for one in view.progress.get("steps", ())}
     job = Job.from_json(op.job)

@@ -23,6 +23,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def view_json(view: PodView) -> dict[str, Any]:
+    """Return one run as JSON: times in ISO form, money as decimal strings in US dollars, null for what is unknown."""
     seen = figures(view, time.time())
     return {
         "run": view.run,

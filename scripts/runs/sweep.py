@@ -64,6 +64,7 @@ def show_plan(planned: Sweep) -> None:
 
 
 def report(runs: Mapping[str, SweepRun], idle: int, as_json: bool) -> None:
+    """Print a line for each run of a sweep. Raises Exit with code 1 unless all have succeeded."""
     rows = [("run", "pod", "state", "seconds", "loss", "")]
     for run in runs.values():
         seconds = "" if run.seconds is None else f"{run.seconds:.1f}"

@@ -124,6 +124,7 @@ def shown(seen: ServiceRecord) -> list[Member]:
 
 
 def replica(one: Member, seen: ServiceRecord, op: Op | None) -> dict[str, Any]:
+    """Return one replica as JSON. Durations in seconds."""
     return {
         "id": one.number,
         "run": one.run,

@@ -49,6 +49,7 @@ def gc(spec: GcFlags) -> None:
 
 
 def tell(shown: list[Artifact], store: str, dry_run: bool, older_s: float) -> None:
+    """Print the artifacts that were removed, or would be, and how much they take."""
     if shown:
         rows = [(one.name, render.size(one.num_bytes), (render.iso(one.published_at) or "?")[:10]) for one in shown]
         print(render.clean(columns([("artifact", "size", "published (UTC)"), *rows])))

@@ -36,6 +36,7 @@ def qwen3(width: int, layers: int, heads: int, inner: int) -> ModelConfig:
 
 
 def dial_shape(depth: int) -> ModelConfig:
+    """Return the shape of nanochat's dial at `depth`: width 64 per layer, heads of 128."""
     width = 64 * depth
     heads = math.ceil(width / 128)
     return ModelConfig(

@@ -144,6 +144,7 @@ def number(value: float) -> str:
 
 
 def svg(chart: Chart) -> Html:
+    """Return the chart as SVG, to stand in a page."""
     drawn, found = [], layout(chart)
     for y, words in found.up:
         drawn.append(tag("line", x1=found.left, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}"))

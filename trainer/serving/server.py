@@ -178,6 +178,7 @@ class EngineServer:
         self.is_draining = False
 
     async def handle(self, request: HttpRequest) -> HttpReply:
+        """Answer one request by OpenAI's protocol; what is wrong with it becomes a status, and words."""
         path, is_asked = request.path, request.method == "POST"
         if path in ("/health", "/ping"):
             return HttpReply()
