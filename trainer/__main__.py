@@ -29,7 +29,10 @@ from trainer.records.phase_registry import PHASES
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one command, and return its exit code: 0, 1, 2 for what was asked wrongly, 4 without a key, 130."""
+    """Run one command, and return its exit code.
+
+    It is 0, 1, 2 for what was asked wrongly, 4 without a key of the store, 75 to be started again, 130 interrupted.
+    """
     flags = parser().parse_args(words)
     die_with(os.environ.pop(PARENT, ""))  # of an inv that was killed: saved, not left at work
     # So long waiting threads spin before they sleep. At the default, two programs that share the cores each run at a

@@ -64,7 +64,7 @@ def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hubs.FakeHub]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hubs.RepositoryHub]:
     with hubs.serving(write_token=TOKEN, read_token="hf_canary-read-94") as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
