@@ -20,9 +20,9 @@ import aiohttp
 
 from infra.agent.process import send
 from serve import gateway_orders
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway_client import GatewayClient
-from serve.gateway_orders import Order, Target
+from serve.gateway_orders import Order, ReplicaEndpoint
 from serve.places import Places
 from serve.replicas.replica_pod import free_port
 
@@ -57,8 +57,10 @@ async def bench(rounds: int, folder: Path) -> list[float]:
         stdout=subprocess.DEVNULL,
     )
     places = Places(folder / "demo")
-    target = Target(replica_id="demo-0", version=1, key="", port=port, vendor="local", pod_id="", token="", address="")
-    order = Order(epoch=1, host="127.0.0.1", port=0, patience_s=10.0, limits=Limits(), targets=(target,))
+    target = ReplicaEndpoint(
+        replica_id="demo-0", version=1, key="", port=port, vendor="local", pod_id="", token="", address=""
+    )
+    order = Order(epoch=1, host="127.0.0.1", port=0, patience_s=10.0, limits=GatewayLimits(), endpoints=(endpoint,))
     gateway = GatewayClient(places, order, print)
     try:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:

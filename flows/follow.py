@@ -27,7 +27,7 @@ def keeping(op: Op, journal: Journal, settings: Settings, tell: Say) -> Iterator
 def conclude(
     op: Op, state: str, journal: Journal, settings: Settings, tell: Say, only: Collection[str] | None = None
 ) -> None:
-    """After the verdict: what has ended is settled, and what a run that succeeded has held is let go.
+    """Settle what has ended after the verdict, and let go what a run that succeeded has held.
 
     `only`: the tokens of what is settled; without, all that nobody follows.
     """

@@ -33,15 +33,15 @@ from infra.settings import Settings
 from serve import leases
 from serve.budget import Budget, limit_of
 from serve.gateway import keys
-from serve.gateway.http.files import raise_limit
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
+from serve.gateway.http.open_files import raise_limit
 from serve.gateway_client import GatewayClient
 from serve.gateway_orders import Order, Router
 from serve.loops import run
 from serve.places import Places, say
 from serve.policy import autoscaler, fleet, replica_states
 from serve.policy.replica_states import Facts, State
-from serve.policy.service_state import Member, Wanted, seen_of, wanted_of, write
+from serve.policy.service_state import Member, WantedService, seen_of, wanted_of, write
 from serve.replicas import placement
 from serve.replicas.replica_pod import ROOT, Landing, free_port, role_of
 from serve.replicas.replicas import Replicas, passes
@@ -176,7 +176,7 @@ class Controller:
             raise Fenced(f"{self.name}: its row is no longer in the journal")
         return row
 
-    def _read_wanted(self) -> Wanted:
+    def _read_wanted(self) -> WantedService:
         row = self._row()
         self.epoch = row.epoch
         return wanted_of(row.wanted)
@@ -211,7 +211,7 @@ class Controller:
         if self.rule_of != self.epoch:
             if self.rule_of:
                 alike = [fleet.scaled(one) for one in members if one.version == newest]
-                seen = autoscaler.Seen(qps=load.qps, waiting=load.waiting, members=alike)
+                seen = autoscaler.Measurements(qps=load.qps, waiting=load.waiting, members=alike)
                 self.memory = autoscaler.updated(rule, self.memory, seen)
             self.rule_of = self.epoch
         is_woken = self.memory.target == 0 and (self._in_line() > 0 or bool(load.qps))
@@ -297,7 +297,7 @@ class Controller:
     def _tell_gateway(self) -> None:
         """Tell the gateway its replicas; this is the one way by which it learns of them."""
         serving = (self.replicas.kept[number] for number in self.serving if number in self.replicas.kept)
-        ready = [one.target for one in serving if one.target and one.member.state is State.READY]
+        ready = [one.endpoint for one in serving if one.endpoint and one.member.state is State.READY]
         self.gateway.tell(ready, limits_of(self.service))
 
     def _save(self) -> None:
@@ -324,10 +324,10 @@ def _lasting(facts: Facts) -> Facts:
     return replace(facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
 
 
-def limits_of(service: Service) -> Limits:
+def limits_of(service: Service) -> GatewayLimits:
     """Return the limits of the gateway, as far as the service file sets them."""
     stream_s = service.file.service.load_balancer.stream_timeout_seconds
-    return Limits(
+    return GatewayLimits(
         **vars(service.ours.limits),
         first_byte_s=stream_s,
         idle_s=stream_s,

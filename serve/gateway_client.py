@@ -22,8 +22,8 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from serve import gateway_orders
 from serve.controller_process import tail
-from serve.gateway.http.limits import Limits
-from serve.gateway_orders import LONGEST_LINE, Order, Report, Target
+from serve.gateway.http.limits import GatewayLimits
+from serve.gateway_orders import LONGEST_LINE, Order, ReplicaEndpoint, Report
 from serve.places import Places
 
 HEAR_S = 0.1  # between two reports
@@ -69,9 +69,9 @@ class GatewayClient:
                 raise self.trouble
         return self.report
 
-    def tell(self, targets: Sequence[Target], limits: Limits) -> None:
+    def tell(self, endpoints: Sequence[ReplicaEndpoint], limits: GatewayLimits) -> None:
         """Have it know these replicas and limits, from its next report on."""
-        order = replace(self.order, targets=tuple(targets), limits=limits)
+        order = replace(self.order, endpoints=tuple(endpoints), limits=limits)
         if order != self.order:
             self.order = order
             self._changed.set()
@@ -88,7 +88,7 @@ class GatewayClient:
         gateway = gateway_orders.living(self.places)
         if gateway is None:
             return
-        last = replace(self.order, targets=(), is_last=True, drain_s=drain_s)
+        last = replace(self.order, endpoints=(), is_last=True, drain_s=drain_s)
         with contextlib.suppress(OSError, _Gone):  # one that ends by itself meanwhile
             if near := gateway_orders.call(self.places):
                 async with _open(near) as (reader, writer):

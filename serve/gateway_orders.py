@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from infra.agent.process import Identity, is_alive, myself, send
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.places import Places
 
 LONGEST_LINE = 16 << 20  # a thousand replicas take a few hundred kilobytes
@@ -27,7 +27,7 @@ LONGEST_PATH = 90  # of a Unix socket's name, in bytes: systems take about a hun
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class ReplicaEndpoint:
     """A replica as the gateway is told of it: enough to reach its engine, wherever that is."""
 
     replica_id: str
@@ -63,8 +63,8 @@ class Order:
     """0 = any that is free. Host, port and router are those of the first order, for as long as the process lives."""
     patience_s: float = 0.0
     """For which the port is waited for: it may be about to be free."""
-    limits: Limits
-    targets: tuple[Target, ...] = ()
+    limits: GatewayLimits
+    endpoints: tuple[ReplicaEndpoint, ...] = ()
     router: Router | None = None
     is_last: bool = False
     """It is to end; what has begun may go on for `drain_s`."""

@@ -28,11 +28,11 @@ from infra.records import Pod
 from serve import gateway_orders
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
-from serve.gateway.http.files import raise_limit
-from serve.gateway.http.limits import Limits
-from serve.gateway.routing import Replica
+from serve.gateway.http.limits import GatewayLimits
+from serve.gateway.http.open_files import raise_limit
+from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
-from serve.gateway_orders import LONGEST_LINE, Order, Report, Target
+from serve.gateway_orders import LONGEST_LINE, Order, ReplicaEndpoint, Report
 from serve.loops import run
 from serve.places import Places, say
 
@@ -47,8 +47,8 @@ LEAVE_S = 2.0  # for requests that are under way when it is told to end by a sig
 class Link:
     """The way to one replica."""
 
-    target: Target
-    replica: Replica | None = None
+    target: ReplicaEndpoint
+    replica: Target | None = None
     """None until it can be asked."""
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     task: "asyncio.Task[None] | None" = None
@@ -61,7 +61,7 @@ class Process:
         self.places = places
         self.gateway: Gateway | None = None
         self.order: Order | None = None
-        self.limits: Limits | None = None
+        self.limits: GatewayLimits | None = None
         self.links: dict[str, Link] = {}
         self.port, self.began, self.problem = 0, 0.0, ""
         self.epoch = -1
@@ -117,7 +117,7 @@ class Process:
 
     async def _obey(self, order: Order) -> None:
         """Do what is wanted; what cannot be done becomes `problem`."""
-        wanted = {one.replica_id: one for one in order.targets}
+        wanted = {one.replica_id: one for one in order.endpoints}
         self.order = order
         for name, target in wanted.items():
             if name in self.links and self.links[name].target != target:
@@ -170,7 +170,7 @@ class Process:
     def _tell(self) -> None:
         """Tell the gateway the replicas that are wanted and reached: all at once."""
         assert self.gateway is not None and self.order is not None
-        links = [self.links[one.replica_id] for one in self.order.targets if one.replica_id in self.links]
+        links = [self.links[one.replica_id] for one in self.order.endpoints if one.replica_id in self.links]
         ready = [link.replica for link in links if link.replica is not None]
         if ready != self.gateway.replicas:
             self.gateway.replace(ready)
@@ -197,7 +197,7 @@ class Process:
 
     # The ways to its replicas.
 
-    def _open(self, target: Target) -> Link:
+    def _open(self, target: ReplicaEndpoint) -> Link:
         """Return the link to a replica: at once where it is here, later where it is on another machine."""
         link = Link(target)
         if target.vendor == HERE:
@@ -244,7 +244,7 @@ class Process:
         while True:
             await asyncio.sleep(POLL_S)
             async with self.obeying:
-                wanted = {one.replica_id for one in self.order.targets} if self.order else set[str]()
+                wanted = {one.replica_id for one in self.order.endpoints} if self.order else set[str]()
                 for name, link in list(self.links.items()):
                     is_idle = link.replica is None or self.gateway is None or not self.gateway.in_flight(link.replica)
                     if name not in wanted and is_idle:
@@ -267,8 +267,8 @@ class Process:
                 gateway.keys.take(found)
 
 
-def _replica(target: Target, near: int) -> Replica:
-    return Replica(replica_id=target.replica_id, url=f"http://127.0.0.1:{near}", version=target.version, key=target.key)
+def _replica(target: ReplicaEndpoint, near: int) -> Target:
+    return Target(replica_id=target.replica_id, url=f"http://127.0.0.1:{near}", version=target.version, key=target.key)
 
 
 def main() -> None:

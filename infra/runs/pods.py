@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from infra.agent.job import STAYS, Group, Job, Limits
+from infra.agent.job import STAYS, Job, Limits, NodeGroup
 from infra.agent.limits import hard_limit_s, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
@@ -50,7 +50,7 @@ class StillBills(LimitHit):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RowDraft:
     """What the journal is to say of a pod, beside what is rented and for which job; see `Op`."""
 
     target: str = ""
@@ -66,11 +66,11 @@ class Row:
     asked: str = ""
 
 
-PLAIN = Row()
+PLAIN = RowDraft()
 
 
 def rent(
-    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, row: Row = PLAIN
+    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, row: RowDraft = PLAIN
 ) -> Op:  # fmt: skip
     """Rent one pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
 
@@ -334,8 +334,8 @@ def _looked_after(journal: Journal, token: str) -> Iterator[None]:
         raise
 
 
-def _group_of(op: Op) -> Group:
-    return Job.from_json(op.job).group if op.job else Group()
+def _group_of(op: Op) -> NodeGroup:
+    return Job.from_json(op.job).group if op.job else NodeGroup()
 
 
 def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) -> Op:

@@ -8,7 +8,7 @@ import pytest
 
 from infra.agent.process import identify, is_alive
 from infra.ledger.journal import service_lease
-from serve.load import Load
+from serve.load import LoadTest
 from tests.end_to_end.test_street_serve import GUARD_S, Place, Traffic, place, say, serving  # noqa: F401
 from tests.world import until
 
@@ -27,7 +27,7 @@ def test_controllers_come_and_go_without_a_dropped_request_and_a_gateway_that_is
     """One is killed, one is told to leave as an upgrade does, and the supervisor begins others; then the gateway."""
     url = place.up("demo", place.model("A", token_s=0.01), "--config", place.config())["endpoint"]
     engines, gateway = place.engines("demo"), place.gateway("demo")
-    load = Load(url=url, model="demo", rate=1, duration_s=1, max_tokens=TOKENS)
+    load = LoadTest(url=url, model="demo", rate=1, duration_s=1, max_tokens=TOKENS)
     with Traffic(load) as traffic:
         for number in (signal.SIGKILL, signal.SIGTERM):
             before = place.controller("demo")
