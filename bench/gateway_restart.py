@@ -57,7 +57,7 @@ async def bench(rounds: int, folder: Path) -> list[float]:
         stdout=subprocess.DEVNULL,
     )
     places = Places(folder / "demo")
-    target = ReplicaEndpoint(
+    endpoint = ReplicaEndpoint(
         replica_id="demo-0", version=1, key="", port=port, vendor="local", pod_id="", token="", address=""
     )
     order = Order(epoch=1, host="127.0.0.1", port=0, patience_s=10.0, limits=GatewayLimits(), endpoints=(endpoint,))

@@ -47,8 +47,8 @@ LEAVE_S = 2.0  # for requests that are under way when it is told to end by a sig
 class Link:
     """The way to one replica."""
 
-    target: ReplicaEndpoint
-    replica: Target | None = None
+    endpoint: ReplicaEndpoint
+    target: Target | None = None
     """None until it can be asked."""
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     task: "asyncio.Task[None] | None" = None
@@ -119,11 +119,11 @@ class Process:
         """Do what is wanted; what cannot be done becomes `problem`."""
         wanted = {one.replica_id: one for one in order.endpoints}
         self.order = order
-        for name, target in wanted.items():
-            if name in self.links and self.links[name].target != target:
+        for name, endpoint in wanted.items():
+            if name in self.links and self.links[name].endpoint != endpoint:
                 await self._close(self.links.pop(name))
             if name not in self.links:
-                self.links[name] = self._open(target)
+                self.links[name] = self._open(endpoint)
         try:
             if self.gateway is None:
                 self.gateway = self._made(order)
@@ -171,7 +171,7 @@ class Process:
         """Tell the gateway the replicas that are wanted and reached: all at once."""
         assert self.gateway is not None and self.order is not None
         links = [self.links[one.replica_id] for one in self.order.endpoints if one.replica_id in self.links]
-        ready = [link.replica for link in links if link.replica is not None]
+        ready = [link.target for link in links if link.target is not None]
         if ready != self.gateway.replicas:
             self.gateway.replace(ready)
 
@@ -180,7 +180,7 @@ class Process:
         if gateway is None or order is None or self.problem:
             return Report(pid=os.getpid(), code=own_code.stamp(), age_s=0.0, problem=self.problem)
         now = time.monotonic()
-        replicas = [link.replica for link in self.links.values() if link.replica is not None]
+        replicas = [link.target for link in self.links.values() if link.target is not None]
         seats = gateway.turns.fleet.seats
         return Report(
             pid=os.getpid(),
@@ -197,11 +197,11 @@ class Process:
 
     # The ways to its replicas.
 
-    def _open(self, target: ReplicaEndpoint) -> Link:
+    def _open(self, endpoint: ReplicaEndpoint) -> Link:
         """Return the link to a replica: at once where it is here, later where it is on another machine."""
-        link = Link(target)
-        if target.vendor == HERE:
-            link.replica = _replica(target, target.port)
+        link = Link(endpoint)
+        if endpoint.vendor == HERE:
+            link.target = _target(endpoint, endpoint.port)
         else:
             link.task = asyncio.create_task(self._connect(link))
         return link
@@ -210,18 +210,18 @@ class Process:
         from infra.providers import registry
         from infra.settings import Settings
 
-        target, told = link.target, ""
-        pod = Pod(provider=target.vendor, pod_id=target.pod_id, token=target.token, run=target.replica_id,
-                  address=target.address)  # fmt: skip
+        endpoint, told = link.endpoint, ""
+        pod = Pod(provider=endpoint.vendor, pod_id=endpoint.pod_id, token=endpoint.token, run=endpoint.replica_id,
+                  address=endpoint.address)  # fmt: skip
         while True:
             try:
-                way = registry.provider(Settings.load(ROOT), target.vendor).reach(pod).forward(0, target.port)
-                link.replica = _replica(target, await asyncio.to_thread(link.closing.enter_context, way))
+                way = registry.provider(Settings.load(ROOT), endpoint.vendor).reach(pod).forward(0, endpoint.port)
+                link.target = _target(endpoint, await asyncio.to_thread(link.closing.enter_context, way))
                 break
             except (SlipwayError, OSError) as error:
                 if str(error) != told:
                     told = str(error)
-                    say(f"{target.replica_id}: it cannot be reached: {error}")
+                    say(f"{endpoint.replica_id}: it cannot be reached: {error}")
                 await asyncio.sleep(AGAIN_S)
         if self.gateway is not None:
             self._tell()
@@ -246,7 +246,7 @@ class Process:
             async with self.obeying:
                 wanted = {one.replica_id for one in self.order.endpoints} if self.order else set[str]()
                 for name, link in list(self.links.items()):
-                    is_idle = link.replica is None or self.gateway is None or not self.gateway.in_flight(link.replica)
+                    is_idle = link.target is None or self.gateway is None or not self.gateway.in_flight(link.target)
                     if name not in wanted and is_idle:
                         await self._close(self.links.pop(name))
             if time.monotonic() - read_at > keys.READ_EVERY_S:
@@ -267,8 +267,10 @@ class Process:
                 gateway.keys.take(found)
 
 
-def _replica(target: ReplicaEndpoint, near: int) -> Target:
-    return Target(replica_id=target.replica_id, url=f"http://127.0.0.1:{near}", version=target.version, key=target.key)
+def _target(endpoint: ReplicaEndpoint, near: int) -> Target:
+    return Target(
+        replica_id=endpoint.replica_id, url=f"http://127.0.0.1:{near}", version=endpoint.version, key=endpoint.key
+    )
 
 
 def main() -> None:
