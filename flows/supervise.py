@@ -47,7 +47,7 @@ POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class SupervisorState:
     """What the supervisor saw last; times are UTC epoch seconds."""
 
     pid: int
@@ -69,11 +69,11 @@ def log_file(settings: Settings) -> Path:
     return settings.state_file.with_name(f"{settings.state_file.stem}-supervisor.log")
 
 
-def last_state(settings: Settings) -> State | None:
+def last_state(settings: Settings) -> SupervisorState | None:
     """Return what the last supervisor saw last; None when there has been none."""
     try:
         said = json.loads(state_file(settings).read_bytes())
-        return State(**{**said, "runs": tuple(said["runs"]), "services": tuple(said["services"])})
+        return SupervisorState(**{**said, "runs": tuple(said["runs"]), "services": tuple(said["services"])})
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 
@@ -190,7 +190,7 @@ class Supervisor:
         self.settings, self.journal, self.since, self.tell = settings, journal, since, tell
         self.cares: dict[str, Care] = {}
         self.is_leaving = threading.Event()
-        self.written: tuple[float, State] | None = None
+        self.written: tuple[float, SupervisorState] | None = None
         self.concluding = threading.Lock()
 
     def run(self) -> None:
@@ -286,7 +286,7 @@ class Supervisor:
     def _write(self, services: object) -> None:
         """Write down what is seen, where it has changed or was not written for long."""
         runs = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
-        state = State(
+        state = SupervisorState(
             pid=os.getpid(),
             since=self.since,
             looked_at=round(time.time(), 1),

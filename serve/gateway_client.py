@@ -23,7 +23,7 @@ from infra.errors import SlipwayError, UsageError
 from serve import gateway_orders
 from serve.controller_process import tail
 from serve.gateway.http.limits import GatewayLimits
-from serve.gateway_orders import LONGEST_LINE, Order, ReplicaEndpoint, Report
+from serve.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
 from serve.places import Places
 
 HEAR_S = 0.1  # between two reports
@@ -41,7 +41,7 @@ class GatewayClient:
 
     def __init__(self, places: Places, first: Order, say: Callable[[str], None]) -> None:
         self.places, self.order, self.say = places, first, say
-        self.report: Report | None = None
+        self.report: GatewayReport | None = None
         """The last one of the gateway that lives; None while none is known to."""
         self.restarts = 0
         self.trouble: SlipwayError | None = None
@@ -55,7 +55,7 @@ class GatewayClient:
 
     # What it is told.
 
-    async def begin(self) -> Report:
+    async def begin(self) -> GatewayReport:
         """Return its first report, once it listens. Raises UsageError, SlipwayError when it cannot."""
         self._task = asyncio.create_task(self._keep())
         while self.report is None:
@@ -161,7 +161,7 @@ class GatewayClient:
 
     async def _ask(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, order: Order, limit_s: float
-    ) -> Report:
+    ) -> GatewayReport:
         """Return what comes of an order. Raises _Gone."""
         writer.write(msgspec.json.encode(order) + b"\n")
         try:
@@ -174,7 +174,7 @@ class GatewayClient:
         if not line.endswith(b"\n"):
             raise _Gone("")
         try:
-            return msgspec.json.decode(line, type=Report)
+            return msgspec.json.decode(line, type=GatewayReport)
         except msgspec.DecodeError as error:  # of code that is not ours
             gateway = gateway_orders.living(self.places)
             if gateway is not None:

@@ -2,7 +2,7 @@
 
     python -m serve.gateway_process FOLDER        the service's folder, by `serve.places.Places`
 
-In: Orders over a Unix socket (`serve.gateway_orders`), each with all that it is to know. Out: Reports, with what it
+In: orders over a Unix socket (`serve.gateway_orders`), each with all that it is to know. Out: reports, with what it
 counts. It holds its own connections to replicas on other machines, so that nothing of a request passes through its
 controller. It ends when it is told to, or cannot listen.
 What takes long to import, and most gateways never need, is imported where it is used: a gateway that was killed is
@@ -32,7 +32,7 @@ from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.open_files import raise_limit
 from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
-from serve.gateway_orders import LONGEST_LINE, Order, ReplicaEndpoint, Report
+from serve.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
 from serve.loops import run
 from serve.places import Places, say
 
@@ -44,7 +44,7 @@ LEAVE_S = 2.0  # for requests that are under way when it is told to end by a sig
 
 
 @dataclass
-class Link:
+class ReplicaLink:
     """The way to one replica."""
 
     endpoint: ReplicaEndpoint
@@ -62,7 +62,7 @@ class Process:
         self.gateway: Gateway | None = None
         self.order: Order | None = None
         self.limits: GatewayLimits | None = None
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, ReplicaLink] = {}
         self.port, self.began, self.problem = 0, 0.0, ""
         self.epoch = -1
         self.drain_s = LEAVE_S
@@ -175,14 +175,14 @@ class Process:
         if ready != self.gateway.replicas:
             self.gateway.replace(ready)
 
-    def _report(self) -> Report:
+    def _report(self) -> GatewayReport:
         gateway, order = self.gateway, self.order
         if gateway is None or order is None or self.problem:
-            return Report(pid=os.getpid(), code=own_code.stamp(), age_s=0.0, problem=self.problem)
+            return GatewayReport(pid=os.getpid(), code=own_code.stamp(), age_s=0.0, problem=self.problem)
         now = time.monotonic()
         replicas = [link.target for link in self.links.values() if link.target is not None]
         seats = gateway.turns.fleet.seats
-        return Report(
+        return GatewayReport(
             pid=os.getpid(),
             code=own_code.stamp(),
             age_s=now - self.began,
@@ -197,16 +197,16 @@ class Process:
 
     # The ways to its replicas.
 
-    def _open(self, endpoint: ReplicaEndpoint) -> Link:
+    def _open(self, endpoint: ReplicaEndpoint) -> ReplicaLink:
         """Return the link to a replica: at once where it is here, later where it is on another machine."""
-        link = Link(endpoint)
+        link = ReplicaLink(endpoint)
         if endpoint.vendor == HERE:
             link.target = _target(endpoint, endpoint.port)
         else:
             link.task = asyncio.create_task(self._connect(link))
         return link
 
-    async def _connect(self, link: Link) -> None:
+    async def _connect(self, link: ReplicaLink) -> None:
         from infra.providers import registry
         from infra.settings import Settings
 
@@ -232,7 +232,7 @@ class Process:
         if tasks:
             await asyncio.wait(tasks, timeout=REACHED_S)
 
-    async def _close(self, link: Link) -> None:
+    async def _close(self, link: ReplicaLink) -> None:
         if link.task is not None:
             link.task.cancel()
             await asyncio.gather(link.task, return_exceptions=True)

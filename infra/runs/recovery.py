@@ -1,6 +1,6 @@
 """The recovery policy: one decision for what died, is gone or was lost, of a run, a replica and a pod of a set.
 
-In: a Spec, what is seen of the pod of each node, by rank, and when it was begun again before. Out: a `Course`. Pure:
+In: a spec, what is seen of the pod of each node, by rank, and when it was begun again before. Out: a `Course`. Pure:
 `infra.runs.keeper`, `serve.replicas` and `infra.runs.pod_set` look, and do what is decided. Silence alone decides
 nothing. A silent node counts as lost by the word of its fellows, who have not heard it for so long that it has ended
 its own work (`infra.agent.nodes`); or when node 0, without which no node can work, is gone.
@@ -19,7 +19,7 @@ HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Spec:
+class RecoverySpec:
     """What is kept alive, as far as that decides what becomes of it."""
 
     resumes: bool
@@ -29,9 +29,9 @@ class Spec:
     retries: Retries
 
 
-RUN = Spec(True, False, Retries(5, 6 * HOUR_S, Backoff(first_s=1.0, longest_s=300.0, certain=1.0)))
-REPLICA = Spec(False, True, Retries(3, math.inf, Backoff(first_s=0.5, longest_s=60.0, certain=1.0)))
-POD = Spec(True, False, Retries(3, HOUR_S, Backoff(first_s=1.0, longest_s=300.0, certain=1.0)))  # of a set
+RUN = RecoverySpec(True, False, Retries(5, 6 * HOUR_S, Backoff(first_s=1.0, longest_s=300.0, certain=1.0)))
+REPLICA = RecoverySpec(False, True, Retries(3, math.inf, Backoff(first_s=0.5, longest_s=60.0, certain=1.0)))
+POD = RecoverySpec(True, False, Retries(3, HOUR_S, Backoff(first_s=1.0, longest_s=300.0, certain=1.0)))  # of a set
 
 
 class Do(Enum):
@@ -51,7 +51,9 @@ class Course:
     wait_s: float = 0.0  # before it is done
 
 
-def decide(nodes: Sequence[Sight], spec: Spec = RUN, begun_at: Sequence[float] = (), now: float = 0.0) -> Course:
+def decide(
+    nodes: Sequence[Sight], spec: RecoverySpec = RUN, begun_at: Sequence[float] = (), now: float = 0.0
+) -> Course:
     """Return what is to be done about what looks like this, node 0 first.
 
     `begun_at`: when it was begun again before, by the clock of `now`, in seconds.
@@ -63,7 +65,7 @@ def decide(nodes: Sequence[Sight], spec: Spec = RUN, begun_at: Sequence[float] =
     return replace(course, do=Do.GIVE_UP) if wait_s is None else replace(course, wait_s=wait_s)
 
 
-def _needed(nodes: Sequence[Sight], spec: Spec) -> Course:
+def _needed(nodes: Sequence[Sight], spec: RecoverySpec) -> Course:
     """Return what it needs, however often it has needed that before."""
     first, others = nodes[0], nodes[1:]
     silent = tuple(rank for rank, node in enumerate(nodes) if node.kind is Kind.SILENT)

@@ -26,7 +26,7 @@ def supervisor(spec: Output) -> None:
         state = supervise.last_state(settings)
     is_its = state is not None and state.pid == pid
     if spec.json:
-        known = state if is_its and state else supervise.State(pid=pid or 0, since=0.0, looked_at=0.0)
+        known = state if is_its and state else supervise.SupervisorState(pid=pid or 0, since=0.0, looked_at=0.0)
         print_json(
             {
                 "state": "running" if pid else "not needed",
