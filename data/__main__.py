@@ -272,8 +272,22 @@ def spare_numpy() -> None:
         del sys.modules["numpy"]
 
 
+def needs_datasets() -> bool:
+    """Tell whether this step reads by the library `datasets`, which needs numpy."""
+    from data.text.inputs import needs_numpy
+
+    try:
+        spec = _read(Path(sys.argv[sys.argv.index("--config") + 1])).get("spec", {})
+        return any(
+            needs_numpy(str(spec.get(name) or "pydocs"), str(spec.get("split", "train")))
+            for name in ("source", "validation")
+        )
+    except (ValueError, IndexError, AttributeError, DataError, OSError):
+        return False  # `main` tells what is wrong
+
+
 if __name__ == "__main__":
     die_with(os.environ.pop(PARENT, ""))
-    if sys.argv[1:2] == ["text"]:
+    if sys.argv[1:2] == ["text"] and not needs_datasets():
         spare_numpy()
     sys.exit(main())

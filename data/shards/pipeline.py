@@ -13,10 +13,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from data.config import ConfigError, TextSpec
 from data.errors import DataError, InputError
 from data.events import emit
 from data.manifest import MANIFEST, MANIFEST_BYTES, SCHEMA, TOOL, read_manifest, write_json
+from data.shards.mixing import Mixed, mixed, position_of
 from data.shards.seen_documents import Seen
 from data.shards.shards import DRAFT, Cut, Form, Writer, remove_shards
 from data.shards.workers import Position, Task, in_turn
@@ -126,11 +127,12 @@ class Run:
         self.spec, self.inputs, self.keep_every_s = spec, inputs, how.keep_every_s
         self.workers = _workers(spec, inputs, how.workers)
         self.draft, self.share = draft, share
-        self.position, self.documents, self.kept = Position(), 0, 0
+        self.position: Position | Mixed = Position()
+        self.documents = self.kept = 0
         self.counts: Counter[str] = Counter()
         self.raw_bytes = 0
         self.seen: Seen | None = None
-        options = asdict(spec)
+        options = options_of(spec)
         identity = [SCHEMA, TOOL, options, inputs.about, stamps(inputs), share.folder]
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self.options = options
@@ -141,7 +143,7 @@ class Run:
             (self.draft / STATE).unlink(missing_ok=True)
             (self.draft / SEEN).unlink(missing_ok=True)
         else:
-            self.position = Position(**state["position"])
+            self.position = position_of(state["position"])
             self.documents, self.kept, self.raw_bytes = state["documents"], state["kept"], state["raw_bytes"]
             self.counts.update(state["counts"])
         if spec.dedup:
@@ -159,10 +161,11 @@ class Run:
         """Read the whole source. Raises Stopped when `stop` says so."""
         if self.spec.take is not None and self.kept >= self.spec.take and not self.spec.validation:
             return
-        batches = in_turn(Task(self.spec, self.inputs.files, "train", self.position, self.workers))
+        batches = self._batches()
         try:
             for position, made in batches:
-                self._take(made, is_val=bool(self.inputs.files[position.file].part))
+                is_val = isinstance(position, Position) and bool(self.inputs.files[position.file].part)
+                self._take(made, is_val)
                 self.position = position
                 read_share = self._read_share(made.file_done)
                 now = time.monotonic()
@@ -178,6 +181,13 @@ class Run:
                     break
         finally:
             batches.close()
+
+    def _batches(self) -> Generator[tuple[Position | Mixed, Prepared], None, None]:
+        at = self.position
+        if self.inputs.mixture:
+            return mixed(self.spec, self.inputs, at if isinstance(at, Mixed) else None, self.workers)
+        start = at if isinstance(at, Position) else Position()
+        return in_turn(Task(self.spec, self.inputs.files, "train", start, self.workers))
 
     def keep(self) -> None:
         """Begin to let whole shards appear and to write down where this run stands, while it goes on."""
@@ -292,6 +302,8 @@ class Run:
 
     def _read_share(self, file_done: float) -> float:
         """Return the share of the source that lies before the piece at `position`."""
+        if isinstance(self.position, Mixed):
+            return 0.0  # nobody knows which source ends first
         at = self.position.file
         here = self.weights[at] * file_done if at < len(self.weights) else 0.0
         return (sum(self.weights[:at]) + here) / (sum(self.weights) or 1.0)
@@ -320,6 +332,12 @@ class Run:
             return None
 
 
+def options_of(spec: TextSpec) -> dict[str, Any]:
+    """Return what was asked for; what newer options leave as it was is not named, as nobody named it before."""
+    newer = {one.name for one in fields(spec) if one.metadata.get("newer") and getattr(spec, one.name) == one.default}
+    return {name: value for name, value in asdict(spec).items() if name not in newer}
+
+
 def weights(inputs: Inputs) -> list[float]:
     """Return the weight of each file, for an estimate of what is left: its bytes, or 1 where they are unknown."""
     paths = [Path(one.uri) for one in inputs.files]
@@ -337,6 +355,8 @@ def _workers(spec: TextSpec, inputs: Inputs, asked: int) -> int:
     first = inputs.files[0].uri
     if first in STDIN or first == "pydocs":
         return 1
+    if all(one.stream for one in inputs.files):  # a process reads whole ones
+        return min(asked or len(os.sched_getaffinity(0)), len(inputs.files), MOST_WORKERS)
     if asked:
         return asked
     local = "://" not in first

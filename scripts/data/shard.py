@@ -1,6 +1,7 @@
 """What `shard` does: text shards in a folder of the user's choice."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from scripts.data.flags import ShardFlags
 
 MODES = {"smoke": 2_000, "prod": None, "split": None}  # documents; None = all
 SPLIT_RATIO = 0.01
+DATASET, CONFIG = "HuggingFaceFW/fineweb", "sample-10BT"
 AS_TYPED = (
     *("dataset", "config", "split", "revision", "seed", "min_score", "language", "dedup", "format", "workers"),
-    *("reuse_shards", "engine", "rank", "world"),
+    *("reuse_shards", "engine", "rank", "world", "text_column", "filter", "exhausted"),
 )
 
 
@@ -32,6 +34,8 @@ def shard(spec: ShardFlags) -> None:
         return describe(Path(spec.report).expanduser().absolute(), spec.json)
     from data.text.inputs import STDIN
 
+    if not spec.source and spec.dataset != DATASET:
+        spec = of_hub(spec)
     settings = context.settings(source="" if spec.source in STDIN else spec.source)
     if spec.mode not in MODES:
         raise UsageError(f"unknown mode {spec.mode!r}; known: {', '.join(MODES)}")
@@ -40,6 +44,14 @@ def shard(spec: ShardFlags) -> None:
     folder = Path(spec.out or f"var/datasets/{spec.mode}").absolute()
     config = {"out": str(folder), "spec": as_asked(spec, settings, spec.source in STDIN)}
     tell(local_step.run("shard", ("-m", "data", "text"), config, settings, spec.json), spec.json)
+
+
+def of_hub(spec: ShardFlags) -> ShardFlags:
+    """Return the same flags with the data set, which was typed in parts, as a source."""
+    at = f"@{spec.revision}" if spec.revision != "main" else ""
+    config = f"/{spec.config}" if spec.config != CONFIG or spec.dataset.startswith("HuggingFaceFW/fineweb") else ""
+    source = f"hf://{spec.dataset.removeprefix('hf://')}{at}{config}:{spec.split}"
+    return replace(spec, source=source, dataset=DATASET, config=CONFIG, split="train", revision="main")
 
 
 def as_asked(spec: ShardFlags, settings: Settings, is_stdin: bool) -> dict[str, Any]:
