@@ -80,6 +80,7 @@ def _opened(reference: Reference) -> "Opened":
 
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity_error()
+    unpack_zstd()
     if not reference.is_hub:
         return _opened_here(reference)
     is_offline = any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in OFFLINE)
@@ -93,6 +94,15 @@ def _opened(reference: Reference) -> "Opened":
         token=token_headers().get("authorization", "").removeprefix("Bearer ") or None,
     )
     return Opened(reference, builder=builder)
+
+
+def unpack_zstd() -> None:
+    """Have fsspec, by which `datasets` streams, unpack .zst by Arrow where no other package does it."""
+    import pyarrow
+    from fsspec.compression import compr, register_compression
+
+    if "zstd" not in compr:
+        register_compression("zstd", lambda file, **_: pyarrow.CompressedInputStream(file, "zstd"), "zst")
 
 
 def _opened_here(reference: Reference) -> "Opened":
@@ -178,16 +188,14 @@ class Opened:
         """Return the files of a split if all of them are of a kind that we read as `datasets` does; else none."""
         if self.builder is None:
             return []
-        suffix = OURS.get(type(self.builder).__mro__[0].__module__.rpartition(".")[2]) or next(
-            (OURS[kind] for one in type(self.builder).__mro__ if (kind := one.__module__.rpartition(".")[2]) in OURS),
-            "",
-        )
+        loaders = (one.__module__.rpartition(".")[2] for one in type(self.builder).__mro__)
+        suffix = next((OURS[name] for name in loaders if name in OURS), "")
         config = self.builder.config
-        options = {**PLAIN, "encoding": getattr(config, "encoding", None) or "utf-8"}
-        is_plain = all(getattr(config, name, value) == value for name, value in options.items())
-        is_plain &= (getattr(config, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
+        is_plain = all(getattr(config, name, value) == value for name, value in PLAIN.items())
+        is_plain &= (getattr(config, "encoding", None) or "utf-8").lower() in ("utf-8", "utf8")
         names = [str(one) for one in config.data_files[split]]
-        return list(map(address, names)) if is_plain and all(form_of(one)[0] == suffix for one in names) else []
+        is_ours = bool(suffix) and is_plain and all(form_of(one)[0] == suffix for one in names)
+        return list(map(address, names)) if is_ours else []
 
     def rows(self, split: str) -> int:
         """Return how many rows a split has: of what is on the disk, of parquet, as the card says, or counted."""

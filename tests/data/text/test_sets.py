@@ -1,0 +1,76 @@
+"""Any data set that `datasets` can load: a hub on loopback, and the real library on both sides."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.data.conftest import ROOT
+from tests.data.hub import Repo, serving
+from tests.data.layouts import write_all
+
+pytestmark = pytest.mark.process
+
+ROWS = 530
+SAVE = """
+import datasets, sys
+rows = datasets.Dataset.from_dict({"text": [f"kept {n}" for n in range(530)]})
+rows.save_to_disk(sys.argv[1] + "/alone")
+datasets.DatasetDict({"train": rows.select(range(100)), "test": rows}).save_to_disk(sys.argv[1] + "/both")
+"""
+CASES = {
+    "hf://x/csv-set:train[:10%]": (["x/csv-set", None, "train[:10%]"], "text"),
+    "hf://x/csv-set:train[5:20]+train[-10:]": (["x/csv-set", None, "train[5:20]+train[-10:]"], "text"),
+    "hf://x/csv-set": (["x/csv-set", None, "train"], "text"),
+    "hf://x/fineweb-edu/sample-10BT": (["x/fineweb-edu", "sample-10BT", "train"], "text"),
+    "hf://x/fineweb-edu:train[33%:71%]": (["x/fineweb-edu", None, "train[33%:71%]"], "text"),
+    "hf://x/dclm": (["x/dclm", None, "train"], "text"),
+    "hf://x/dclm:train[200:300]": (["x/dclm", None, "train[200:300]"], "text"),
+    "hf://x/gsm8k/main:test+train[:5]?text=question": (["x/gsm8k", "main", "test+train[:5]"], "question"),
+    "hf://x/objects?text=content": (["x/objects", None, "train"], "content"),
+    "hf://x/webdataset?text=txt": (["x/webdataset", None, "train"], "txt"),
+    "hf://x/webdataset:train[:7]?text=json.caption": (["x/webdataset", None, "train[:7]"], "json.caption"),
+    "hf://x/pictures?text=texts": (["x/pictures", None, "train"], "texts"),
+    "hf://x/pictures:train[-3:]?text=caption": (["x/pictures", None, "train[-3:]"], "caption"),
+    "hf://x/arrow": (["x/arrow", None, "train"], "text"),
+    "hf://x/plain": (["x/plain", None, "train"], "text"),
+    "hf://x/plain:train[10%:]": (["x/plain", None, "train[10%:]"], "text"),
+    "FOLDER/alone": (["disk", "FOLDER/alone"], "text"),
+    "FOLDER/both:test": (["disk", "FOLDER/both", "test"], "text"),
+    "FOLDER/csv-set/train-1.csv": (["FOLDER/csv-set", None, "train[176:353]"], "text"),
+    "FOLDER/csv-set/*.csv:train[:50%]": (["FOLDER/csv-set", None, "train[:50%]"], "text"),
+}
+BY_DATASETS = ("csv-set", "objects", "webdataset", "arrow", "disk", "alone", "both")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """What each of CASES came to, by its source; each is read by one process."""
+    folder = tmp_path_factory.mktemp("sets")
+    write_all(folder, ROWS)
+    names = [one.name for one in folder.iterdir()]
+    with serving({f"x/{name}": Repo(folder / name) for name in names}) as hub:
+        environ = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home"), "no_proxy": "*"}
+        environ |= {"PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": str(folder / "cache")}
+        subprocess.run([sys.executable, "-c", SAVE, str(folder)], env=environ, check=True, timeout=120)
+        cases = [
+            {"spec": {"source": source.replace("FOLDER", str(folder)), "workers": 1}, "column": column,
+             "load": [one and one.replace("FOLDER", str(folder)) for one in load]}
+            for source, (load, column) in CASES.items()
+        ]  # fmt: skip
+        words = [sys.executable, "-m", "tests.programs.compare_with_datasets", str(folder)]
+        done = subprocess.run(
+            words, input=json.dumps(cases), env=environ, capture_output=True, text=True, timeout=280, cwd=ROOT
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(CASES, json.loads(done.stdout), strict=True)), done.stderr
+
+
+@pytest.mark.parametrize("source", CASES)
+def test_the_rows_are_those_that_datasets_gives(compared, source):
+    found, said = compared
+    assert found[source]["code"] == 0, said
+    ours, theirs = found[source]["counts"]
+    assert (ours, found[source]["differ"]) == (theirs, []) and ours > 0
