@@ -33,10 +33,9 @@ class Streamed:
             found = opened(self.asked.reference)
             stream = found.stream(self.asked)
             is_made_by_python = isinstance(found.builder, datasets.GeneratorBasedBuilder)
-            names = stream.column_names
-            if names is None:
-                stream = stream._resolve_features()
-                names = stream.column_names or []
+            names = stream.column_names or list(next(iter(stream.take(1)), ()))
+            if not names:  # no row tells of one
+                return
             stream = stream.select_columns(self._wanted(names))
             if not is_made_by_python:
                 stream = stream.with_format("arrow")

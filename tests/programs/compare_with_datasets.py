@@ -14,8 +14,14 @@ from typing import Any
 import datasets
 
 from data.__main__ import main
+from data.config import TextSpec
+from data.config import load as load_spec
 from data.manifest import read_manifest
 from data.shards.shards import read, shard_paths
+from data.text import streams
+from data.text.batches import open_pieces
+from data.text.documents import InputFile
+from data.text.inputs import list_inputs
 
 
 def rows(load: list[Any], column: str) -> list[str]:
@@ -41,18 +47,31 @@ def rows(load: list[Any], column: str) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
+def goes_on_anywhere(file: InputFile) -> bool:
+    """Tell whether a stream, from behind each of its batches, gives exactly the rest, by a state that was written."""
+    streams.ROWS = 40
+    batches = [(list(one.texts), json.dumps(one.state)) for one in open_pieces(file).read(0)]
+    for number, (_, state) in enumerate(batches):
+        rest = [list(one.texts) for one in open_pieces(file).read(0, json.loads(state))]
+        if sum(rest, []) != sum((texts for texts, _ in batches[number + 1 :]), []):
+            return False
+    return True
+
+
 def compared(number: int, case: dict[str, Any], folder: Path) -> dict[str, Any]:
     out = folder / f"out-{number}"
-    (folder / "config.json").write_text(json.dumps({"out": str(out), "spec": case["spec"]}))
+    how = case.get("how", {})
+    (folder / "config.json").write_text(json.dumps({"out": str(out), "spec": {**case["spec"], **how}}))
     code = main(["text", "--config", str(folder / "config.json")])
     if code:
         return {"code": code}
     ours, theirs = list(read(shard_paths(out))), rows(case["load"], case.get("column", "text"))
     differ = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
     told = [] if differ is None else [ours[differ], theirs[differ]]
+    resumed = all(goes_on_anywhere(one) for one in list_inputs(load_spec(TextSpec, case["spec"])).files if one.stream)
     manifest = read_manifest(out)
     hashes = [one["sha256"] for one in manifest["shards"]]
-    return {"code": 0, "counts": [len(ours), len(theirs)], "differ": told, "hashes": hashes, "input": manifest["input"]}
+    return {"code": 0, "counts": [len(ours), len(theirs)], "differ": told, "hashes": hashes, "resumed": resumed}
 
 
 if __name__ == "__main__":

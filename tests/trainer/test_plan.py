@@ -320,8 +320,8 @@ def test_a_source_has_a_name_that_the_store_takes(source, name):
 
 
 def test_text_that_cannot_be_read_is_refused_before_anything_starts(tmp_path):
-    (tmp_path / "a.csv").touch()
-    with pytest.raises(ConfigError, match="cannot read .csv"):
+    (tmp_path / "a.docx").touch()
+    with pytest.raises(ConfigError, match="cannot read .docx"):
         planned(replace(WANTED, source=str(tmp_path / "*")), Inventory("somewhere"))
 
 

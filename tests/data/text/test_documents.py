@@ -65,7 +65,7 @@ def test_a_folder_and_a_glob_are_read_in_the_order_of_names(tmp_path):
         ("a.jsonl", b'{"text": "one"}\n{"body": 1}\n', "a.jsonl:2: no string under 'text'; available: body"),
         ("a.jsonl", b"{oops\n", "a.jsonl:1: not JSON"),
         ("a.parquet", b"PAR1 but not really", "not a whole parquet file"),
-        ("a.csv", b"text\n", "cannot read .csv"),
+        ("a.docx", b"text\n", "cannot read .docx"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_what_was_seen(tmp_path, name, content, seen):

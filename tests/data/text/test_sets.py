@@ -56,7 +56,7 @@ def compared(tmp_path_factory):
         environ |= {"PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": str(folder / "cache")}
         subprocess.run([sys.executable, "-c", SAVE, str(folder)], env=environ, check=True, timeout=120)
         cases = [
-            {"spec": {"source": source.replace("FOLDER", str(folder)), "workers": 1}, "column": column,
+            {"spec": {"source": source.replace("FOLDER", str(folder))}, "column": column, "how": {"workers": 1},
              "load": [one and one.replace("FOLDER", str(folder)) for one in load]}
             for source, (load, column) in CASES.items()
         ]  # fmt: skip
@@ -74,3 +74,4 @@ def test_the_rows_are_those_that_datasets_gives(compared, source):
     assert found[source]["code"] == 0, said
     ours, theirs = found[source]["counts"]
     assert (ours, found[source]["differ"]) == (theirs, []) and ours > 0
+    assert found[source]["resumed"]
