@@ -6,6 +6,7 @@ next is drawn in this process. So neither the number of processes nor a kill cha
 the documents that are kept of it: weights are shares of the result.
 """
 
+import json
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -41,7 +42,8 @@ class Mixed:
     """Where the drawing stands: behind `drawn` of the draws that a generator in this state makes next."""
 
     places: tuple[Place, ...]
-    generator: dict[str, Any] | None = None
+    generator: str = ""
+    """As JSON: its numbers are longer than those that a file of ours may hold."""
     drawn: int = 0
 
 
@@ -113,8 +115,8 @@ class Draws:
 
         self.generator = numpy.random.default_rng(seed)
         self.weights = [weight / sum(weights) for weight in weights]
-        if start.generator is not None:
-            self.generator.bit_generator.state = start.generator
+        if start.generator:
+            self.generator.bit_generator.state = json.loads(start.generator)
         self.at = start.drawn
         self._draw()
 
@@ -126,7 +128,7 @@ class Draws:
         return self.drawn[self.at - 1]
 
     def _draw(self) -> None:
-        self.state = self.generator.bit_generator.state
+        self.state = json.dumps(self.generator.bit_generator.state)
         self.drawn: list[int] = self.generator.choice(len(self.weights), size=DRAWS, p=self.weights).tolist()
 
 

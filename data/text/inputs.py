@@ -140,8 +140,8 @@ def _list(source: str, spec: TextSpec) -> Inputs:
         return Inputs(tuple(InputFile(uri) for uri in uris), {"files": len(uris)})
     paths = source_files(reference.place)
     named = [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
-    about = {"files": named, **({"columns": dict(reference.columns)} if reference.columns else {})}
-    return Inputs(tuple(InputFile(str(path), names=reference.columns) for path in paths), about)
+    told: dict[str, Any] = {"files": named, **({"columns": dict(reference.columns)} if reference.columns else {})}
+    return Inputs(tuple(InputFile(str(path), names=reference.columns) for path in paths), told)
 
 
 def _of_datasets(reference: Reference) -> Inputs:

@@ -5,6 +5,7 @@ process goes on. Rows come as Arrow tables where the library has them as such, s
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from data.errors import InputError
@@ -43,7 +44,8 @@ class Streamed:
                 stream.load_state_dict(state)
             for one in stream.iter(ROWS):
                 batch = self._of_python(one) if is_made_by_python else self._of_arrow(one)
-                yield Batch(*batch, state=stream.state_dict())
+                yield replace(batch, state=stream.state_dict())
+                del one, batch  # a giant is let go of before there is the next
 
     def _wanted(self, names: Sequence[str]) -> list[str]:
         """Return the columns to read. Raises InputError where one is missing."""
@@ -55,15 +57,15 @@ class Streamed:
             raise InputError(f"no column {', '.join(missing)}; available: {there}")
         return list(dict.fromkeys([top, *(name for name in self.columns if name in names)]))
 
-    def _of_arrow(self, table: Any) -> tuple[Any, ...]:
+    def _of_arrow(self, table: Any) -> Batch:
         top = self.text if self.text in table.column_names else self.text.split(".")[0]
         if wrong := flat(table.schema.field(top).type, self.text.removeprefix(top)):
             raise InputError(f"column {self.text!r} is {wrong}, no text; name another with --text-column")
         texts, invalid = texts_of(table, self.text)
         there = [name for name in self.columns if name in table.column_names]
-        return len(table), texts, {name: table.column(name).to_pylist() for name in there}, invalid
+        return Batch(len(table), texts, {name: table.column(name).to_pylist() for name in there}, invalid)
 
-    def _of_python(self, rows: dict[str, list[Any]]) -> tuple[Any, ...]:
+    def _of_python(self, rows: dict[str, list[Any]]) -> Batch:
         names = list(rows)
         texts = Listed()
         for values in zip(*rows.values(), strict=True):
@@ -71,4 +73,4 @@ class Streamed:
             if not isinstance(text, str):
                 raise InputError(f"column {self.text!r} is no text in every row; name another with --text-column")
             texts.append(text.encode("utf-8", "replace"))
-        return len(texts), texts, {name: rows[name] for name in self.columns if name in rows}, 0
+        return Batch(len(texts), texts, {name: rows[name] for name in self.columns if name in rows})

@@ -96,7 +96,7 @@ def test_a_parquet_file_without_text_lists_its_columns(tmp_path):
 def test_wrong_input_gives_one_line_and_exit_2(tmp_path, capsys, spec, seen):
     if spec.get("source") == ".":
         (tmp_path / "empty").mkdir()
-        spec, seen = {"source": str(tmp_path / "empty")}, "no .txt, .jsonl, .parquet file in this folder"
+        spec, seen = {"source": str(tmp_path / "empty")}, "no .txt, .jsonl, .parquet, .csv, .tsv"
     (tmp_path / "config.json").write_text(json.dumps({"out": str(tmp_path / "out"), "spec": spec}))
     assert main(["text", "--config", str(tmp_path / "config.json")]) == 2
     said = capsys.readouterr().err
