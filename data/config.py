@@ -286,7 +286,8 @@ class ProblemsSpec:
     task: str
     """`sort`, `gsm8k`, `math`, `mbpp`, or `file`: the user's own, from `source`."""
     source: str = ""
-    """A folder with the task's files; "" = the hub's data set. For `file`: a .jsonl with question and answer."""
+    """A folder with the task's files, or another data set with its splits; "" = the hub's. For `file`: a .jsonl with
+    question and answer, or a data set as data/references.py has them."""
     revision: str = "main"
     """Of the hub's data set: branch, tag or commit."""
     seed: int = 1337
@@ -305,7 +306,8 @@ class TalkSpec:
     """Files, or a data set of the hub -> conversations."""
 
     source: str
-    """Paths of .jsonl and .parquet (a file, a folder or a glob), or `hf://user/name`."""
+    """Paths of .jsonl and .parquet (a file, a folder or a glob), `hf://user/name[?column=its name]`, or anything else
+    that data/references.py knows."""
     config: str = "default"
     """hf:// only."""
     split: str = "train"
@@ -322,21 +324,14 @@ class TalkSpec:
             raise ConfigError(f"take is {self.take}; it must be at least 1")
 
 
-HUB_TALK = re.compile(
-    r"hf://(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<config>[\w.-]+))?"
-    r"(?::(?P<split>[\w.-]+)(?:\[:(?P<take>\d+)\])?)?"
-)
-
-
 def talk_spec(words: str) -> TalkSpec:
-    """Return the spec of `talk.jsonl`, or `hf://user/name[@revision][/config][:split[[:N]]]`. Raises ConfigError."""
-    if not words.startswith("hf://"):
+    """Return the spec of `talk.jsonl`, or of a data set as data/references.py has them. Raises ConfigError."""
+    if not words.startswith(references.HUB):
         return TalkSpec(source=words)
-    found = HUB_TALK.fullmatch(words)
-    if not found:
-        raise ConfigError(
-            f"{words}: expected hf://user/name, hf://user/name@revision/config:split[:1000] or a part of it"
-        )
-    given = {name: value for name, value in found.groupdict().items() if value and name not in ("name", "take")}
-    take = int(found["take"]) if found["take"] else None
-    return TalkSpec(source=f"hf://{found['name']}", take=take, **given)
+    found = references.parse(words)
+    columns = words[words.index("?") :] if found.columns else ""
+    take = found.first_rows
+    part = {"split": found.split_name if take is not None else found.split} if found.split else {}
+    if found.config:
+        part["config"] = found.config
+    return TalkSpec(source=f"{references.HUB}{found.place}{columns}", revision=found.revision, take=take, **part)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from data import references
 from data.config import (
     DEMONSTRATED,
     LEAST_VOCAB,
@@ -34,6 +35,7 @@ from data.config import (
     source_files,
     talk_spec,
 )
+from data.references import HUB
 from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
 from infra.records import Artifact, Inventory, Plan, PlannedArtifact, Pointer, Request
@@ -285,8 +287,8 @@ def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
             hint = f"did you mean {near[0]!r}?" if near else "a .jsonl, a .parquet or hf://user/name can be drawn, too"
             raise UsageError(f"mixture: unknown kind {source!r}; known: {', '.join(KINDS)}; {hint}")
         spec = talk_spec(source)
-        if not spec.source.startswith("hf://"):
-            path = str(Path(spec.source).expanduser().absolute())
+        if not spec.source.startswith(HUB):
+            path = located(spec.source)
             spec = replace(spec, source=path, source_fingerprint=source_fingerprint(path))
         slug = slug_of(spec.source)
         name = next(one for one in (slug, *(f"{slug}-{n}" for n in range(2, 1000))) if one not in taken)
@@ -305,12 +307,12 @@ def problem_nodes(sources: Sequence[str], folder: str, taken: Collection[str]) -
                 near = difflib.get_close_matches(source, TASKS, 1)
                 hint = f"did you mean {near[0]!r}?" if near else "or a .jsonl with question and answer in each line"
                 raise UsageError(f"unknown task {source!r}; known: {', '.join(TASKS)}; {hint}")
-            path = str(Path(source).expanduser().absolute())
+            path = located(source)
             spec = ProblemsSpec(task="file", source=path, source_fingerprint=source_fingerprint(path))
             name = slug_of(path)
             name = f"{name}-problems" if name in {*taken, *KINDS, *ORDER, *PHASES, TEACHER} else name
         elif folder and source != "sort":
-            path = str(Path(folder).expanduser().absolute())
+            path = located(folder)
             spec = ProblemsSpec(task=source, source=path, source_fingerprint=source_fingerprint(path))
         else:
             spec = ProblemsSpec(task=source)
@@ -328,10 +330,15 @@ def _demonstrate(profile: Profile, wanted: Wanted, mixtures: dict[str, dict[str,
     mixtures["sft"] = rest | {task: rl.shown / len(tasks) for task in tasks}
 
 
+def located(source: str) -> str:
+    """A path from the root of this machine; a data set of the hub as it is."""
+    return source if source.startswith(HUB) else str(Path(source).expanduser().absolute())
+
+
 def slug_of(source: str) -> str:
     """What such conversations are called: the last part of a path without its suffixes, or a data set's own name."""
-    stem = Path(source).name
-    stem = stem if source.startswith("hf://") else stem.split(".")[0]
+    stem = Path(references.parse(source).place).name
+    stem = stem if source.startswith(HUB) else stem.split(".")[0]
     plain = "".join(one if one.isascii() and one.isalnum() or one in "._-" else "-" for one in stem)
     return plain.strip(".-")[:60] or "talk"
 
@@ -575,7 +582,12 @@ def source_slug(source: str) -> str:
     """The name under `datasets/` for a source: `pydocs`, or what a path ends in before its wildcards."""
     if source in ("pydocs", "fineweb"):
         return source
-    plain = [part for part in Path(source).parts if not any(letter in part for letter in "*?[")] or ["local"]
+    if mixture := references.parse_mixture(source):
+        return "-".join(source_slug(one) for one, _ in mixture)[:100]
+    reference = references.parse(source)
+    if reference.is_hub:
+        return "".join(one if one.isalnum() or one in "._-" else "-" for one in reference.place)[:100].strip(".-")
+    plain = [part for part in Path(reference.place).parts if not any(letter in part for letter in "*?[")] or ["local"]
     stem = "".join(one if one.isascii() and one.isalnum() or one in "._-" else "-" for one in Path(plain[-1]).stem)
     return stem.strip(".-")[:100] or "local"
 
@@ -590,8 +602,13 @@ def source_fingerprint(source: str) -> str:
         return ""
     if source == "pydocs":
         return f"python {platform.python_version()}"
+    if mixture := references.parse_mixture(source):
+        return digest([source_fingerprint(one) for one, _ in mixture])
+    reference = references.parse(source)
+    if reference.is_hub:
+        return ""
     parts = []
-    for file in source_files(source):
+    for file in source_files(reference.place):
         stat = file.stat()
         large = stat.st_size > 64 << 20
         content = [stat.st_size, stat.st_mtime_ns] if large else hashlib.sha256(file.read_bytes()).hexdigest()

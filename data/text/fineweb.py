@@ -14,6 +14,15 @@ from data.config import form_of
 from data.errors import DataError, InputError
 from data.text.remote import Again, Patience, hub, token_headers
 
+
+class Unlisted(InputError):
+    """Our own reading of a card finds no file of the kinds that we read; `datasets` may know better."""
+
+    def __init__(self, commit: str, words: str):
+        super().__init__(words)
+        self.commit = commit
+
+
 PATIENCE_S = 6.0
 INSTEAD = "type --source pydocs for text that needs no network"
 
@@ -29,6 +38,8 @@ def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, li
     names = sorted(one.rfilename for one in info.siblings or () if form_of(one.rfilename)[0])
     configs = {one["config_name"]: one for one in _configs(info)}
     if configs:
+        if config == "default" and config not in configs and len(configs) == 1:
+            raise Unlisted(info.sha, f"{dataset} has no configuration 'default'; known: {', '.join(configs)}")
         known("configuration", config, configs, dataset)
         patterns = _patterns(configs[config], split, dataset)
     else:  # a data set that says nothing of itself: all of it is one split
@@ -36,7 +47,7 @@ def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, li
         patterns = ["*"]
     names = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
     if not names:
-        raise InputError(f"source fineweb: {dataset} {config} {split}: no file matches {', '.join(patterns)}")
+        raise Unlisted(info.sha, f"source fineweb: {dataset} {config} {split}: no file matches {', '.join(patterns)}")
     return info.sha, [f"{hub()}/datasets/{dataset}/resolve/{info.sha}/{quote(name)}" for name in names]
 
 

@@ -58,8 +58,14 @@ def files(reference: Reference) -> tuple[tuple[InputFile, ...], dict[str, Any]]:
     return listed, about
 
 
-def rows_of(reference: Reference) -> Any:
-    """Return all rows as `datasets` gives them, one after another. Raises as `files` does."""
+def revision(reference: Reference) -> str:
+    """Return the commit of a data set of the hub. Raises as `files` does."""
+    with in_words(reference):
+        return opened(replace(reference, split="", columns=())).reference.revision
+
+
+def rows_of(reference: Reference) -> Iterator[dict[str, Any]]:
+    """Yield all rows as `datasets` gives them, one after another. Raises as `files` does."""
     with in_words(reference):
         found = opened(replace(reference, split="", columns=()))
         for name, start, stop in found.parts(reference.split or "train"):

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import yaml
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -81,6 +83,12 @@ def serving(repos: dict[str, Repo]) -> Iterator[FakeHub]:
         hub.server.shutdown()
         hub.server.server_close()
         thread.join()
+
+
+def card(readme: Path) -> dict[str, Any]:
+    """Return what the head of a card says."""
+    text = readme.read_text() if readme.is_file() else ""
+    return yaml.safe_load(text.split("---\n")[1]) if text.startswith("---\n") else {}
 
 
 def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
@@ -171,7 +179,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 "sha": COMMIT,
                 "private": bool(repo.token),
                 "siblings": [{"rfilename": name} for name in names],
-                "cardData": {"configs": repo.configs} if repo.configs else {},
+                "cardData": {"configs": repo.configs} if repo.configs else card(repo.folder / "README.md"),
                 "tags": [],
                 "downloads": 0,
                 "likes": 0,

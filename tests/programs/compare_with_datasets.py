@@ -1,12 +1,16 @@
 """Shard data sets, and compare the documents with the rows that the library `datasets` gives.
 
 `python -m tests.programs.compare_with_datasets FOLDER` reads cases from standard input, a list of
-`{"spec": {...}, "load": [...], "column": "text"}`: what `inv shard` is asked for, and the arguments of `load_dataset`.
-It prints a list of what each came to. This is a program since the library reads HF_ENDPOINT where it is imported.
+`{"spec": {...}, "load": [...], "column": "text"}`: what `inv shard` is asked for, and the arguments of `load_dataset`;
+or `{"talk": "hf://..."}` or `{"problems": {...}}` for other steps. It prints a list of what each came to. It is a
+program, since the library reads HF_ENDPOINT where it is imported.
 """
 
+import io
 import json
 import sys
+from contextlib import redirect_stderr
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ from typing import Any
 import datasets
 
 from data.__main__ import main
-from data.config import TextSpec
+from data.config import TextSpec, talk_spec
 from data.config import load as load_spec
 from data.manifest import read_manifest
 from data.shards.shards import read, shard_paths
@@ -58,7 +62,20 @@ def goes_on_anywhere(file: InputFile) -> bool:
     return True
 
 
+def made(case: dict[str, Any], folder: Path, number: int) -> dict[str, Any]:
+    """Return what another step than `text` has written, by file, and what it said where it failed."""
+    out = folder / f"made-{number}"
+    spec = asdict(talk_spec(case["talk"])) if "talk" in case else case["problems"]
+    (folder / "config.json").write_text(json.dumps({"out": str(out), "spec": spec}))
+    with redirect_stderr(io.StringIO()) as said:
+        code = main(["talk" if "talk" in case else "problems", "--config", str(folder / "config.json")])
+    files = {one.name: one.read_text().rstrip("\n").split("\n") for one in out.glob("*.jsonl")}
+    return {"code": code, "files": files, "said": said.getvalue()}
+
+
 def compared(number: int, case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    if "load" not in case:
+        return made(case, folder, number)
     out = folder / f"out-{number}"
     how = case.get("how", {})
     (folder / "config.json").write_text(json.dumps({"out": str(out), "spec": {**case["spec"], **how}}))

@@ -42,7 +42,16 @@ CASES = {
     "FOLDER/csv-set/train-1.csv": (["FOLDER/csv-set", None, "train[176:353]"], "text"),
     "FOLDER/csv-set/*.csv:train[:50%]": (["FOLDER/csv-set", None, "train[:50%]"], "text"),
 }
-BY_DATASETS = ("csv-set", "objects", "webdataset", "arrow", "disk", "alone", "both")
+OTHERS = {
+    "talk": {"talk": "hf://x/smoltalk/all:train[10%:20%]+test"},
+    "asked": {"talk": "hf://x/gsm8k:train[:7]?user=question&assistant=answer"},
+    "no config": {"talk": "hf://x/smoltalk"},
+    "no split": {"talk": "hf://x/smoltalk/all:validation[:5]"},
+    "gated": {"talk": "hf://x/gated:train[:5]"},
+    "problems": {"problems": {"task": "file", "source": "hf://x/gsm8k/main:train[:40]"}},
+    "mirrored": {"problems": {"task": "gsm8k", "source": "hf://x/gsm8k"}},
+    "columns": {"problems": {"task": "file", "source": "FOLDER/csv-set/train-1.csv?question=text&answer=id"}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +60,9 @@ def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sets")
     write_all(folder, ROWS)
     names = [one.name for one in folder.iterdir()]
-    with serving({f"x/{name}": Repo(folder / name) for name in names}) as hub:
+    repos = {f"x/{name}": Repo(folder / name) for name in names}
+    repos["x/gated"] = Repo(folder / "gsm8k", token="a token", gated=True)
+    with serving(repos) as hub:
         environ = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home"), "no_proxy": "*"}
         environ |= {"PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": str(folder / "cache")}
         subprocess.run([sys.executable, "-c", SAVE, str(folder)], env=environ, check=True, timeout=120)
@@ -60,12 +71,13 @@ def compared(tmp_path_factory):
              "load": [one and one.replace("FOLDER", str(folder)) for one in load]}
             for source, (load, column) in CASES.items()
         ]  # fmt: skip
+        cases += [json.loads(json.dumps(case).replace("FOLDER", str(folder))) for case in OTHERS.values()]
         words = [sys.executable, "-m", "tests.programs.compare_with_datasets", str(folder)]
         done = subprocess.run(
             words, input=json.dumps(cases), env=environ, capture_output=True, text=True, timeout=280, cwd=ROOT
         )
     assert done.returncode == 0, done.stderr[-3000:]
-    return dict(zip(CASES, json.loads(done.stdout), strict=True)), done.stderr
+    return dict(zip([*CASES, *OTHERS], json.loads(done.stdout), strict=True)), done.stderr
 
 
 @pytest.mark.parametrize("source", CASES)
@@ -75,3 +87,36 @@ def test_the_rows_are_those_that_datasets_gives(compared, source):
     ours, theirs = found[source]["counts"]
     assert (ours, found[source]["differ"]) == (theirs, []) and ours > 0
     assert found[source]["resumed"]
+
+
+def rows(made, name):
+    return [json.loads(line) for line in made["files"][name]]
+
+
+def test_conversations_and_problems_come_from_the_same_references(compared):
+    found = compared[0]
+    talks = [one["messages"][0]["content"] for one in rows(found["talk"], "conversations.jsonl")]
+    assert talks == [
+        *(f"Question {n} of train?" for n in range(53, 106)),
+        *(f"Question {n} of test?" for n in range(53)),
+    ]
+    asked = rows(found["asked"], "conversations.jsonl")
+    assert [one["role"] for one in asked[6]["messages"]] == ["user", "assistant"] and len(asked) == 7
+    assert sum(len(found["problems"]["files"][f"{part}.jsonl"]) for part in ("train", "val", "test")) == 40
+    mirrored = found["mirrored"]["files"]
+    assert [len(mirrored[f"{part}.jsonl"]) for part in ("train", "val", "test")] == [398, 132, 106]
+    assert {one["answer"] for one in rows(found["columns"], "train.jsonl")} <= {str(n) for n in range(ROWS)}
+
+
+@pytest.mark.parametrize(
+    ("case", "seen"),
+    [
+        ("no config", ["hf://x/smoltalk", "all", "everyday-conversations"]),
+        ("no split", ["no split 'validation'", "known: train, test"]),
+        ("gated", ["it asks for a token", "/datasets/x/gated", "set HF_TOKEN"]),
+    ],
+)
+def test_what_may_not_be_read_is_refused_in_one_line(compared, case, seen):
+    found = compared[0][case]
+    assert found["code"] == 2 and found["said"].count("\n") == 1
+    assert [words for words in seen if words not in found["said"]] == []
