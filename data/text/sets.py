@@ -50,7 +50,7 @@ def files(reference: Reference) -> tuple[tuple[InputFile, ...], dict[str, Any]]:
         raise InputError(f"source {reference.words}: no row is in {split}")
     about = {"dataset": found.reference.place, "config": found.config, "split": split, "files": len(listed)}
     if reference.is_hub:
-        about["revision"] = found.reference.revision
+        about |= {"revision": found.reference.revision, "license": found.license}
     if any(stop is not None for _, _, stop in parts):
         about["rows"] = [[name, start, stop] for name, start, stop in parts]
     if reference.columns:
@@ -90,8 +90,10 @@ def _opened(reference: Reference) -> "Opened":
     if not reference.is_hub:
         return _opened_here(reference)
     is_offline = any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in OFFLINE)
-    if not is_offline and not re.fullmatch("[0-9a-f]{40}", reference.revision):
+    license = ""
+    if not is_offline:
         info = fineweb.in_time(lambda: fineweb.ask(reference.place, reference.revision))
+        license = license_of(info)
         reference = replace(reference, revision=info.sha)
     builder = datasets.load_dataset_builder(
         reference.place,
@@ -99,7 +101,13 @@ def _opened(reference: Reference) -> "Opened":
         revision=reference.revision,
         token=token_headers().get("authorization", "").removeprefix("Bearer ") or None,
     )
-    return Opened(reference, builder=builder)
+    return Opened(reference, builder=builder, license=license)
+
+
+def license_of(info: Any) -> str:
+    """Return what the card of a data set says of its license, in the hub's words; "" where it says nothing."""
+    said = getattr(info.card_data, "license", None) if info.card_data else None
+    return ", ".join(said) if isinstance(said, list) else str(said or "")
 
 
 def unpack_zstd() -> None:
@@ -136,6 +144,7 @@ class Opened:
     builder: Any = None
     kept: dict[str, Any] | None = None
     """By split; "" where there are none."""
+    license: str = ""
 
     @property
     def config(self) -> str:

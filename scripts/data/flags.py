@@ -68,6 +68,16 @@ class ShardFlags(Output):
     )
     world: int = flag(1, "how many machines read the source; --merge OUT when all have", group="Several machines")
     out: str = flag("", "folder for the shards and manifest.json", group="What is written", unit="FOLDER")
+    push: str = flag(
+        "",
+        "then put OUT on the hub as a data set with a card; alone, what is in OUT already: shards, token shards, "
+        "conversations",
+        group="What is written",
+        unit="hf://user/name",
+    )
+    license: str = flag(
+        "", "--push: of the data set, when the source names none or it is another", group="What is written"
+    )
     report: str = flag(
         "",
         "write report.html about this folder of shards into it, and do nothing else",

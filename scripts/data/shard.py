@@ -32,6 +32,10 @@ def shard(spec: ShardFlags) -> None:
         return check(Path(spec.verify).expanduser(), spec.json, spec.partial)
     if spec.report:
         return describe(Path(spec.report).expanduser().absolute(), spec.json)
+    if spec.license and not spec.push:
+        raise UsageError("--license is a word of --push")
+    if spec.push and not spec.source and spec.dataset == DATASET and has_something(folder_of(spec)):
+        return send(spec)
     from data.text.inputs import STDIN
 
     if not spec.source and spec.dataset != DATASET:
@@ -41,9 +45,26 @@ def shard(spec: ShardFlags) -> None:
         raise UsageError(f"unknown mode {spec.mode!r}; known: {', '.join(MODES)}")
     if spec.gzip and spec.compression not in ("", "gzip"):
         raise UsageError(f"--gzip and --compression {spec.compression} are two compressions; choose one")
-    folder = Path(spec.out or f"var/datasets/{spec.mode}").absolute()
-    config = {"out": str(folder), "spec": as_asked(spec, settings, spec.source in STDIN)}
-    tell(local_step.run("shard", ("-m", "data", "text"), config, settings, spec.json), spec.json)
+    config = {"out": str(folder_of(spec)), "spec": as_asked(spec, settings, spec.source in STDIN)}
+    made = local_step.run("shard", ("-m", "data", "text"), config, settings, spec.json)
+    if spec.push:
+        return send(spec)
+    tell(made, spec.json)
+
+
+def folder_of(spec: ShardFlags) -> Path:
+    return Path(spec.out or f"var/datasets/{spec.mode}").expanduser().absolute()
+
+
+def has_something(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("manifest.json", "train/manifest.json", "README.md"))
+
+
+def send(spec: ShardFlags) -> None:
+    """Put the folder on the hub."""
+    config = {"out": str(folder_of(spec)), "spec": {"to": spec.push, "license": spec.license}}
+    made = local_step.run("push", ("-m", "data", "push"), config, context.settings(), spec.json)
+    print_json(made) if spec.json else print(made["pushed"])
 
 
 def of_hub(spec: ShardFlags) -> ShardFlags:
