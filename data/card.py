@@ -44,6 +44,7 @@ class Told:
     about: list[str] = field(default_factory=list)
     """Lines of text."""
     license: str = ""
+    title: str = "Documents"
 
     def add(self, config: str, split: str, patterns: list[str], *figures: object) -> None:
         self.configs.setdefault(config, {})[split] = patterns
@@ -58,7 +59,7 @@ def write(folder: Path) -> None:
         return
     told = of_folder(folder)
     if told:
-        local_files.replace(path, text_of(told, folder.name).encode())
+        local_files.replace(path, text_of(told).encode())
 
 
 def of_folder(folder: Path) -> Told | None:
@@ -94,7 +95,7 @@ def _of_shards(folder: Path) -> Told:
 
 
 def _of_lines(folder: Path) -> Told | None:
-    told = Told()
+    told = Told(title="Conversations")
     for path in sorted(folder.glob("*.jsonl")):
         if path.stem in BESIDE:
             content = path.read_bytes()
@@ -132,8 +133,8 @@ def chosen(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(name, options[name]) for name in names if options.get(name)]
 
 
-def text_of(told: Told, name: str) -> str:
-    """Return the card: a head of YAML, then Markdown."""
+def text_of(told: Told, name: str = "") -> str:
+    """Return the card: a head of YAML, then Markdown. `name`: of the data set, where it has one."""
     import yaml
 
     configs = [
@@ -146,5 +147,5 @@ def text_of(told: Told, name: str) -> str:
         "|---|---:|---:|---:|",
         *(f"| {' | '.join(row)} |" for row in told.rows),
     ]
-    body = [MARK, "", f"# {name}", "", *table, "", *told.about]
+    body = [MARK, "", f"# {name or told.title}", "", *table, "", *told.about]
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n" + "\n".join(body).rstrip() + "\n"

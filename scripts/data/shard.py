@@ -118,11 +118,14 @@ def describe(folder: Path, as_json: bool) -> None:
 
 def unite(folder: Path, as_json: bool) -> None:
     """Make the shares of all ranks in `folder` one set of shards."""
+    from data import card
     from data.errors import DataError
     from data.merge import merge
 
     try:
-        tell(merge(folder), as_json)
+        made = merge(folder)
+        card.write(folder)
+        tell(made, as_json)
     except DataError as error:
         raise (UsageError if error.exit_code == 2 else SlipwayError)(under(str(folder), str(error))) from None
 
