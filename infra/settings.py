@@ -307,10 +307,15 @@ def _convert(text: str, kind: type, one: Field, base: Path, source: str) -> Any:
             raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is not a number of at least 0")
         return float(text)
     if one.name == "source":
-        return ",".join(_located(part, base) for part in (text.split(",") if WEIGHTED.fullmatch(text) else [text]))
+        return ",".join(_located(part, base) for part in sources_of(text))
     if kind is Path or one.name == "store" and "://" not in text:
         return kind(base / Path(text).expanduser())
     return text
+
+
+def sources_of(source: str) -> list[str]:
+    """Return the sources of a mixture, each with its weight; else the source itself."""
+    return source.split(",") if WEIGHTED.fullmatch(source) else [source]
 
 
 def _located(source: str, base: Path) -> str:

@@ -134,6 +134,7 @@ class Run:
         self.seen: Seen | None = None
         options = options_of(spec)
         identity = [SCHEMA, TOOL, options, inputs.about, stamps(inputs), share.folder]
+        identity += [one.uri for one in inputs.files if one.stream]  # what a position counts
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self.options = options
         self.about = {"source": spec.source, "options": options, "input": inputs.about} | self._whose()

@@ -48,7 +48,9 @@ def files(reference: Reference) -> tuple[tuple[InputFile, ...], dict[str, Any]]:
         listed = tuple(replace(one, names=reference.columns) for part in parts for one in found.files(*part))
     if not listed:
         raise InputError(f"source {reference.words}: no row is in {split}")
-    about = {"dataset": found.reference.place, "config": found.config, "split": split, "files": len(listed)}
+    about: dict[str, Any] = {"dataset": found.reference.place, "config": found.config, "split": split}
+    if not any(one.stream for one in listed):  # else it depends on what is kept here
+        about["files"] = len(listed)
     if reference.is_hub:
         about |= {"revision": found.reference.revision, "license": found.license}
     if any(stop is not None for _, _, stop in parts):
@@ -101,7 +103,11 @@ def _opened(reference: Reference) -> "Opened":
         revision=reference.revision,
         token=token_headers().get("authorization", "").removeprefix("Bearer ") or None,
     )
-    return Opened(reference, builder=builder, license=license)
+    found = Opened(reference, builder=builder, license=license)
+    if (Path(builder.cache_dir) / "dataset_info.json").is_file():  # `load_dataset` has kept it (HF_DATASETS_CACHE)
+        kept = replace(found, kept=dict(builder.as_dataset()))
+        return kept if is_offline or not all(map(found.our_files, found.splits())) else found
+    return found
 
 
 def license_of(info: Any) -> str:
@@ -201,7 +207,7 @@ class Opened:
 
     def our_files(self, split: str) -> list[str]:
         """Return the files of a split if all of them are of a kind that we read as `datasets` does; else none."""
-        if self.builder is None:
+        if self.builder is None or self.kept is not None:
             return []
         loaders = (one.__module__.rpartition(".")[2] for one in type(self.builder).__mro__)
         suffix = next((OURS[name] for name in loaders if name in OURS), "")

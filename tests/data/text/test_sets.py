@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.data.conftest import ROOT
+from data.manifest import read_manifest
+from tests.data.conftest import ROOT, run_step
 from tests.data.hub import Repo, serving
 from tests.data.layouts import write_all
 
@@ -77,6 +78,10 @@ def compared(tmp_path_factory):
             words, input=json.dumps(cases), env=environ, capture_output=True, text=True, timeout=280, cwd=ROOT
         )
     assert done.returncode == 0, done.stderr[-3000:]
+    kept = {"out": str(folder / "offline"), "spec": {"source": "hf://x/csv-set:train[:10%]"}}
+    again = run_step("text", kept, folder, **{**environ, "HF_HUB_OFFLINE": "1"})  # nobody serves any more
+    assert again.returncode == 0, again.stderr
+    assert read_manifest(folder / "offline")["shards"][0]["sha256"] == json.loads(done.stdout)[0]["hashes"][0]
     return dict(zip([*CASES, *OTHERS], json.loads(done.stdout), strict=True)), done.stderr
 
 
