@@ -86,7 +86,7 @@ def _of_shards(folder: Path) -> Told:
     first = read_manifest(parts(folder)[0])
     told.license = license_of(first.get("input", {}))
     told.about = [f"Source: {origin(first)}", ""]
-    told.about += [f"Options: `{name}` is `{value}`." for name, value in chosen(first["options"])]
+    told.about += [f"- `{name}`: `{value}`" for name, value in chosen(first["options"])]
     told.about += ["", f"The sha256 of each file stands in `{MANIFEST}`; that of the list of them, each as", ""]
     told.about += [f"`PATH SHA256` on a line, is `{sha256(''.join(hashes).encode()).hexdigest()}`.", ""]
     if any(path.endswith((".txt", ".txt.gz", ".txt.zst")) for path in told.configs["default"].get("train", ())):
@@ -114,9 +114,14 @@ def origin(manifest: Mapping[str, Any]) -> str:
     if "dataset" in found:
         config = f", configuration {found['config']}" if found.get("config") else ""
         commit = f", commit {found['revision']}" if found.get("revision") else ""
-        return f"data set {found['dataset']}{config}, split {found['split']}{commit}"
-    source = str(manifest["source"])
-    return source if "://" in source else Path(source).name  # where it lay on one machine is of no use to others
+        name = found["dataset"] if commit else Path(found["dataset"]).name
+        return f"data set {name}{config}, split {found['split']}{commit}"
+    return shareable(str(manifest["source"]))
+
+
+def shareable(source: str) -> str:
+    """Return a source without the folders that it lies in on this machine."""
+    return ",".join(one if "://" in one else one.rpartition("/")[2] for one in source.split(","))
 
 
 def license_of(about: Mapping[str, Any]) -> str:

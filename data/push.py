@@ -6,6 +6,7 @@ are removed in the same commit. Token shards go as parquet with a list of ids fo
 reads our own files of them.
 """
 
+import json
 import re
 import tempfile
 from dataclasses import dataclass
@@ -79,9 +80,20 @@ def _files(folder: Path) -> tuple[dict[str, Any], card.Told]:
     for part in parts(folder):
         if problems := verify(part):
             raise InputError(f"{part}: {'; '.join(problems)}; make the shards again")
-        names = [MANIFEST, *(one["name"] for one in read_manifest(part)["shards"])]
+        manifest = read_manifest(part)
+        names = [one["name"] for one in manifest["shards"]]
         files |= {str((part / one).relative_to(folder)): part / one for one in names}
+        files[str((part / MANIFEST).relative_to(folder))] = json.dumps(shareable(manifest), indent=1).encode()
     return files, told
+
+
+def shareable(value: Any) -> Any:
+    """Return a manifest without the folders that its sources lie in on this machine."""
+    if isinstance(value, dict):
+        return {key: shareable(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [shareable(one) for one in value]
+    return card.shareable(value) if isinstance(value, str) and value.startswith(("/", "~")) else value
 
 
 def _tokens(folder: Path, scratch: Path) -> tuple[dict[str, Any], card.Told]:

@@ -48,6 +48,8 @@ class Stream:
     """Which of its shards; None: the rows from `start` on, counted through all of them."""
     start: int = 0
     stop: int | None = None
+    is_kept: bool = False
+    """Whether it lies on this machine as the library has kept it, and not where it is published."""
 
 
 @dataclass(frozen=True)

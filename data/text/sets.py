@@ -71,7 +71,8 @@ def rows_of(reference: Reference) -> Iterator[dict[str, Any]]:
     with in_words(reference):
         found = opened(replace(reference, split="", columns=()))
         for name, start, stop in found.parts(reference.split or "train"):
-            yield from found.stream(Stream(found.reference, name, None, start, stop))
+            asked = Stream(found.reference, name, None, start, stop, found.kept is not None)
+            yield from found.stream(asked)
 
 
 def opened(reference: Reference) -> "Opened":
@@ -197,7 +198,9 @@ class Opened:
             stop = self.rows(split) if stop is None else stop
             for first in range(start, stop, DISK_ROWS):
                 last = min(stop, first + DISK_ROWS)
-                yield InputFile(f"{name}[{first}:{last}]", stream=Stream(self.reference, split, None, first, last))
+                yield InputFile(
+                    f"{name}[{first}:{last}]", stream=Stream(self.reference, split, None, first, last, True)
+                )
         elif is_whole:
             for shard in range(self.stream(Stream(self.reference, split)).num_shards):
                 yield InputFile(f"{name}#{shard}", stream=Stream(self.reference, split, shard))
@@ -234,7 +237,9 @@ class Opened:
 
     def stream(self, asked: Stream) -> Any:
         """Return the `IterableDataset` of a stream."""
-        if self.kept is not None:
+        if asked.is_kept:
+            if self.kept is None:
+                raise DataError("what datasets had kept of it is gone; run the same command again")
             whole = self.kept["" if asked.split == "_" else asked.split]
             stop = len(whole) if asked.stop is None else asked.stop
             return whole.select(range(asked.start, stop)).to_iterable_dataset()

@@ -85,6 +85,8 @@ def test_a_push_is_one_commit_with_a_card_and_takes_old_shards_away(run, tmp_pat
         run("push", "few", to="hf://me/mine")
         names = sorted(set(kept.files) - {".gitattributes"})
         assert names == [card.CARD, MANIFEST, "shard-00000.txt"]
+        assert json.loads(kept.files[MANIFEST].content)["shards"] == read_manifest(few)["shards"]
+        assert str(tmp_path).encode() not in kept.files[MANIFEST].content
         assert kept.files["shard-00000.txt"].content == (few / "shard-00000.txt").read_bytes()
         head, told = kept.files[card.CARD].content.decode().split("---\n")[1:]
         assert "license" not in yaml.safe_load(head) and "| train | 150 | 1 |" in told

@@ -73,6 +73,7 @@ def compared(tmp_path_factory):
             for source, (load, column) in CASES.items()
         ]  # fmt: skip
         cases += [json.loads(json.dumps(case).replace("FOLDER", str(folder))) for case in OTHERS.values()]
+        cases.append({**cases[2], "how": {"workers": 3}})
         words = [sys.executable, "-m", "tests.programs.compare_with_datasets", str(folder)]
         done = subprocess.run(
             words, input=json.dumps(cases), env=environ, capture_output=True, text=True, timeout=280, cwd=ROOT
@@ -82,7 +83,7 @@ def compared(tmp_path_factory):
     again = run_step("text", kept, folder, **{**environ, "HF_HUB_OFFLINE": "1"})  # nobody serves any more
     assert again.returncode == 0, again.stderr
     assert read_manifest(folder / "offline")["shards"][0]["sha256"] == json.loads(done.stdout)[0]["hashes"][0]
-    return dict(zip([*CASES, *OTHERS], json.loads(done.stdout), strict=True)), done.stderr
+    return dict(zip([*CASES, *OTHERS, "by three"], json.loads(done.stdout), strict=True)), done.stderr
 
 
 @pytest.mark.parametrize("source", CASES)
@@ -92,6 +93,10 @@ def test_the_rows_are_those_that_datasets_gives(compared, source):
     ours, theirs = found[source]["counts"]
     assert (ours, found[source]["differ"]) == (theirs, []) and ours > 0
     assert found[source]["resumed"]
+
+
+def test_three_processes_write_what_one_writes(compared):
+    assert compared[0]["by three"]["hashes"] == compared[0]["hf://x/csv-set"]["hashes"]
 
 
 def rows(made, name):
