@@ -586,7 +586,7 @@ def source_slug(source: str) -> str:
         return "-".join(source_slug(one) for one, _ in mixture)[:100]
     reference = references.parse(source)
     if reference.is_hub:
-        return "".join(one if one.isalnum() or one in "._-" else "-" for one in reference.place)[:100].strip(".-")
+        return reference.place.replace("/", "-").encode("ascii", "ignore").decode()[:100].strip(".-") or "hub"
     plain = [part for part in Path(reference.place).parts if not any(letter in part for letter in "*?[")] or ["local"]
     stem = "".join(one if one.isascii() and one.isalnum() or one in "._-" else "-" for one in Path(plain[-1]).stem)
     return stem.strip(".-")[:100] or "local"
