@@ -25,6 +25,7 @@ from data.config import ConfigError, TextSpec
 from data.errors import DataError, InputError
 from data.events import emit
 from data.manifest import MANIFEST, MANIFEST_BYTES, SCHEMA, TOOL, read_manifest, write_json
+from data.references import parse, parse_mixture
 from data.shards.mixing import Mixed, mixed, position_of
 from data.shards.seen_documents import Seen
 from data.shards.shards import DRAFT, Cut, Form, Writer, remove_shards
@@ -114,8 +115,9 @@ def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
             f"{folder} holds {' and '.join(found)}: shards {which} beside it would be mistaken for one set; "
             "remove that, or choose another folder"
         )
-    for source in {spec.source, spec.validation} - {"", "pydocs", "fineweb", *STDIN}:
-        place = Path(source).expanduser()
+    sources = {words for words, _ in parse_mixture(spec.source)} or {spec.source}
+    for source in (sources | {spec.validation}) - {"", "pydocs", "fineweb", *STDIN}:
+        place = Path(parse(source).place).expanduser()
         if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
             raise InputError(f"{folder} lies in the source {source}, which would grow by its shards; choose another")
 

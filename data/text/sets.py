@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,8 @@ class Opened:
     kept: dict[str, Any] | None = None
     """By split; "" where there are none."""
     license: str = ""
+    streams: dict[str, Any] = field(default_factory=dict)
+    """By split, those that were made already."""
 
     @property
     def config(self) -> str:
@@ -243,7 +245,9 @@ class Opened:
             whole = self.kept["" if asked.split == "_" else asked.split]
             stop = len(whole) if asked.stop is None else asked.stop
             return whole.select(range(asked.start, stop)).to_iterable_dataset()
-        whole = self.builder.as_streaming_dataset(split=asked.split)
+        whole = self.streams.get(asked.split)
+        if whole is None:  # to make one, some loaders read the beginning of the files
+            whole = self.streams[asked.split] = self.builder.as_streaming_dataset(split=asked.split)
         if asked.shard is not None:
             return whole.shard(num_shards=whole.num_shards, index=asked.shard)
         stream = whole.skip(asked.start) if asked.start else whole

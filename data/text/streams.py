@@ -66,11 +66,12 @@ class Streamed:
         return Batch(len(table), texts, {name: table.column(name).to_pylist() for name in there}, invalid)
 
     def _of_python(self, rows: dict[str, list[Any]]) -> Batch:
-        names = list(rows)
-        texts = Listed()
-        for values in zip(*rows.values(), strict=True):
-            text = value_at(dict(zip(names, values, strict=True)), self.text)
-            if not isinstance(text, str):
-                raise InputError(f"column {self.text!r} is no text in every row; name another with --text-column")
-            texts.append(text.encode("utf-8", "replace"))
-        return Batch(len(texts), texts, {name: rows[name] for name in self.columns if name in rows})
+        if self.text in rows:
+            texts = [value_at({"": value}, "") for value in rows[self.text]]
+        else:
+            top, _, rest = self.text.partition(".")
+            texts = [value_at(value, rest) if isinstance(value, dict) else None for value in rows[top]]
+        if not all(isinstance(text, str) for text in texts):
+            raise InputError(f"column {self.text!r} is no text in every row; name another with --text-column")
+        encoded = Listed(text.encode("utf-8", "replace") for text in texts)
+        return Batch(len(encoded), encoded, {name: rows[name] for name in self.columns if name in rows})

@@ -128,7 +128,7 @@ class TokenizerEvalFlags(Output):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineFlags(Output):
-    input: str = flag("", "the corpus: a path or an address of .txt, .jsonl, .parquet, or fineweb, pydocs")
+    input: str = flag("", "the corpus: what `inv shard --source` takes")
     experiment: str = flag("", "names the folders (RUN_EXPERIMENT, else runpod-2b)")
     workspace: str = flag("", WORKSPACE, unit="FOLDER")
     train_shard_lines: int | None = flag(None, "lines per shard (SHARD_LINES, else 250000)")

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import SlipwayError, Unsound, UsageError
+from infra.job_environment import secrets
 from infra.settings import Settings
 from scripts.cli import context, local_step
 from scripts.cli.invoke_patch import print_json
 from scripts.data.flags import ShardFlags
+from store import credentials
 
 MODES = {"smoke": 2_000, "prod": None, "split": None}  # documents; None = all
 SPLIT_RATIO = 0.01
@@ -34,8 +36,10 @@ def shard(spec: ShardFlags) -> None:
         return describe(Path(spec.report).expanduser().absolute(), spec.json)
     if spec.license and not spec.push:
         raise UsageError("--license is a word of --push")
-    if spec.push and not spec.source and spec.dataset == DATASET and has_something(folder_of(spec)):
-        return send(spec)
+    if spec.push:
+        check_push(spec)
+        if not spec.source and spec.dataset == DATASET and has_something(folder_of(spec)):
+            return send(spec)
     from data.text.inputs import STDIN
 
     if not spec.source and spec.dataset != DATASET:
@@ -54,6 +58,16 @@ def shard(spec: ShardFlags) -> None:
 
 def folder_of(spec: ShardFlags) -> Path:
     return Path(spec.out or f"var/datasets/{spec.mode}").expanduser().absolute()
+
+
+def check_push(spec: ShardFlags) -> None:
+    """Raise UsageError for what would only fail when the shards are made."""
+    from data.push import ADDRESS
+
+    if not ADDRESS.fullmatch(spec.push):
+        raise UsageError(f"--push {spec.push}: expected hf://user/name")
+    if not any(secrets(context.settings()).get(name) for name in credentials.HUB):
+        raise UsageError(f"--push {spec.push}: set HF_TOKEN to a token that may write there")
 
 
 def has_something(folder: Path) -> bool:
