@@ -34,7 +34,7 @@ ESCAPED = (
 
 
 @dataclass
-class Told:
+class CardFacts:
     """What a card tells of a folder."""
 
     configs: dict[str, dict[str, list[str]]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def write(folder: Path) -> None:
         local_files.replace(path, text_of(told).encode())
 
 
-def of_folder(folder: Path) -> Told | None:
+def of_folder(folder: Path) -> CardFacts | None:
     """Return what there is to tell of a folder; None where nothing in it is ours."""
     try:
         return _of_shards(folder) if any((one / MANIFEST).is_file() for one in parts(folder)) else _of_lines(folder)
@@ -70,8 +70,8 @@ def of_folder(folder: Path) -> Told | None:
         return None
 
 
-def _of_shards(folder: Path) -> Told:
-    told, hashes = Told(), []
+def _of_shards(folder: Path) -> CardFacts:
+    told, hashes = CardFacts(), []
     for part in parts(folder):
         manifest = read_manifest(part)
         names = [str(one["name"]) for one in manifest["shards"]]
@@ -94,8 +94,8 @@ def _of_shards(folder: Path) -> Told:
     return told
 
 
-def _of_lines(folder: Path) -> Told | None:
-    told = Told(title="Conversations")
+def _of_lines(folder: Path) -> CardFacts | None:
+    told = CardFacts(title="Conversations")
     for path in sorted(folder.glob("*.jsonl")):
         if path.stem in BESIDE:
             content = path.read_bytes()
@@ -138,7 +138,7 @@ def chosen(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(name, options[name]) for name in names if options.get(name)]
 
 
-def text_of(told: Told, name: str = "") -> str:
+def text_of(told: CardFacts, name: str = "") -> str:
     """Return the card: a head of YAML, then Markdown. `name`: of the data set, where it has one."""
     import yaml
 

@@ -90,7 +90,7 @@ def is_on_disk(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ON_DISK)
 
 
-def is_of_datasets(reference: references.Reference) -> bool:
+def is_of_datasets(reference: references.SetReference) -> bool:
     """Tell whether the library `datasets` has to resolve it: it is on the hub, has a split, or is of no kind of ours.
 
     Raises ConfigError for a path with nothing to read.

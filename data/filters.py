@@ -1,7 +1,7 @@
 """`--filter`: which rows are kept, as an expression over their columns: `language_score > 0.9 and "pdf" not in url`.
 
-In: the words. Out: a `Filter` with the columns that it reads and a function of a row. The words are parsed by `ast` and
-made into functions of ours, one for each kind of node that is known here; nothing is ever evaluated as Python. A
+In: the words. Out: a `RowFilter` with the columns that it reads and a function of a row. The words are parsed by `ast`
+and made into functions of ours, one for each kind of node that is known here; nothing is ever evaluated as Python. A
 comparison with null is false, except with `is None`, `==` and `!=`.
 """
 
@@ -32,7 +32,7 @@ KNOWN = "columns, numbers, texts, None, True, False, == != < <= > >=, in, is, an
 
 
 @dataclass(frozen=True)
-class Filter:
+class RowFilter:
     """An expression, ready to be asked about rows."""
 
     words: str
@@ -50,7 +50,7 @@ class Filter:
 
 
 @lru_cache
-def parse(words: str) -> Filter:
+def parse(words: str) -> RowFilter:
     """Return the filter that is meant. Raises ConfigError for what is no such expression."""
     if len(words) > LONGEST:
         raise ConfigError(f"filter: {len(words)} letters; at most {LONGEST} are read")
@@ -62,7 +62,7 @@ def parse(words: str) -> Filter:
     columns = tuple(dict.fromkeys(one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and one.id != "len"))
     if not columns:
         raise ConfigError(f"filter {words!r}: no column is in it")
-    return Filter(words, columns, value)
+    return RowFilter(words, columns, value)
 
 
 def _made(node: ast.AST, words: str, depth: int) -> Value:

@@ -67,7 +67,7 @@ def push(spec: PushSpec, folder: Path) -> dict[str, Any]:
     return {"pushed": f"hf://{name}", "commit": commit, "files": len(files) + 1}
 
 
-def _files(folder: Path) -> tuple[dict[str, Any], card.Told]:
+def _files(folder: Path) -> tuple[dict[str, Any], card.CardFacts]:
     """Return the files of shards, or of lines of JSON, by their names there. Raises InputError."""
     told = card.of_folder(folder)
     if told is None:
@@ -96,7 +96,7 @@ def shareable(value: Any) -> Any:
     return card.shareable(value) if isinstance(value, str) and value.startswith(("/", "~")) else value
 
 
-def _tokens(folder: Path, scratch: Path) -> tuple[dict[str, Any], card.Told]:
+def _tokens(folder: Path, scratch: Path) -> tuple[dict[str, Any], card.CardFacts]:
     """Return token shards as parquet, with the ids of a document in each row. Raises InputError."""
     import pyarrow
     import pyarrow.parquet
@@ -107,7 +107,7 @@ def _tokens(folder: Path, scratch: Path) -> tuple[dict[str, Any], card.Told]:
         raise InputError(f"{folder}: {'; '.join(problems)}; make them again")
     manifest = read_token_manifest(folder)
     files: dict[str, Any] = {}
-    told = card.Told()
+    told = card.CardFacts()
     for part in ("train", "val"):
         shards = [one for one in manifest["shards"] if one["name"].startswith(part)]
         for one in shards:

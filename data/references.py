@@ -4,7 +4,7 @@
     folder or files[:split][?column=its name&...]
     one=0.7,another=0.3                                     several, by weight
 
-A split is what `datasets` calls one: `train`, `train[:10%]`, `train[5:10]+test`. In: words. Out: a `Reference`, or
+A split is what `datasets` calls one: `train`, `train[:10%]`, `train[5:10]+test`. In: words. Out: a `SetReference`, or
 several with their weights. Nothing is looked up here, and nothing heavy is imported: plans are made of these, too.
 """
 
@@ -28,7 +28,7 @@ FIRST_ROWS = re.compile(rf"({NAME})\[:(\d+)\]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference:
+class SetReference:
     """One data set, or a part of it."""
 
     place: str
@@ -62,7 +62,7 @@ class Reference:
         return FIRST_ROWS.sub(r"\1", self.split) or "train"
 
 
-def parse(words: str) -> Reference:
+def parse(words: str) -> SetReference:
     """Return the data set that is meant. Raises ConfigError for what looks like one of the hub and is none."""
     found = None if "://" in words and not words.startswith(HUB) else COLUMNS.search(words)  # a URL has a query, too
     given = [tuple(one.split("=", 1)) for one in found["columns"].split("&")] if found else []
@@ -71,14 +71,14 @@ def parse(words: str) -> Reference:
         local = HERE.fullmatch(rest)
         is_split = local is not None and local["split"] and "://" not in rest and not Path(rest).expanduser().exists()
         place, split = (local["place"], local["split"]) if local and is_split else (rest, "")
-        return Reference(place=place, split=split, columns=tuple(given))  # type: ignore[arg-type]
+        return SetReference(place=place, split=split, columns=tuple(given))  # type: ignore[arg-type]
     hub = ON_THE_HUB.fullmatch(rest)
     if not hub:
         raise ConfigError(
             f"{words}: expected hf://user/name, hf://user/name@revision/config:split[:1000]?text=column or a part of it"
         )
     values = {name: value for name, value in hub.groupdict().items() if value}
-    return Reference(is_hub=True, columns=tuple(given), **values)  # type: ignore[arg-type]
+    return SetReference(is_hub=True, columns=tuple(given), **values)  # type: ignore[arg-type]
 
 
 def parse_mixture(words: str) -> list[tuple[str, float]]:

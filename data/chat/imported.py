@@ -72,7 +72,7 @@ def source_rows(spec: TalkSpec) -> tuple[Iterator[Any], dict[str, Any]]:
     return (row for path in source_files(spec.source) for row in rows(str(path))), {}
 
 
-def hub_files(reference: references.Reference) -> tuple[str, list[str]]:
+def hub_files(reference: references.SetReference) -> tuple[str, list[str]]:
     """Return the commit, and the files of a whole split if we read them ourselves; none where `datasets` has to.
 
     Raises InputError for a data set, revision or split that is not there, DataError when the hub cannot be reached.
@@ -87,11 +87,11 @@ def hub_files(reference: references.Reference) -> tuple[str, list[str]]:
     return commit, uris if all(form_of(uri)[0] in (".jsonl", ".parquet") for uri in uris) else []
 
 
-def asked(reference: references.Reference) -> tuple[str, str, str, str]:
+def asked(reference: references.SetReference) -> tuple[str, str, str, str]:
     return reference.place, reference.config, reference.split, reference.revision
 
 
-def rows_of_datasets(reference: references.Reference) -> Iterator[dict[str, Any]]:
+def rows_of_datasets(reference: references.SetReference) -> Iterator[dict[str, Any]]:
     """Yield the rows as the library `datasets` gives them, with columns by our names beside its own.
 
     Columns that are named `user` and `assistant` (and `system`) make a conversation of one question.

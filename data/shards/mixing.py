@@ -26,7 +26,7 @@ BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePlace:
     """Where one source stands: behind `lines` of the batch that comes after `position`."""
 
     position: Position = Position()
@@ -41,7 +41,7 @@ class Place:
 class Mixed:
     """Where the drawing stands: behind `drawn` of the draws that a generator in this state makes next."""
 
-    places: tuple[Place, ...]
+    places: tuple[SourcePlace, ...]
     generator: str = ""
     """As JSON: its numbers are longer than those that a file of ours may hold."""
     drawn: int = 0
@@ -51,14 +51,14 @@ def position_of(raw: Mapping[str, Any]) -> Position | Mixed:
     """Return what `asdict` has made plain."""
     if "places" not in raw:
         return Position(**raw)
-    places = tuple(Place(**{**one, "position": Position(**one["position"])}) for one in raw["places"])
+    places = tuple(SourcePlace(**{**one, "position": Position(**one["position"])}) for one in raw["places"])
     return Mixed(places, raw["generator"], raw["drawn"])
 
 
-class Lines:
+class SourceLines:
     """The documents of one source, one by one, over and over."""
 
-    def __init__(self, task: Task, words: str, place: Place):
+    def __init__(self, task: Task, words: str, place: SourcePlace):
         self.task, self.words, self.place = task, words, place
         self.counts: Counter[str] = Counter()
         self.lines: list[Line] = []
@@ -95,7 +95,7 @@ class Lines:
                 self._behind, self.place = position, replace(self.place, is_open=True)
                 return
             self.place = replace(self.place, position=position, is_open=False)
-        self.lines, self.place = [], Place(is_exhausted=True)
+        self.lines, self.place = [], SourcePlace(is_exhausted=True)
 
 
 def documents(made: Prepared) -> list[Line]:
@@ -139,7 +139,7 @@ def mixed(
 
     Raises InputError for a source without a document.
     """
-    start = start or Mixed((Place(),) * len(inputs.mixture))
+    start = start or Mixed((SourcePlace(),) * len(inputs.mixture))
     draws = Draws(spec.seed, [weight for _, weight in inputs.mixture], start)
     is_over = all if spec.exhausted == "all" else any
     each = max(1, workers // len(inputs.mixture))
@@ -147,7 +147,7 @@ def mixed(
         sources = []
         for number, ((words, _), place) in enumerate(zip(inputs.mixture, start.places, strict=True)):
             files = tuple(one for one in inputs.files if one.source == number)
-            source = Lines(Task(spec, files, "train", place.position, each), words, place)
+            source = SourceLines(Task(spec, files, "train", place.position, each), words, place)
             sources.append(stack.enter_context(closing(source)))
         ended = False
         while not ended:
@@ -163,7 +163,7 @@ def mixed(
             yield where, _made(spec, batch, sources)
 
 
-def _made(spec: TextSpec, batch: list[tuple[int, Line]], sources: Sequence[Lines]) -> Prepared:
+def _made(spec: TextSpec, batch: list[tuple[int, Line]], sources: Sequence[SourceLines]) -> Prepared:
     """Return drawn documents as one batch, with what was counted since the last one."""
     names = ("train", "val") if spec.val_ratio else ("train",)
     counts = Counter(f"of source {number}" for number, _ in batch)

@@ -14,7 +14,7 @@ all at once:
 from dataclasses import dataclass
 from typing import Any
 
-from data.references import Reference
+from data.references import SetReference
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ COLUMNS = tuple(name for name in Document.__dataclass_fields__ if name != "text"
 
 
 @dataclass(frozen=True)
-class Stream:
+class RowStream:
     """Rows that the library `datasets` reads: one of the shards that it has of a split, or some rows of the split."""
 
-    reference: Reference
+    reference: SetReference
     """The commit is in it, so that every process reads the same."""
     split: str
     shard: int | None = None
@@ -65,7 +65,7 @@ class InputFile:
     """parquet only: from the first of these rows until before the other."""
     names: tuple[tuple[str, str], ...] = ()
     """Our name of a column, such as `text`, and the file's where that is another."""
-    stream: Stream | None = None
+    stream: RowStream | None = None
     """Instead of a file."""
     source: int = 0
     """Which of several sources that are mixed."""

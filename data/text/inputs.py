@@ -9,7 +9,7 @@ from typing import Any
 
 from data.config import TextSpec, form_of, is_of_datasets, source_files
 from data.errors import ConfigError, InputError
-from data.references import NAME, Reference, parse, parse_mixture
+from data.references import NAME, SetReference, parse, parse_mixture
 from data.text.documents import InputFile
 from data.text.remote import list_remote
 
@@ -122,7 +122,7 @@ def _list(source: str, spec: TextSpec) -> Inputs:
     if source in STDIN:
         return Inputs((InputFile(source),))
     if source == "fineweb" and not re.fullmatch(NAME, spec.split):
-        reference = Reference(
+        reference = SetReference(
             place=spec.dataset, is_hub=True, config=spec.config, split=spec.split, revision=spec.revision
         )
         return _of_datasets(reference)
@@ -144,7 +144,7 @@ def _list(source: str, spec: TextSpec) -> Inputs:
     return Inputs(tuple(InputFile(str(path), names=reference.columns) for path in paths), told)
 
 
-def _of_datasets(reference: Reference) -> Inputs:
+def _of_datasets(reference: SetReference) -> Inputs:
     from data.text import sets  # the library takes seconds to import
 
     return Inputs(*sets.files(reference))

@@ -1,9 +1,9 @@
 """Any data set that the library `datasets` can load: which files a part of one is, or which streams.
 
-In: a `Reference`. Out: `InputFile`s and what a manifest says of them. The library resolves the configuration, the split
-and its files. Parquet, lines of JSON and lines of text are then read by us, a file at a time; everything else becomes
-streams of the library's own, one for each of its shards. Rows of a slice are numbered as the library numbers them, so
-that they are those that `datasets.load_dataset` gives.
+In: a `SetReference`. Out: `InputFile`s and what a manifest says of them. The library resolves the configuration, the
+split and its files. Parquet, lines of JSON and lines of text are then read by us, a file at a time; everything else
+becomes streams of the library's own, one for each of its shards. Rows of a slice are numbered as the library numbers
+them, so that they are those that `datasets.load_dataset` gives.
 """
 
 import os
@@ -19,9 +19,9 @@ from urllib.parse import quote
 from data.config import form_of, is_on_disk
 from data.errors import DataError, InputError
 from data.events import emit
-from data.references import HUB, Reference
+from data.references import HUB, SetReference
 from data.text import fineweb
-from data.text.documents import InputFile, Stream
+from data.text.documents import InputFile, RowStream
 from data.text.remote import hub, open_remote, token_headers
 
 OURS = {"parquet": ".parquet", "json": ".jsonl", "text": ".txt"}
@@ -32,10 +32,10 @@ DISK_ROWS = 100_000  # of a folder of `save_to_disk`, that one process reads at 
 COUNT_ROWS = 4096
 UNKNOWN_ROWS = 1 << 60
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
-_open: dict[Reference, "Opened"] = {}
+_open: dict[SetReference, "OpenedSet"] = {}
 
 
-def files(reference: Reference) -> tuple[tuple[InputFile, ...], dict[str, Any]]:
+def files(reference: SetReference) -> tuple[tuple[InputFile, ...], dict[str, Any]]:
     """Return the files and streams of a part of a data set in their order, and what is known of their origin.
 
     Raises InputError for a data set, configuration or split that is not there or may not be read, DataError when the
@@ -60,22 +60,22 @@ def files(reference: Reference) -> tuple[tuple[InputFile, ...], dict[str, Any]]:
     return listed, about
 
 
-def revision(reference: Reference) -> str:
+def revision(reference: SetReference) -> str:
     """Return the commit of a data set of the hub. Raises as `files` does."""
     with in_words(reference):
         return opened(replace(reference, split="", columns=())).reference.revision
 
 
-def rows_of(reference: Reference) -> Iterator[dict[str, Any]]:
+def rows_of(reference: SetReference) -> Iterator[dict[str, Any]]:
     """Yield all rows as `datasets` gives them, one after another. Raises as `files` does."""
     with in_words(reference):
         found = opened(replace(reference, split="", columns=()))
         for name, start, stop in found.parts(reference.split or "train"):
-            asked = Stream(found.reference, name, None, start, stop, found.kept is not None)
+            asked = RowStream(found.reference, name, None, start, stop, found.kept is not None)
             yield from found.stream(asked)
 
 
-def opened(reference: Reference) -> "Opened":
+def opened(reference: SetReference) -> "OpenedSet":
     """Return an opened data set, kept for as long as this process reads it."""
     found = _open.get(reference)
     if found is None:
@@ -84,7 +84,7 @@ def opened(reference: Reference) -> "Opened":
     return found
 
 
-def _opened(reference: Reference) -> "Opened":
+def _opened(reference: SetReference) -> "OpenedSet":
     import datasets
 
     datasets.disable_progress_bars()
@@ -104,7 +104,7 @@ def _opened(reference: Reference) -> "Opened":
         revision=reference.revision,
         token=token_headers().get("authorization", "").removeprefix("Bearer ") or None,
     )
-    found = Opened(reference, builder=builder, license=license)
+    found = OpenedSet(reference, builder=builder, license=license)
     if (Path(builder.cache_dir) / "dataset_info.json").is_file():  # `load_dataset` has kept it (HF_DATASETS_CACHE)
         kept = replace(found, kept=dict(builder.as_dataset()))
         return kept if is_offline or not all(map(found.our_files, found.splits())) else found
@@ -126,28 +126,28 @@ def unpack_zstd() -> None:
         register_compression("zstd", lambda file, **_: pyarrow.CompressedInputStream(file, "zstd"), "zst")
 
 
-def _opened_here(reference: Reference) -> "Opened":
+def _opened_here(reference: SetReference) -> "OpenedSet":
     """Open a folder of `save_to_disk`, a folder that is a data set, or files."""
     import datasets
 
     place = Path(reference.place).expanduser()
     if is_on_disk(place):
         kept = datasets.load_from_disk(str(place))
-        return Opened(reference, kept=dict(kept) if isinstance(kept, dict) else {"": kept})
+        return OpenedSet(reference, kept=dict(kept) if isinstance(kept, dict) else {"": kept})
     if place.is_dir():
-        return Opened(reference, builder=datasets.load_dataset_builder(str(place), reference.config or None))
+        return OpenedSet(reference, builder=datasets.load_dataset_builder(str(place), reference.config or None))
     parts = place.absolute().parts
     depth = next((at for at, part in enumerate(parts) if re.search(r"[*?\[]", part)), len(parts) - 1)
     pattern = "/".join(parts[depth:])
     builder = datasets.load_dataset_builder(str(Path(*parts[:depth])), data_files=pattern)
-    return Opened(reference, builder=builder)
+    return OpenedSet(reference, builder=builder)
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSet:
     """A data set as the library has it: a builder, or what lies on the disk as `save_to_disk` has left it."""
 
-    reference: Reference
+    reference: SetReference
     builder: Any = None
     kept: dict[str, Any] | None = None
     """By split; "" where there are none."""
@@ -201,14 +201,14 @@ class Opened:
             for first in range(start, stop, DISK_ROWS):
                 last = min(stop, first + DISK_ROWS)
                 yield InputFile(
-                    f"{name}[{first}:{last}]", stream=Stream(self.reference, split, None, first, last, True)
+                    f"{name}[{first}:{last}]", stream=RowStream(self.reference, split, None, first, last, True)
                 )
         elif is_whole:
-            for shard in range(self.stream(Stream(self.reference, split)).num_shards):
-                yield InputFile(f"{name}#{shard}", stream=Stream(self.reference, split, shard))
+            for shard in range(self.stream(RowStream(self.reference, split)).num_shards):
+                yield InputFile(f"{name}#{shard}", stream=RowStream(self.reference, split, shard))
         else:
             end = "" if stop is None else stop
-            yield InputFile(f"{name}[{start}:{end}]", stream=Stream(self.reference, split, None, start, stop))
+            yield InputFile(f"{name}[{start}:{end}]", stream=RowStream(self.reference, split, None, start, stop))
 
     def our_files(self, split: str) -> list[str]:
         """Return the files of a split if all of them are of a kind that we read as `datasets` does; else none."""
@@ -234,10 +234,10 @@ class Opened:
         if told is not None and told.num_examples:
             return int(told.num_examples)
         emit("note", text=f"{self.reference.words}: counting the rows of {split}, of which a share is wanted")
-        stream = self.stream(Stream(self.reference, split)).with_format("arrow")
+        stream = self.stream(RowStream(self.reference, split)).with_format("arrow")
         return sum(len(one) for one in stream.iter(COUNT_ROWS))
 
-    def stream(self, asked: Stream) -> Any:
+    def stream(self, asked: RowStream) -> Any:
         """Return the `IterableDataset` of a stream."""
         if asked.is_kept:
             if self.kept is None:
@@ -281,7 +281,7 @@ def _ranged(uris: list[str], start: int, stop: int) -> Iterator[InputFile]:
 
 
 @contextmanager
-def in_words(reference: Reference) -> Iterator[None]:
+def in_words(reference: SetReference) -> Iterator[None]:
     """Raise what the library raises as an error of ours."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
@@ -304,7 +304,7 @@ def in_words(reference: Reference) -> Iterator[None]:
         raise DataError(f"{where}: {type(error).__name__}: {first_line(error)}") from None
 
 
-def gated(reference: Reference) -> str:
+def gated(reference: SetReference) -> str:
     """Return what to do about a data set that asks who reads it."""
     page = f"{hub()}/datasets/{reference.place}"
     who = "the account of the token that is set may not read it" if token_headers() else "it asks for a token"

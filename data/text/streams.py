@@ -1,6 +1,6 @@
 """A stream of `datasets` as batches of documents, which can go on from any of them.
 
-In: an `InputFile` with a `Stream`. Out: batches; each holds the library's `state_dict` behind it, from which a later
+In: an `InputFile` with a `RowStream`. Out: batches; each holds the library's `state_dict` behind it, from which a later
 process goes on. Rows come as Arrow tables where the library has them as such, so that texts are copied once.
 """
 

@@ -3,7 +3,7 @@
 import pytest
 
 from data.errors import ConfigError
-from data.references import Reference, parse, parse_mixture
+from data.references import SetReference, parse, parse_mixture
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from data.references import Reference, parse, parse_mixture
 )
 def test_a_data_set_of_the_hub(words, means):
     found = parse(words)
-    assert found == Reference(is_hub=True, **means)
+    assert found == SetReference(is_hub=True, **means)
     assert words.startswith(found.words)
 
 
@@ -35,7 +35,7 @@ def test_a_data_set_of_the_hub(words, means):
     ],
 )
 def test_files(words, place, split, columns):
-    assert parse(words) == Reference(place=place, split=split, columns=columns)
+    assert parse(words) == SetReference(place=place, split=split, columns=columns)
 
 
 def test_a_file_that_is_there_is_not_taken_apart(tmp_path):
