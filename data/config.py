@@ -65,10 +65,12 @@ def source_files(source: str) -> list[Path]:
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        there = sorted(one for one in path.rglob("*") if one.is_file())
+        readable = (one for one in path.rglob("*") if form_of(one.name)[0] or one.suffix in OF_DATASETS)
+        there = sorted(one for one in readable if one.is_file())
         found = _without_drafts([one for one in there if form_of(one.name)[0]], path)
         if is_on_disk(path) or not found:
-            found = [one for one in there if one.suffix in OF_DATASETS]
+            others = [one for one in there if one.suffix in OF_DATASETS and one.name != manifest.MANIFEST]
+            found = _without_drafts(others, path)
         if not found:
             known = ", ".join((*SUFFIXES, *OF_DATASETS))
             raise ConfigError(f"source {source}: no {known} file in this folder")

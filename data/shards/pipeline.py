@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from data.errors import DataError, InputError
 from data.events import emit
 from data.manifest import MANIFEST, MANIFEST_BYTES, SCHEMA, TOOL, read_manifest, write_json
 from data.references import parse, parse_mixture
+from data.shards.asked import options_of, stamps, weights, workers_for
 from data.shards.mixing import Mixed, mixed, position_of
 from data.shards.seen_documents import Seen
 from data.shards.shards import DRAFT, Cut, Form, Writer, remove_shards
@@ -36,7 +37,6 @@ from data.text.lines import Prepared, keep
 from store import outside
 
 STATE, SEEN = "state.json", "seen.sqlite"
-MOST_WORKERS = 16
 KEEP_BYTES = 64 << 20
 SILENCE_S = 3.0  # what does not move for so long is not waited for once we are to stop
 MOST_WAITING = 4
@@ -127,7 +127,7 @@ class Run:
 
     def __init__(self, spec: TextSpec, draft: Path, folders: dict[str, Path], inputs: Inputs, how: How, share: Share):
         self.spec, self.inputs, self.keep_every_s = spec, inputs, how.keep_every_s
-        self.workers = _workers(spec, inputs, how.workers)
+        self.workers = workers_for(spec, inputs, how.workers)
         self.draft, self.share = draft, share
         self.position: Position | Mixed = Position()
         self.documents = self.kept = 0
@@ -333,39 +333,6 @@ class Run:
             return state if state["key"] == self.key else None
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return None
-
-
-def options_of(spec: TextSpec) -> dict[str, Any]:
-    """Return what was asked for; what newer options leave as it was is not named, as nobody named it before."""
-    newer = {one.name for one in fields(spec) if one.metadata.get("newer") and getattr(spec, one.name) == one.default}
-    return {name: value for name, value in asdict(spec).items() if name not in newer}
-
-
-def weights(inputs: Inputs) -> list[float]:
-    """Return the weight of each file, for an estimate of what is left: its bytes, or 1 where they are unknown."""
-    paths = [Path(one.uri) for one in inputs.files]
-    are_here = all(path.is_file() for path in paths)
-    return [float(path.stat().st_size) if are_here else 1.0 for path in paths]
-
-
-def stamps(inputs: Inputs) -> list[Any]:
-    """Return stamps that change when somebody writes into a local file."""
-    paths = [Path(one.uri) for one in inputs.files if "://" not in one.uri]
-    return [[str(path), path.stat().st_mtime_ns] for path in paths if path.exists()]
-
-
-def _workers(spec: TextSpec, inputs: Inputs, asked: int) -> int:
-    first = inputs.files[0].uri
-    if first in STDIN or first == "pydocs":
-        return 1
-    if all(one.stream for one in inputs.files):  # a process reads whole ones
-        return min(asked or len(os.sched_getaffinity(0)), len(inputs.files), MOST_WORKERS)
-    if asked:
-        return asked
-    local = "://" not in first
-    if local and sum(os.path.getsize(one.uri) for one in inputs.files if "://" not in one.uri) < 4 << 20:
-        return 1  # a second process would take longer to start
-    return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
 
 
 def _finished(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:

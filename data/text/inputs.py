@@ -81,7 +81,8 @@ def list_inputs(spec: TextSpec) -> Inputs:
     others = [one for one in fields(spec) if one.name in HUB_ONLY and getattr(spec, one.name) != one.default]
     if others and "fineweb" not in (spec.source, spec.validation):
         named = ", ".join(f"{one.name} {getattr(spec, one.name)}" for one in others)
-        raise InputError(f"{named}: read with the source fineweb, not with {spec.source!r}")
+        instead = "; a data set is written hf://user/name@revision/config:split"
+        raise InputError(f"{named}: read with the source fineweb, not with {spec.source!r}{instead}")
     mixture = parse_mixture(spec.source)
     if mixture and spec.validation:
         raise InputError(f"validation {spec.validation}: of a mixture a share is held out; choose a val_ratio")
