@@ -21,9 +21,20 @@ from typing import Any
 
 from infra.errors import SlipwayError, UsageError
 from infra.records import Address
+from infra.transport.host_keys import ALIAS
 from infra.transport.port_forward import relay
-from infra.transport.protocol import READ_BYTES, Lost, Result, Silent, TimedOut, Unreachable, tied
-from infra.transport.ssh_connection import ALIAS, OPEN_S, SILENT_S, Link, hush
+from infra.transport.protocol import (
+    OPEN_S,
+    READ_BYTES,
+    SILENT_S,
+    Lost,
+    Result,
+    Silent,
+    TimedOut,
+    Unreachable,
+    tied,
+)
+from infra.transport.ssh_connection import Link, connection, hush
 
 FILE_S = 120.0  # to put or get one file
 PULSE_S = 1.0
@@ -128,6 +139,10 @@ class Ssh:
                 yield lambda: ending.result() if ending.done() else None
             finally:
                 over.set()
+
+    def connection(self, name: str, folder: str) -> Any:
+        """Return a `fabric.Connection` of its own to this machine, not open yet; `name` and `folder` are the pod's."""
+        return connection(self.address, self.known_hosts, name=name, folder=folder)
 
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
         if not shutil.which("ssh"):
