@@ -10,26 +10,35 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import hosts as hosts
+from tests.hosts import Hosts
+from tests.needs import PRIVILEGE, needs
 from tests.world import ROOT, World, until
 
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture
-def world(tmp_path, hosts):
-    """A world of two pods on machines of their own, `a` and `b`, and one on this machine, `c`."""
-    machines = hosts(2)
-    python = getattr(sys, "_base_executable", sys.executable)
-    known = [{"ip": one.address.host, "identity_file": one.address.key, "python": python} for one in machines]
-    (tmp_path / "pools.yaml").write_text(json.dumps({"lab": {"user": machines[0].address.user, "hosts": known}}))
-    one = World(tmp_path, {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml"), "PYTHONPATH": str(ROOT)})
-    for name, machine in zip("ab", machines, strict=True):
-        place = f"lab/{machine.address.host}"
-        one.inv("pod.create", "--provider", "ssh", "--host", place, "--run-name", name, "--no-accept")
-    one.inv("pod.create", "--provider", "local", "--run-name", "c")
-    yield one, machines
-    one.inv("down", "--all")
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A world of two pods on machines of their own, `a` and `b`, and one on this machine, `c`; and the machines."""
+    needs("sshd", "ssh-keygen", "ip", "iptables", PRIVILEGE)
+    folder = tmp_path_factory.mktemp("world")
+    made = Hosts(folder / "hosts")
+    try:
+        made.open()
+        with made.enter():
+            machines = [made.add(), made.add()]
+            python = getattr(sys, "_base_executable", sys.executable)
+            known = [{"ip": one.address.host, "identity_file": one.address.key, "python": python} for one in machines]
+            (folder / "pools.yaml").write_text(json.dumps({"lab": {"user": machines[0].address.user, "hosts": known}}))
+            one = World(folder, {"SLIPWAY_POOLS": str(folder / "pools.yaml"), "PYTHONPATH": str(ROOT)})
+            for name, machine in zip("ab", machines, strict=True):
+                place = ("--host", f"lab/{machine.address.host}", "--no-accept")
+                one.inv("pod.create", "--provider", "ssh", "--run-name", name, *place)
+            one.inv("pod.create", "--provider", "local", "--run-name", "c")
+            yield one, machines
+            one.inv("down", "--all")
+    finally:
+        made.close()
 
 
 def ended(world, *words):
@@ -38,6 +47,13 @@ def ended(world, *words):
     out, err = process.communicate(timeout=120)
     assert "Traceback" not in err
     return process.returncode, sorted(out.splitlines()), err
+
+
+def outcomes(world, *words, code):
+    """What `inv on --json words` tells of each machine; it leaves with `code`."""
+    found = json.loads(world.inv("on", "--json", *words, code=code))
+    assert found["exit_code"] == code
+    return found["machines"]
 
 
 def processes(mark):
@@ -55,11 +71,8 @@ def test_a_command_runs_on_all_machines_and_the_worst_exit_code_is_ours(world):
     code, lines, err = ended(world, "on", "--all", "--", script)
     assert (code, lines) == (1, ["a | 2%", "b | 2%", "c | 2%"])
     assert sorted(err.splitlines()) == ["1 of 3 machines failed", "a | a", "b | b", "b: exit code 1", "c | c"]
-    pools = world.json("on", "lab", "--sudo", "--", "id -u; exit 7", code=7)
-    assert [(one["name"], one["stdout"]) for one in pools["machines"]] == [
-        ("lab/10.77.1.2", "0\n"),
-        ("lab/10.77.2.2", "0\n"),
-    ]
+    pools = outcomes(world, "lab", "--sudo", "--", "id -u; exit 7", code=7)
+    assert [(one["name"], one["stdout"]) for one in pools] == [("lab/10.77.1.2", "0\n"), ("lab/10.77.2.2", "0\n")]
     second.stop()
     code, lines, err = ended(world, "on", "a", "b", "--", "hostname")
     assert (code, lines) == (255, [f"a | {a}"]) and "b: ssh" in err and "Connection refused" in err
@@ -87,9 +100,9 @@ def test_a_command_ends_everywhere_with_us_and_leaves_nothing(world, number):
 def test_what_takes_too_long_is_ended_and_what_is_left_in_the_background_is_not(world):
     world, _ = world
     mark = f"{os.getpid()}03"
-    found = world.json("on", "a", "c", "--timeout", "2s", "--", f"echo begun; exec sleep {mark}", code=124)
-    assert [(one["stdout"], one["exit_code"]) for one in found["machines"]] == [("begun\n", 143)] * 2
-    assert {one["problem"] for one in found["machines"]} == {"no end after 2 s; it was ended"}
+    found = outcomes(world, "a", "c", "--timeout", "2s", "--", f"echo begun; exec sleep {mark}", code=124)
+    assert [(one["stdout"], one["exit_code"]) for one in found] == [("begun\n", 143)] * 2
+    assert {one["problem"] for one in found} == {"no end after 2 s; it was ended"}
     assert processes(mark) == []
     world.inv("on", "a", "c", "--", f"sleep {mark} >/dev/null 2>&1 & echo $! > pid")
     assert len(processes(mark)) == 2
