@@ -16,13 +16,13 @@ def connect(name: str) -> "fabric.Connection":
     begin in the home folder. A pod of this machine is dealt with in the same way, without SSH. Raises UsageError when
     nothing, or more than one machine, has that name.
     """
-    from infra.runs import targets
+    from infra import targets
 
     return targets.connect(name)
 
 
 def connect_all(*names: str) -> "fabric.ThreadingGroup":
     """Return a Fabric group of the machines that `inv on` would take for these names; of all pods without names."""
-    from infra.runs import targets
+    from infra import targets
 
     return targets.connect_all(*names)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from invoke import Exit
 
-from flows.run_on import run_on
+from flows.pods import run_on
+from infra import targets
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
-from infra.runs import targets
 from infra.units import seconds
 from scripts.cli import context, render, session
 from scripts.cli.invoke_patch import print_json, words_after_dashes
