@@ -38,6 +38,7 @@ from infra.transport.ssh_connection import Link, connection, hush
 
 FILE_S = 120.0  # to put or get one file
 PULSE_S = 1.0
+ENDED_S = 2.0  # from the end of what a program says to the news of its exit
 _KILL_S = 2.0
 _ABSENT = 44  # exit code
 _CHUNK = 1 << 16
@@ -170,6 +171,13 @@ class Ssh:
             line.append(there + ("exec " + shlex.join(words) if words is not None else 'exec "$SHELL" -l'))
         return line
 
+    @contextlib.contextmanager
+    def duplex(self, script: str) -> Iterator["Duplex"]:
+        """Run a shell script, and yield its stdin and stdout. With the block its session ends."""
+        with self._session(time.monotonic() + OPEN_S + SILENT_S) as (link, channel):
+            link.send(channel, "exec", script)
+            yield Duplex(link, channel)
+
     @property
     def _where(self) -> str:
         return f"ssh {self.address.user}@{self.address.host}:{self.address.port}"
@@ -262,6 +270,29 @@ def _broken() -> tuple[type[BaseException], ...]:
     from paramiko import SSHException
 
     return SSHException, EOFError, OSError
+
+
+class Duplex:
+    """The stdin and stdout of a program on another machine. What fails raises OSError or EOFError."""
+
+    def __init__(self, link: Link, channel: Any) -> None:
+        self._link, self._channel = link, channel
+        self.recv, self.sendall, self.shutdown_write = channel.recv, channel.sendall, channel.shutdown_write
+
+    def hush(self) -> None:
+        """Wake whoever reads from it or writes to it; nothing more goes through."""
+        hush(self._channel)
+
+    def has_ended(self) -> bool:
+        """Tell whether the program has left by itself, as far as the machine has said so within a moment."""
+        return bool(self._channel.status_event.wait(ENDED_S) and self._channel.exit_status >= 0)
+
+    def stderr(self) -> str:
+        """Return what has come on stderr."""
+        said = b""
+        while self._channel.recv_stderr_ready():
+            said += self._channel.recv_stderr(_CHUNK)
+        return said.decode(errors="replace")
 
 
 class _Feeder:
