@@ -99,6 +99,14 @@ class World:
             assert time.monotonic() < deadline, f"no step {step} in {WAIT_S} s"
             time.sleep(0.005)
 
+    def wait_for_save(self, process: subprocess.Popen[str], phase: str, work: str = "work") -> None:
+        """Until a checkpoint of this phase is whole. A step that is done may still be on its way to the disk."""
+        folder, deadline = self.work(work) / "checkpoints", time.monotonic() + WAIT_S
+        while not any((one / "MANIFEST.json").exists() for one in folder.glob(f"{phase}-*/step-*")):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, f"no checkpoint in {WAIT_S} s"
+            time.sleep(0.005)
+
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     """(exit code, what it said on stderr)."""

@@ -85,7 +85,7 @@ def test_a_stage_that_was_killed_goes_on_to_the_same_bits(converted):
     whole = world.start(config, keeping, alone, work="alone")
     assert finish(whole)[0] == 0
     one = world.start(config, keeping, world.making("bits1.9", **inputs))
-    world.wait_for_step(9, one, phase="bits1.9")
+    world.wait_for_save(one, "bits1.9")
     one.send_signal(signal.SIGKILL)
     one.wait()
     code, words = finish(world.start(config, keeping, world.making("bits1.9", **inputs)))
