@@ -75,7 +75,7 @@ def copy(transport: Ssh, program: str, source: str, target: str, meter: Meter, c
         finally:
             theirs.close()
         try:
-            is_cut, remote = _serve(transport, ours, meter)
+            is_cut, remote = _serve(transport, ours, child, meter)
             code = child.wait()
         finally:
             if child.poll() is None:
@@ -87,7 +87,7 @@ def copy(transport: Ssh, program: str, source: str, target: str, meter: Meter, c
             raise (Lost if is_cut else SlipwayError)(f"rsync: {why or f'exit code {code}'}")
 
 
-def _serve(transport: Ssh, owner: socket.socket, meter: Meter) -> tuple[bool, str]:
+def _serve(transport: Ssh, owner: socket.socket, child: "subprocess.Popen[bytes]", meter: Meter) -> tuple[bool, str]:
     """Join rsync with the machine. Returns whether the connection was cut, and what was said on stderr there."""
     command, pipes, _, _ = socket.recv_fds(owner, 1 << 20, 2)
     if len(pipes) != 2:  # it left before it needed its shell
@@ -105,6 +105,8 @@ def _serve(transport: Ssh, owner: socket.socket, meter: Meter) -> tuple[bool, st
                     meter.count(len(piece))
                     _write_all(sink, piece)
                 is_cut = not channel.has_ended()
+                if is_cut:
+                    child.kill()  # it would wait for last words
             except BrokenPipeError:  # our rsync has left: its exit code tells why
                 pass
             finally:

@@ -175,8 +175,11 @@ class Ssh:
     def duplex(self, script: str) -> Iterator["Duplex"]:
         """Run a shell script, and yield its stdin and stdout. With the block its session ends."""
         with self._session(time.monotonic() + OPEN_S + SILENT_S) as (link, channel):
-            link.send(channel, "exec", script)
-            yield Duplex(link, channel)
+            try:
+                link.send(channel, "exec", script)
+            except _broken() as error:
+                raise self._lost(link, script.split()[0], str(error)) from None
+            yield Duplex(channel)
 
     @property
     def _where(self) -> str:
@@ -275,8 +278,8 @@ def _broken() -> tuple[type[BaseException], ...]:
 class Duplex:
     """The stdin and stdout of a program on another machine. What fails raises OSError or EOFError."""
 
-    def __init__(self, link: Link, channel: Any) -> None:
-        self._link, self._channel = link, channel
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
         self.recv, self.sendall, self.shutdown_write = channel.recv, channel.sendall, channel.shutdown_write
 
     def hush(self) -> None:

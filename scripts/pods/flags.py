@@ -55,8 +55,10 @@ class ForwardFlags:
 class SyncFlags(Output):
     run: str = flag("", LAST, word=True)
     plan: bool = flag(False, "show what would be sent, and send nothing")
+    bwlimit: str = flag("", "at most so much in a second: 800kB, 10MB; of large files", unit="RATE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PullFlags(Output):
     run: str = flag("", LAST, word=True)
+    bwlimit: str = again(SyncFlags, "bwlimit")
