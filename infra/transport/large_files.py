@@ -84,8 +84,9 @@ class Way:
 _ways: "weakref.WeakKeyDictionary[Ssh, Way]" = weakref.WeakKeyDictionary()
 
 
-def way(transport: Ssh) -> Way:
+def way(transport: Transport) -> Way:
     """Return how large files go to and from that machine, which is asked once."""
+    assert isinstance(transport, Ssh)
     if transport not in _ways:
         _ways[transport] = _choose(transport)
     return _ways[transport]
