@@ -33,6 +33,7 @@ BOARD, BOARD_PORT = "tensorboard", 6006
 BOARD_S = 120.0  # until it answers: a machine that is busy imports slowly
 ANSWER_S = 5.0
 POLL_S = 0.25
+SLOWEST_RATE = 10_000.0  # bytes in a second: with less, each side would take the other one for dead
 
 
 def ssh(spec: SshFlags) -> None:
@@ -157,8 +158,8 @@ def rate(text: str) -> float | None:
         return None
     found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(kB|MB|GB)(/s)?", text)
     bytes_per_s = float(found[1]) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[found[2]] if found else 0.0
-    if not bytes_per_s:
-        raise UsageError(f"{text[:40]!r} is not a rate; write it for each second: 800kB, 10MB, 1.5GB")
+    if bytes_per_s < SLOWEST_RATE:
+        raise UsageError(f"{text[:40]!r} is not a rate of 10kB or more; write it for each second: 800kB, 10MB, 1.5GB")
     return bytes_per_s
 
 

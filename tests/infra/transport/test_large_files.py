@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 import subprocess
 from pathlib import Path
@@ -182,3 +183,24 @@ def test_a_large_file_that_changes_while_it_is_pushed_is_refused(pod, tmp_path, 
     assert not (place / "code" / "one").exists()
     assert push(pod, root, place / "code", TOKEN).sent == 1
     assert (place / "code" / "one").read_bytes() == (root / "one").read_bytes()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("direction", ["fetch", "put"])
+def test_of_two_gigabytes_with_holes_in_them_one_percent_is_moved(pod, direction, tmp_path, monkeypatch):
+    monkeypatch.setattr(large_files, "PIECE_BYTES", 32 * MB)
+    source, draft, size, meter = tmp_path / "there", tmp_path / "draft", 2 << 30, Meter()
+    for path in (source, draft):
+        with path.open("wb") as file:
+            os.truncate(path, size)
+            for number in range(20):  # 20 MB of content among holes
+                file.seek(number * size // 20)
+                file.write(content(number, MB))
+    with source.open("r+b") as file:
+        for number in range(4):
+            file.seek(number * size // 4 + 12345)
+            file.write(content(100 + number, size // 400))
+    move(pod, direction, source, draft, meter, size)
+    assert subprocess.run(["cmp", source, draft]).returncode == 0
+    assert meter.num_bytes < (size / 50 if large_files.way(pod).program else 8 * 32 * MB + MB)
