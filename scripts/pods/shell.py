@@ -70,7 +70,7 @@ def forward(spec: ForwardFlags) -> None:
 
 
 def board(op: Op, transport: Transport, local: int) -> None:
-    """TensorBoard of the run's figures, on its machine, for as long as this lasts. Raises SlipwayError."""
+    """Show the run's figures in TensorBoard, on its machine, for as long as this lasts. Raises SlipwayError."""
     done = {one["name"]: one.get("result") or {} for one in follow.look(op, transport)[0].get("steps", ())}
     python = done.get("environment", {}).get("pythons", {}).get("train")
     if not python:
@@ -97,7 +97,7 @@ def board(op: Op, transport: Transport, local: int) -> None:
 
 
 def answers(port: int) -> bool:
-    """Whether somebody there speaks HTTP."""
+    """Tell whether somebody there speaks HTTP."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
     try:
         connection.request("HEAD", "/")
@@ -153,7 +153,7 @@ def pull(spec: PullFlags) -> None:
 
 
 def rate(text: str) -> float | None:
-    """How many bytes a second `10MB`, `1.5GB`, `800kB` are; None for an empty text. Raises UsageError."""
+    """Return how many bytes a second `10MB`, `1.5GB`, `800kB` are; None for an empty text. Raises UsageError."""
     if not text:
         return None
     found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(kB|MB|GB)(/s)?", text)
@@ -168,7 +168,7 @@ def about(meter: Meter) -> dict[str, Any]:
 
 
 def moved(meter: Meter) -> str:
-    """What went over the connection, in words."""
+    """Return in words what went over the connection."""
     ways = {"rsync": "large files by rsync", "pieces": "large files in pieces"}
     more = [ways[one] for one in sorted(meter.ways)]
     more += [f"the connection was cut {render.count(meter.cuts, 'time')}"] if meter.cuts else []
@@ -176,7 +176,7 @@ def moved(meter: Meter) -> str:
 
 
 def show_sync(plan: SyncPlan, run: str) -> None:
-    """What a push would do: totals, the largest files, what is new, what stays here and why."""
+    """Show what a push would do: totals, the largest files, what is new, what stays here and why."""
     out = render.console(stderr=False)
     since = f" since the last push to {run}" if run else ""
     out.print(

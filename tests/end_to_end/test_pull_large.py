@@ -36,7 +36,7 @@ def make_there(world, machine, megabytes):
     """An artifact in the store of the machine, as if the pod had made it; the sha256 of its one large file."""
     draft = world.folder / "made"
     draft.mkdir()
-    content = random.Random(megabytes).randbytes(megabytes << 20)
+    content = b"".join(random.Random(number).randbytes(4 << 20) for number in range(megabytes // 4))
     (draft / "model.safetensors").write_bytes(content)
     (draft / "config.json").write_text("{}")
     Store(str(machine.folder / "home" / ".slipway" / "artifacts")).publish(draft, NAME, FINGERPRINT, {})
