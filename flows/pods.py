@@ -23,10 +23,10 @@ from infra.runs import snapshot
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings, is_secret
-from infra.targets import Machine
+from infra.targets import TargetMachine
 
 if TYPE_CHECKING:
-    from infra.transport.group_run import Listen, Outcome
+    from infra.transport.group_run import CommandOutcome, Listen
 
 
 def make(
@@ -94,9 +94,9 @@ def scale_of(op: Op, settings: Settings) -> float:
 
 
 def run_on(
-    machines: Sequence[Machine], command: str, listen: "Listen", *, sudo: bool, timeout_s: float | None, keeps: bool,
-    interrupted: Callable[[Sequence[str]], None],
-) -> "list[Outcome]":  # fmt: skip
+    machines: Sequence[TargetMachine], command: str, listen: "Listen", *, sudo: bool, timeout_s: float | None,
+    keeps: bool, interrupted: Callable[[Sequence[str]], None],
+) -> "list[CommandOutcome]":  # fmt: skip
     """Run a command line on every machine; return how it ended on each, also where it could not begin.
 
     See `infra.transport.group_run.run`.
@@ -108,7 +108,7 @@ def run_on(
         try:
             connections.append(targets.connection(machine))
         except SlipwayError as error:
-            outcomes[machine.name] = group_run.Outcome(name=machine.name, problem=str(error))
+            outcomes[machine.name] = group_run.CommandOutcome(name=machine.name, problem=str(error))
     ended = group_run.run(connections, command, listen, sudo=sudo, timeout_s=timeout_s, keeps=keeps,
                           interrupted=interrupted)  # fmt: skip
     outcomes |= {one.name: one for one in ended}

@@ -26,7 +26,7 @@ MOST_NAMED = 10
 
 
 @dataclass(frozen=True)
-class Machine:
+class TargetMachine:
     """A machine that commands can be run on."""
 
     name: str
@@ -35,7 +35,7 @@ class Machine:
     reach: Callable[[], Transport] = field(compare=False, repr=False)
 
 
-def find(words: Sequence[str], everything: bool, journal: Journal, settings: Settings) -> list[Machine]:
+def find(words: Sequence[str], everything: bool, journal: Journal, settings: Settings) -> list[TargetMachine]:
     """Return the machines that the words name, each once, in their order; with `everything` those of all live pods.
 
     A word is the first of these that it can be: a run, with all its nodes; a set of pods; a service; a pool of own
@@ -43,7 +43,7 @@ def find(words: Sequence[str], everything: bool, journal: Journal, settings: Set
     """
     live = [op for op in journal.ops(live=True) if op.slot >= 0]  # others were given up: their machines are lost
     hosts = inventory.load(settings.pools) if settings.pools.exists() else ()
-    found: dict[str, Machine] = {}
+    found: dict[str, TargetMachine] = {}
     for op in live if everything else ():
         found[op.run] = _pod(op, settings)
     for word in words:
@@ -53,14 +53,14 @@ def find(words: Sequence[str], everything: bool, journal: Journal, settings: Set
     return list(found.values())
 
 
-def connection(machine: Machine) -> Any:
+def connection(machine: TargetMachine) -> Any:
     """Return a `fabric.Connection` to a machine, not open yet. Raises SlipwayError when it has no address."""
     transport = machine.reach()
     if isinstance(transport, Ssh):
         return transport.connection(machine.name, machine.folder)
-    from infra.transport.fabric_connection import Here
+    from infra.transport.fabric_connection import LocalConnection
 
-    return Here(machine.name, machine.folder)
+    return LocalConnection(machine.name, machine.folder)
 
 
 def connect(name: str) -> "fabric.Connection":
@@ -79,7 +79,7 @@ def connect_all(*names: str) -> "fabric.ThreadingGroup":
     return fabric.ThreadingGroup.from_connections([connection(one) for one in _by_settings(names)])
 
 
-def _by_settings(words: Sequence[str]) -> list[Machine]:
+def _by_settings(words: Sequence[str]) -> list[TargetMachine]:
     settings = Settings.load(ROOT)
     with Journal.open(settings.state_file) as journal:
         return find(words, not words, journal, settings)
@@ -87,7 +87,7 @@ def _by_settings(words: Sequence[str]) -> list[Machine]:
 
 def _named(
     word: str, live: Sequence[Op], hosts: Sequence[inventory.Host], journal: Journal, settings: Settings
-) -> list[Machine]:
+) -> list[TargetMachine]:
     ways: tuple[Callable[[Op], bool], ...] = (
         lambda op: word in (op.run, pods.run_of(op)),
         lambda op: word == op.pod_set,
@@ -98,7 +98,7 @@ def _named(
             return [_pod(op, settings) for op in ops]
     if own := [host for host in hosts if word in (host.pool, host.place, host.name)]:
         connect = connections(settings)
-        return [Machine(host.place, "", lambda host=host: connect(host)) for host in own]  # type: ignore[misc]
+        return [TargetMachine(host.place, "", lambda host=host: connect(host)) for host in own]  # type: ignore[misc]
     if ops := [op for op in live if word and op.run.startswith(word)]:
         return [_pod(op, settings) for op in ops]
     if word in journal.runs():
@@ -109,5 +109,5 @@ def _named(
     raise UsageError(f"nothing is called {word!r}; available: {', '.join(near) or 'nothing yet'}")
 
 
-def _pod(op: Op, settings: Settings) -> Machine:
-    return Machine(op.run, str(pods.folder_of(op).root), lambda: way(settings, op))
+def _pod(op: Op, settings: Settings) -> TargetMachine:
+    return TargetMachine(op.run, str(pods.folder_of(op).root), lambda: way(settings, op))

@@ -40,7 +40,7 @@ class _Counted(socket.socket):
         return got
 
 
-class Connection(fabric.Connection):  # type: ignore[misc]
+class PodConnection(fabric.Connection):  # type: ignore[misc]
     """A connection to one machine, opened by its first use and again when it was lost.
 
     Raises Unreachable, StrangeHost, AuthError, UsageError when it cannot be opened.
@@ -143,7 +143,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]
                     connected.shutdown(socket.SHUT_RDWR)
 
 
-class Here(fabric.Connection):  # type: ignore[misc]
+class LocalConnection(fabric.Connection):  # type: ignore[misc]
     """A pod of this machine, dealt with as if it were elsewhere: commands begin in the user's home folder."""
 
     name = ""
@@ -167,12 +167,12 @@ class Here(fabric.Connection):  # type: ignore[misc]
         """Do nothing: it is here."""
 
     def run(self, command: str, **kwargs: Any) -> Any:
-        """Run a command on this machine, as `Connection.run` does elsewhere."""
+        """Run a command on this machine, as `PodConnection.run` does elsewhere."""
         with self.cd(str(Path.home())) if not self.command_cwds else contextlib.nullcontext():
             return self._run(self.config.runners.local(self), command, **kwargs)
 
     def sudo(self, command: str, **kwargs: Any) -> Any:
-        """Run a command on this machine as root, as `Connection.sudo` does elsewhere."""
+        """Run a command on this machine as root, as `PodConnection.sudo` does elsewhere."""
         return self._sudo(self.config.runners.local(self), command, **kwargs)
 
     def put(self, local: Any, remote: str | None = None, preserve_mode: bool = True) -> Any:

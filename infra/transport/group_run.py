@@ -23,7 +23,7 @@ from invoke.exceptions import CommandTimedOut
 from invoke.runners import Local
 
 from infra.errors import in_words
-from infra.transport.fabric_connection import Connection, Here
+from infra.transport.fabric_connection import LocalConnection, PodConnection
 from infra.transport.protocol import SILENT_S
 
 Listen = Callable[[str, bool, str], None]  # name of the machine, whether it is stderr, a piece of text
@@ -51,7 +51,7 @@ AS_ROOT = '[ "$(id -u)" = 0 ] || exec sudo -n -- "$@"; exec "$@"'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CommandOutcome:
     """How the command ended on one machine."""
 
     name: str
@@ -189,9 +189,9 @@ class _Local(_Tied, Local):
 
 
 def run(
-    machines: Sequence[Connection | Here], command: str, listen: Listen, *, sudo: bool = False,
+    machines: Sequence[PodConnection | LocalConnection], command: str, listen: Listen, *, sudo: bool = False,
     timeout_s: float | None = None, keeps: bool = False, interrupted: Callable[[Sequence[str]], None] = lambda _: None,
-) -> list[Outcome]:  # fmt: skip
+) -> list[CommandOutcome]:  # fmt: skip
     """Run a command line on all machines at once; return how it ended on each, in their order.
 
     It begins in the folder of each connection, without stdin. `sudo`: as root, where that takes no password. `listen`
@@ -232,16 +232,17 @@ def _ending(works: Sequence[_Work], interrupted: Callable[[Sequence[str]], None]
         raise
 
 
-def _outcome(machine: Any, work: _Work, found: Any, timeout_s: float | None) -> Outcome:
+def _outcome(machine: Any, work: _Work, found: Any, timeout_s: float | None) -> CommandOutcome:
     problem, result = "", found
     if isinstance(found, CommandTimedOut):
         result = found.result
         how = "it was ended" if work.exit_code is not None else "it did not say that it was ended, and may run on"
         problem = f"no end after {timeout_s:g} s; {how}"
     elif isinstance(found, Exception):
-        return Outcome(name=work.name, problem=in_words(found))
+        return CommandOutcome(name=work.name, problem=in_words(found))
     elif work.exit_code is None:
         why = f"no sign of life for {SILENT_S:g} s" if machine.silent else "the connection was lost"
         problem = f"{why}; it may run on there"
-    return Outcome(name=work.name, exit_code=work.exit_code, problem=problem, seconds=work.ended_at - work.began_at,
-                   stdout=result.stdout, stderr=result.stderr)  # fmt: skip
+    seconds = work.ended_at - work.began_at
+    return CommandOutcome(name=work.name, exit_code=work.exit_code, problem=problem, seconds=seconds,
+                          stdout=result.stdout, stderr=result.stderr)  # fmt: skip

@@ -126,8 +126,8 @@ def connection(address: Address, known_hosts: Path, **more: Any) -> Any:
     The libraries are imported in one thread: their modules import each other, and two at once get halves of them.
     """
     with _LOADING:
-        from infra.transport.fabric_connection import Connection
-    return Connection(address, known_hosts, **more)
+        from infra.transport.fabric_connection import PodConnection
+    return PodConnection(address, known_hosts, **more)
 
 
 def hush(channel: Any) -> None:

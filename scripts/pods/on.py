@@ -17,7 +17,7 @@ from scripts.cli.invoke_patch import print_json, words_after_dashes
 from scripts.pods.flags import OnFlags
 
 if TYPE_CHECKING:
-    from infra.transport.group_run import Outcome
+    from infra.transport.group_run import CommandOutcome
 
 LONGEST_LINE = 1 << 16  # letters that are held back until a line ends
 
@@ -34,7 +34,7 @@ def on(spec: OnFlags) -> None:
     with Journal.open(settings.state_file) as journal:
         machines = targets.find(words, spec.all, journal, settings)
     names = [one.name for one in machines]
-    lines = Lines(names)
+    lines = NamedLines(names)
     outcomes = run_on(machines, command, (lambda *_: None) if spec.json else lines.take, sudo=spec.sudo,
                       timeout_s=timeout_s, keeps=spec.json, interrupted=tell_interrupted)  # fmt: skip
     lines.flush()
@@ -47,7 +47,7 @@ def on(spec: OnFlags) -> None:
         raise Exit(code=worst)
 
 
-def conclude(outcomes: Sequence["Outcome"]) -> None:
+def conclude(outcomes: Sequence["CommandOutcome"]) -> None:
     """Say where it went wrong, and how many it went well on when there are several."""
     for one in outcomes:
         if one.problem or one.exit_code:
@@ -64,7 +64,7 @@ def tell_interrupted(deaf: Sequence[str]) -> None:
         render.say("interrupted; it was ended on every machine")
 
 
-class Lines:
+class NamedLines:
     """What machines say, by lines, each with the name of its machine in front; threads take turns."""
 
     def __init__(self, names: Sequence[str]) -> None:
