@@ -123,12 +123,14 @@ def _serve(transport: Ssh, owner: socket.socket, child: "subprocess.Popen[bytes]
 
 
 def _pump_up(source: int, channel: Any, meter: Meter) -> None:
+    from paramiko import SSHException
+
     try:
         while piece := os.read(source, CHUNK):
             meter.count(len(piece))
             channel.sendall(piece)
         channel.shutdown_write()
-    except (OSError, EOFError):  # the machine does not listen any more: what it has said tells why
+    except (OSError, EOFError, SSHException):  # the machine does not listen any more: what it has said tells why
         while os.read(source, CHUNK):  # until rsync has left
             pass
 

@@ -276,11 +276,25 @@ def _broken() -> tuple[type[BaseException], ...]:
 
 
 class Duplex:
-    """The stdin and stdout of a program on another machine. What fails raises OSError or EOFError."""
+    """The stdin and stdout of a program on another machine."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
-        self.recv, self.sendall, self.shutdown_write = channel.recv, channel.sendall, channel.shutdown_write
+        self.shutdown_write = channel.shutdown_write
+
+    def recv(self, num_bytes: int) -> bytes:
+        """Return what has come; nothing at its end, also when that is the end of the connection."""
+        try:
+            return bytes(self._channel.recv(num_bytes))
+        except _broken():  # it tells the machine that there is room again
+            return b""
+
+    def sendall(self, piece: bytes) -> None:
+        """Send it all. Raises OSError when nobody takes it."""
+        try:
+            self._channel.sendall(piece)
+        except _broken() as error:
+            raise BrokenPipeError(str(error)) from None
 
     def hush(self) -> None:
         """Wake whoever reads from it or writes to it; nothing more goes through."""
