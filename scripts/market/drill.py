@@ -1,0 +1,85 @@
+"""What `inv drill` does: the plan with its price, the question, the drill, its report."""
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from invoke import Exit
+
+from flows.drills import drill as use_case
+from flows.drills.drill import Planned
+from infra.drill import clauses
+from infra.drill.clauses import BROKEN, UNREACHED
+from infra.drill.reports import Report, Reports
+from infra.errors import UsageError
+from infra.money import BadAmount, in_usd, micro_usd
+from infra.settings import Settings
+from infra.units import count
+from scripts.cli import context, offers_table, prompts, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.render import columns
+from scripts.cli.session import open_journal
+from scripts.market.flags import DrillFlags
+
+
+def drill(spec: DrillFlags) -> None:
+    settings = context.settings_of(spec)
+    try:
+        amount = micro_usd(spec.spend_limit.lstrip("$"))
+    except BadAmount as error:
+        raise UsageError(f"--spend-limit: {error}") from None
+    with open_journal(settings) as journal:
+        planned = use_case.plan(spec.provider, spec.gpu, amount, journal, settings, render.tell)
+        if not spec.json:
+            show_plan(planned, settings)
+        if spec.dry_run:
+            if spec.json:
+                print_json(plan_json(planned))
+            render.say("dry run: nothing was rented")
+            return
+        prompts.confirm(spec.yes)
+        seen = use_case.Drill(planned, settings, journal, render.tell).run()
+    report = Report(
+        vendor=spec.provider, at=int(time.time()), is_rehearsed=bool(settings.rehearsal),
+        findings=tuple(clauses.judge(seen)), counted_micro_usd=sum(one.ledger_micro_usd for one in seen.trials),
+    )  # fmt: skip
+    path = Reports.beside(settings.state_file).save(report)
+    if spec.json:
+        print_json({**asdict(report), "report": path})
+    else:
+        show(report)
+        render.say(f"report: {path}")
+    leave(report)
+
+
+def show_plan(planned: Planned, settings: Settings) -> None:
+    """What is rented, what it costs, and what ends it."""
+    offers_table.show_offers(planned.request, planned.offers)
+    machines, most = count(len(planned.trials), "machine"), in_usd(planned.most_micro_usd)
+    render.say(f"{machines}, some minutes each: about {in_usd(planned.expected_micro_usd)}, {most} at most")
+    offers_table.show_ends(planned.limits, planned.offers[0], settings, "end")
+
+
+def plan_json(planned: Planned) -> dict[str, Any]:
+    return {
+        "provider": planned.vendor.name,
+        "machines": list(planned.trials),
+        "usd_per_hour": render.usd(planned.offers[0].micro_usd_per_hour),
+        "expected_usd": render.usd(planned.expected_micro_usd),
+        "most_usd": render.usd(planned.most_micro_usd),
+    }
+
+
+def show(report: Report) -> None:
+    rows = [("clause", "", "expected", "seen")]
+    rows += [(one.clause, one.state, one.expected, one.seen) for one in report.findings]
+    print(render.clean(columns(rows)))
+    print(render.clean(f"{report.words}; {in_usd(report.counted_micro_usd)} by our ledger"))
+
+
+def leave(report: Report) -> None:
+    """Exit 5 when a promise is broken, 1 when the drill could not try all of them."""
+    if broken := report.of(BROKEN):
+        raise Exit(f"inv drill: {report.vendor} differs from what Slipway relies on: {', '.join(broken)}", code=5)
+    if missed := report.of(UNREACHED):
+        raise Exit(f"inv drill: these could not be tried: {', '.join(missed)}; run it again", code=1)
