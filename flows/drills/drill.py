@@ -37,6 +37,7 @@ from infra.records import Offer, Pod, Request
 from infra.runs import boot, observe, pods
 from infra.runs import launch as street
 from infra.runs.acceptance_policy import terms_for
+from infra.runs.launch import Terms
 from infra.runs.settle import settle
 from infra.runs.timing import Say, stage
 from infra.selection import choose, preflight
@@ -116,6 +117,7 @@ class Drill:
     settings: Settings
     journal: Journal
     tell: Say
+    is_light: bool = False  # the worker is held, and gets no work: all but log, checkpoint and self-end is tried
     watch: Watch = field(init=False)
     runs: dict[str, str] = field(default_factory=dict)  # by trial
     failures: dict[str, str] = field(default_factory=dict)  # likewise
@@ -177,10 +179,11 @@ class Drill:
         word = f"drilled-{random_word(12)}"
         op = self._start(word)
         self.ground = replace(self.ground, guard=self._guard(op), host_key=self._host_key(op))
-        self._await_verdict(op)
-        self.ground = replace(self.ground, log=self._log(op, word), checkpoint=self._checkpoint(op))
+        if not self.is_light:
+            self._await_verdict(op)
+            self.ground = replace(self.ground, log=self._log(op, word), checkpoint=self._checkpoint(op))
         self._ask_bill(op)
-        if self.planned.vendor.farewell:
+        if self.planned.vendor.farewell and not self.is_light:
             self._await_absence(op, clauses.FAREWELL_S + self._late_s)
         self._end(op)
         self._ask_bill(op)
@@ -188,8 +191,8 @@ class Drill:
     def _lose_reply(self) -> None:
         seen = self.evidence()
         worker = seen.trial(WORKER)
-        if worker is None or clauses.token(seen).state != clauses.KEPT:
-            raise SlipwayError("no token was seen in a listing, without which it could not be found again")
+        if worker is None or {clauses.token(seen).state, clauses.listing(seen).state} != {clauses.KEPT}:
+            raise SlipwayError("the listing has not shown the worker's token in time, so it might not be found again")
         before, self.watch.is_losing = self.watch.creates, True
         try:
             with stage("rent, and lose the answer", self.tell):
@@ -215,23 +218,32 @@ class Drill:
 
     def _start(self, word: str) -> Op:
         """Return the worker at its work. Raises SlipwayError when none of the offers will do."""
-        terms, tried = terms_for(self.settings, self.planned.vendor), 0
+        terms, tried = terms_for(self.settings, self.planned.vendor, unchecked=self.is_light), 0
         for offer in self.planned.offers:
             self.offer, tried = offer, tried + 1
             self.watch.look_at(offer, self.planned.request)
-            request = self._request(WORKER)
-            work = _work(word).plan(self.settings, request, self.planned.vendor, self.planned.limits)
-            assert work.job is not None
-            secrets = job_environment.secrets_for(work.job.secrets, self.settings)
-            work = replace(work, target="")  # the same work at another vendor is another drill
             try:
-                return street.start(work, [offer], lambda _: self.watch.as_market, self.journal, ROOT, secrets,
-                                    self.tell, terms)  # fmt: skip
+                return self._hold_worker(offer, terms) if self.is_light else self._launch(offer, word, terms)
             except NoOffer:
                 row = self._row(WORKER)
                 if tried == len(self.planned.offers) or (row and row.state != FAILED):
                     raise
         raise AssertionError("there is one offer at least")
+
+    def _launch(self, offer: Offer, word: str, terms: Terms) -> Op:
+        limits = self.planned.limits
+        work = _work(word).plan(self.settings, self._request(WORKER), self.planned.vendor, limits)
+        assert work.job is not None
+        secrets = job_environment.secrets_for(work.job.secrets, self.settings)
+        work = replace(work, target="")  # the same work at another vendor is another drill
+        return street.start(work, [offer], self._vendors, self.journal, ROOT, secrets, self.tell, terms)
+
+    def _hold_worker(self, offer: Offer, terms: Terms) -> Op:
+        request, limits = self._request(WORKER), self.planned.limits
+        return street.hold(request, limits, [offer], self._vendors, self.journal, self.tell, terms, self.scale)
+
+    def _vendors(self, _: str) -> Market:
+        return self.watch.as_market
 
     def _guard(self, op: Op) -> str:
         """Return what is wrong with the guard of a pod, "" when nothing is."""
@@ -305,16 +317,19 @@ class Drill:
 
     def _end(self, op: Op) -> Op:
         """End a pod, by more than one deletion where one is not enough. Raises SlipwayError when it is not proven."""
-        for is_last in [False] * (MOST_DELETIONS - 1) + [True]:
+        patience_s = max(LEAST_PATIENCE_S, PATIENCE_S / self.scale)
+        turns_up_by = time.monotonic() + self.planned.vendor.settle_s + patience_s  # if it is there at all
+        tries = 0
+        while True:
+            now, tries = self.journal.op(op.token), tries + 1
             try:
-                now, patience_s = self.journal.op(op.token), max(LEAST_PATIENCE_S, PATIENCE_S / self.scale)
                 return pods.end(self.watch.as_market, now, self.journal, "the drill has seen it", patience_s=patience_s)
             except SlipwayError:
-                if is_last:
+                if tries >= MOST_DELETIONS and (now.remote_id or time.monotonic() > turns_up_by):
                     raise
-            with contextlib.suppress(SlipwayError):  # what else has its token goes, too
+            with contextlib.suppress(SlipwayError):  # what else has its token goes, too; what was lost is found
                 reconcile(self.watch.as_market, self.journal)
-        raise AssertionError("the last one returns or raises")
+            time.sleep(self._poll_s)
 
     def _end_all(self) -> list[str]:
         """End whatever is left; return what could not be ended, in words."""

@@ -33,7 +33,9 @@ Clause = Callable[[Evidence], Finding]
 
 def judge(seen: Evidence) -> list[Finding]:
     """Return what became of every clause that is about this vendor, in the order of a pod's life."""
-    return [clause(seen) for clause in CLAUSES if not (clause is self_end and not _leaves(seen))]
+    without = {self_end} if seen.vendor.self_terminate != "pod_credential" else set[Clause]()
+    without |= set() if seen.vendor.spend_limit else {spend_limit}
+    return [clause(seen) for clause in CLAUSES if clause not in without]
 
 
 def offer(seen: Evidence) -> Finding:
@@ -123,8 +125,6 @@ def timer(seen: Evidence) -> Finding:
 def spend_limit(seen: Evidence) -> Finding:
     """Find whether the vendor has armed the amount that was asked for."""
     trial, expected = seen.trial(WORKER), "the vendor shows the amount that was asked for"
-    if not seen.vendor.spend_limit:
-        return _finding("spend limit", UNTOLD, "the timer stands in for it", "this vendor has no limit of money")
     made = seen.create(trial) if trial else None
     rows = [pod for pod in seen.rows(trial) if _is_up(pod.state)] if trial else []
     if not made or made.spend_micro_usd is None or not rows:
@@ -209,7 +209,8 @@ def delete(seen: Evidence) -> Finding:
         gone = _gone_at(seen, trial)
         if gone is not None and gone <= asked[0].began_at:
             continue  # it had gone by itself
-        again = f"; {len(asked)} requests were needed" if len(asked) > 1 else ""
+        needed = sum(gone is None or one.began_at < gone for one in asked)
+        again = f"; {needed} requests were sent" if needed > 1 else ""
         if gone is None or gone - asked[0].ended_at > DELETED_S + seen.vendor.late_s or again:
             last = [pod.state for pod in seen.rows(trial)]
             until = duration(gone - asked[0].ended_at) if gone is not None else "the end of the drill"
@@ -265,7 +266,7 @@ def _timer_by_waiting(seen: Evidence) -> Finding:
         return _finding("timer", UNREACHED, expected, _lost(seen, TIMED))
     expected = f"the vendor's timer, which it does not show, ends a pod {duration(made.time_s)} after its creation"
     gone = _gone_at(seen, trial)
-    if seen.of("delete", trial.pod_id) or gone is None:
+    if gone is None or any(one.began_at < gone for one in seen.of("delete", trial.pod_id)):
         return _finding("timer", BROKEN, expected, "it did not, and was deleted from here")
     after_s = gone - made.began_at
     slack_s, late_s = seen.vendor.slack_s, seen.vendor.late_s
@@ -289,10 +290,6 @@ def _gone_at(seen: Evidence, trial: Trial) -> float | None:
     since = next((index for index in range(len(has), 0, -1) if has[index - 1]), 0)
     later = [one for one in shown[since:] if made is None or one.began_at >= made.ended_at]
     return later[0].began_at if later and (any(has) or seen.of("delete", trial.pod_id)) else None
-
-
-def _leaves(seen: Evidence) -> bool:
-    return seen.vendor.self_terminate == "pod_credential"
 
 
 def _is_up(state: str) -> bool:

@@ -12,10 +12,12 @@ from infra.drill import clauses
 from infra.drill.clauses import BROKEN, UNREACHED
 from infra.drill.reports import Report, Reports
 from infra.errors import UsageError
+from infra.ledger.journal import Journal
 from infra.money import BadAmount, in_usd, micro_usd
+from infra.rehearsal import attach, differences
 from infra.settings import Settings
 from infra.units import count
-from scripts.cli import context, offers_table, prompts, render
+from scripts.cli import context, offers_table, prompts, rehearsal_world, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
@@ -24,6 +26,8 @@ from scripts.market.flags import DrillFlags
 
 def drill(spec: DrillFlags) -> None:
     settings = context.settings_of(spec)
+    if spec.plant and not settings.rehearsal:
+        raise UsageError("--plant is for a rehearsal, whose vendors can be made to differ: add --rehearse")
     try:
         amount = micro_usd(spec.spend_limit.lstrip("$"))
     except BadAmount as error:
@@ -38,6 +42,9 @@ def drill(spec: DrillFlags) -> None:
             render.say("dry run: nothing was rented")
             return
         prompts.confirm(spec.yes)
+        if spec.plant:
+            plant(spec, planned, journal, settings)
+            return
         seen = use_case.Drill(planned, settings, journal, render.tell).run()
     report = Report(
         vendor=spec.provider, at=int(time.time()), is_rehearsed=bool(settings.rehearsal),
@@ -50,6 +57,33 @@ def drill(spec: DrillFlags) -> None:
         show(report)
         render.say(f"report: {path}")
     leave(report)
+
+
+def plant(spec: DrillFlags, planned: Planned, journal: Journal, settings: Settings) -> None:
+    """Drill once for each difference; exit 5 when one is not found."""
+    wanted, world = differences.chosen(spec.plant), attach.find(rehearsal_world.base())
+    found = []
+    for one in wanted:
+        render.say(f"planted: {one.name}: {one.about}")
+        world.tell("/faults", one.faults)
+        try:
+            seen = use_case.Drill(planned, settings, journal, render.tell, is_light=True).run()
+        finally:
+            world.tell("/faults", {})
+        broken = [finding for finding in clauses.judge(seen) if finding.state == BROKEN]
+        hit = next((finding for finding in broken if finding.clause == one.clause), None)
+        found.append((one, hit, [finding.clause for finding in broken if finding is not hit]))
+    if spec.json:
+        print_json([{"planted": one.name, "found": hit and asdict(hit), "also": also} for one, hit, also in found])
+    else:
+        rows = [("planted", "", "clause", "expected", "seen", "broken by that, too")]
+        rows += [(one.name, "found" if hit else "MISSED", one.clause, hit.expected if hit else "",
+                  hit.seen if hit else "", ", ".join(also)) for one, hit, also in found]  # fmt: skip
+        print(render.clean(columns(rows)))
+    missed = [one.name for one, hit, _ in found if not hit]
+    render.say(f"{len(found) - len(missed)} of {count(len(found), 'difference')} found")
+    if missed:
+        raise Exit(f"inv drill: not found: {', '.join(missed)}", code=5)
 
 
 def show_plan(planned: Planned, settings: Settings) -> None:

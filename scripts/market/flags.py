@@ -35,6 +35,10 @@ class DrillFlags(Questions, Output):
     gpu: str = flag("", "kind of GPU, or any of a set (default: the cheapest machine with one GPU)")
     store: str = flag("", "where the log and the checkpoint of its work go: hf:// or s3:// (default: what .env says)")
     dry_run: bool = flag(False, "show what would be rented, at what price, and stop")
+    plant: str = flag(
+        "", "with --rehearse: the vendor differs from its documents in this one thing, and the drill has to find it; "
+        "`all` plants ten, one after the other", unit="NAME",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
