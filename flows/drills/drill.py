@@ -123,7 +123,8 @@ class Drill:
     failures: dict[str, str] = field(default_factory=dict)  # likewise
     ground: Ground = Ground()
     creates: int | None = None
-    offer: Offer = field(init=False)  # that the machines are of
+    offer: Offer = field(init=False)  # of the next machine
+    offers: dict[str, Offer] = field(default_factory=dict)  # by trial, of those that were asked for
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.planned.vendor)
@@ -172,7 +173,7 @@ class Drill:
     # The stages.
 
     def _begin_timed(self) -> None:
-        limits = replace(self.planned.limits, time_s=TIMER_S)
+        limits, self.offers[TIMED] = replace(self.planned.limits, time_s=TIMER_S), self.offer
         pods.rent(self.watch.as_market, self._request(TIMED), self.offer, self._hold(TIMED, limits), self.journal)
 
     def _work(self) -> None:
@@ -193,7 +194,7 @@ class Drill:
         worker = seen.trial(WORKER)
         if worker is None or {clauses.token(seen).state, clauses.listing(seen).state} != {clauses.KEPT}:
             raise SlipwayError("the listing has not shown the worker's token in time, so it might not be found again")
-        before, self.watch.is_losing = self.watch.creates, True
+        before, self.watch.is_losing, self.offers[STRAY] = self.watch.creates, True, self.offer
         try:
             with stage("rent, and lose the answer", self.tell):
                 op = pods.rent(self.watch.as_market, self._request(STRAY), self.offer,
@@ -220,7 +221,7 @@ class Drill:
         """Return the worker at its work. Raises SlipwayError when none of the offers will do."""
         terms, tried = terms_for(self.settings, self.planned.vendor, unchecked=self.is_light), 0
         for offer in self.planned.offers:
-            self.offer, tried = offer, tried + 1
+            self.offer, self.offers[WORKER], tried = offer, offer, tried + 1
             self.watch.look_at(offer, self.planned.request)
             try:
                 return self._hold_worker(offer, terms) if self.is_light else self._launch(offer, word, terms)
@@ -376,7 +377,7 @@ class Drill:
 
     def _trial(self, name: str, op: Op) -> Trial:
         counted = spend.spent(op, read_clocks(), self.scale)
-        return Trial(name=name, token=op.token, pod_id=op.remote_id or "", rate=self.offer.micro_usd_per_hour,
+        return Trial(name=name, token=op.token, pod_id=op.remote_id or "", offer=self.offers[name], run=op.run,
                      ledger_micro_usd=counted, is_gone=op.state in (TERMINATED, FAILED),
                      failure=self.failures.get(name, ""))  # fmt: skip
 

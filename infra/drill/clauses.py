@@ -144,7 +144,8 @@ def key(seen: Evidence) -> Finding:
         return _finding("key", UNREACHED, expected, _lost(seen, WORKER))
     if any(not one.error for one in tried):
         return _finding("key", KEPT, expected, "let in")
-    return _finding("key", BROKEN, expected, f"refused {count(len(tried), 'time')}; last: {tried[-1].error}")
+    kind = tried[-1].error.partition(":")[0]  # its words name files and addresses
+    return _finding("key", BROKEN, expected, f"refused {count(len(tried), 'time')}, the last time by {kind}")
 
 
 def host_key(seen: Evidence) -> Finding:

@@ -7,7 +7,7 @@ Times are UTC epoch seconds by the vendor's clock, money is micro-dollars.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from infra.records import Pod
+from infra.records import Offer, Pod
 
 WORKER, STRAY, TIMED = "worker", "stray", "timed"
 
@@ -47,11 +47,17 @@ class Trial:
 
     name: str
     token: str
+    offer: Offer
+    run: str = ""
     pod_id: str = ""
-    rate: int = 0  # of the offer
     ledger_micro_usd: int = 0  # what the journal says that it has cost
     is_gone: bool = False  # as the journal has it, which takes proof
     failure: str = ""  # why it was given up before its time
+
+    @property
+    def rate(self) -> int:
+        """Return the price of its offer, per hour."""
+        return self.offer.micro_usd_per_hour
 
 
 @dataclass(frozen=True, kw_only=True)
