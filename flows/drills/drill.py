@@ -31,6 +31,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import FAILED, TERMINATED
 from infra.ledger.reconcile import reconcile
+from infra.machines.survey import same_gpu
 from infra.names import random_word, run_name
 from infra.providers import Market, market, registry
 from infra.records import Offer, Pod, Request
@@ -55,9 +56,10 @@ MOST_OFFERS = 3  # tried for the worker, where others are faster
 WORK_S, LEAST_WORK_S = 900.0, 180.0  # until the work has its verdict, by the vendor's clock and by ours
 DOUBLE_S = 30.0  # for which a second machine of one request is looked for
 POLL_S, LEAST_POLL_S = 5.0, 0.2
-PATIENCE_S, LEAST_PATIENCE_S = 150.0, 15.0  # with one deletion, likewise
-LATE_S, REHEARSED_LATE_S = 5.0, 30.0  # by our clock: for an answer, and for the processes of a rehearsal
+PATIENCE_S, LEAST_PATIENCE_S = 150.0, 45.0  # with one deletion, likewise
+LATE_S, REHEARSED_LATE_S = 5.0, 60.0  # by our clock: for an answer, and for the processes of a rehearsal
 MOST_DELETIONS = 3
+SMI = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 WORK = """python - <<'END'
 from slipway import checkpoint
 checkpoint.Saver("drill").save({{"word": "{word}"}}, 1)
@@ -179,7 +181,8 @@ class Drill:
     def _work(self) -> None:
         word = f"drilled-{random_word(12)}"
         op = self._start(word)
-        self.ground = replace(self.ground, guard=self._guard(op), host_key=self._host_key(op))
+        guard, host_key = self._guard(op), self._host_key(op)
+        self.ground = replace(self.ground, machine=self._machine(op), guard=guard, host_key=host_key)
         if not self.is_light:
             self._await_verdict(op)
             self.ground = replace(self.ground, log=self._log(op, word), checkpoint=self._checkpoint(op))
@@ -219,7 +222,7 @@ class Drill:
 
     def _start(self, word: str) -> Op:
         """Return the worker at its work. Raises SlipwayError when none of the offers will do."""
-        terms, tried = terms_for(self.settings, self.planned.vendor, unchecked=self.is_light), 0
+        terms, tried = terms_for(self.settings, self.planned.vendor, unchecked=True), 0  # a slow disk is no promise
         for offer in self.planned.offers:
             self.offer, self.offers[WORKER], tried = offer, offer, tried + 1
             self.watch.look_at(offer, self.planned.request)
@@ -257,6 +260,16 @@ class Drill:
         limits, mine = said["limits"], Job.from_json(op.job).limits
         told = (said["token"], limits["time_s"], limits["spend_micro_usd"])
         return "" if told == (op.token, mine.time_s, mine.spend_micro_usd) else f"it has other limits: {told}"
+
+    def _machine(self, op: Op) -> str:
+        """Return what a pod has instead of the GPUs of its offer, "" when it has those."""
+        try:
+            done = self._way(op).run(SMI, timeout_s=boot.COMMAND_S)
+        except SlipwayError as error:
+            return f"not heard: {error}"
+        found, offer = done.stdout.split("\n")[:-1], self.offers[WORKER]
+        is_same = len(found) == offer.num_gpus and all(same_gpu(offer.gpu, one) for one in found)
+        return "" if is_same else f"{', '.join(found) or 'no GPU'} instead of {offer.num_gpus} x {offer.gpu}"
 
     def _host_key(self, op: Op) -> str:
         """Return what a second connection to a pod has met, "" for the host key of the first."""

@@ -148,6 +148,10 @@ def key(seen: Evidence) -> Finding:
     return _finding("key", BROKEN, expected, f"refused {count(len(tried), 'time')}, the last time by {kind}")
 
 
+def machine(seen: Evidence) -> Finding:
+    return _seen_there(seen, "machine", "it has the GPUs of its offer", seen.ground.machine, "it has")
+
+
 def host_key(seen: Evidence) -> Finding:
     """Find whether a later connection meets the same host."""
     said = seen.ground.host_key
@@ -252,10 +256,9 @@ def nothing_left(seen: Evidence) -> Finding:
 
 
 CLAUSES: Sequence[Clause] = (
-    offer, price, token, listing, timer, spend_limit, key, host_key, guard, log, checkpoint, self_end, lost_reply,
-    delete, bill, nothing_left,
+    offer, price, token, listing, timer, spend_limit, key, machine, host_key, guard, log, checkpoint, self_end,
+    lost_reply, delete, bill, nothing_left,
 )  # fmt: skip
-OF_THE_WIRE: Sequence[Clause] = (price, token, listing, timer, spend_limit, lost_reply, delete, bill)
 
 
 def _timer_by_waiting(seen: Evidence) -> Finding:

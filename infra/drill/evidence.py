@@ -64,6 +64,7 @@ class Trial:
 class Ground:
     """What was seen of the worker from within, and in the store. None = nobody has come so far."""
 
+    machine: str | None = None  # "" = the GPUs that were offered
     host_key: str | None = None  # what a second connection met: "" = the same host key
     guard: str | None = None  # "" = alive, and armed with our token and limits
     log: str | None = None  # "" = in the store

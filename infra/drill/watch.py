@@ -6,7 +6,7 @@ to a request for a machine can be lost on purpose: the request was sent, and nob
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from infra.agent.job import Limits
@@ -18,6 +18,15 @@ from infra.records import Offer, Pod, Request
 from infra.transport.protocol import Result, Transport
 
 CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # how the paths end by which vendors rent
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One exchange on the wire, within the verb of that number."""
+
+    verb: int
+    exchange: Exchange
+    is_lost: bool = False
 
 
 class AnswerLost(Exception):
@@ -34,7 +43,7 @@ class Watch:
         self.is_losing = False
         """Whether the answer to the next request for a machine is lost."""
         self.asked: list[Asked] = []
-        self.exchanges: list[Exchange] = []
+        self.heard: list[Heard] = []
         self.tokens: set[str] = set()
         self.creates = 0
 
@@ -46,10 +55,10 @@ class Watch:
         return cast(Market, self)
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Hear what goes over the wire within this block."""
+    def listening(self, hear: Callable[[Exchange], None] | None = None) -> Iterator[None]:
+        """Hear what goes over the wire within this block; `hear`: instead of this watch."""
         api = cast(JsonApi, getattr(self._market, "api"))  # noqa: B009 (of every vendor that is asked over HTTP)
-        api.listener = self._hear
+        api.listener = hear or self._hear
         try:
             yield
         finally:
@@ -124,13 +133,14 @@ class Watch:
         return pods
 
     def _hear(self, exchange: Exchange) -> None:
-        self.exchanges.append(exchange)
         path = exchange.path.partition("?")[0]
-        if self._is_renting and exchange.method == "POST" and path.endswith(CREATES):
-            self.creates += 1
-            if self.is_losing:
-                self.is_losing = False
-                raise AnswerLost("the drill has thrown the answer away")
+        is_create = self._is_renting and exchange.method == "POST" and path.endswith(CREATES)
+        is_lost = is_create and self.is_losing
+        self.heard.append(Heard(len(self.asked), exchange, is_lost))
+        self.creates += is_create
+        if is_lost:
+            self.is_losing = False
+            raise AnswerLost("the drill has thrown the answer away")
 
 
 class Line:

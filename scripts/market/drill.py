@@ -1,21 +1,27 @@
 """What `inv drill` does: the plan with its price, the question, the drill, its report."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from invoke import Exit
 
 from flows.drills import drill as use_case
+from flows.drills import replay as replaying
 from flows.drills.drill import Planned
-from infra.drill import clauses
-from infra.drill.clauses import BROKEN, UNREACHED
+from infra.drill import clauses, recording
+from infra.drill.clauses import BROKEN, UNREACHED, Finding
+from infra.drill.evidence import Evidence
 from infra.drill.reports import Report, Reports
-from infra.errors import UsageError
+from infra.drill.watch import Heard
+from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.money import BadAmount, in_usd, micro_usd
+from infra.records import Address
 from infra.rehearsal import attach, differences
-from infra.settings import Settings
+from infra.settings import VENDORS, Settings
 from infra.units import count
 from scripts.cli import context, offers_table, prompts, rehearsal_world, render
 from scripts.cli.invoke_patch import print_json
@@ -25,6 +31,9 @@ from scripts.market.flags import DrillFlags
 
 
 def drill(spec: DrillFlags) -> None:
+    if spec.replay:
+        replay(spec)
+        return
     settings = context.settings_of(spec)
     if spec.plant and not settings.rehearsal:
         raise UsageError("--plant is for a rehearsal, whose vendors can be made to differ: add --rehearse")
@@ -45,18 +54,49 @@ def drill(spec: DrillFlags) -> None:
         if spec.plant:
             plant(spec, planned, journal, settings)
             return
-        seen = use_case.Drill(planned, settings, journal, render.tell).run()
+        held = use_case.Drill(planned, settings, journal, render.tell)
+        seen = held.run()
+    at, reports = int(time.time()), Reports.beside(settings.state_file)
+    path = reports.folder / f"{reports.stem(spec.provider, at)}.recording.json"
     report = Report(
-        vendor=spec.provider, at=int(time.time()), is_rehearsed=bool(settings.rehearsal),
-        findings=tuple(clauses.judge(seen)), counted_micro_usd=sum(one.ledger_micro_usd for one in seen.trials),
+        vendor=spec.provider, at=at, is_rehearsed=bool(settings.rehearsal), findings=tuple(clauses.judge(seen)),
+        counted_micro_usd=sum(one.ledger_micro_usd for one in seen.trials),
+        recording=record(seen, held.watch.heard, path, at, settings),
     )  # fmt: skip
-    path = Reports.beside(settings.state_file).save(report)
+    path = reports.save(report)
     if spec.json:
         print_json({**asdict(report), "report": path})
     else:
-        show(report)
-        render.say(f"report: {path}")
+        show(report.findings)
+        print(render.clean(f"{report.words}; {in_usd(report.counted_micro_usd)} by our ledger"))
+        render.say(f"report: {path}; recording beside it: {report.recording or 'none'}")
     leave(report)
+
+
+def record(seen: Evidence, heard: Sequence[Heard], path: Path, at: int, settings: Settings) -> str:
+    """Write the recording down; return the name of its file, "" when it could not be masked, which is told."""
+    recorded, mask = recording.record(seen, heard, at)
+    hosts = {Address.parse(pod.address).host for one in seen.asked for pod in one.pods if pod.address}
+    try:
+        recording.save(recorded, path, {*mask.secrets, *hosts, *(getattr(settings, key) for key in VENDORS.values())})
+    except SlipwayError as error:
+        render.say(str(error))
+        return ""
+    return path.name
+
+
+def replay(spec: DrillFlags) -> None:
+    """Show what today's client and clauses make of a recording; exit 5 when that is not what was made of it then."""
+    said = replaying.replay(recording.load(Path(spec.replay)), context.settings())
+    if spec.json:
+        print_json(asdict(said))
+    else:
+        show(said.now)
+        for line in said.otherwise:
+            render.say(render.clean(line))
+        print(f"{said.vendor}: {count(said.verbs, 'answer')} of a drill of {render.iso(said.at)} replayed")
+    if said.otherwise or said.now != said.then:
+        raise Exit("inv drill: today's client or clauses make something else of this recording", code=5)
 
 
 def plant(spec: DrillFlags, planned: Planned, journal: Journal, settings: Settings) -> None:
@@ -104,11 +144,10 @@ def plan_json(planned: Planned) -> dict[str, Any]:
     }
 
 
-def show(report: Report) -> None:
+def show(findings: Sequence[Finding]) -> None:
     rows = [("clause", "", "expected", "seen")]
-    rows += [(one.clause, one.state, one.expected, one.seen) for one in report.findings]
+    rows += [(one.clause, one.state, one.expected, one.seen) for one in findings]
     print(render.clean(columns(rows)))
-    print(render.clean(f"{report.words}; {in_usd(report.counted_micro_usd)} by our ledger"))
 
 
 def leave(report: Report) -> None:

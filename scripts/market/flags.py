@@ -39,6 +39,9 @@ class DrillFlags(Questions, Output):
         "", "with --rehearse: the vendor differs from its documents in this one thing, and the drill has to find it; "
         "`all` plants ten, one after the other", unit="NAME",
     )  # fmt: skip
+    replay: str = flag(
+        "", "give the answers of an earlier drill's recording to today's client and clauses; asks nobody", unit="FILE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

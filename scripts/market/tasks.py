@@ -36,6 +36,7 @@ def reap(c, spec):
     "scripts.market.drill",
     "scripts.market.flags:DrillFlags",
     world=BEGIN,
+    speed=20.0,  # the work of a drill takes its real time, which must not use up its limits
     example="inv drill --provider runpod --spend-limit 3",
 )
 def drill(c, spec):

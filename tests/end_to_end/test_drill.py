@@ -16,7 +16,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory):
-    yield from world_of(tmp_path_factory.mktemp("drilled"), 60)
+    yield from world_of(tmp_path_factory.mktemp("drilled"), 20)
 
 
 @pytest.mark.parametrize("vendor", list(VENDORS))

@@ -51,7 +51,7 @@ LOOKS = [Asked(verb="catalog", began_at=at, ended_at=at, word="a/b/c", micro_usd
 REACHED = Asked(verb="reach", word="m-1", began_at=100.0, ended_at=101.0)
 HONEST = Evidence(
     vendor=VENDOR, asked=(*LOOKS, *life(WORKED, 0), REACHED, *life(STRAYED, 1000)), trials=(WORKED, STRAYED),
-    ground=Ground(host_key="", guard="", log="", checkpoint=""), creates=1,
+    ground=Ground(machine="", host_key="", guard="", log="", checkpoint=""), creates=1,
 )  # fmt: skip
 
 
