@@ -165,7 +165,7 @@ class Drill:
         vendor = Vendor(
             name=self.planned.vendor.name, time_limit=can.time_limit, time_grain_s=can.time_grain_s,
             spend_limit=can.spend_limit, tells_limits=can.tells_limits, self_terminate=can.self_terminate,
-            slack_s=max(spend.VENDOR_LATE_S, boot.LATE_S * self.scale), late_s=self._late_s,
+            slack_s=max(spend.VENDOR_LATE_S, boot.LATE_S * self.scale), late_s=self._late_s, clock_scale=self.scale,
         )  # fmt: skip
         trials = tuple(self._trial(name, op) for name in self.runs if (op := self._row(name)))
         return Evidence(

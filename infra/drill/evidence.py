@@ -39,6 +39,7 @@ class Vendor:
     self_terminate: str
     slack_s: float  # by which its timers may be off, as far as anybody here can measure
     late_s: float  # by which what is seen from here may lag behind: answers under way, a rehearsal's real processes
+    clock_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

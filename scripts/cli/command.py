@@ -86,7 +86,8 @@ def command(
     record of its flags is, as `module:Name`. `world`: whether it deals with pods, and so has `--rehearse` and
     `--state-file`: then a rehearsal must run ("find") or is begun ("begin"); "apart" has `--state-file` alone; "" is
     for what has nothing to do with pods. `env`: it runs something, and has `--env`. `flag_file`: the flag that names a
-    file with more flags. `speed`: of the rehearsal that it begins, where that is not the usual one. Other options are invoke's.
+    file with more flags. `speed`: of the rehearsal that it begins, where that is not the usual one.
+    Other options are invoke's.
     """
 
     def make(declared: Callable[..., Any]) -> Command:
