@@ -1,6 +1,8 @@
 """Drills of the rehearsed vendors: honest ones break no clause, and what is planted is found."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,14 @@ def test_a_drill_of_an_honest_vendor_breaks_nothing_leaves_nothing_and_is_cited(
     assert ("self-end" in states) is (vendor == "runpod") and ("spend limit" in states) is (vendor == "shadeform")
     assert user.truth()["billing"] == user.truth()["running"] == 0
     assert not user.json("audit", "--rehearse")["machines"]
+    path = Path(said["report"]).parent / said["recording"]
+    text = path.read_text()
+    assert "127.0.0.1" not in text and user.world.about[vendor]["key"] not in text
+    then = user.json("drill", "--replay", str(path))
+    assert then["otherwise"] == [] and then["now"] == said["findings"]
+    other = path.with_name("other.json")
+    other.write_text(re.sub(r'"(hourly_price|price|cost)":', r'"\1_of_today":', text))
+    assert user.json("drill", "--replay", str(other), code=5)["otherwise"]  # the vendor's answer, with another field
     cited = user.json("offers", "--rehearse", "--provider", vendor)["drills"][vendor]
     assert cited["broken"] == [] and set(cited["kept"]) == states.keys()
 

@@ -130,8 +130,8 @@ def test_the_newest_report_is_cited_and_a_damaged_one_is_none(tmp_path):
         report = Report(vendor="lium", at=at, is_rehearsed=True, findings=findings, counted_micro_usd=1)
         assert reports.save(report).parent == tmp_path / "journal-drills"
         assert reports.newest("lium") == report
-    said = "lium: drilled on 2026-09-22 in a rehearsal: 14 of 15 clauses kept; broken: timer"
+    said = "lium: drilled on 2026-09-22 in a rehearsal: 15 of 16 clauses kept; broken: timer"
     assert reports.cite(["lium"]) == [said]
     (newest,) = tmp_path.glob("journal-drills/lium-20260922*.json")
     newest.write_text("{")
-    assert reports.cite(["lium"])[0].endswith("15 of 15 clauses kept")
+    assert reports.cite(["lium"])[0].endswith("16 of 16 clauses kept")
