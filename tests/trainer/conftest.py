@@ -20,7 +20,8 @@ from data.shards.shards import Writer
 from data.tokens import bpe, tokenize
 from store import Store
 from store.manifest import kept_name
-from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, ScheduleConfig
+from trainer.config import Keeping, OptimizerConfig, PhaseConfig, ScheduleConfig
+from trainer.records.model_config import ModelConfig
 
 VOCAB = 320
 TINY = ModelConfig(
@@ -97,6 +98,14 @@ class World:
         while not path.exists() or path.read_text().count("\n") < step:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, f"no step {step} in {WAIT_S} s"
+            time.sleep(0.005)
+
+    def wait_for_save(self, process: subprocess.Popen[str], phase: str, work: str = "work") -> None:
+        """Until a checkpoint of this phase is whole. A step that is done may still be on its way to the disk."""
+        folder, deadline = self.work(work) / "checkpoints", time.monotonic() + WAIT_S
+        while not any((one / "MANIFEST.json").exists() for one in folder.glob(f"{phase}-*/step-*")):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, f"no checkpoint in {WAIT_S} s"
             time.sleep(0.005)
 
 

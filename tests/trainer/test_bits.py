@@ -13,12 +13,12 @@ from tests.trainer.conftest import TINY, finish, tiny
 from tests.trainer.test_phases import OFTEN, chat_phase, hashes, run
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import open_final
-from trainer.config import Ternary
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives.bits import Bits
 from trainer.records.bits import BitsConfig
+from trainer.records.model_config import Ternary
 
 STUDENT = replace(TINY, num_key_value_heads=2, sub_norm=True, ternary=Ternary())
 PLAIN = replace(STUDENT, sub_norm=False, ternary=None)
@@ -85,7 +85,7 @@ def test_a_stage_that_was_killed_goes_on_to_the_same_bits(converted):
     whole = world.start(config, keeping, alone, work="alone")
     assert finish(whole)[0] == 0
     one = world.start(config, keeping, world.making("bits1.9", **inputs))
-    world.wait_for_step(9, one, phase="bits1.9")
+    world.wait_for_save(one, "bits1.9")
     one.send_signal(signal.SIGKILL)
     one.wait()
     code, words = finish(world.start(config, keeping, world.making("bits1.9", **inputs)))
