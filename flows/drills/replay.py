@@ -1,7 +1,6 @@
-"""The replay of a drill: today's client is given the answers of a recording, and today's clauses judge what it makes of
-them. Nothing is rented, and no vendor is asked.
+"""The replay of a drill: today's client is given the answers of a recording, and today's clauses judge the result.
 
-In: a recording. Out: `Replayed`: what the client reads otherwise than it did, and the findings then and now.
+Nothing is rented, and no vendor is asked. In: a recording. Out: `Replayed`: what the client reads otherwise than it did, and the findings then and now.
 """
 
 import tempfile
@@ -10,8 +9,8 @@ from pathlib import Path
 
 from infra.agent.job import Limits
 from infra.drill import clauses
-from infra.drill.clauses import Finding
-from infra.drill.evidence import Asked, Trial
+from infra.drill.clauses import ClauseResult
+from infra.drill.evidence import VerbCall, Trial
 from infra.drill.recording import Recorded, Recording
 from infra.drill.watch import AnswerLost, Watch
 from infra.errors import SlipwayError
@@ -33,15 +32,15 @@ class Replayed:
     at: int
     verbs: int
     otherwise: tuple[str, ...]
-    then: tuple[Finding, ...]
-    now: tuple[Finding, ...]
+    then: tuple[ClauseResult, ...]
+    now: tuple[ClauseResult, ...]
 
 
 def replay(recording: Recording, settings: Settings) -> Replayed:
     """Return what today's client makes of a recording."""
     seen, name = recording.evidence, recording.vendor
     first = next((one.at for one in recording.exchanges if one.at), float(recording.at))
-    server, otherwise, asked = Replay(first), list[str](), list[Asked]()
+    server, otherwise, asked = Replay(first), list[str](), list[VerbCall]()
     of: dict[int, list[Recorded]] = {}
     for one in recording.exchanges:
         of.setdefault(one.verb, []).append(one)
@@ -67,7 +66,7 @@ def replay(recording: Recording, settings: Settings) -> Replayed:
                     now=tuple(judged), otherwise=(*server.otherwise, *otherwise))  # fmt: skip
 
 
-def _ask(then: Asked, market: Market, trials: tuple[Trial, ...]) -> Asked:
+def _ask(then: VerbCall, market: Market, trials: tuple[Trial, ...]) -> VerbCall:
     """Return the same verb, asked again."""
     trial = next((one for one in trials if then.word == one.token), None) or trials[0]
     request = Request(run=trial.run, provider=market.name, num_gpus=1)
@@ -93,7 +92,7 @@ def _ask(then: Asked, market: Market, trials: tuple[Trial, ...]) -> Asked:
     return replace(now, pods=tuple(replace(one, address="") for one in pods))
 
 
-def _told(one: Asked) -> tuple[object, ...]:
+def _told(one: VerbCall) -> tuple[object, ...]:
     """Return what is to be the same: what our promises rest on."""
     pods = [(pod.pod_id, pod.token, pod.state, pod.micro_usd_per_hour, pod.ends_at, pod.spend_limit_micro_usd,
              pod.spent_micro_usd) for pod in one.pods]  # fmt: skip

@@ -1,13 +1,13 @@
 """The clauses of a drill: what our promises about money rest on, each a function of the evidence. Pure.
 
-In: `Evidence`. Out: a `Finding` for each clause: what was expected, what was seen, and whether that is the same.
+In: `Evidence`. Out: a `ClauseResult` for each clause: what was expected, what was seen, and whether that is the same.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from infra.drill.evidence import STRAY, TIMED, WORKER, Asked, Evidence, Trial
+from infra.drill.evidence import STRAY, TIMED, WORKER, VerbCall, Evidence, Trial
 from infra.money import in_usd, per_hour
 from infra.providers import LAG_S
 from infra.units import count, duration
@@ -19,7 +19,7 @@ FAREWELL_S = 600.0  # likewise, from the end of the work until a pod that delete
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ClauseResult:
     """What became of one clause."""
 
     clause: str
@@ -28,17 +28,17 @@ class Finding:
     seen: str
 
 
-Clause = Callable[[Evidence], Finding]
+Clause = Callable[[Evidence], ClauseResult]
 
 
-def judge(seen: Evidence) -> list[Finding]:
+def judge(seen: Evidence) -> list[ClauseResult]:
     """Return what became of every clause that is about this vendor, in the order of a pod's life."""
     without = {self_end} if seen.vendor.self_terminate != "pod_credential" else set[Clause]()
     without |= set() if seen.vendor.spend_limit else {spend_limit}
     return [clause(seen) for clause in CLAUSES if clause not in without]
 
 
-def offer(seen: Evidence) -> Finding:
+def offer(seen: Evidence) -> ClauseResult:
     """Find whether an offer has one price while it is looked at and rented."""
     prices = [one.micro_usd for one in seen.of("catalog")]
     told = ", ".join("not on offer" if one is None else per_hour(one) for one in prices)
@@ -49,7 +49,7 @@ def offer(seen: Evidence) -> Finding:
     return _finding("offer", KEPT if is_same else BROKEN, expected, told)
 
 
-def price(seen: Evidence) -> Finding:
+def price(seen: Evidence) -> ClauseResult:
     """Find whether the pod costs what its offer said."""
     trial = seen.trial(WORKER)
     rates = (
@@ -62,7 +62,7 @@ def price(seen: Evidence) -> Finding:
     return _finding("price", KEPT if is_kept else BROKEN, expected, ", then ".join(map(per_hour, rates)))
 
 
-def token(seen: Evidence) -> Finding:
+def token(seen: Evidence) -> ClauseResult:
     """Find whether every listing that shows the pod shows our token."""
     trial = seen.trial(WORKER)
     expected = "each listing that shows the pod shows its token"
@@ -78,7 +78,7 @@ def token(seen: Evidence) -> Finding:
     return _finding("token", KEPT, expected, f"{count(len(rows), 'row')}, all with it")
 
 
-def listing(seen: Evidence) -> Finding:
+def listing(seen: Evidence) -> ClauseResult:
     """Find whether a new pod is listed in time."""
     trial = seen.trial(WORKER)
     made = seen.create(trial) if trial else None
@@ -98,7 +98,7 @@ def listing(seen: Evidence) -> Finding:
     return _finding("listing", BROKEN if missed_s > LAG_S else KEPT, expected, words)
 
 
-def timer(seen: Evidence) -> Finding:
+def timer(seen: Evidence) -> ClauseResult:
     """Find whether the vendor has armed the time limit that was asked for: as it tells, or by waiting for it."""
     trial, vendor = seen.trial(WORKER), seen.vendor
     if not vendor.tells_limits:
@@ -122,7 +122,7 @@ def timer(seen: Evidence) -> Finding:
     return _finding("timer", KEPT if is_kept else BROKEN, expected, f"it ends it after {duration(told_s[-1])}")
 
 
-def spend_limit(seen: Evidence) -> Finding:
+def spend_limit(seen: Evidence) -> ClauseResult:
     """Find whether the vendor has armed the amount that was asked for."""
     trial, expected = seen.trial(WORKER), "the vendor shows the amount that was asked for"
     made = seen.create(trial) if trial else None
@@ -136,7 +136,7 @@ def spend_limit(seen: Evidence) -> Finding:
     return _finding("spend limit", KEPT if is_kept else BROKEN, expected, words)
 
 
-def key(seen: Evidence) -> Finding:
+def key(seen: Evidence) -> ClauseResult:
     """Find whether the key that was sent with the request opens the pod."""
     trial, expected = seen.trial(WORKER), "the pod lets in the key that was made for it"
     tried = seen.of("reach", trial.pod_id) if trial and trial.pod_id else []
@@ -148,31 +148,31 @@ def key(seen: Evidence) -> Finding:
     return _finding("key", BROKEN, expected, f"refused {count(len(tried), 'time')}, the last time by {kind}")
 
 
-def machine(seen: Evidence) -> Finding:
+def machine(seen: Evidence) -> ClauseResult:
     return _seen_there(seen, "machine", "it has the GPUs of its offer", seen.ground.machine, "it has")
 
 
-def host_key(seen: Evidence) -> Finding:
+def host_key(seen: Evidence) -> ClauseResult:
     """Find whether a later connection meets the same host."""
     said = seen.ground.host_key
     return _seen_there(seen, "host key", "a second connection meets the host key of the first", said, "the same")
 
 
-def guard(seen: Evidence) -> Finding:
+def guard(seen: Evidence) -> ClauseResult:
     said = seen.ground.guard
     return _seen_there(seen, "guard", "the pod's guard lives, with our token and limits", said, "alive and armed")
 
 
-def log(seen: Evidence) -> Finding:
+def log(seen: Evidence) -> ClauseResult:
     return _seen_there(seen, "log", "the log of the work is in the store", seen.ground.log, "it is")
 
 
-def checkpoint(seen: Evidence) -> Finding:
+def checkpoint(seen: Evidence) -> ClauseResult:
     said = seen.ground.checkpoint
     return _seen_there(seen, "checkpoint", "the checkpoint of the work is in the store, and whole", said, "it is")
 
 
-def self_end(seen: Evidence) -> Finding:
+def self_end(seen: Evidence) -> ClauseResult:
     """Find whether the pod deletes itself when its work is over."""
     trial = seen.trial(WORKER)
     expected = f"the pod deletes itself within {duration(FAREWELL_S)} of its last step"
@@ -186,7 +186,7 @@ def self_end(seen: Evidence) -> Finding:
                     "it is off the listing" if gone is not None else "it is still listed")  # fmt: skip
 
 
-def lost_reply(seen: Evidence) -> Finding:
+def lost_reply(seen: Evidence) -> ClauseResult:
     """Find whether a machine is found by its token, and is one, when the answer to its request was lost."""
     trial = seen.trial(STRAY)
     expected = "one request, one machine, found by its token"
@@ -203,7 +203,7 @@ def lost_reply(seen: Evidence) -> Finding:
     return _finding("lost reply", KEPT, expected, "one, found")
 
 
-def delete(seen: Evidence) -> Finding:
+def delete(seen: Evidence) -> ClauseResult:
     """Find whether a deletion that was answered has an effect, by id and in the listing."""
     expected = f"the machine is off the listing within {duration(DELETED_S)} of the answer"
     said = []
@@ -227,7 +227,7 @@ def delete(seen: Evidence) -> Finding:
     return _finding("delete", KEPT, expected, "; ".join(said))
 
 
-def bill(seen: Evidence) -> Finding:
+def bill(seen: Evidence) -> ClauseResult:
     """Find whether the vendor bills at most what our ledger has counted."""
     said, state = [], KEPT
     expected = "the vendor bills no more than our ledger has counted"
@@ -243,7 +243,7 @@ def bill(seen: Evidence) -> Finding:
     return _finding("bill", state, expected, "; ".join(said))
 
 
-def nothing_left(seen: Evidence) -> Finding:
+def nothing_left(seen: Evidence) -> ClauseResult:
     """Find whether everything that the drill has rented is proven gone."""
     expected = "every machine of the drill is proven gone"
     left = [one for one in seen.trials if not one.is_gone]
@@ -261,7 +261,7 @@ CLAUSES: Sequence[Clause] = (
 )  # fmt: skip
 
 
-def _timer_by_waiting(seen: Evidence) -> Finding:
+def _timer_by_waiting(seen: Evidence) -> ClauseResult:
     """Find whether a pod that nobody ended was ended by its vendor's timer, which is not told."""
     trial = seen.trial(TIMED)
     made = seen.create(trial) if trial else None
@@ -278,7 +278,7 @@ def _timer_by_waiting(seen: Evidence) -> Finding:
     return _finding("timer", KEPT if is_kept else BROKEN, expected, f"gone after {duration(after_s)}")
 
 
-def _limit_s(seen: Evidence, made: Asked, trial: Trial) -> float:
+def _limit_s(seen: Evidence, made: VerbCall, trial: Trial) -> float:
     """Return the time limit of a request; where the vendor has no limit of money, that counts as time."""
     limits = [] if made.time_s is None else [made.time_s]
     if made.spend_micro_usd is not None and not seen.vendor.spend_limit and trial.rate:
@@ -300,7 +300,7 @@ def _is_up(state: str) -> bool:
     return state in ("booting", "running")
 
 
-def _seen_there(seen: Evidence, name: str, expected: str, said: str | None, well: str) -> Finding:
+def _seen_there(seen: Evidence, name: str, expected: str, said: str | None, well: str) -> ClauseResult:
     if said is None:
         return _finding(name, UNREACHED, expected, _lost(seen, WORKER))
     return _finding(name, BROKEN if said else KEPT, expected, said or well)
@@ -314,5 +314,5 @@ def _lost(seen: Evidence, name: str) -> str:
     return f"the {name} was given up: {trial.failure}" if trial.failure else f"the {name} did not come so far"
 
 
-def _finding(clause: str, state: str, expected: str, seen: str) -> Finding:
-    return Finding(clause=clause, state=state, expected=expected, seen=seen)
+def _finding(clause: str, state: str, expected: str, seen: str) -> ClauseResult:
+    return ClauseResult(clause=clause, state=state, expected=expected, seen=seen)

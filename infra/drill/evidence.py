@@ -13,7 +13,7 @@ WORKER, STRAY, TIMED = "worker", "stray", "timed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class VerbCall:
     """One verb of a provider, and what came of it."""
 
     verb: str  # catalog, create, find, list, delete, billed, reach
@@ -77,7 +77,7 @@ class Evidence:
     """Everything that a drill has seen."""
 
     vendor: Vendor
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[VerbCall, ...] = ()
     trials: tuple[Trial, ...] = ()
     ground: Ground = field(default_factory=Ground)
     creates: int | None = None  # requests to rent that were sent for the stray, as the wire has them
@@ -85,11 +85,11 @@ class Evidence:
     def trial(self, name: str) -> Trial | None:
         return next((one for one in self.trials if one.name == name), None)
 
-    def of(self, verb: str, word: str = "") -> list[Asked]:
+    def of(self, verb: str, word: str = "") -> list[VerbCall]:
         """Return the verbs of that name, about that id or token where one is given."""
         return [one for one in self.asked if one.verb == verb and word in ("", one.word)]
 
-    def create(self, trial: Trial) -> Asked | None:
+    def create(self, trial: Trial) -> VerbCall | None:
         return next(iter(self.of("create", trial.token)), None)
 
     def rows(self, trial: Trial) -> Iterator[Pod]:

@@ -41,7 +41,7 @@ VARIABLE = re.compile(r"PUBLIC_KEY|SLIPWAY_[A-Z]+")
 SHORTEST = 5
 
 
-class Mask:
+class RecordingMask:
     """The stand-ins of one recording."""
 
     def __init__(self, tokens: Sequence[str], pod_ids: Sequence[str]) -> None:

@@ -16,8 +16,8 @@ import msgspec
 
 from infra.agent.job import write_durably
 from infra.drill.evidence import Evidence
-from infra.drill.masking import STRUCK, Mask
-from infra.drill.watch import Heard
+from infra.drill.masking import STRUCK, RecordingMask
+from infra.drill.watch import HeardExchange
 from infra.errors import SlipwayError, UsageError
 from infra.records import Offer, Pod
 
@@ -50,11 +50,11 @@ class Recording:
     schema: int = SCHEMA
 
 
-def record(seen: Evidence, heard: Sequence[Heard], at: int) -> tuple[Recording, Mask]:
+def record(seen: Evidence, heard: Sequence[HeardExchange], at: int) -> tuple[Recording, RecordingMask]:
     """Return the recording, and the mask that was put on it."""
     tokens = list(dict.fromkeys(one.word for one in seen.of("create")))
     ids = [pod.pod_id for one in seen.asked for pod in one.pods]
-    mask = Mask(tokens, list(dict.fromkeys(ids)))
+    mask = RecordingMask(tokens, list(dict.fromkeys(ids)))
     bodies = [(_json(one.exchange.content), one.exchange.reply.content if one.exchange.reply.body else None)
               for one in heard]  # fmt: skip
     kinds = {one.offer.instance_type for one in seen.trials if one.offer.instance_type}
@@ -102,7 +102,7 @@ def _about(answer: Any, ours: Sequence[str]) -> Any:
     return answer
 
 
-def _masked(seen: Evidence, mask: Mask) -> Evidence:
+def _masked(seen: Evidence, mask: RecordingMask) -> Evidence:
     """Return evidence with the same stand-ins."""
 
     def pod_of(pod: Pod) -> Pod:
@@ -127,7 +127,7 @@ def _masked(seen: Evidence, mask: Mask) -> Evidence:
     return replace(seen, asked=asked, trials=trials, ground=replace(seen.ground, **ground))
 
 
-def _path(path: str, mask: Mask) -> str:
+def _path(path: str, mask: RecordingMask) -> str:
     base, mark, query = path.partition("?")
     pairs = [(name, mask.stand_in(value)) for name, value in parse_qsl(query, keep_blank_values=True)]
     return mask.stand_in(base) + mark + urlencode(pairs)

@@ -10,18 +10,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infra.agent.job import write_durably
-from infra.drill.clauses import BROKEN, KEPT, Finding
+from infra.drill.clauses import BROKEN, KEPT, ClauseResult
 from infra.units import count
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class DrillReport:
     """What a drill has found. `at`: UTC epoch seconds."""
 
     vendor: str
     at: int
     is_rehearsed: bool
-    findings: tuple[Finding, ...]
+    findings: tuple[ClauseResult, ...]
     counted_micro_usd: int  # by our ledger, of all its machines
     recording: str = ""  # the name of the file with requests and answers, beside this one
 
@@ -48,7 +48,7 @@ class Reports:
     def beside(journal: Path) -> "Reports":
         return Reports(journal.with_name(f"{journal.stem}-drills"))
 
-    def save(self, report: Report) -> Path:
+    def save(self, report: DrillReport) -> Path:
         """Write a report down; return where."""
         path = self.folder / f"{self.stem(report.vendor, report.at)}.json"
         write_durably(path, json.dumps(asdict(report), indent=1) + "\n", 0o600)
@@ -59,13 +59,13 @@ class Reports:
         """Return what the files of a drill are called, in front of their endings."""
         return f"{vendor}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}"
 
-    def newest(self, vendor: str) -> Report | None:
+    def newest(self, vendor: str) -> DrillReport | None:
         """Return the last report on a vendor that can be read."""
         for path in sorted(self.folder.glob(f"{vendor}-????????T??????Z.json"), reverse=True):
             try:
                 said = json.loads(path.read_text(encoding="utf-8"))
-                findings = tuple(Finding(**one) for one in said.pop("findings"))
-                return Report(**said, findings=findings)
+                findings = tuple(ClauseResult(**one) for one in said.pop("findings"))
+                return DrillReport(**said, findings=findings)
             except (OSError, ValueError, TypeError, KeyError, AttributeError):
                 continue  # one that is damaged is as good as none
         return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from infra.agent.job import Limits
-from infra.drill.evidence import Asked
+from infra.drill.evidence import VerbCall
 from infra.errors import SlipwayError
 from infra.providers import Market
 from infra.providers.json_api import Exchange, JsonApi
@@ -21,7 +21,7 @@ CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # how the path
 
 
 @dataclass(frozen=True)
-class Heard:
+class HeardExchange:
     """One exchange on the wire, within the verb of that number."""
 
     verb: int
@@ -42,8 +42,8 @@ class Watch:
         self._is_renting = False
         self.is_losing = False
         """Whether the answer to the next request for a machine is lost."""
-        self.asked: list[Asked] = []
-        self.heard: list[Heard] = []
+        self.asked: list[VerbCall] = []
+        self.heard: list[HeardExchange] = []
         self.tokens: set[str] = set()
         self.creates = 0
 
@@ -110,12 +110,14 @@ class Watch:
         return amount
 
     def reach(self, pod: Pod) -> Transport:
-        return cast(Transport, Line(self._market.reach(pod), self, pod.pod_id))
+        return cast(Transport, WatchedTransport(self._market.reach(pod), self, pod.pod_id))
 
     def note(self, verb: str, word: str, error: str, began_at: float) -> None:
         """Note a verb of a pod's; of many that went well the first is enough."""
         if error or not any((one.verb, one.word, one.error) == (verb, word, "") for one in self.asked):
-            self.asked.append(Asked(verb=verb, word=word, error=error, began_at=began_at, ended_at=self._market.now()))
+            self.asked.append(
+                VerbCall(verb=verb, word=word, error=error, began_at=began_at, ended_at=self._market.now())
+            )
 
     def _noting(self, verb: str, word: str, ask: Callable[[], Any], **about: Any) -> Any:
         began_at, error = self._market.now(), ""
@@ -126,7 +128,9 @@ class Watch:
             raise
         finally:
             ended_at = self._market.now()
-            self.asked.append(Asked(verb=verb, word=word, began_at=began_at, ended_at=ended_at, error=error, **about))
+            self.asked.append(
+                VerbCall(verb=verb, word=word, began_at=began_at, ended_at=ended_at, error=error, **about)
+            )
 
     def _keep(self, pods: "Sequence[Pod]") -> "Sequence[Pod]":
         self.asked[-1] = replace(self.asked[-1], pods=tuple(pods))
@@ -136,14 +140,14 @@ class Watch:
         path = exchange.path.partition("?")[0]
         is_create = self._is_renting and exchange.method == "POST" and path.endswith(CREATES)
         is_lost = is_create and self.is_losing
-        self.heard.append(Heard(len(self.asked), exchange, is_lost))
+        self.heard.append(HeardExchange(len(self.asked), exchange, is_lost))
         self.creates += is_create
         if is_lost:
             self.is_losing = False
             raise AnswerLost("the drill has thrown the answer away")
 
 
-class Line:
+class WatchedTransport:
     """The way to a pod, watched: whether we are let in, and by whom."""
 
     def __init__(self, way: Transport, watch: Watch, pod_id: str) -> None:

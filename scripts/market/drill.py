@@ -12,10 +12,10 @@ from flows.drills import drill as use_case
 from flows.drills import replay as replaying
 from flows.drills.drill import Planned
 from infra.drill import clauses, recording
-from infra.drill.clauses import BROKEN, UNREACHED, Finding
+from infra.drill.clauses import BROKEN, UNREACHED, ClauseResult
 from infra.drill.evidence import Evidence
-from infra.drill.reports import Report, Reports
-from infra.drill.watch import Heard
+from infra.drill.reports import DrillReport, Reports
+from infra.drill.watch import HeardExchange
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.money import BadAmount, in_usd, micro_usd
@@ -58,7 +58,7 @@ def drill(spec: DrillFlags) -> None:
         seen = held.run()
     at, reports = int(time.time()), Reports.beside(settings.state_file)
     path = reports.folder / f"{reports.stem(spec.provider, at)}.recording.json"
-    report = Report(
+    report = DrillReport(
         vendor=spec.provider, at=at, is_rehearsed=bool(settings.rehearsal), findings=tuple(clauses.judge(seen)),
         counted_micro_usd=sum(one.ledger_micro_usd for one in seen.trials),
         recording=record(seen, held.watch.heard, path, at, settings),
@@ -73,7 +73,7 @@ def drill(spec: DrillFlags) -> None:
     leave(report)
 
 
-def record(seen: Evidence, heard: Sequence[Heard], path: Path, at: int, settings: Settings) -> str:
+def record(seen: Evidence, heard: Sequence[HeardExchange], path: Path, at: int, settings: Settings) -> str:
     """Write the recording down; return the name of its file, "" when it could not be masked, which is told."""
     recorded, mask = recording.record(seen, heard, at)
     hosts = {Address.parse(pod.address).host for one in seen.asked for pod in one.pods if pod.address}
@@ -127,7 +127,7 @@ def plant(spec: DrillFlags, planned: Planned, journal: Journal, settings: Settin
 
 
 def show_plan(planned: Planned, settings: Settings) -> None:
-    """What is rented, what it costs, and what ends it."""
+    """Show what is rented, what it costs, and what ends it."""
     offers_table.show_offers(planned.request, planned.offers)
     machines, most = count(len(planned.trials), "machine"), in_usd(planned.most_micro_usd)
     render.say(f"{machines}, some minutes each: about {in_usd(planned.expected_micro_usd)}, {most} at most")
@@ -144,13 +144,13 @@ def plan_json(planned: Planned) -> dict[str, Any]:
     }
 
 
-def show(findings: Sequence[Finding]) -> None:
+def show(findings: Sequence[ClauseResult]) -> None:
     rows = [("clause", "", "expected", "seen")]
     rows += [(one.clause, one.state, one.expected, one.seen) for one in findings]
     print(render.clean(columns(rows)))
 
 
-def leave(report: Report) -> None:
+def leave(report: DrillReport) -> None:
     """Exit 5 when a promise is broken, 1 when the drill could not try all of them."""
     if broken := report.of(BROKEN):
         raise Exit(f"inv drill: {report.vendor} differs from what Slipway relies on: {', '.join(broken)}", code=5)

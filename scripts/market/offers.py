@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from infra.drill.clauses import BROKEN, KEPT
-from infra.drill.reports import Report, Reports
+from infra.drill.reports import DrillReport, Reports
 from infra.money import dollars
 from infra.providers import offers as market
 from infra.records import Offer
@@ -35,7 +35,7 @@ def offers(spec: OffersFlags) -> None:
         render.say(line)
 
 
-def drilled(report: Report | None) -> dict[str, Any] | None:
+def drilled(report: DrillReport | None) -> dict[str, Any] | None:
     """Return the newest drill of a vendor as JSON; null: it was never drilled."""
     if report is None:
         return None

@@ -6,8 +6,8 @@ import pytest
 
 from infra.drill import clauses
 from infra.drill.clauses import BROKEN, KEPT, UNREACHED
-from infra.drill.evidence import STRAY, WORKER, Asked, Evidence, Ground, Trial, Vendor
-from infra.drill.reports import Report, Reports
+from infra.drill.evidence import STRAY, WORKER, VerbCall, Evidence, Ground, Trial, Vendor
+from infra.drill.reports import DrillReport, Reports
 from infra.records import Offer, Pod
 
 VENDOR = Vendor(name="shadeform", time_limit=True, time_grain_s=1.0, spend_limit=True, tells_limits=True,
@@ -32,7 +32,7 @@ def life(one, began_at, **facts):
 
     def asked(verb, after_s, **about):
         at = began_at + after_s
-        return Asked(verb=verb, began_at=at, ended_at=at + 1, **about)
+        return VerbCall(verb=verb, began_at=at, ended_at=at + 1, **about)
 
     facts = {"ends_at": began_at + 4 * HOUR_S, **facts}
     return [
@@ -47,8 +47,8 @@ def life(one, began_at, **facts):
 
 
 WORKED, STRAYED = trial(WORKER, 1), trial(STRAY, 2)
-LOOKS = [Asked(verb="catalog", began_at=at, ended_at=at, word="a/b/c", micro_usd=500_000) for at in (-20.0, -10.0)]
-REACHED = Asked(verb="reach", word="m-1", began_at=100.0, ended_at=101.0)
+LOOKS = [VerbCall(verb="catalog", began_at=at, ended_at=at, word="a/b/c", micro_usd=500_000) for at in (-20.0, -10.0)]
+REACHED = VerbCall(verb="reach", word="m-1", began_at=100.0, ended_at=101.0)
 HONEST = Evidence(
     vendor=VENDOR, asked=(*LOOKS, *life(WORKED, 0), REACHED, *life(STRAYED, 1000)), trials=(WORKED, STRAYED),
     ground=Ground(machine="", host_key="", guard="", log="", checkpoint=""), creates=1,
@@ -83,7 +83,7 @@ REFUSED = replace(HONEST, asked=tuple(
     replace(one, error="AuthError: /home/somebody/key was not let in") if one is REACHED else one
     for one in HONEST.asked
 ))  # fmt: skip
-BLIND = Asked(verb="list", began_at=150.0, ended_at=151.0)
+BLIND = VerbCall(verb="list", began_at=150.0, ended_at=151.0)
 LATE = replace(HONEST, asked=tuple(sorted((BLIND, *(one for one in HONEST.asked if one.began_at != 10)),
                                           key=lambda one: one.began_at)))  # fmt: skip
 
@@ -127,7 +127,7 @@ def test_the_newest_report_is_cited_and_a_damaged_one_is_none(tmp_path):
     assert reports.cite(["lium", "shadeform", "lium"]) == ["lium: never drilled", "shadeform: never drilled"]
     for at, seen in ((1_790_000_000, HONEST), (1_790_100_000, of_worker(ends_at=None))):
         findings = tuple(clauses.judge(seen))
-        report = Report(vendor="lium", at=at, is_rehearsed=True, findings=findings, counted_micro_usd=1)
+        report = DrillReport(vendor="lium", at=at, is_rehearsed=True, findings=findings, counted_micro_usd=1)
         assert reports.save(report).parent == tmp_path / "journal-drills"
         assert reports.newest("lium") == report
     said = "lium: drilled on 2026-09-22 in a rehearsal: 15 of 16 clauses kept; broken: timer"

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from infra.drill.evidence import WORKER, Asked, Evidence, Trial, Vendor
-from infra.drill.masking import HOST, Mask
+from infra.drill.evidence import WORKER, VerbCall, Evidence, Trial, Vendor
+from infra.drill.masking import HOST, RecordingMask
 from infra.drill.recording import load, record, save
-from infra.drill.watch import Heard
+from infra.drill.watch import HeardExchange
 from infra.errors import SlipwayError, UsageError
 from infra.providers.json_api import Exchange, Reply
 from infra.records import Offer, Pod
@@ -31,8 +31,8 @@ VENDOR = Vendor(name="shadeform", time_limit=True, time_grain_s=1.0, spend_limit
 def evidence():
     pod = Pod(provider="shadeform", pod_id=POD, token=TOKEN, run="drill-shadeform-1", name=TOKEN,
               address="ssh://alice@198.51.100.7:2222/root?key=/home/alice/key")  # fmt: skip
-    asked = (Asked(verb="create", word=TOKEN, began_at=1.0, ended_at=2.0, pods=(pod,)),
-             Asked(verb="reach", word=POD, began_at=3.0, ended_at=4.0, error="AuthError: /home/alice/key"))  # fmt: skip
+    asked = (VerbCall(verb="create", word=TOKEN, began_at=1.0, ended_at=2.0, pods=(pod,)),
+             VerbCall(verb="reach", word=POD, began_at=3.0, ended_at=4.0, error="AuthError: /home/alice/key"))  # fmt: skip
     trial = Trial(name=WORKER, token=TOKEN, offer=OFFER, run="drill-shadeform-1", pod_id=POD, failure="at 198.51.100.7")
     return Evidence(vendor=VENDOR, asked=asked, trials=(trial,))
 
@@ -40,7 +40,7 @@ def evidence():
 def heard():
     answer = Reply(200, {"date": "Mon, 23 Nov 2026 08:00:00 GMT"}, json.dumps({"instances": [OTHER, ROW]}).encode())
     content = json.dumps({"name": TOKEN, "public_key": "ssh-ed25519 AAAAC3Nza alice"}).encode()
-    return [Heard(0, Exchange("POST", f"/instances/{POD}/info?cursor={POD}", content, answer))]
+    return [HeardExchange(0, Exchange("POST", f"/instances/{POD}/info?cursor={POD}", content, answer))]
 
 
 def test_nothing_private_is_in_a_recording_and_what_a_client_reads_is(tmp_path):
@@ -71,7 +71,7 @@ def test_what_could_not_be_masked_is_not_written(tmp_path):
 
 
 def test_one_thing_has_one_stand_in_also_where_it_is_a_part_of_another():
-    mask = Mask([TOKEN], [POD])
+    mask = RecordingMask([TOKEN], [POD])
     mask.learn({"id": POD, "cloud_assigned_id": f"c-{POD}", "gpu_id": "NVIDIA H100 PCIe", "dataCenterId": "US-KS-2"})
     assert mask.stand_in(f"{POD} c-{POD}") == "machine-1 id-2"
     assert mask.body({"id": "NVIDIA H100 PCIe"}) == {"id": "NVIDIA H100 PCIe"}
