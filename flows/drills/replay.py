@@ -1,16 +1,18 @@
 """The replay of a drill: today's client is given the answers of a recording, and today's clauses judge the result.
 
-Nothing is rented, and no vendor is asked. In: a recording. Out: `Replayed`: what the client reads otherwise than it did, and the findings then and now.
+Nothing is rented, and no vendor is asked. In: a recording. Out: `Replayed`: what the client reads otherwise than it
+did, and what was found then and now.
 """
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.agent.job import Limits
 from infra.drill import clauses
 from infra.drill.clauses import ClauseResult
-from infra.drill.evidence import VerbCall, Trial
+from infra.drill.evidence import Trial, VerbCall
 from infra.drill.recording import Recorded, Recording
 from infra.drill.watch import AnswerLost, Watch
 from infra.errors import SlipwayError
@@ -99,7 +101,9 @@ def _told(one: VerbCall) -> tuple[object, ...]:
     return one.micro_usd, one.error, sorted(map(repr, pods))
 
 
-def _lose(server: Replay):  # type: ignore[no-untyped-def]
+def _lose(server: Replay) -> Callable[[Exchange], None]:
+    """Return a listener that loses the answers that were lost."""
+
     def hear(_: Exchange) -> None:
         if server.is_lost:
             server.is_lost = False

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from infra.drill.evidence import STRAY, TIMED, WORKER, VerbCall, Evidence, Trial
+from infra.drill.evidence import STRAY, TIMED, WORKER, Evidence, Trial, VerbCall
 from infra.money import in_usd, per_hour
 from infra.providers import LAG_S
 from infra.units import count, duration

@@ -6,7 +6,7 @@ import pytest
 
 from infra.drill import clauses
 from infra.drill.clauses import BROKEN, KEPT, UNREACHED
-from infra.drill.evidence import STRAY, WORKER, VerbCall, Evidence, Ground, Trial, Vendor
+from infra.drill.evidence import STRAY, WORKER, Evidence, Ground, Trial, Vendor, VerbCall
 from infra.drill.reports import DrillReport, Reports
 from infra.records import Offer, Pod
 

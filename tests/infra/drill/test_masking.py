@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from infra.drill.evidence import WORKER, VerbCall, Evidence, Trial, Vendor
+from infra.drill.evidence import WORKER, Evidence, Trial, Vendor, VerbCall
 from infra.drill.masking import HOST, RecordingMask
 from infra.drill.recording import load, record, save
 from infra.drill.watch import HeardExchange
@@ -31,10 +31,10 @@ VENDOR = Vendor(name="shadeform", time_limit=True, time_grain_s=1.0, spend_limit
 def evidence():
     pod = Pod(provider="shadeform", pod_id=POD, token=TOKEN, run="drill-shadeform-1", name=TOKEN,
               address="ssh://alice@198.51.100.7:2222/root?key=/home/alice/key")  # fmt: skip
-    asked = (VerbCall(verb="create", word=TOKEN, began_at=1.0, ended_at=2.0, pods=(pod,)),
-             VerbCall(verb="reach", word=POD, began_at=3.0, ended_at=4.0, error="AuthError: /home/alice/key"))  # fmt: skip
+    made = VerbCall(verb="create", word=TOKEN, began_at=1.0, ended_at=2.0, pods=(pod,))
+    refused = VerbCall(verb="reach", word=POD, began_at=3.0, ended_at=4.0, error="AuthError: /home/alice/key")
     trial = Trial(name=WORKER, token=TOKEN, offer=OFFER, run="drill-shadeform-1", pod_id=POD, failure="at 198.51.100.7")
-    return Evidence(vendor=VENDOR, asked=asked, trials=(trial,))
+    return Evidence(vendor=VENDOR, asked=(made, refused), trials=(trial,))
 
 
 def heard():
