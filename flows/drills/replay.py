@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from infra.agent.job import Limits
 from infra.drill import clauses
@@ -48,7 +49,7 @@ def replay(recording: Recording, settings: Settings) -> Replayed:
         of.setdefault(one.verb, []).append(one)
     with tempfile.TemporaryDirectory() as folder, serving(server) as url:
         scale = seen.vendor.clock_scale if seen.vendor.clock_scale != 1.0 else ANOTHER_CLOCK
-        there = {f"{name}_url": url, VENDORS[name]: "replayed", "clock_scale": scale,
+        there: dict[str, Any] = {f"{name}_url": url, VENDORS[name]: "replayed", "clock_scale": scale,
                  "state_file": Path(folder) / "journal.sqlite"}  # fmt: skip
         market = open_market(name, replace(settings, **there))
         watch = Watch(market)
