@@ -273,10 +273,12 @@ def _timer_by_waiting(seen: Evidence) -> ClauseResult:
     gone = _gone_at(seen, trial)
     if gone is None or any(one.began_at < gone for one in seen.of("delete", trial.pod_id)):
         return _finding("timer", BROKEN, expected, "it did not, and was deleted from here")
-    after_s = gone - made.began_at
-    slack_s, late_s = seen.vendor.slack_s, seen.vendor.late_s
-    is_kept = made.time_s - slack_s <= after_s <= made.time_s + slack_s + late_s
-    return _finding("timer", KEPT if is_kept else BROKEN, expected, f"gone after {duration(after_s)}")
+    after_s, slack_s = gone - made.began_at, seen.vendor.slack_s
+    shown = [one.began_at for one in seen.of("list") if any(pod.pod_id == trial.pod_id for pod in one.pods)]
+    shown_s = max(shown, default=made.began_at) - made.began_at  # until then it lived; then nobody looked for a while
+    is_kept = made.time_s - slack_s <= after_s and shown_s <= made.time_s + slack_s + seen.vendor.late_s
+    words = f"listed after {duration(shown_s)}, not any more after {duration(after_s)}"
+    return _finding("timer", KEPT if is_kept else BROKEN, expected, words)
 
 
 def _limit_s(seen: Evidence, made: VerbCall, trial: Trial) -> float:
