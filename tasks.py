@@ -30,7 +30,7 @@ namespace = Collection(
         *(models.ckpt_list, models.ckpt_show, models.ckpt_push, models.ckpt_pull, models.ckpt_verify, models.ckpt_init),
     ),
     *(pods.ssh, pods.on, pods.forward, pods.pull),
-    *(pools.hosts, market.offers, market.audit, market.reap, market.cost, market.apply),
+    *(pools.hosts, market.offers, market.audit, market.reap, market.cost, market.drill, market.apply),
     Collection("pod", pods.create, pods.sync, pods.setup, pods.run, pods.down, pods.list_),
     Collection("tokenizer", data.tokenizer, data.tokenizer_eval),
     Collection("pool", pools.list_, pools.up, pools.check, pools.import_),
