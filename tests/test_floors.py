@@ -54,7 +54,7 @@ TABLE = (
 
 # The rooms of a floor, from the lowest to the highest: each may import itself, those before it, and the floor's files.
 ORDER = {
-    "infra": ("agent", "transport", "market", "machines", "providers", "selection", "jobs", "ledger", "runs"),
+    "infra": ("agent", "transport", "market", "machines", "providers", "selection", "jobs", "ledger", "runs", "drill"),
     "infra.rehearsal": ("vendors",),
     "data": ("text", "shards", "tokens", "chat", "problems", "report", "engines"),
     "trainer": (

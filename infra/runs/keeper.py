@@ -474,7 +474,7 @@ class Keeper:
         if pod_store:  # else the pod itself brings them to the store
             parts += [
                 lambda: snapshot.bring(op, transport, self.folder),
-                lambda: mirror.bring_artifacts(op, pod_store, transport, Store(op.store)),
+                lambda: mirror.bring_artifacts(op, pod_store, transport, Store(op.store), self.folder),
             ]
         return parts
 

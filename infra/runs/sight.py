@@ -27,8 +27,8 @@ from infra.ledger.journal import Op
 from infra.ledger.life_cycle import CREATING, PLANNED, UNKNOWN
 from infra.providers import LAG_S, Provider, clock_scale
 from infra.records import Address, Pod
+from infra.transport.host_keys import StrangeHost
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
-from infra.transport.ssh_connection import StrangeHost
 
 GONE = "it was gone"
 STOPPED = ("stopped", "failed", "ending")  # states of a vendor's pod in which nothing of it runs, though it may bill
