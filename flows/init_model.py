@@ -1,7 +1,7 @@
 """What `--init` means: a Hugging Face folder here, or a repository of the hub, looked at before anything is planned.
 
-In: `FOLDER` or `hf://user/repo[@revision]`. Out: an `ImportSpec`; of the hub two small files are read, the weights come
-where the steps run.
+In: `FOLDER` or `hf://user/repo[@revision]`. Out: an `ImportSpec`; of the hub a few small files are read, the weights
+come where the steps run.
 """
 
 import hashlib
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from data.config import ConfigError
+from data.errors import DataError
 from data.text.remote import hub
+from data.tokens.tokenizer import END, template_in, template_of
 from infra.errors import AuthError, UsageError
 from infra.settings import Settings
 from store import outside
@@ -51,7 +53,25 @@ def in_folder(init: str) -> ImportSpec:
         content.update(one.name.encode())
         content.update(one.read_bytes() if small else repr((stat.st_size, stat.st_mtime_ns)).encode())
     has_tokenizer = (folder / "tokenizer.json").is_file()
-    return ImportSpec(source=str(folder), model=model, has_tokenizer=has_tokenizer, content=content.hexdigest()[:12])
+    try:
+        template = template_of(folder) if has_tokenizer else ""
+    except DataError as error:
+        raise UsageError(f"--init {init}: {error}") from None
+    own_chat = is_foreign(template)
+    if own_chat:
+        content.update(template.encode())
+    return ImportSpec(
+        source=str(folder),
+        model=model,
+        has_tokenizer=has_tokenizer,
+        content=content.hexdigest()[:12],
+        own_chat=own_chat,
+    )
+
+
+def is_foreign(template: str) -> bool:
+    """Whether a chat template is somebody else's; "" is none."""
+    return bool(template) and END not in template
 
 
 def on_hub(init: str, settings: Settings) -> ImportSpec:
@@ -69,7 +89,13 @@ def on_hub(init: str, settings: Settings) -> ImportSpec:
         raise UsageError(f"--init {init}: there is no model of config.json and .safetensors files")
     model = model_config(read_json(get(f"{repo}/resolve/{commit}/config.json", init, settings), init))
     has_tokenizer = "tokenizer.json" in names
-    return ImportSpec(source=f"hf://{repo}", revision=commit, model=model, has_tokenizer=has_tokenizer)
+    own_chat = has_tokenizer and "chat_template.jinja" in names
+    if has_tokenizer and not own_chat and "tokenizer_config.json" in names:
+        said = read_json(get(f"{repo}/resolve/{commit}/tokenizer_config.json", init, settings), init)
+        own_chat = is_foreign(template_in(said))
+    return ImportSpec(
+        source=f"hf://{repo}", revision=commit, model=model, has_tokenizer=has_tokenizer, own_chat=own_chat
+    )
 
 
 def get(path: str, init: str, settings: Settings) -> str:

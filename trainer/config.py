@@ -14,6 +14,7 @@ from trainer.records.phase_registry import PHASES, PROMPTS, TALK, TEXT, listed, 
 from trainer.records.rl_config import RlConfig
 
 PARALLEL = ("auto", "ddp", "fsdp", "hybrid")
+MLPS = {"swiglu": 3, "relu2": 2}  # how many matrices each has
 DTYPES = ("auto", "float32", "bfloat16", "float8")
 
 
@@ -60,7 +61,7 @@ class Ternary:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A Llama- or Qwen3-shaped decoder, in Hugging Face terms."""
+    """A decoder of the shapes of Llama, Qwen2, Qwen3 and their like, in Hugging Face terms."""
 
     vocab_size: int
     hidden_size: int
@@ -85,6 +86,12 @@ class ModelConfig:
     """Matrices of 1.58 bits inside the blocks, activations of 8; None = both in full precision."""
     blocks: BlocksConfig | None = newer(None)
     """It decodes in blocks, and has learnt to see whole ones; None = from left to right."""
+    attention_bias: bool = newer(False)
+    """Qwen2: `q_proj`, `k_proj` and `v_proj` add a bias."""
+    mlp: str = newer("swiglu")
+    """`swiglu`: down(silu(gate(x)) * up(x)); `relu2`: down(relu(up(x))**2), as nanochat has it."""
+    embed_norm: bool = newer(False)
+    """nanochat: an RMSNorm between the embedding and the first block."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads", 1)
@@ -95,6 +102,10 @@ class ModelConfig:
             raise ConfigError(
                 f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} key/value heads"
             )
+        if self.mlp not in MLPS:
+            raise ConfigError(f"mlp is {self.mlp!r}; known: {', '.join(MLPS)}")
+        if self.ternary and (self.attention_bias or self.mlp != "swiglu" or self.embed_norm):
+            raise ConfigError("a ternary model has no biases, no norm behind its embedding, and SwiGLU in its MLPs")
         if self.head_dim % 2:
             raise ConfigError(f"head_dim is {self.head_dim}; RoPE needs an even one")
         if self.ternary and self.ternary.haar and (self.hidden_size % 2 or self.intermediate_size % 2):
@@ -119,6 +130,8 @@ class ModelConfig:
             )
         if self.rope_scaling or self.logit_softcap:
             return "stretched positions and capped logits are not written"
+        if self.attention_bias or self.mlp != "swiglu" or self.embed_norm:
+            return "biases, MLPs without a gate and norms behind the embedding are not written"
         least = {"tq2_0": 256, "q8_0": 32}.get(kind, 1)
         sides = {"hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size, "all heads": square}
         if odd := {name: -(-size // least) * least for name, size in sides.items() if size % least}:
@@ -130,9 +143,10 @@ class ModelConfig:
     def num_params(self) -> int:
         d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
         attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)
-        block = attention + 3 * d * f + 2 * d + (2 * hd if self.qk_norm else 0)
+        block = attention + MLPS[self.mlp] * d * f + 2 * d + (2 * hd if self.qk_norm else 0)
         block += hd * self.num_attention_heads + f if self.sub_norm else 0
-        embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2)
+        block += hd * (self.num_attention_heads + 2 * self.num_key_value_heads) if self.attention_bias else 0
+        embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2) + (d if self.embed_norm else 0)
         return self.num_hidden_layers * block + d + embeddings
 
     @property
@@ -140,7 +154,7 @@ class ModelConfig:
         """Those that every token is multiplied by: matrices of the blocks, and the head."""
         d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
         attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)
-        return self.num_hidden_layers * (attention + 3 * d * f) + self.vocab_size * d
+        return self.num_hidden_layers * (attention + MLPS[self.mlp] * d * f) + self.vocab_size * d
 
     def flops_per_token(self, sequence_len: int) -> float:
         """Of forward and backward: 6 per matrix parameter, and attention, the causal half not discounted."""
@@ -389,7 +403,7 @@ class ImportSpec:
     """Somebody else's model -> an artifact that mid and sft can begin from."""
 
     source: str
-    """A Hugging Face folder on this machine, or `hf://user/repo` with the commit in `revision`."""
+    """A Hugging Face folder or one of nanochat on this machine, or `hf://user/repo` with the commit in `revision`."""
     model: ModelConfig
     """As its config.json has it; rows for the chat tokens may come on top."""
     has_tokenizer: bool
@@ -397,6 +411,10 @@ class ImportSpec:
     revision: str = ""
     content: str = ""
     """Of a folder: what was in it when this was planned."""
+    own_chat: bool = newer(False)
+    """Whether it has a chat template: it keeps that, its stop tokens and its ids; else it gets our chat tokens."""
+    nanochat: str = newer("")
+    """The file of weights in a checkpoint folder of nanochat, such as `model_000650.pt`; "" = a Hugging Face folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

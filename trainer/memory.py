@@ -63,7 +63,8 @@ def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1) -> Memor
     head = model.vocab_size * d
 
     # Two norms with what goes in and comes out; q, k, v and the answer; gate, up, silu(gate) and their product.
-    block = 4 * d + (q + kv if model.qk_norm else 0) + 2 * q + 2 * kv + 4 * f
+    inner = 4 if model.mlp == "swiglu" else 3  # of relu2: up, relu(up) and its square
+    block = 4 * d + (q + kv if model.qk_norm else 0) + 2 * q + 2 * kv + inner * f
     if model.ternary:  # what each matrix multiplies is kept as it was rounded
         block += 3 * d + q + (f if model.sub_norm else 0)
     # Attention's sums and the norms' are float32, one number per head or token.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data.chat import conversations as chat
 from data.events import emit
-from data.tokens.tokenizer import BOS, END, Tokenizer
+from data.tokens.tokenizer import Tokenizer
 from trainer.engines.conversation import room_of
 from trainer.evaluation.block_likelihood import block_nats
 from trainer.model.decoder import IGNORED, Decoder
@@ -85,7 +85,7 @@ def answers(
     room, align = room_for(model, max_new), model.config.blocks.block_size if model.config.blocks else 1
     prompts = [chat.recent(messages, tokenizer, room, align)[1] for messages in conversations]
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # little padding
-    stop = {tokenizer.special(END), tokenizer.special(BOS)}
+    stop = set(tokenizer.stops)
     said = [""] * len(prompts)
     for start in range(0, len(order), ROWS):
         rows = order[start : start + ROWS]

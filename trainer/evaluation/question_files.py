@@ -21,7 +21,7 @@ import torch
 from data.chat import conversations
 from data.errors import InputError
 from data.events import emit
-from data.tokens.tokenizer import BOS, END, Tokenizer
+from data.tokens.tokenizer import Tokenizer
 from store import outside
 from trainer.evaluation.evaluate import ROWS, nats
 from trainer.model.decoder import IGNORED, Decoder
@@ -134,7 +134,7 @@ class Asking:
         """The answers, greedy; as text, the rest of the line."""
         prompts = [self._prompt(one.text) for one in questions]
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # little padding
-        stop = {self.tokenizer.special(END), self.tokenizer.special(BOS)}
+        stop = set(self.tokenizer.stops)
         found = [""] * len(prompts)
         for start in range(0, len(order), ROWS):
             rows = order[start : start + ROWS]
@@ -190,6 +190,6 @@ class Asking:
 
     def _prompt(self, question: str) -> list[int]:
         if self.as_text:
-            return [self.tokenizer.special(BOS), *self.tokenizer.encode(f"Question: {question}\nAnswer:")]
+            return [*self.tokenizer.begin, *self.tokenizer.encode(f"Question: {question}\nAnswer:")]
         message: Mapping[str, str] = {"role": "user", "content": question}
         return conversations.prompt([message], self.tokenizer)

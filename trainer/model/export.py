@@ -39,14 +39,15 @@ def write(
 
     is_packed: ternary matrices are what they were rounded to, see `packed`; else they are the masters.
     """
-    special = tokenizers.load(tokenizer).special
-    bos, eos = special(tokenizers.BOS), [special(tokenizers.END), special(tokenizers.BOS)]
+    words = tokenizers.load(tokenizer)
+    bos, eos, pad = words.named["bos_token"], list(words.stops), words.named["pad_token"]
+    pad = eos[0] if pad is None else pad
     folder.mkdir(parents=True)
-    said = written(config, str(dtype).removeprefix("torch."), bos, eos)
+    said = {**written(config, str(dtype).removeprefix("torch."), bos, eos), "pad_token_id": pad}
     if is_packed:
         said["quantization_config"]["quantization_mode"] = "offline"
     _write_json(folder / "config.json", said)
-    generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": eos[0], "do_sample": False}
+    generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad, "do_sample": False}
     _write_json(folder / "generation_config.json", generation)
     for name in TOKENIZER_FILES:
         if (tokenizer / name).exists():
@@ -113,10 +114,11 @@ def read(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Decoder:
 
 def load(model: Decoder, folder: Path) -> None:
     """Take over the weights of a Hugging Face folder, one file in memory at a time. Raises Refused in words."""
-    wanted, seen, odd = model.state_dict(), set[str](), list[str]()
+    wanted, seen, odd, head = model.state_dict(), set[str](), list[str](), None
     for file in _weight_files(folder):
         for name, one in _tensors(file).items():
             if is_spare(name, model.config):
+                head = one if name == "lm_head.weight" else head
                 continue
             if name not in wanted:
                 odd.append(f"{name} is unknown")
@@ -126,6 +128,11 @@ def load(model: Decoder, folder: Path) -> None:
                 wanted[name].copy_(one)
                 seen.add(name)
     _refuse(folder, odd + [f"{name} is missing" for name in wanted if name not in seen])
+    if head is not None and (head.shape != model.head.shape or not torch.equal(head.to(model.head.dtype), model.head)):
+        raise Refused(
+            f"{folder}: config.json says tie_word_embeddings, but the lm_head.weight beside it is not the embedding; "
+            "programs differ in which of the two they take: set tie_word_embeddings to false, or remove the tensor"
+        )
 
 
 def _refuse(folder: Path, odd: list[str]) -> None:
