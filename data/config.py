@@ -243,6 +243,10 @@ class IdentitySpec:
 
     persona: Persona
     seed: int = 1337
+    source: str = field(default="", metadata={"newer": True})
+    """A .jsonl with conversations of yours, in which the persona's name is said; "" = they are made of the persona."""
+    source_fingerprint: str = field(default="", metadata={"newer": True})
+    """Of `source`: its content. Filled in by the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)

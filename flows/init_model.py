@@ -19,6 +19,7 @@ from store import outside
 from store.artifacts import model_files
 from trainer.config import ImportSpec
 from trainer.model.huggingface import differences, model_config
+from trainer.nanochat import look as nanochat
 
 TIMEOUT_S = 20.0
 
@@ -34,8 +35,19 @@ def look(init: str, settings: Settings) -> ImportSpec:
 def in_folder(init: str) -> ImportSpec:
     folder = Path(init).expanduser().absolute()
     folder = folder / "hf" if (folder / "hf" / "config.json").is_file() else folder  # an artifact of ours
+    if not (folder / "config.json").is_file() and (file := nanochat.newest(folder)):
+        return ImportSpec(
+            source=str(folder),
+            model=nanochat.model_of(folder, file),
+            has_tokenizer=nanochat.tokenizer_of(folder) is not None,
+            content=nanochat.content_of(folder, file),
+            nanochat=file,
+        )
     if not (folder / "config.json").is_file():
-        raise UsageError(f"--init {init}: no config.json there; give a Hugging Face folder or hf://user/repo")
+        raise UsageError(
+            f"--init {init}: no config.json there; give a Hugging Face folder, a checkpoint folder of nanochat, or "
+            "hf://user/repo"
+        )
     files = sorted(one for one in folder.iterdir() if one.suffix in (".json", ".safetensors"))
     if not any(one.suffix == ".safetensors" for one in files):
         raise UsageError(f"--init {init}: no .safetensors file there; weights are read from those only")

@@ -28,6 +28,7 @@ from trainer.config import ImportSpec, ModelConfig
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.decoder import Decoder
+from trainer.nanochat.convert import convert
 from trainer.run import open_input, work_folder
 
 WORDS = (
@@ -46,6 +47,8 @@ def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
     work_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work_folder(), prefix=".import-") as scratch:
         source, words, draft = fetch(spec), Path(scratch) / "tokenizer", Path(scratch) / "draft"
+        if spec.nanochat:
+            source = convert(spec, source, Path(scratch) / "converted")
         model, dtype = export.read(source), stored_dtype(source)
         if odd := [name for name, one in model.state_dict().items() if not one.isfinite().all()]:
             raise Refused(f"{spec.source}: not all numbers of {', '.join(odd[:5])} are finite; fetch the model again")

@@ -79,6 +79,8 @@ class Wanted:
     source: str = "pydocs"
     packages: tuple[str, ...] = ()
     persona: Persona
+    identity: str = ""
+    """A .jsonl of conversations that say who the model is, instead of those made of the persona."""
     seed: int | None = None
     """Of training; the data's split keeps its own."""
     steps: int | None = None
@@ -201,7 +203,9 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
             "identity_conversations",
             ("-m", "data", "identity"),
             "data/chat/persona.py",
-            IdentitySpec(persona=wanted.persona),
+            IdentitySpec(
+                persona=wanted.persona, source=wanted.identity, source_fingerprint=_content(wanted.identity)
+            ),
         ),
         Node(
             "questions",
@@ -248,6 +252,10 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
         found[name] = _phase(profile, name, tag, wanted, inputs, None if PHASES[name].reads == TEXT else kinds)
     order = (*ORDER, *(node.name for node in talks.values()), *befores)
     return {name: found[name] for name in dict.fromkeys(order) if name in found}
+
+
+def _content(file: str) -> str:
+    return source_fingerprint(file) if file else ""
 
 
 def _data(phase: Phase, kinds: Collection[str], made: Sequence[str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from trainer import tensor_file
 from trainer.config import ModelConfig
 from trainer.errors import Refused
 from trainer.model.decoder import Decoder
-from trainer.model.huggingface import differences, is_spare, model_config, written
+from trainer.model.huggingface import OURS, differences, is_spare, kind_of, model_config, odd_parts, written
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 SHARD_BYTES = 5 * 10**9
@@ -174,6 +174,12 @@ def copy(source: Path, out: Path, dtype: torch.dtype) -> None:
     check_tokenizer(source)
     if out.exists():
         raise Refused(f"{out} exists already")
+    config = read_config(source)
+    if kind_of(config) == OURS:
+        raise Refused(
+            f"{source} cannot be exported: no class of transformers has its shape ({odd_parts(config)}); it can be "
+            "trained on, evaluated and talked to here: inv chat"
+        )
     model = read(source)
     write(out, model.config, model.state_dict(), source, dtype)
 

@@ -71,6 +71,19 @@ def kind_of(config: ModelConfig) -> str:
     return "qwen3" if config.qk_norm else "qwen2" if config.attention_bias else "llama"
 
 
+def odd_parts(config: ModelConfig) -> str:
+    """Return what of a shape no class of transformers has, in words."""
+    parts = {
+        "an MLP of relu(x)**2": config.mlp == "relu2",
+        "a norm behind the embedding": config.embed_norm,
+        "biases beside norms on queries and keys": config.attention_bias and config.qk_norm,
+        "one ternary scale for each row": config.ternary is not None and config.ternary.per_row,
+        "Haar bands": config.ternary is not None and config.ternary.haar,
+        "SubLN": config.sub_norm,
+    }
+    return ", ".join(name for name, has in parts.items() if has)
+
+
 def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) -> dict[str, Any]:
     """The content of config.json. The spelling of newer releases stands beside the classic one.
 
