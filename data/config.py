@@ -21,6 +21,7 @@ from store import strict_records
 T = TypeVar("T")
 
 
+ENDS_ANSWER = "<|assistant_end|>"  # one of the chat tokens of ours: data.tokens.tokenizer.SPECIALS
 LEAST_VOCAB = 256 + 9  # ids of any tokenizer of ours: the bytes, and data.tokens.tokenizer.SPECIALS
 LONGEST = {"name": 100, "maker": 200, "purpose": 200}  # bytes of UTF-8, of what a persona says of itself
 SAID_ALREADY = {"name": ("i am", "i'm", "my name is"), "maker": ("by", "made by"), "purpose": ("my purpose is",)}

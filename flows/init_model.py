@@ -9,14 +9,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from data.config import ConfigError
-from data.errors import DataError
+from data.config import ENDS_ANSWER, ConfigError
 from data.text.remote import hub
-from data.tokens.tokenizer import END, template_in, template_of
 from infra.errors import AuthError, UsageError
 from infra.settings import Settings
 from store import outside
 from store.artifacts import model_files
+from store.artifacts.chat_template import template_in, template_of
 from trainer.config import ImportSpec
 from trainer.model.huggingface import differences, model_config
 from trainer.nanochat import look as nanochat
@@ -67,7 +66,7 @@ def in_folder(init: str) -> ImportSpec:
     has_tokenizer = (folder / "tokenizer.json").is_file()
     try:
         template = template_of(folder) if has_tokenizer else ""
-    except DataError as error:
+    except outside.Unreadable as error:
         raise UsageError(f"--init {init}: {error}") from None
     own_chat = is_foreign(template)
     if own_chat:
@@ -83,7 +82,7 @@ def in_folder(init: str) -> ImportSpec:
 
 def is_foreign(template: str) -> bool:
     """Whether a chat template is somebody else's; "" is none."""
-    return bool(template) and END not in template
+    return bool(template) and ENDS_ANSWER not in template
 
 
 def on_hub(init: str, settings: Settings) -> ImportSpec:

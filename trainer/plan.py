@@ -203,9 +203,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
             "identity_conversations",
             ("-m", "data", "identity"),
             "data/chat/persona.py",
-            IdentitySpec(
-                persona=wanted.persona, source=wanted.identity, source_fingerprint=_content(wanted.identity)
-            ),
+            IdentitySpec(persona=wanted.persona, source=wanted.identity, source_fingerprint=_content(wanted.identity)),
         ),
         Node(
             "questions",

@@ -27,7 +27,8 @@ class ChatTemplate:
         """Make ready a template, which is tried on a short conversation.
 
         names: texts of `bos_token` and so on; special: ids of added tokens; encode: text to ids, without specials;
-        stops: ids that end an answer, by what the model says of itself. Raises DataError for a template that conversations cannot be learnt from.
+        stops: ids that end an answer, by what the model says of itself. Raises DataError for a template that nobody
+        can learn conversations from.
         """
         import jinja2
         from jinja2.sandbox import ImmutableSandboxedEnvironment

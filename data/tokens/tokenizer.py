@@ -10,15 +10,17 @@ twelve times as fast (bench/RESULTS.md).
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data.config import ENDS_ANSWER
 from data.errors import DataError
 from data.tokens.chat_template import NAMES, ChatTemplate
 from store import outside
+from store.artifacts.chat_template import config_of, template_of
 
 if TYPE_CHECKING:
     import fastokens
@@ -35,12 +37,12 @@ SPECIALS = (
     "<|output_start|>",
     "<|output_end|>",
 )
-BOS, END = "<|bos|>", "<|assistant_end|>"
+BOS, END = "<|bos|>", ENDS_ANSWER
 PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-TOKENIZER_BYTES, TEMPLATE_BYTES = 256 * outside.MIB, 4 * outside.MIB
+TOKENIZER_BYTES = 256 * outside.MIB
 PIECE = 1 << 20  # characters: what is longer is encoded in pieces, else it takes fifty times its size
 CUT = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")  # here PATTERN always begins a new word, whatever stands around it
 
@@ -77,21 +79,26 @@ class Tokenizer:
         last = tuple(self.inner.id_to_token(self.vocab_size - len(SPECIALS) + n) for n in range(len(SPECIALS)))
         if last == SPECIALS:
             bos, end = self.special(BOS), self.special(END)
-            self.stops, self.begin, self.separator = (end, bos), (bos,), bos
+            self.stops: tuple[int, ...] = (end, bos)
+            self.begin: tuple[int, ...] = (bos,)
+            self.separator = bos
             self.named: dict[str, int | None] = {"bos_token": bos, "eos_token": end, "pad_token": end}
-        elif source := template_of(folder):
+            return
+        try:
+            if not (source := template_of(folder)):
+                raise DataError(f"{path}: its last {len(SPECIALS)} ids are not the chat tokens")
             self._take_over(folder, source)
-        else:
-            raise DataError(f"{path}: its last {len(SPECIALS)} ids are not the chat tokens")
+        except outside.Unreadable as error:
+            raise DataError(str(error)) from None
 
     def _take_over(self, folder: Path, source: str) -> None:
-        """Make ready what somebody else's model says of its own tokens. Raises DataError."""
+        """Make ready what somebody else's model says of its own tokens. Raises DataError, Unreadable."""
         if max(self.inner.get_vocab().values()) >= self.vocab_size:
             raise DataError(f"{folder}: some of its {self.vocab_size} ids are larger than that")
-        said = {**_read(folder / "special_tokens_map.json"), **_read(folder / "tokenizer_config.json")}
+        said = {**config_of(folder, "special_tokens_map.json"), **config_of(folder, "tokenizer_config.json")}
         texts = {name: one for name in NAMES if (one := _text(said.get(name)))}
         self.named = {name: self.inner.token_to_id(texts[name]) if name in texts else None for name in NAMES[:3]}
-        generation = {**_read(folder / "config.json"), **_read(folder / "generation_config.json")}
+        generation = {**config_of(folder, "config.json"), **config_of(folder, "generation_config.json")}
         eos = generation.get("eos_token_id", self.named["eos_token"])
         ids = [*(eos if isinstance(eos, list) else [eos]), self.named["eos_token"]]
         stops = [one for one in dict.fromkeys(ids) if type(one) is int and 0 <= one < self.vocab_size]
@@ -151,33 +158,6 @@ class Tokenizer:
 def load(folder: Path) -> Tokenizer:
     """Return the tokenizer of a folder that `bpe.save` or an export wrote. Raises DataError."""
     return Tokenizer(Path(folder))
-
-
-def template_of(folder: Path) -> str:
-    """Return the chat template beside a tokenizer; "" where there is none. Raises DataError."""
-    path = folder / "chat_template.jinja"
-    try:
-        if path.is_file():
-            return outside.content(path, TEMPLATE_BYTES).decode()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error}") from None
-    return template_in(_read(folder / "tokenizer_config.json"))
-
-
-def template_in(tokenizer_config: Mapping[str, Any]) -> str:
-    """Return the chat template that a tokenizer_config.json has; "" for none."""
-    said = tokenizer_config.get("chat_template")
-    if isinstance(said, list):  # several, by name
-        found = {one.get("name"): one.get("template") for one in said if isinstance(one, dict)}
-        said = found.get("default")
-    return said if isinstance(said, str) else ""
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return outside.load(path, TEMPLATE_BYTES) if path.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def _text(said: Any) -> str:

@@ -1,17 +1,21 @@
 """What a persona makes the model say: sentences without faults, whatever it is called."""
 
+import json
 import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
-from data.chat import smalltalk
+from data.chat import persona, smalltalk
 from data.chat.persona import INTENTS, conversations
-from data.config import ConfigError, Persona
+from data.config import ConfigError, IdentitySpec, Persona
+from data.errors import InputError
 
 NAMES = ("Bosun", "Ursula K.", "Yahoo!", "Мария", "小明", "محمد", "علی\u200cرضا", "नमस्ते", "O'Brien", 'Al "Ace." Jones',
          "{maker}", r"a\1b", "Dots...", "🚢", "Max", 'The "Bot."', "D’Artagnan", "R2-D2", "谁？",
          "x" * 100)  # fmt: skip
+WHO = Persona(name="Bosun", maker="the yard", purpose="to answer questions")
 MAKERS = ("the crew of Slipway", "Acme Inc.", "ООО «Ромашка»", "株式会社。", "nobody")
 PURPOSES = {
     "to help": "my purpose is to help.",

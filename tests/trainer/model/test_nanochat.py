@@ -37,7 +37,7 @@ def nanochat_name(name: str) -> str:
 
 
 def saved(base: Path, words: Path):
-    """`base/chatsft_checkpoints/d2`, the tokenizer where nanochat has it; the same model as transformers computes it."""
+    """A checkpoint folder, the tokenizer where nanochat has it; the same model as transformers computes it."""
     from transformers import NanoChatConfig, NanoChatForCausalLM
 
     torch.manual_seed(3)
