@@ -244,6 +244,9 @@ class PhaseConfig:
     """The model began as somebody else's: its shape is that of the checkpoint that this phase goes on from."""
     recompute: bool = rounding(False)
     """Keep of each block only what goes in, and compute the rest again on the way back: less memory, a third slower."""
+    deterministic: bool = rounding(False)
+    """On a GPU: the same bits each time, by slower kernels; a step without such a kernel ends the run. A CPU gives the
+    same bits in any case."""
     compile: str = rounding("auto")
     """`never`, `always`, or `auto`: where it saves more time than it takes."""
     parallel: str = rounding("auto")

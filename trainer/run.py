@@ -27,7 +27,7 @@ from trainer import memory
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, open_final, remove
 from trainer.config import Keeping, ModelConfig, PhaseConfig
 from trainer.device import Machine, prepare
-from trainer.errors import Refused
+from trainer.errors import OutOfMemory, Refused
 from trainer.loop import Training
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
@@ -168,6 +168,7 @@ class PhaseRun:
         with (
             kernels_in(self.checkpoints.folder / f".kernels-{self.ranks.rank}"),
             equipped(model, self.config, self.machine, self.frozen_models),
+            memory_told(self.config, self.machine, self.parallel, self.ranks),
         ):
             final = one.run()
         if final is None:
@@ -234,7 +235,9 @@ class PhaseRun:
         shutil.copytree(final.folder, draft / final.folder.name, copy_function=os.link)
         for name in PUBLISHED:
             shutil.copyfile(self.metrics / name, draft / name)
-        export.write(draft / "hf", self.config.model, model.state_dict(), self.tokenizer_folder)
+        export.write(
+            draft / "hf", self.config.model, model.state_dict(), self.tokenizer_folder, served_dtype(self.config)
+        )
         if wrong := vocabulary.problem(lambda name: (draft / "hf" / name).read_bytes(), about):
             raise Refused(f"{self.making.name} was not published: {wrong}")
         whole = {**about, **self.making.provenance}
@@ -249,7 +252,7 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
 
     Raises Refused, StoreError, DataError, PeerLost.
     """
-    machine, before = prepare(), starts_from(config.phase, making.inputs)
+    machine, before = prepare(config.deterministic), starts_from(config.phase, making.inputs)
     if config.adopted:
         found = export.read_config(export.folder_of_model(open_input(making, before)))
         if not config.trains:
@@ -299,8 +302,32 @@ def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
         return config.parallel
     if machine.device.type == "cpu":
         return "ddp"
-    size = torch.cuda.get_device_properties(machine.device).total_memory
-    return memory.parallel(config, size, ranks.per_node, nodes)
+    return memory.parallel(config, gpu_bytes(machine), ranks.per_node, nodes)
+
+
+@contextmanager
+def memory_told(config: PhaseConfig, machine: Machine, parallel: str, ranks: Ranks) -> Iterator[None]:
+    """Around what may take more memory than there is. Raises OutOfMemory, with numbers that would fit."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        size = gpu_bytes(machine)
+        nodes = ranks.size // ranks.per_node
+        words = memory.advice(config, size, parallel, ranks.per_node, nodes)
+        raise OutOfMemory(f"the GPU's memory is full: {words} [{str(error).splitlines()[0]}]") from error
+
+
+def gpu_bytes(machine: Machine) -> int:
+    """Memory of the GPU that is computed on."""
+    return int(torch.cuda.get_device_properties(machine.device).total_memory)
+
+
+def served_dtype(config: PhaseConfig) -> torch.dtype:
+    """The dtype of a published Hugging Face folder: what engines compute in; the float32 masters are in the checkpoint.
+
+    A ternary model is its masters, which whoever loads them rounds; a phase that says float32 means that.
+    """
+    return torch.float32 if config.dtype == "float32" or config.model.ternary else torch.bfloat16
 
 
 def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ WILSON = "Wilson score"
 
 def scores(spec: EvalSpec) -> dict[str, Any]:
     """Raises Refused, DataError."""
-    device.prepare()
+    machine = device.prepare()
     folder = export.folder_of_model(Path(spec.model))
     if (spec.identity or spec.questions) and not spec.name:
         raise Refused("eval of answers needs the persona's name")
@@ -45,7 +45,7 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
     if len({one.name for one in wanted}) < len(wanted):
         raise Refused(f"two tasks have the same name: {', '.join(sorted(one.name for one in wanted))}")
     export.check_tokenizer(folder)
-    model, words = export.read(folder).eval(), tokenizer.load(folder)
+    model, words = export.opened(folder, machine), tokenizer.load(folder)
     found: dict[str, Any] = {"model": spec.model, "params": model.config.num_params}
     measures: dict[str, Any] = {}
 

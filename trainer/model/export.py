@@ -19,6 +19,7 @@ from store.artifacts.model_files import INDEX, WEIGHTS
 from store.outside import Unreadable
 from trainer import tensor_file
 from trainer.config import ModelConfig
+from trainer.device import Machine
 from trainer.errors import Refused
 from trainer.model.decoder import Decoder
 from trainer.model.huggingface import OURS, differences, is_spare, kind_of, model_config, odd_parts, written
@@ -112,6 +113,17 @@ def read(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Decoder:
     return model
 
 
+def opened(folder: Path, machine: Machine) -> Decoder:
+    """The model in a Hugging Face folder where this machine computes, to answer and not to learn: on a GPU in its fast
+    dtype, on a CPU in float32. Masters of a ternary model stay float32, since how they are rounded hangs on their last
+    bits. Raises Refused in words."""
+    is_gpu = machine.device.type != "cpu"
+    model = read(folder, machine.fast if is_gpu else torch.float32).eval().requires_grad_(False)
+    if not is_gpu:
+        return model
+    return model.to(machine.device) if model.config.ternary else model.to(machine.device, machine.fast)
+
+
 def load(model: Decoder, folder: Path) -> None:
     """Take over the weights of a Hugging Face folder, one file in memory at a time. Raises Refused in words."""
     wanted, seen, odd, head = model.state_dict(), set[str](), list[str](), None
@@ -168,8 +180,11 @@ def folder_of_model(folder: Path) -> Path:
     return folder / "hf" if (folder / "hf" / "config.json").is_file() else folder
 
 
-def copy(source: Path, out: Path, dtype: torch.dtype) -> None:
-    """The model of `source` as a new Hugging Face folder, in another dtype if asked. Raises Refused."""
+def copy(source: Path, out: Path, dtype: torch.dtype, masters: Mapping[str, Tensor] | None = None) -> None:
+    """The model of `source` as a new Hugging Face folder, in another dtype if asked. Raises Refused.
+
+    masters: its parameters in full precision, where they are known; its Hugging Face folder holds them rounded.
+    """
     source = folder_of_model(source)
     check_tokenizer(source)
     if out.exists():
@@ -180,8 +195,7 @@ def copy(source: Path, out: Path, dtype: torch.dtype) -> None:
             f"{source} cannot be exported: no class of transformers has its shape ({odd_parts(config)}); it can be "
             "trained on, evaluated and talked to here: inv chat"
         )
-    model = read(source)
-    write(out, model.config, model.state_dict(), source, dtype)
+    write(out, config, masters or read(source).state_dict(), source, dtype)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -84,6 +84,19 @@ def test_the_speed_of_every_gpu_that_can_be_rented_is_the_one_that_forecasts_use
             assert found, device
             assert wanted is None or found.flops_per_s == wanted * 1e12, device
     assert peak_flops.of_name("Voodoo 2") is None
+    named = {"NVIDIA A40": 149.7, "NVIDIA A10": 125, "NVIDIA A10G": 70, "NVIDIA L4": 121, "NVIDIA H20": 148,
+             "NVIDIA RTX A4000": 77, "NVIDIA RTX 6000 Ada Generation": 364, "NVIDIA GB200": 2500,
+             "NVIDIA GH200 480GB": 989, "AMD Instinct MI300X": 1307}  # fmt: skip
+    for device, tflops in named.items():
+        assert peak_flops.of_name(device).flops_per_s == tflops * 1e12, device
+
+
+def test_a_slice_of_a_gpu_is_as_fast_as_the_multiprocessors_that_it_has():
+    found = peak_flops.of_name("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 42)
+    assert found.flops_per_s == pytest.approx(312e12 * 42 / 108)
+    assert "42 of 108" in found.source
+    assert peak_flops.of_name("NVIDIA H100 80GB HBM3 MIG 7g.80gb", 132).flops_per_s == 989e12
+    assert peak_flops.of_name("NVIDIA A100-SXM4-40GB MIG 3g.20gb") is None  # nobody has said how many
 
 
 def test_a_cpu_is_measured_and_says_so():
