@@ -166,7 +166,7 @@ class Training:
         self.objective.at(self.step)
         batch, waited_s = batches.take()
         self.optimizer.zero_grad()
-        count, tokens, row_len = self.objective.count(batch), batch["ids"].size, batch["ids"].shape[1]
+        count, tokens, row_len = self.objective.count(batch), tokens_in(batch), batch["ids"].shape[1]
         if self.source.is_dealt:
             count, tokens = self.ranks.total(count, tokens)
         else:
@@ -311,6 +311,13 @@ def rows_of(batch: Batch, rows: slice, device: torch.device) -> dict[str, Tensor
     """Return some rows of every array as tensors on the device."""
     parts = {name: torch.from_numpy(np.ascontiguousarray(one[rows])) for name, one in batch.items()}
     return {name: one.to(device, non_blocking=True) for name, one in parts.items()}
+
+
+def tokens_in(batch: Batch) -> int:
+    """Return how many tokens the rows hold, without the padding behind their last target."""
+    counted = batch["targets"] != IGNORED
+    lengths = counted.shape[1] - counted[:, ::-1].argmax(axis=1)
+    return int(lengths[counted.any(axis=1)].sum())
 
 
 def _fill(name: str) -> int:

@@ -219,6 +219,15 @@ class PhaseRun:
             "inputs_hash": inputs_digest(self.making),
         }
 
+    def _context(self) -> dict[str, Any]:
+        """What held-out text is to be measured with: the longest rows that the model has learnt from, and whether a
+        token sees its own document only."""
+        config = self.config
+        before = vocabulary.about_of(self.input(self.before)) if self.before else {}
+        longest = max(config.sequence_len, int(before.get("context", 0)))
+        masked = config.document_masks if config.reads_text else bool(before.get("document_masks"))
+        return {"context": longest, **({"document_masks": True} if masked else {})}
+
     def publish(self, model: Decoder, final: Checkpoint, about: dict[str, Any]) -> dict[str, Any]:
         """Put the artifact into the store, then drop this run's checkpoints; all that is known of it."""
         about = {
@@ -229,6 +238,7 @@ class PhaseRun:
             "params": self.config.model.num_params,
             "tokenizer_sha256": self.tokenizer.sha256,
             "vocab": self.tokenizer.vocab_size,
+            **self._context(),
         }
         draft = self.checkpoints.folder / ".draft"
         shutil.rmtree(draft, ignore_errors=True)

@@ -19,6 +19,7 @@ from data.chat.phrasing import talk
 from data.report.compressors import anchors
 from data.tokens import tokenize, tokenizer
 from data.tokens.loader import heldout
+from store.artifacts import vocabulary
 from trainer import device
 from trainer.config import EvalSpec
 from trainer.errors import Refused
@@ -29,7 +30,9 @@ from trainer.model import export
 from trainer.model.decoder import Decoder
 
 EXAMPLES = 3
-ROW_LEN = 256  # tokens of context for held-out text, where the model holds as many
+CONTEXT = (
+    4096  # tokens for held-out text at most, where nobody says how long the rows were that a model has learnt from
+)
 TEXT, SHARE = "bits per byte", "share"  # units
 RATIO = "ratio estimator, linearised, over rows"
 WILSON = "Wilson score"
@@ -138,12 +141,19 @@ def by_turn(
 
 
 def of_text(model: Decoder, words: tokenizer.Tokenizer, folder: Path, val: Sequence[Path]) -> dict[str, Any]:
-    """Bits per byte of held-out shards, and the loss, each with its interval."""
-    length = min(ROW_LEN, model.config.max_position_embeddings)
+    """Bits per byte of held-out shards, and the loss, each with its interval: as the phases measure them.
+
+    The documents stand one behind the other, and windows of the model's own context follow each other without overlap,
+    so that each token is predicted once.
+    """
+    about = vocabulary.about_of(folder)
+    said = about.get("context")
+    length = min(said if type(said) is int and said > 0 else CONTEXT, model.config.max_position_embeddings)
+    begin = words.separator if about.get("document_masks") is True else None
     with tempfile.TemporaryDirectory() as scratch:
         shard = Path(scratch) / "val.bin"
         tokenize.write(val, words, shard)
-        rows = rows_of_text(model, heldout([shard], folder, length), words.token_bytes())
+        rows = rows_of_text(model, heldout([shard], folder, length), words.token_bytes(), begin)
     counted = [at for at, size in enumerate(rows["bytes"]) if size]
     rows = {name: [values[at] for at in counted] for name, values in rows.items()}
     bits = intervals.ratio(rows["nats"], rows["bytes"], 1 / math.log(2))

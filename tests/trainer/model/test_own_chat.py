@@ -17,8 +17,9 @@ from infra.settings import Settings
 from store import Store
 from tests.trainer.model.test_init import configured, foreign
 from tests.trainer.test_plan import ROOT
-from trainer import recipes
+from trainer import recipes, tensor_file
 from trainer.__main__ import main
+from trainer.checkpoints.checkpoint import open_final
 from trainer.config import Keeping
 from trainer.model import export
 from trainer.model.generate import generate
@@ -169,5 +170,11 @@ def test_a_model_like_qwen_keeps_its_words_through_training_and_export(world, mo
     assert [one for one in told if one not in words.stops] == said
     capfd.readouterr()
     assert main(["chat", "--model", str(made), "--prompt", "Who are you?", "--max-tokens", "8"]) == 0
-    assert main(["export", "--model", str(made), "--out", str(world.root / "out")]) == 0
+    assert main(["export", "--model", str(made.parent), "--out", str(world.root / "out")]) == 0
+    masters = open_final(made.parent).tensors("model")
+    exact, served = (tensor_file.read(folder / "model.safetensors") for folder in (world.root / "out", made))
+    for name, one in masters.items():  # what is served is bfloat16, what was learnt is kept, and exported when asked
+        assert torch.equal(exact[name], one) and one.dtype == torch.float32
+        assert torch.equal(served[name], one.to(torch.bfloat16))
+    assert json.loads((made / "config.json").read_text())["torch_dtype"] == "bfloat16"
     assert (world.root / "out" / "tokenizer_config.json").read_bytes() == (made / "tokenizer_config.json").read_bytes()

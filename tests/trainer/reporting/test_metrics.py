@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from infra.market import gpus
 from tests.trainer.checkpoints.test_checkpoint import EASY, stop_at, training
 from tests.trainer.conftest import tiny
 from trainer.device import Machine
+from trainer.loop import tokens_in
 from trainer.model.decoder import Decoder, initialise
 from trainer.reporting import peak_flops, tracking
 from trainer.reporting.jsonl_log import SAID, StepLines, read
@@ -55,6 +57,11 @@ def test_a_rate_is_that_of_the_last_steps_and_a_curve_that_of_the_whole_run(tmp_
     ]
     assert record["tokens_per_s"] == lines[-1]["tokens_per_s"]
     assert record["eta_s"] == 0
+
+
+def test_padding_counts_as_no_token():
+    targets = np.array([[-1, 5, 6, -1, -1], [-1, -1, -1, -1, -1], [1, 2, 3, 4, 5], [7, -1, -1, -1, 8]])
+    assert tokens_in({"ids": np.zeros((4, 5), np.int64), "targets": targets}) == 3 + 0 + 5 + 5
 
 
 def test_a_curve_has_at_most_so_many_points_however_long_the_run():
