@@ -84,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--name", default="", help="what the model should call itself")
     one.add_argument("--task", action="append", default=[], help="a .jsonl of questions; repeatable")
     one.add_argument("--as-text", action="store_true", help="put its questions as text, to a model that does not talk")
+    one.add_argument("--shots", type=int, default=0, help="others of its questions that are shown with their answers")
     one = command(commands, "export", write_folder, "write a Hugging Face folder")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
     one.add_argument("--out", type=Path, required=True)
@@ -181,7 +182,7 @@ def evaluate(flags: argparse.Namespace) -> None:
         spec = load(EvalSpec, read_config(flags.config, {"spec"}).get("spec", {}), "spec")
     elif flags.model:
         folders = {name: getattr(flags, name) for name in ("model", "text", "identity", "questions", "name")}
-        spec = EvalSpec(**folders, tasks=tuple(flags.task), as_text=flags.as_text)
+        spec = EvalSpec(**folders, tasks=tuple(flags.task), as_text=flags.as_text, shots=flags.shots)
     else:
         raise Refused("eval needs --model or --config")
     found = scores(spec)

@@ -442,3 +442,8 @@ class EvalSpec:
     """Run the code of mbpp's answers although no jail can be had here."""
     as_text: bool = False
     """Put the questions of tasks as text to go on with, as a base model needs it; else as talk."""
+    shots: int = 0
+    """Questions of the same file that are shown with their answers before each."""
+
+    def __post_init__(self) -> None:
+        in_bounds(self, "shots", 0)

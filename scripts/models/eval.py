@@ -71,7 +71,13 @@ def eval(spec: EvalFlags) -> None:
     subjects = chosen(settings, models, spec.tag, material)
     for one, part in subjects:
         asked = tasks if models or one is subjects[-1][0] else []
-        measured = {"model": str(one.folder), **part, "tasks": asked, "as_text": spec.as_text or one.only_reads}
+        measured = {
+            "model": str(one.folder),
+            **part,
+            "tasks": asked,
+            "as_text": spec.as_text or one.only_reads,
+            "shots": spec.shots,
+        }
         if learnt and (models or one is subjects[-1][0]):
             measured["problems"] = {name: problems_of(settings, one, name) for name in learnt}
         said = run_step("eval", ("-m", "trainer", "eval"), {"spec": measured}, settings, spec.json)

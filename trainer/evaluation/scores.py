@@ -61,10 +61,12 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
     if paths:
         of_answers, measured = about_answers(paths, spec.name, partial(answers, model, words))
         found, measures = found | of_answers, measures | measured
-    asking = question_files.Asking(model, words, spec.as_text)
+    asking = question_files.Asking(model, words, spec.as_text, spec.shots)
+    how = {"as_text": spec.as_text, **({"shots": spec.shots} if spec.shots else {})}
     for task, path in zip(wanted, spec.tasks, strict=True):
         chance = {"chance": task.chance} if task.is_choice else {}
-        measures[f"task {task.name}"] = of_share(asking.right(task), [Path(path)], as_text=spec.as_text) | chance
+        for kind, truths in asking.right(task).items():
+            measures[f"task {task.name} {kind}".strip()] = of_share(truths, [Path(path)], **how) | chance
     for name, where in spec.problems.items():
         measures |= about_problems(model, words, name, Path(where), spec.unsafe_rewards)
     return {**found, "measures": measures}
