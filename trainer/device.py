@@ -29,13 +29,13 @@ class Machine:
     threads: int
 
     def dtype(self, config: PhaseConfig) -> torch.dtype:
-        """Of activations."""
+        """Return the dtype of activations."""
         named = {"auto": self.fast, "float8": torch.bfloat16}
         return named.get(config.dtype) or getattr(torch, config.dtype)
 
 
 @dataclass(frozen=True)
-class Seen:
+class Hardware:
     """What the hardware and PyTorch say."""
 
     threads: int
@@ -53,7 +53,7 @@ class Seen:
     """What CUDA said as it did not begin."""
 
 
-def choose(seen: Seen) -> Machine:
+def choose(seen: Hardware) -> Machine:
     """Return the device for what was seen. Raises Refused for a GPU that is there and cannot be used."""
     device = torch.device("cuda" if seen.has_cuda else "cpu")
     if not seen.has_cuda and not seen.is_hidden and (seen.build or seen.gpus):
@@ -69,11 +69,11 @@ def choose(seen: Seen) -> Machine:
     return Machine(device, torch.bfloat16 if seen.bfloat16 else torch.float32, seen.threads)
 
 
-def look() -> Seen:
+def look() -> Hardware:
     """Return what is here. nvidia-smi is asked only where CUDA does not work."""
     threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
     if torch.cuda.is_available():
-        return Seen(threads, True, torch.cuda.is_bf16_supported())
+        return Hardware(threads, True, torch.cuda.is_bf16_supported())
     units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     build, is_hidden = torch.version.cuda or "", os.environ.get(VISIBLE, "unset").strip() in ("", "-1")
     why = ""
@@ -82,7 +82,7 @@ def look() -> Seen:
             torch.cuda.init()
         except (RuntimeError, AssertionError) as error:
             why = str(error).strip().splitlines()[0]
-    return Seen(threads, False, units, build, () if is_hidden else listed_gpus(), is_hidden, why)
+    return Hardware(threads, False, units, build, () if is_hidden else listed_gpus(), is_hidden, why)
 
 
 def listed_gpus() -> tuple[str, ...]:

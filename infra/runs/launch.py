@@ -307,7 +307,7 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
     if provider.is_rented and rank == 0:
         job = with_courier(job, plan.store, plan.request.run)
-    row = pods.Row(target="" if rank else plan.target, store=plan.store, slot=rank, recoveries=terms.recoveries,
+    row = pods.RowDraft(target="" if rank else plan.target, store=plan.store, slot=rank, recoveries=terms.recoveries,
                    admit=terms.admit, role=terms.role, spec_hash=terms.spec_hash, budget=renting.budget,
                    asked=terms.asked)  # fmt: skip
     return pods.rent(provider, request, offer, job, renting.journal, row)
@@ -431,7 +431,7 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     request = Request(run=op.run, provider=op.vendor, host=op.place)
     offer = of_machines(provider, request)[0]
     job = Job.from_json(op.job)
-    row = pods.Row(target=op.target, store=op.store, slot=op.slot, role=op.role, spec_hash=op.spec_hash,
+    row = pods.RowDraft(target=op.target, store=op.store, slot=op.slot, role=op.role, spec_hash=op.spec_hash,
                    budget=op.budget, asked=op.asked)  # fmt: skip
     return pods.rent(provider, request, offer, job, journal, row)
 

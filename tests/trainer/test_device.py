@@ -15,7 +15,7 @@ from tests.trainer.model.test_model import LLAMA, random_model
 from tests.world import ROOT
 from trainer import chat, device, loop, memory, recipes, run
 from trainer.config import EvalSpec
-from trainer.device import Machine, Seen
+from trainer.device import Machine, Hardware
 from trainer.errors import OutOfMemory, Refused
 from trainer.evaluation import scores
 from trainer.model import export
@@ -40,17 +40,17 @@ def test_an_allocator_that_was_told_what_to_do_is_left_alone(monkeypatch):
     assert not device.keep_freed_memory()
 
 
-CPU = Seen(threads=4, has_cuda=False, bfloat16=False)
+CPU = Hardware(threads=4, has_cuda=False, bfloat16=False)
 
 
 @pytest.mark.parametrize(
     ("seen", "kind", "dtype"),
     [
         (CPU, "cpu", torch.float32),
-        (Seen(4, False, True), "cpu", torch.bfloat16),
-        (Seen(4, True, True, "13.0"), "cuda", torch.bfloat16),
-        (Seen(4, True, False, "13.0"), "cuda", torch.float32),
-        (Seen(4, False, False, "13.0", is_hidden=True), "cpu", torch.float32),  # CUDA_VISIBLE_DEVICES=
+        (Hardware(4, False, True), "cpu", torch.bfloat16),
+        (Hardware(4, True, True, "13.0"), "cuda", torch.bfloat16),
+        (Hardware(4, True, False, "13.0"), "cuda", torch.float32),
+        (Hardware(4, False, False, "13.0", is_hidden=True), "cpu", torch.float32),  # CUDA_VISIBLE_DEVICES=
     ],
 )
 def test_the_device_is_chosen_from_what_is_there(seen, kind, dtype):
@@ -61,10 +61,10 @@ def test_the_device_is_chosen_from_what_is_there(seen, kind, dtype):
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        (Seen(4, False, True, "13.0", ("GPU 0: NVIDIA H100",), why="driver is too old"),
+        (Hardware(4, False, True, "13.0", ("GPU 0: NVIDIA H100",), why="driver is too old"),
          "is built for CUDA 13.0, nvidia-smi lists GPU 0: NVIDIA H100: driver is too old; install a driver"),
-        (Seen(4, False, True, "13.0"), "nvidia-smi lists no GPU"),
-        (Seen(4, False, True, "", ("GPU 0: NVIDIA L4",)), "is the build for CPUs, .*install the build of PyTorch for"),
+        (Hardware(4, False, True, "13.0"), "nvidia-smi lists no GPU"),
+        (Hardware(4, False, True, "", ("GPU 0: NVIDIA L4",)), "is the build for CPUs, .*install the build of PyTorch for"),
     ],
 )  # fmt: skip
 def test_a_gpu_that_cannot_be_used_is_never_replaced_by_the_cpu_in_silence(seen, words):

@@ -52,7 +52,7 @@ class Question:
 
     @property
     def answer(self) -> str:
-        """What is right, as it is shown to a model."""
+        """Return what is right, as it is shown to a model."""
         return self.choices[self.right] if self.choices else self.example
 
     @property
@@ -61,7 +61,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Task:
+class QuestionSet:
     name: str
     questions: tuple[Question, ...]
 
@@ -71,12 +71,12 @@ class Task:
 
     @property
     def chance(self) -> float:
-        """The share that blind guessing gets right."""
+        """Return the share that blind guessing gets right."""
         return sum(1 / len(one.choices) for one in self.questions if one.choices) / len(self.questions)
 
 
-def read(path: Path) -> Task:
-    """Raises InputError with the line that is none."""
+def read(path: Path) -> QuestionSet:
+    """Return the questions of a file. Raises InputError with the line that is none."""
     questions = []
     try:
         lines = outside.content(path, TASK_BYTES).decode().splitlines()
@@ -94,7 +94,7 @@ def read(path: Path) -> Task:
         raise InputError(f"task {path}: no questions in it")
     if len({bool(one.choices) for one in questions}) > 1:
         raise InputError(f"task {path}: some questions have choices and some have none; make it two files")
-    return Task(path.stem, tuple(questions))
+    return QuestionSet(path.stem, tuple(questions))
 
 
 def _question(row: Any) -> Question:
@@ -127,7 +127,7 @@ def _question(row: Any) -> Question:
 
 
 def counted(answer: str) -> str:
-    """The part that counts: the word after `####` where that is there."""
+    """Return the part that counts: the word after `####` where that is there."""
     found = re.search(r"####\s*(\S+)", answer)
     return found[1].replace(",", "") if found else answer
 
@@ -140,25 +140,27 @@ class Asking:
     """A model that is asked, as talk or as text."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, as_text: bool, shots: int = 0) -> None:
-        """shots: questions that are shown with their answers before each."""
+        """Make ready to ask; shots: questions that are shown with their answers before each."""
         self.model, self.tokenizer, self.as_text, self.shots = model, tokenizer, as_text, shots
 
-    def right(self, task: Task) -> dict[str, list[bool]]:
-        """Whether each question is answered as wanted, by how that is told: "" is the first measure of a task; of
-        multiple choice it is `acc_norm`, and `acc` and `letter` are others."""
+    def right(self, task: QuestionSet) -> dict[str, list[bool]]:
+        """Tell of each question whether it is answered as wanted, by how that is measured.
+
+        "" is the first measure of a task; of multiple choice it is `acc_norm`, and `acc` and `letter` are others.
+        """
         if not task.is_choice:
             return {"": self._match(task)}
         found = self._choose(task)
         has_letters = all(len(one.choices) <= len(LETTERS) for one in task.questions)
         return {**found, "letter": self._letters(task)} if has_letters else found
 
-    def shown(self, task: Task, number: int) -> list[Question]:
+    def shown(self, task: QuestionSet, number: int) -> list[Question]:
         """Return what is shown before a question: others of the file, the same at every run."""
         others = [one for at, one in enumerate(task.questions) if at != number]
         return random.Random(SHOTS_SEED + number).sample(others, min(self.shots, len(others)))
 
-    def said(self, task: Task) -> list[str]:
-        """The answers, greedy; as text, the rest of the line."""
+    def said(self, task: QuestionSet) -> list[str]:
+        """Return the answers, greedy; as text, the rest of the line."""
         asked = enumerate(task.questions)
         prompts = [self._prompt(one.text, self._talk(self.shown(task, number))) for number, one in asked]
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # little padding
@@ -173,12 +175,12 @@ class Asking:
             emit("progress", done=start + len(rows), total=len(order), unit="answers")
         return found
 
-    def _match(self, task: Task) -> list[bool]:
+    def _match(self, task: QuestionSet) -> list[bool]:
         said = self.said(task)
         return [plain(counted(one)) in asked.accepted for asked, one in zip(task.questions, said, strict=True)]
 
-    def _choose(self, task: Task) -> dict[str, list[bool]]:
-        """By nats per character, and by nats."""
+    def _choose(self, task: QuestionSet) -> dict[str, list[bool]]:
+        """Choose by nats per character, and by nats."""
         prompts = [self._prompt(one.text, self._talk(self.shown(task, number)))
                    for number, one in enumerate(task.questions)]  # fmt: skip
         costs = self._costs_of(prompts, [one.choices for one in task.questions])
@@ -189,8 +191,8 @@ class Asking:
             "acc": [least(some) == one.right for one, some in both],
         }  # fmt: skip
 
-    def _letters(self, task: Task) -> list[bool]:
-        """By the likeliest letter, where each choice is listed with one."""
+    def _letters(self, task: QuestionSet) -> list[bool]:
+        """Choose the likeliest letter, where each choice is listed with one."""
         prompts = []
         for number, one in enumerate(task.questions):
             shown = [(listed(other, self.as_text), other.letter) for other in self.shown(task, number)]
@@ -199,7 +201,7 @@ class Asking:
         return [least(some) == one.right for one, some in zip(task.questions, costs, strict=True)]
 
     def _costs_of(self, prompts: Sequence[list[int]], answers: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Nats of each of the answers to each prompt."""
+        """Return the nats of each of the answers to each prompt."""
         rows = []
         for prompt, some in zip(prompts, answers, strict=True):
             for text in some:
@@ -209,7 +211,7 @@ class Asking:
         return [[next(costs) for _ in some] for some in answers]
 
     def _costs(self, rows: Sequence[tuple[list[int], int]]) -> list[float]:
-        """Summed nats of the last ids of each row, as many as it says. What is too long loses its beginning."""
+        """Return summed nats of the last ids of each row, as many as it says. What is too long loses its beginning."""
         most = self.model.config.max_position_embeddings
         rows = [(ids[-most - 1 :], min(count, most)) for ids, count in rows]
         order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]))
@@ -238,7 +240,7 @@ class Asking:
         return [(one.text, one.answer) for one in shown]
 
     def _prompt(self, question: str, shown: Sequence[tuple[str, str]] = ()) -> list[int]:
-        """Ids that ask a question behind others and their answers."""
+        """Return the ids that ask a question behind others and their answers."""
         if self.as_text:
             before = "".join(f"Question: {text}\nAnswer: {answer}\n\n" for text, answer in shown)
             return [*self.tokenizer.begin, *self.tokenizer.encode(f"{before}Question: {question}\nAnswer:")]
@@ -254,8 +256,10 @@ def least(costs: Sequence[float]) -> int:
 
 
 def listed(question: Question, as_text: bool) -> str:
-    """Return a question with its choices and their letters: as MMLU writes it, or as nanochat asks it in talk, with the
-    letter behind the choice, where it is the same token as in the answer."""
+    """Return a question with its choices and their letters: as MMLU writes it, or as nanochat asks it in talk.
+
+    There the letter stands behind the choice, where it is the same token as in the answer.
+    """
     pairs = list(zip(LETTERS, question.choices, strict=False))
     if as_text:
         return "\n".join([question.text, *(f"{letter}. {choice}" for letter, choice in pairs)])

@@ -47,7 +47,7 @@ class Peak:
 
 
 def of_name(device: str, multiprocessors: int = 0) -> Peak | None:
-    """Of a GPU by the name that it gives itself, and of a slice of one by how many multiprocessors that has.
+    """Return the speed of a GPU by the name that it gives itself, of a slice by how many multiprocessors it has.
 
     None when nobody has written its speed down.
     """
@@ -76,7 +76,10 @@ def of_machine(machine: Machine) -> Peak | None:
 
 
 def measured(dtype: torch.dtype) -> float:
-    """The best of a few products of square matrices, operations per second; what else runs here makes it less."""
+    """Return the best of a few products of square matrices, operations per second.
+
+    What else runs here makes it less.
+    """
     matrix = torch.full((SIDE, SIDE), 0.5, dtype=dtype)
     best = float("inf")
     with torch.no_grad():
