@@ -82,7 +82,7 @@ def in_folder(init: str) -> ImportSpec:
 
 
 def is_foreign(template: str) -> bool:
-    """Whether a chat template is somebody else's; "" is none."""
+    """Tell whether a chat template is somebody else's; "" is none."""
     return bool(template) and ENDS_ANSWER not in template
 
 

@@ -15,7 +15,7 @@ from tests.trainer.model.test_model import LLAMA, random_model
 from tests.world import ROOT
 from trainer import chat, device, loop, memory, recipes, run
 from trainer.config import EvalSpec
-from trainer.device import Machine, Hardware
+from trainer.device import Hardware, Machine
 from trainer.errors import OutOfMemory, Refused
 from trainer.evaluation import scores
 from trainer.model import export

@@ -144,7 +144,7 @@ class Ranks:
             return {name: fill(torch.empty(shape, dtype=getattr(torch, dtype))) for name, dtype, shape in about}
 
     def hurry(self, *groups: Any) -> None:
-        """From now on give up sooner: a step is done, and nothing slow lies ahead. groups: more of them than these.
+        """Give up sooner from now on: a step is done, and nothing slow lies ahead. groups: more of them than these.
 
         PyTorch has no public name for it; torchtitan calls the same function.
         """
