@@ -62,7 +62,7 @@ def eval(spec: EvalFlags) -> None:
     if spec.lm_eval or spec.endpoint or spec.served_name:
         one = subject(settings, models[0] if models else "", spec.tag)
         measures = lm_eval.measure(one.folder, one.name, lm_eval=spec.lm_eval, endpoint=spec.endpoint,
-                                   served_name=spec.served_name)  # fmt: skip
+                                   served_name=spec.served_name, as_text=spec.as_text or one.only_reads)  # fmt: skip
         tell([one.name], [keep(settings, one, {"measures": measures})], spec.json)
         return
     learnt = [one for one in spec.task if one in TASKS]
