@@ -62,6 +62,7 @@ def served(tmp_path, inputs, request):
             choices = [{"index": at, "text": "", "logprobs": told(model, made, one)} for at, one in enumerate(prompts)]
             body = json.dumps({"choices": choices}).encode()
             self.send_response(200)
+            self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

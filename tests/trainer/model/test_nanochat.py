@@ -23,6 +23,7 @@ from trainer import recipes
 from trainer.__main__ import main
 from trainer.config import Keeping
 from trainer.model import export
+from trainer.profiles import street
 
 THEIRS = {"self_attn.q_proj": "attn.c_q", "self_attn.k_proj": "attn.c_k", "self_attn.v_proj": "attn.c_v",
           "self_attn.o_proj": "attn.c_proj", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}  # fmt: skip
@@ -103,7 +104,7 @@ def test_a_checkpoint_of_nanochat_is_trained_on_and_talked_to_and_not_exported(w
         assert (export.read(taken)(ids) - theirs(ids).logits).abs().max() < 1e-4
 
     entry = Input(name="imported/d2", fingerprint="f" * 64)
-    sft = recipes.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(2)
+    sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(2)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/d2")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
     keeping = {"keeping": asdict(Keeping(reserve_bytes=0))}

@@ -23,6 +23,7 @@ from trainer.checkpoints.checkpoint import open_final
 from trainer.config import Keeping
 from trainer.model import export
 from trainer.model.generate import generate
+from trainer.profiles import street
 
 CHATML = """\
 {%- if messages[0]['role'] == 'system' %}
@@ -151,7 +152,7 @@ def test_a_model_like_qwen_keeps_its_words_through_training_and_export(world, mo
     assert (taken / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
 
     entry = Input(name="imported/theirs", fingerprint="f" * 64)
-    sft = recipes.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(3)
+    sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(3)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
     keeping = {"keeping": asdict(Keeping(reserve_bytes=0))}
