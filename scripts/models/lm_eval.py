@@ -45,7 +45,7 @@ def measure(
             "model": served_name or name,
             "base_url": f"{url}/v1/completions",
             "tokenizer": str(tokenizer),
-            "tokenized_requests": "False",
+            "tokenized_requests": "True",  # ids, in which it can write a conversation by the model's template
             "num_concurrent": "8",
         }
         args = ",".join(f"{key}={value}" for key, value in model.items())

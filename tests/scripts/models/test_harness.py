@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.tokens import tokenizer as tokenizers
 from infra.agent import environment
 from scripts.models import lm_eval
 from tests.trainer import conftest as trained
@@ -58,8 +57,9 @@ def served(tmp_path, inputs, request):
 
         def do_POST(self):
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            prompts = [asked["prompt"]] if isinstance(asked["prompt"], str) else asked["prompt"]
-            choices = [{"index": at, "text": "", "logprobs": told(model, made, one)} for at, one in enumerate(prompts)]
+            choices = [
+                {"index": at, "text": "", "logprobs": told(model, one)} for at, one in enumerate(asked["prompt"])
+            ]
             body = json.dumps({"choices": choices}).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
@@ -67,7 +67,6 @@ def served(tmp_path, inputs, request):
             self.end_headers()
             self.wfile.write(body)
 
-    made = tokenizers.load(tmp_path / "model")
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield tmp_path / "model", f"http://127.0.0.1:{server.server_port}"
@@ -75,9 +74,8 @@ def served(tmp_path, inputs, request):
     server.server_close()
 
 
-def told(model, words, prompt) -> dict:
-    """What a server says of a prompt that it is to echo: a text, in which special tokens are written out."""
-    ids = words.inner.encode(prompt, add_special_tokens=False).ids
+def told(model, ids) -> dict:
+    """What a server says of a prompt that it is to echo."""
     with torch.no_grad():
         chances = model(torch.tensor([ids]))[0].log_softmax(dim=-1)
     logprobs = [None, *(float(chances[at, one]) for at, one in enumerate(ids[1:])), -1.0]  # and one that follows
