@@ -34,7 +34,7 @@ PLAN = (
     "trainer.fingerprints",
     "trainer.sweeps",
 )
-PLAN += ("data.config", "store.manifest", "infra.records", "infra.errors", "infra.agent.job")
+PLAN += ("data.config", "data.references", "store.manifest", "infra.records", "infra.errors", "infra.agent.job")
 # What control code may import of training: its plan, and the light records beside that.
 LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "trainer.nanochat.look", "data.text.remote")
 # From the most special to the most general: whose files, what they may import of the house.
@@ -54,7 +54,7 @@ TABLE = (
 
 # The rooms of a floor, from the lowest to the highest: each may import itself, those before it, and the floor's files.
 ORDER = {
-    "infra": ("agent", "transport", "market", "machines", "providers", "selection", "jobs", "ledger", "runs"),
+    "infra": ("agent", "transport", "market", "machines", "providers", "selection", "jobs", "ledger", "runs", "drill"),
     "infra.rehearsal": ("vendors",),
     "data": ("text", "shards", "tokens", "chat", "problems", "report", "engines"),
     "trainer": (
