@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 from infra.control.places import BOOT_LINE, HERE, Places
+from infra.transport.protocol import ThisMachine
 
 SYSTEMD, CRON, NOBODY = "systemd", "cron", "whoever connects"
 UNIT = "slipway-control.service"
@@ -32,7 +33,7 @@ START_TEXT = """\
 #!/bin/sh
 # Starts again what must go on; written by: inv control.up
 {exports}
-cd {code} && exec python3 -m infra.control.begin invoke --search-root . control.start >> {log} 2>&1
+cd {code} && exec {python} -m infra.control.begin invoke --search-root . control.start >> {log} 2>&1
 """
 
 
@@ -42,7 +43,7 @@ def arm(places: Places) -> str:
     if found := os.environ.get("SLIPWAY_ENVIRONMENTS"):
         exports.append(f"export SLIPWAY_ENVIRONMENTS={shlex.quote(found)}")
     text = START_TEXT.format(exports="\n".join(exports), code=shlex.quote(f"{places.current}/code"),
-                             log=shlex.quote(str(places.log)))  # fmt: skip
+                             log=shlex.quote(str(places.log)), python=shlex.quote(ThisMachine.python))  # fmt: skip
     places.start.write_text(text)
     places.start.chmod(0o700)
     return SYSTEMD if _arm_systemd(places) else CRON if _arm_cron(places) else NOBODY

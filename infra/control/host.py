@@ -67,9 +67,11 @@ class ControlHost:
     @staticmethod
     def of(name: str, settings: Settings) -> "ControlHost":
         """Return the machine of that name; nothing is asked yet. Raises UsageError."""
-        address = inventory.reach(name, settings.pools)
+        found = inventory.reach(name, settings.pools)
         folder = folder_of(name, settings.state_file)
-        return ControlHost(name, Ssh(address, folder / "known_hosts"), folder)
+        machine = Ssh(found.address, folder / "known_hosts")
+        machine.python = found.python
+        return ControlHost(name, machine, folder)
 
     @property
     def copy(self) -> "Copy":

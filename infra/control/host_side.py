@@ -38,6 +38,9 @@ def settle_in(places: Places, code: Path) -> None:
     Whatever must go on and has stopped is started again, in the background.
     """
     _link(code / ".env", places.env)
+    if not (code / ".git").exists():  # so that what the checkout ignores is ignored here, too
+        with contextlib.suppress(OSError):  # without git every file is taken for the checkout's
+            subprocess.run(["git", "init", "-q", str(code)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     if not about_of(places):
         return
     _link(places.current, code.parent)

@@ -100,12 +100,13 @@ def select(hosts: Sequence[Host], word: str) -> tuple[Host, ...]:
         raise UsageError(f"{error}; pools: {', '.join(pools)}") from None
 
 
-def reach(word: str, pools: Path, home: Path | None = None) -> Address:
-    """Return the address that `[user@]host[:port]` means: a machine of the inventory, an alias of the ssh config, else
-    a name of the network. Raises UsageError.
+def reach(word: str, pools: Path, home: Path | None = None) -> Host:
+    """Return the machine that a word means: one of the inventory, an alias of the ssh config, or [user@]host[:port].
+
+    Raises UsageError.
     """
     with contextlib.suppress(UsageError):  # no inventory, or no such machine in it
-        return find(load(pools, home), word).address
+        return find(load(pools, home), word)
     found = _REACH.fullmatch(word)
     if found is None:
         raise UsageError(f"{word!r} names no machine; expected an alias of ~/.ssh/config, or [user@]host[:port]")
@@ -116,7 +117,7 @@ def reach(word: str, pools: Path, home: Path | None = None) -> Address:
         address = _address(said, ssh, set(ssh_config.aliases(ssh / "config")))
     except UsageError as error:
         raise UsageError(f"{word}: {error}") from None
-    return replace(address, user=user) if user else address
+    return Host(pool="", name=word, address=replace(address, user=user) if user else address)
 
 
 def _pool(path: Path, pool: Any, body: Any, ssh: Path, known: Collection[str]) -> list[Host]:

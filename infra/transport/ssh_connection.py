@@ -77,8 +77,8 @@ class Link:
             self._socket.close()
             raise
         self.transport = self._client.get_transport()
-        self.transport.packetizer.set_keepalive(PING_S, self._ping)
-        threading.Thread(target=self._watch, name=f"watch {address.host}", daemon=True).start()
+        for name, work in (("watch", self._watch), ("ask", self._ask)):
+            threading.Thread(target=work, name=f"{name} {address.host}", daemon=True).start()
 
     @property
     def is_alive(self) -> bool:
@@ -149,6 +149,17 @@ class Link:
     def close(self) -> None:
         self._closed.set()
         self._client.close()
+
+    def _ask(self) -> None:
+        """Ask for an answer every PING_S, whatever else is sent.
+
+        paramiko's own keep-alive is put off by everything that we send: who only sends would never be answered.
+        """
+        from paramiko import SSHException
+
+        while self.transport.is_active() and not self._closed.wait(PING_S):
+            with contextlib.suppress(SSHException, EOFError, OSError):  # the connection is gone: whoever uses it hears
+                self._ping()
 
     def _ping(self) -> None:
         """Ask for an answer, whichever; sshd refuses the unknown request, and that is one."""
