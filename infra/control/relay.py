@@ -48,6 +48,7 @@ class Relay:
     input: bytearray = field(default_factory=bytearray)  # that waits to be read by the command
     has_ended_input: bool = False
     reader: frames.Reader = field(default_factory=frames.Reader)
+    waiting: list[tuple[bytes, bytes]] = field(default_factory=list)  # frames that arrived with the first one
 
     def run(self) -> int:
         """Return the exit code of the command."""
@@ -81,9 +82,10 @@ class Relay:
 
     def _begin(self) -> dict[str, Any] | None:
         while not self.is_gone:
-            for kind, content in self._hear(1.0):
-                if kind == BEGIN:
-                    return dict(json.loads(content))
+            arrived = self._hear(1.0)
+            if arrived:
+                (_, content), *self.waiting = arrived
+                return dict(json.loads(content))
         return None
 
     def _over(self, code: int, digest: str, problem: str) -> None:
@@ -96,6 +98,8 @@ class Relay:
     def _serve(self, child: "subprocess.Popen[bytes]", ends: "_Ends") -> None:
         """Pass on whatever arrives, until the command has ended and all that it said is on its way."""
         ended_at = 0.0
+        for kind, content in self.waiting:
+            self._do(kind, content, child, ends)
         while True:
             if not ended_at and child.poll() is not None:
                 ended_at = time.monotonic()
@@ -140,6 +144,7 @@ class Relay:
             _signal(child, int(content))
         elif kind == SIZE and ends.terminal is not None:
             _resize(ends.terminal, *json.loads(content))
+            _signal(child, signal.SIGWINCH)  # not every kernel tells it by itself
         elif kind == GONE:
             for one in [one for one, name in ends.sources.items() if name == content and one != ends.terminal]:
                 ends.close(one)
@@ -221,6 +226,8 @@ def _start(
 
     def begin() -> None:  # in the child, before it becomes the command
         os.setsid()
+        for number in (signal.SIGHUP, signal.SIGPIPE):  # what we ignore is not ignored by the command
+            signal.signal(number, signal.SIG_DFL)
         if inside is not None:
             fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
 
