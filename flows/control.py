@@ -71,6 +71,10 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
         host.send_code(there)
         left = []
         if not before:
+            if host.call(there, "state")["is_in_use"]:
+                kept = there.places.state_file
+                raise UsageError(f"{name} has a journal already, which was given up for lost, or was put there; "
+                                 f"when nothing works by it any more, move it away there: mv {kept} {kept}.old")  # fmt: skip
             left = upgrade.hand_over(state_file, tell, is_for_all=True)
             journal_moves.move_away(state_file, name)
             installation_file(state_file, os.environ).unlink(missing_ok=True)
@@ -95,13 +99,14 @@ def down(settings: Settings, tell: Say) -> Home:
         if not there.about:
             raise SlipwayError(f"{name} has no journal any more; run: inv control.down --lost")
         host.send_code(there)
-        text = host.call(there, "release", {"to": this_machine().host})["archive"]
+        released = host.call(there, "release", {"to": this_machine().host})
+        text = released["archive"]
         host.copy.keep(text)
         homes.fetch(host.machine, there.places.var / "logs", settings.homes, archive.runs_at_work(text))
         archive.unpack(text, settings.state_file)
         host.call(there, "forget")
     host.copy.forget()
-    return Home(name, tuple(supervise.ensure(settings, tell)))
+    return Home(name, tuple(supervise.ensure(settings, tell, also=released["left"])))
 
 
 def lost(settings: Settings, tell: Say) -> Home:

@@ -53,7 +53,18 @@ TABLE = (
 
 # The rooms of a floor, from the lowest to the highest: each may import itself, those before it, and the floor's files.
 ORDER = {
-    "infra": ("agent", "transport", "market", "machines", "providers", "selection", "jobs", "ledger", "runs", "control"),
+    "infra": (
+        "agent",
+        "transport",
+        "market",
+        "machines",
+        "providers",
+        "selection",
+        "jobs",
+        "ledger",
+        "runs",
+        "control",
+    ),
     "infra.rehearsal": ("vendors",),
     "data": ("text", "shards", "tokens", "chat", "problems", "report", "engines"),
     "trainer": (

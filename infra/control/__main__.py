@@ -1,6 +1,7 @@
 """`python -m infra.control WORD`: what a control host does for the laptops that work through it.
 
     relay     run a command for a laptop (`infra.control.relay`)
+    state     say whether there is a journal, and whether it is written to
     accept    take an installation in, or its keys anew: JSON on stdin
     release   stop what looks after its runs, mark the journal as moved home, and give the installation out
     give      give out the installation as it is
@@ -27,10 +28,9 @@ def main(words: list[str]) -> int:
         from infra.control.relay import Relay
 
         host_side.settle_in(places, ROOT)
-        return Relay(
-            line_of=lambda about: host_side.line_of(about, ROOT), copy_of=lambda: _copy(places)
-        ).run()
+        return Relay(line_of=lambda about: host_side.line_of(about, ROOT), copy_of=lambda: _copy(places)).run()
     jobs = {
+        "state": lambda: {"is_in_use": host_side.is_in_use(places)},
         "accept": lambda: host_side.accept(places, ROOT, json.load(sys.stdin)),
         "release": lambda: host_side.release(places, json.load(sys.stdin)["to"]),
         "give": lambda: {"archive": archive.pack(places.state_file)},

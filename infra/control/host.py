@@ -120,7 +120,6 @@ class ControlHost:
         self.copy.note_seen()
         return found
 
-
     def run_quietly(self, there: There, words: Sequence[str], tell: Callable[[str], None]) -> None:
         """Run a command there that needs no terminal, and tell what it says. Raises SlipwayError when it fails."""
         code = there.places.code(checkout_id(ROOT))

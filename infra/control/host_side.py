@@ -16,9 +16,11 @@ from infra.control import archive, at_boot
 from infra.control.places import HERE, Places
 from infra.control.ties import refuse_ties
 from infra.errors import UsageError
+from infra.installation import this_machine
 from infra.journal_file import installation_file
 from infra.ledger.journal import Journal
 from infra.runs import upgrade
+from infra.units import duration
 from store import local_files, outside
 
 LOOK_AGAIN_S = 60.0  # between looks, whenever somebody connects, at whether all that must go on does
@@ -53,6 +55,19 @@ def settle_in(places: Places, code: Path) -> None:
             )  # fmt: skip
 
 
+def state_of(state_file: Path) -> str:
+    """Return what `status` says of this control host; "" = this machine is none."""
+    places = Places.beside(state_file)
+    if not places.is_control_host:
+        return ""
+    last, how = outside.mapping(places.started.read_bytes()), about_of(places).get("boot", at_boot.NOBODY)
+    ago = duration(max(0.0, time.time() - float(last["at"])))
+    return (
+        f"on the control host {this_machine().host}, alive now; keepers and controllers were looked after {ago} ago; "
+        f"after a boot: {how}"
+    )
+
+
 def is_due(places: Places) -> bool:
     """Tell whether it is time to look after what must go on: after a boot, or a minute after the last look."""
     try:
@@ -74,6 +89,11 @@ def line_of(about: dict[str, Any], code: Path) -> tuple[list[str], str, dict[str
     return words, str(folder if folder.is_dir() else code), _environ(about["environ"])
 
 
+def is_in_use(places: Places) -> bool:
+    """Tell whether there is a journal here that has not moved away."""
+    return places.state_file.exists() and not journal_moves.moved_to(places.state_file)
+
+
 def accept(places: Places, code: Path, said: dict[str, Any]) -> dict[str, Any]:
     """Take in an installation, or the keys of the one that is here anew. Raises UsageError: another one is here."""
     before = about_of(places)
@@ -86,7 +106,7 @@ def accept(places: Places, code: Path, said: dict[str, Any]) -> dict[str, Any]:
     given |= {variable: str(places.var / name) for variable, name in OF_PLACES.items()}
     lines = [f"{variable}={_quoted(value)}" for variable, value in (given | said["settings"]).items()]
     local_files.replace(places.env, ("\n".join(lines) + "\n").encode(), mode=0o600)
-    if said["archive"] and (not places.state_file.exists() or journal_moves.moved_to(places.state_file)):
+    if not is_in_use(places):
         archive.unpack(said["archive"], places.state_file)
     with Journal.open(places.state_file) as journal:
         if journal.installation != said["installation"]:
@@ -104,13 +124,14 @@ def release(places: Places, to: str) -> dict[str, Any]:
 
     May be repeated. Raises UsageError when something of this machine's own is at work.
     """
-    if not journal_moves.moved_to(places.state_file):
+    left: list[str] = []
+    if is_in_use(places):
         with Journal.open(places.state_file) as journal:
             refuse_ties(journal, "this control host")
         told: list[str] = []
-        upgrade.hand_over(places.state_file, told.append, is_for_all=True)
+        left = upgrade.hand_over(places.state_file, told.append, is_for_all=True)
         journal_moves.move_away(places.state_file, to)
-    return {"archive": archive.pack(places.state_file)}
+    return {"archive": archive.pack(places.state_file), "left": left}
 
 
 def forget(places: Places) -> dict[str, Any]:

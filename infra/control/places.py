@@ -1,13 +1,13 @@
 """The files of Slipway on a control host: one folder, of one installation, for every checkout that works through it.
 
-    ~/.slipway/control/
-        about.json              whose it is, since when, and what starts it again after a boot; written last
-        env                     settings and keys, mode 600; the .env of every checkout below
-        state/journal.sqlite    the journal, and beside it the keys of pods
-        var/                    artifacts, pods, logs, workspace
-        checkouts/<id>/code     the code of one checkout of one laptop, as it was pushed last
-        current                 leads to the checkout that was used last
-        start                   what a boot runs
+~/.slipway/control/
+    about.json              whose it is, since when, and what starts it again after a boot; written last
+    env                     settings and keys, mode 600; the .env of every checkout below
+    state/journal.sqlite    the journal, and beside it the keys of pods
+    var/                    artifacts, pods, logs, workspace
+    checkouts/<id>/code     the code of one checkout of one laptop, as it was pushed last
+    current                 leads to the checkout that was used last
+    start                   what a boot runs
 """
 
 import hashlib
@@ -31,6 +31,15 @@ class Places:
     def of_code(code: Path) -> "Places":
         """Return those that a pushed checkout belongs to."""
         return Places(code.parents[2])
+
+    @staticmethod
+    def beside(state_file: Path) -> "Places":
+        """Return those that a journal would belong to if this machine were a control host."""
+        return Places(state_file.absolute().parent.parent)
+
+    @property
+    def is_control_host(self) -> bool:
+        return self.about.is_file()
 
     @property
     def about(self) -> Path:

@@ -42,8 +42,8 @@ def down(spec: DownFlags) -> None:
 
 def start(spec: StartFlags) -> None:
     settings = context.settings()
-    places = Places(settings.state_file.parents[1])
-    if places.about.exists():  # this is a control host, and that its journal
+    places = Places.beside(settings.state_file)
+    if places.is_control_host:
         host_side.note_start(places)
     started = supervise.ensure(settings, render.tell, command_hints.flags(), spec.leases)
     if spec.json:

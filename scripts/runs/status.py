@@ -3,6 +3,7 @@
 import time
 
 from flows import status as use_case
+from infra.control import host_side
 from infra.ledger.journal import Journal
 from infra.records import PodView
 from infra.runs.settle import settle
@@ -26,6 +27,8 @@ def status(spec: StatusFlags) -> None:
                 render.console(stderr=False).print(status_table.status_table(views), soft_wrap=True)
             else:
                 render.say("no runs yet; begin with: ./inv launch --phase sft")
+            if not spec.json and (said := host_side.state_of(settings.state_file)):
+                render.say(said)
             return
         redraw(journal, settings, spec.run, every_s, spec.json)
 

@@ -2,61 +2,57 @@
 
 import json
 import os
-import pty
-import re
-import select
+import shutil
 import signal
 import subprocess
 import sys
-import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from infra import journal_moves
+from infra.agent import environment
 from infra.control.places import Places
+from infra.journal_file import Moved
 from infra.ledger.journal import Journal
+from infra.rehearsal import attach
+from tests.end_to_end.test_street_nodes import share
+from tests.hosts import hosts as hosts
 from tests.hosts import sshd as sshd
 from tests.world import ROOT, World, until
 
 pytestmark = [pytest.mark.process, pytest.mark.needs("sshd", "ssh-keygen"), pytest.mark.timeout(300)]
 
 
+@dataclass(frozen=True)
 class Laptop(World):
-    """An installation that knows one machine, `host`."""
+    """An installation that knows one machine, `host`; `prefix`: words that run a command in its network."""
 
-    host = ""
+    host: str = ""
+    prefix: tuple[str, ...] = ()
 
     @property
     def journal(self):
         return self.folder / "state" / "journal.db"
 
-    def on_terminal(self, *words, rows=31, columns=117):
-        """Begin a command on a terminal of its own; its process and our end."""
-        ours, theirs = pty.openpty()
-        import fcntl
-        import struct
-        import termios
-
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        process = subprocess.Popen(
-            [sys.executable, "-c", "import os, sys; os.login_tty(0) if hasattr(os, 'login_tty') else None; "
-             "os.execv(sys.executable, [sys.executable, '-m', 'invoke', *sys.argv[1:]])", *words],
-            cwd=ROOT, env=self.environ, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        )  # fmt: skip
-        os.close(theirs)
-        return process, ours
+    def begin(self, *words):
+        """As any world does, but from the network that it is in."""
+        line = [*self.prefix, sys.executable, "-m", "invoke", *words]
+        return subprocess.Popen(line, cwd=ROOT, env=self.environ, text=True, start_new_session=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
 
 
-def laptop_of(folder, sshd, **more):
+def laptop_of(folder, sshd, prefix=(), **more):
     folder.mkdir(exist_ok=True)
     python = getattr(sys, "_base_executable", sys.executable)
     address = sshd.address
     box = {"ip": address.host, "port": address.port, "identity_file": address.key, "python": python}
     (folder / "pools.yaml").write_text(json.dumps({"box": {"user": address.user, "hosts": [box]}}))
     (folder / "home").mkdir()
-    one = Laptop(folder, {"SLIPWAY_POOLS": str(folder / "pools.yaml"), "HOME": str(folder / "home"), **more})
-    one.host = f"{address.host}:{address.port}"
-    return one
+    own = {"SLIPWAY_POOLS": str(folder / "pools.yaml"), "HOME": str(folder / "home")}
+    own["SLIPWAY_ENVIRONMENTS"] = str(environment.default_cache())
+    port = "" if address.port == 22 else f":{address.port}"
+    return Laptop(folder, {**own, **more}, host=f"{address.host}{port}", prefix=prefix)
 
 
 @pytest.fixture
@@ -82,20 +78,10 @@ def end_all(sshd):
             continue
 
 
-def read_until(terminal, pattern, within_s=60.0):
-    """What the terminal shows until the pattern is in it."""
-    shown, deadline = b"", time.monotonic() + within_s
-    while not re.search(pattern, shown):
-        assert time.monotonic() < deadline, shown.decode(errors="replace")
-        if select.select([terminal], [], [], 0.2)[0]:
-            shown += os.read(terminal, 1 << 16)
-    return shown.decode(errors="replace")
-
-
 def test_commands_run_on_the_control_host_and_everything_comes_home(laptop, sshd, tmp_path):
     places = places_of(sshd)
     up = laptop.json("control.up", laptop.host)
-    with pytest.raises(Exception, match=f"moved to {laptop.host}.*--control"), Journal.open(laptop.journal):
+    with pytest.raises(Moved, match=laptop.host), Journal.open(laptop.journal):
         pass
     assert [one.stat().st_mode & 0o777 for one in (places.env, places.state_file)] == [0o600, 0o600]
     # The run is begun, followed and seen there; its exit code and its JSON are as at home.
@@ -133,3 +119,132 @@ def failed(world, *words, code=2):
     _, err = process.communicate(timeout=120)
     assert process.returncode == code and "Traceback" not in err, (process.returncode, err)
     return err
+
+
+# Rented machines: the market is a world of its own, which neither laptop nor control host takes along.
+
+CRONTAB = """#!/bin/sh
+[ "$1" = -l ] || exec cat > "$HOME/cron"
+cat "$HOME/cron" 2>/dev/null || { echo "no crontab for you" >&2; exit 1; }
+"""
+SPOT = ("--provider", "runpod", "--use-spot", "--gpu", "H100", "--num-gpus", "1", "--yes")
+
+
+@dataclass(frozen=True)
+class Renting:
+    """A laptop and a control host that rent on the same market."""
+
+    laptop: Laptop
+    places: Places
+    home: Path  # of the control host
+    world: attach.Running
+
+    def up(self):
+        """Move the installation; from then on the control host deals with the market, too."""
+        told = self.laptop.json("control.up", self.laptop.host)
+        with self.places.env.open("a") as file:
+            file.write(f"SLIPWAY_REHEARSAL='{self.home}'\n")
+        return told
+
+    def row(self, run):
+        return next((one for one in self.laptop.json("status") if one["run"] == run), {})
+
+
+@pytest.fixture
+def renting(tmp_path, sshd):
+    """The control host has cron, and no systemd of the user."""
+    places = places_of(sshd)
+    (sshd.folder / "bin").mkdir()
+    for name, text in (("crontab", CRONTAB), ("systemctl", "#!/bin/sh\nexit 1\n")):
+        (sshd.folder / "bin" / name).write_text(text)
+        (sshd.folder / "bin" / name).chmod(0o755)
+    sshd.stop()
+    sshd.options = ["-o", f"{sshd.options[1]} PATH={sshd.folder / 'bin'}:{os.environ['PATH']} OMP_NUM_THREADS=1"]
+    sshd.start()
+    world = attach.start(tmp_path / "market", speed=60)
+    laptop = laptop_of(tmp_path / "laptop", sshd, SLIPWAY_REHEARSAL=str(tmp_path / "laptop"))
+    lead = attach.overlay(world.folder, world.about)
+    for folder, state, pods in ((laptop.folder, laptop.journal, laptop.folder / "pods"),
+                                (sshd.folder, places.state_file, places.var / "pods")):  # fmt: skip
+        own = {"SLIPWAY_STATE_FILE": str(state), "SLIPWAY_PODS": str(pods)}
+        own["SLIPWAY_POOLS"] = str(laptop.folder / "pools.yaml")
+        (folder / "overlay.json").write_text(json.dumps({**lead, **own}))
+    yield Renting(laptop, places, sshd.folder, world)
+    end_all(sshd)
+    attach.stop(tmp_path / "market")
+
+
+def billing(world):
+    return [pod["id"] for pod in world.truth()["pods"] if pod["ended_at"] is None]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_after_a_boot_cron_starts_what_must_go_on_and_a_run_that_was_taken_away_meanwhile_succeeds(renting, sshd):
+    assert renting.up()["boot"] == "cron"
+    run = renting.laptop.json("launch", *SPOT, "--phase", "sft", "--detach")["run"]
+    until(lambda: renting.row(run).get("step") == "base", "work", within_s=300)
+    end_all(sshd)
+    (pod,) = billing(renting.world)
+    renting.world.tell("/preempt", {"id": pod})
+    sshd.start()
+    (line,) = (renting.home / "cron").read_text().splitlines()
+    assert line.startswith("@reboot ")
+    environ = {"HOME": str(renting.home), "PATH": os.environ["PATH"], "SHELL": "/bin/sh"}
+    subprocess.run(["sh", "-c", line.removeprefix("@reboot ")], env=environ, cwd="/", check=True, timeout=60)
+    assert "brings it home" in renting.places.log.read_text()
+    until(lambda: renting.row(run).get("state") == "succeeded", "the end of the run", within_s=400)
+    assert renting.row(run)["recoveries"] == 1
+    assert renting.laptop.json("audit")["machines"] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_a_control_host_that_is_gone_for_good_costs_no_pod_and_its_runs_go_on(renting, sshd, tmp_path):
+    renting.up()
+    first = renting.laptop.json("launch", *SPOT, "--phase", "sft", "--detach")["run"]
+    (copy,) = (renting.laptop.folder / "state").glob("journal-control/*/copy")
+    shutil.copy(copy, tmp_path / "copy")
+    second = renting.laptop.json("launch", *SPOT, "--phase", "base", "--profile", "smoke", "--detach")["run"]
+    shutil.copy(tmp_path / "copy", copy)  # as if what came back of the second had been lost
+    end_all(sshd)
+    shutil.rmtree(renting.places.root)
+    sshd.start()
+    assert "control.down --lost" in failed(renting.laptop, "control.down", code=1)
+    renting.laptop.json("control.down", "--lost", "--yes")
+    rows = {row["run"]: row["state"] for row in renting.laptop.json("status")}
+    assert rows[first] == "running" and len(rows) == 2 and second not in rows
+    assert len(billing(renting.world)) == 2  # the one that no row knew is found, and kept
+    found = next(run for run in rows if run != first)
+    assert renting.laptop.json("down", found)["ended"] == [found]
+    assert renting.laptop.json("keep", first)["state"] == "succeeded"
+    assert renting.laptop.json("audit")["machines"] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_a_laptop_that_is_cut_off_after_the_hand_over_is_not_missed(tmp_path, hosts):
+    box, cable = hosts(2)
+    cache = environment.default_cache()
+    share(box, cache)
+    box.options = [f"-oSetEnv=SLIPWAY_ENVIRONMENTS={cache} OMP_NUM_THREADS=1"]
+    box.stop()
+    box.start()
+    laptop = laptop_of(tmp_path / "laptop", box, prefix=("ip", "netns", "exec", cable.network))
+    laptop.json("control.up", laptop.host)
+    begun = laptop.begin("rehearse", *SPOT, "--phase", "sft", "--preempt", "2")
+    said = ""
+    while "\nrun " not in said:
+        line = begun.stderr.readline()
+        assert line, said
+        said += line
+    cable.cut()
+    # What follows is seen by another laptop, which was not there before.
+    other = laptop_of(tmp_path / "other", box, SLIPWAY_CONTROL=laptop.host)
+    (row,) = until(lambda: [one for one in other.json("status", "--rehearse") if one["state"] == "succeeded"],
+                   "the end of the run", within_s=600)  # fmt: skip
+    assert row["recoveries"] == 2
+    assert other.json("audit", "--rehearse")["machines"] == []
+    _, said = begun.communicate(timeout=60)
+    assert begun.returncode == 1 and "goes on there" in said
+    other.inv("rehearse", "--stop")

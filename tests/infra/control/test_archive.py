@@ -6,13 +6,13 @@ import re
 import pytest
 
 from infra import journal_moves
+from infra.agent.limits import read_clocks
 from infra.control import archive
 from infra.control.ties import refuse_ties
 from infra.errors import UsageError
 from infra.journal_file import JournalError, Moved
 from infra.ledger.journal import Journal
 from infra.ledger.reconcile import Claim, Listing, decide
-from infra.agent.limits import read_clocks
 from infra.names import new_token
 from infra.providers.pod_keys import PodKeys
 from infra.records import Address, Pod
