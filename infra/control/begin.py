@@ -9,7 +9,6 @@ and a grammar that Python 3.9 reads: the environment has a newer one.
 import os
 import sys
 from pathlib import Path
-from typing import List
 
 from infra.agent import environment
 from infra.agent.job import PodFolder
@@ -20,7 +19,7 @@ from infra.agent.step_zero import packages_of
 CODE = Path(__file__).resolve().parents[2]
 
 
-def main(words: List[str]) -> int:
+def main(words: list[str]) -> int:
     """Become that module. Return an exit code when the environment cannot be made."""
     carried = Carried(**read_json(packages_of(PodFolder(CODE.parent))))
     try:

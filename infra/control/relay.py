@@ -4,8 +4,8 @@ In: frames on stdin (`infra.control.frames`), the first of which says what is ru
 three streams are a terminal over there. Out: frames on stdout: what the command says, its exit code, and a copy of the
 journal where it has changed. Streams that are a terminal there are one here, too, with its size; the others are pipes.
 
-Whoever typed it may vanish: when nothing is heard for GONE_S, or the connection ends, the command gets SIGHUP, as from a
-terminal that is closed, and is waited for. A launch then leaves a keeper behind; nothing is ended.
+Whoever typed it may vanish: when nothing is heard for GONE_S, or the connection ends, the command gets SIGHUP, as from
+a terminal that is closed, and is waited for. A launch then leaves a keeper behind; nothing is ended.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.control import frames
-from infra.control.frames import BEGIN, COPY, END, ERR, GONE, INPUT, OUT, OVER, SIGNAL, SIZE, frame, told
+from infra.control.frames import COPY, END, ERR, GONE, INPUT, OUT, OVER, SIGNAL, SIZE, frame, told
 
 GONE_S = 20.0
 DRAIN_S = 0.2

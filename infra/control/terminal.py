@@ -1,4 +1,4 @@
-"""This end of a command on a control host: it lends its streams, its terminal and its signals to the command there.
+"""The near end of a command on a control host: it lends its streams, its terminal and its signals to the command there.
 
 In: an exchange with `infra.control.relay`. Out: the command's exit code, and a copy of the journal where it changed.
 """

@@ -13,7 +13,7 @@ TAKEN = "its machine is taken away or fails"
 
 @dataclass(frozen=True)
 class End:
-    """One way in which a pod ends, and who does it; `backstop` is what holds when the laptop, or the control host, is off."""
+    """One way in which a pod ends, and who does it; `backstop` is what holds when nobody runs `inv`."""
 
     what: str
     by: str

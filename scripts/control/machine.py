@@ -1,6 +1,7 @@
-"""What the commands of a control host do: see flows/control.py."""
+"""What the commands of a control host do: see flows/installation/control.py."""
 
-from flows import control, supervise
+from flows import supervise
+from flows.installation import control
 from infra.control import host_side
 from infra.control.places import Places
 from scripts.cli import command_hints, context, prompts, render

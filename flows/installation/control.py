@@ -73,8 +73,10 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
         if not before:
             if host.call(there, "state")["is_in_use"]:
                 kept = there.places.state_file
-                raise UsageError(f"{name} has a journal already, which was given up for lost, or was put there; "
-                                 f"when nothing works by it any more, move it away there: mv {kept} {kept}.old")  # fmt: skip
+                raise UsageError(
+                    f"{name} has a journal already, which was given up for lost, or was put there; when nothing works "
+                    f"by it any more, move it away there: mv {kept} {kept}.old"
+                )
             left = upgrade.hand_over(state_file, tell, is_for_all=True)
             journal_moves.move_away(state_file, name)
             installation_file(state_file, os.environ).unlink(missing_ok=True)
