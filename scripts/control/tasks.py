@@ -21,7 +21,7 @@ def down(c, spec):
     """
 
 
-@command(DOES, f"{FLAGS}:StartFlags", example="inv control.start")
+@command(DOES, f"{FLAGS}:StartFlags", world=APART, example="inv control.start")
 def start(c, spec):
     """Start again whatever looks after runs and services.
 
