@@ -24,7 +24,7 @@ import torch
 
 from bench.quality import Inputs, inputs
 from data.tokens.loader import LOADERS, heldout
-from trainer.config import ModelConfig, PhaseConfig, Ternary
+from trainer.config import PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.evaluation.evaluate import bits_per_byte
 from trainer.loop import accumulate
@@ -34,6 +34,7 @@ from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.bits import Bits
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.recipes import PROFILES
+from trainer.records.model_config import ModelConfig, Ternary
 from trainer.speed import equipped
 
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import ModelConfig, Ternary
 from trainer.engines import gguf_file
 from trainer.engines.llama_cpp import LlamaCpp
 from trainer.model.huggingface import shapes, written
+from trainer.records.model_config import ModelConfig, Ternary
 
 PROMPT = 16  # ids
 
@@ -66,7 +66,7 @@ def random_folder(config: ModelConfig, tokenizer: Path, folder: Path) -> None:
 
 
 def decoded(gguf: Path, config: ModelConfig, new: int) -> tuple[float, float]:
-    """Tokens per CPU second and per second of the wall, of one answer to one prompt."""
+    """Return tokens per CPU second and per second of the wall, of one answer to one prompt."""
     engine = LlamaCpp(gguf, 512, 0.0, 1, 0)
     prompt = list(range(100, 100 + PROMPT))
     list(engine.tokens(prompt, 2))  # weights are mapped, the prompt is in the cache

@@ -28,7 +28,7 @@ from store import Store
 from trainer.config import PhaseConfig
 from trainer.device import prepare
 from trainer.evaluation import intervals, many_turns
-from trainer.evaluation.many_turns import Question
+from trainer.evaluation.many_turns import TurnsQuestion
 from trainer.loop import accumulate
 from trainer.model import export
 from trainer.model.block_decoding import Decoding
@@ -36,7 +36,7 @@ from trainer.model.decoder import Decoder
 from trainer.model.generate import steps
 from trainer.objectives import Batch, CrossEntropy
 from trainer.objectives.blocks import BlockDiffusion, with_masks
-from trainer.phases.chat import OURS
+from trainer.phases.conversations import OURS
 from trainer.recipes import PROFILES
 from trainer.records.phase_registry import PHASES
 
@@ -84,7 +84,7 @@ def folder_of(store: Store, name: str) -> Path:
     return store.path(name, found.fingerprint)
 
 
-def questions_of(store: Store) -> tuple[list[Question], str]:
+def questions_of(store: Store) -> tuple[list[TurnsQuestion], str]:
     """Return the held-out questions, and the persona's name."""
     folder = folder_of(store, "identity_conversations")
     some = many_turns.read("identity", folder / "identity_conversations.heldout.jsonl")
@@ -99,7 +99,7 @@ def questions_of(store: Store) -> tuple[list[Question], str]:
 
 
 def quality(
-    arms: Sequence[Arm], asked: Sequence[Question], prompts: Sequence[list[int]], words: Tokenizer, name: str
+    arms: Sequence[Arm], asked: Sequence[TurnsQuestion], prompts: Sequence[list[int]], words: Tokenizer, name: str
 ) -> dict[str, list[int]]:
     """Return, by arm, which questions are answered right."""
     stop = {words.special(END), words.special(BOS)}

@@ -23,13 +23,14 @@ import torch
 from data.prefetch import Ahead
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.saving import Saver
-from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, ScheduleConfig
+from trainer.config import Keeping, OptimizerConfig, PhaseConfig, ScheduleConfig
 from trainer.device import prepare
 from trainer.loop import Training
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import Batch
 from trainer.objectives.source import Made
 from trainer.optim import Optimizer
+from trainer.records.model_config import ModelConfig
 from trainer.tensor_file import _bytes_of
 
 MODEL = ModelConfig(

@@ -94,7 +94,7 @@ def clear(
 
 
 def known_elsewhere(one: Finding, journal: Journal) -> Finding:
-    """The same, and where it may have been rented, when this user has another installation: its journal has its row."""
+    """Return the same, and where it may have been rented, when another installation of this user has its row."""
     claim = next((claim for claim in journal.others if one.token.startswith(f"sw1-{claim.id}-")), None)
     if claim is None or one.kind != FOREIGN:
         return one
@@ -137,7 +137,7 @@ def end_named(name: str, markets: Sequence[Market], journal: Journal, problems: 
 
 
 def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[list[Market], list[str]]:
-    """The accounts to ask; an account that we have pods in, and no key of, is a problem."""
+    """Return the accounts to ask; an account that we have pods in, and no key of, is a problem."""
     markets, problems = offers.accounts(settings, only)
     asked = {market.name for market in markets}
     for name, key in VENDORS.items():
@@ -152,7 +152,7 @@ def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[lis
 
 
 def _done(action: Action, market: Market, journal: Journal) -> Done:
-    """What reconciling did about one machine, in words."""
+    """Return what reconciling did about one machine, in words."""
     token = action.pod.token if isinstance(action, Claim) else action.token
     what = "an orphan: it is to end" if isinstance(action, Claim) else "asked to delete it"
     if not isinstance(action, (Claim, Delete)):

@@ -18,7 +18,7 @@ from infra.money import in_usd
 from infra.providers import Provider, registry
 from infra.records import Offer, Request
 from infra.runs import pod_set
-from infra.runs.pod_set import PodSpec, Step
+from infra.runs.pod_set import PodAction, PodEntry
 from infra.runs.timing import Say
 from infra.selection import choose, preflight
 from infra.selection.machine_spec import LimitSpec, MachineSpec
@@ -31,7 +31,7 @@ from infra.units import duration
 class Change:
     """A step with what it is about."""
 
-    step: Step
+    step: PodAction
     provider: str
     micro_usd_per_hour: int  # of an offer, for a pod that is to be made
     about: str
@@ -51,7 +51,7 @@ def only_one(set_name: str, journal: Journal) -> Iterator[None]:
 
 
 def changes(
-    set_name: str, specs: Mapping[str, PodSpec], journal: Journal, settings: Settings, tell: Say
+    set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say
 ) -> list[Change]:  # fmt: skip
     """Return what makes the live pods those of `specs`, pods that are kept among it, in the order of doing it.
 
@@ -62,7 +62,7 @@ def changes(
 
 
 def carry_out(
-    step: Step, set_name: str, specs: Mapping[str, PodSpec], journal: Journal, settings: Settings, tell: Say
+    step: PodAction, set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say
 ) -> Op | None:  # fmt: skip
     """Make or end one pod; return the one that was made."""
     if step.action == "end":
@@ -73,7 +73,7 @@ def carry_out(
     return pods.make(request, limits, offers, journal, settings, tell, role=f"pod:{set_name}", spec_hash=spec.digest)
 
 
-def wanted(spec: PodSpec, settings: Settings, tell: Say) -> tuple[list[Provider], Request, Limits]:
+def wanted(spec: PodEntry, settings: Settings, tell: Say) -> tuple[list[Provider], Request, Limits]:
     """Return who may have it, what is asked for, and what ends it. Raises UsageError."""
     candidates = registry.candidates(settings, spec.provider or "")
     text = ("country", "cpus", "memory", "disk_size", "city", "cloud", "region", "instance_type", "max_price",
@@ -96,12 +96,15 @@ def wanted(spec: PodSpec, settings: Settings, tell: Say) -> tuple[list[Provider]
 
 
 def rate_then(found: Sequence[Change]) -> int:
-    """Micro-dollars per hour when all is done."""
+    """Return the micro-dollars per hour when all is done."""
     return sum(one.micro_usd_per_hour for one in found if one.step.action != "end")
 
 
-def _find(spec: PodSpec, settings: Settings, tell: Say) -> tuple[Request, Limits, list[Offer]]:
-    """The same, with what is on offer, cheapest first. Raises SlipwayError that names the pod."""
+def _find(spec: PodEntry, settings: Settings, tell: Say) -> tuple[Request, Limits, list[Offer]]:
+    """Return what a pod asks for, its limits, and what is on offer, cheapest first.
+
+    Raises SlipwayError that names the pod.
+    """
     candidates, request, limits = wanted(spec, settings, tell)
     try:
         offers = choose.find(candidates, request, settings, tell)
@@ -111,7 +114,7 @@ def _find(spec: PodSpec, settings: Settings, tell: Say) -> tuple[Request, Limits
         raise
 
 
-def _change(step: Step, specs: Mapping[str, PodSpec], journal: Journal, settings: Settings, tell: Say) -> Change:
+def _change(step: PodAction, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say) -> Change:
     if step.action == "create":
         _, limits, offers = _find(specs[step.name], settings, tell)
         offer = offers[0]

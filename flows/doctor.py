@@ -17,7 +17,7 @@ from infra.settings import VENDORS, Settings
 from store import Store, StoreError, credentials
 
 if TYPE_CHECKING:
-    from infra.machines.survey import Look
+    from infra.machines.survey import HostSurvey
 
 DASHBOARDS = {
     "runpod": "https://console.runpod.io/pods",
@@ -29,7 +29,7 @@ TRAIN_BYTES = 3 << 30  # the train environment, what is downloaded for it, and a
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorLine:
     """One line of `inv doctor`."""
 
     name: str
@@ -37,8 +37,8 @@ class Finding:
     detail: str
 
 
-def findings(root: Path, settings: Settings) -> list[Finding]:
-    """Everything that decides what can run from the checkout `root`."""
+def findings(root: Path, settings: Settings) -> list[DoctorLine]:
+    """Return everything that decides what can run from the checkout `root`."""
     tools = [
         _tool("git", ("--version",), "bad", "finds the files that are sent to a pod"),
         _tool(
@@ -50,26 +50,26 @@ def findings(root: Path, settings: Settings) -> list[Finding]:
         _tool("rsync", ("--version",), "off", "tests need it (apt install rsync); code is sent without it"),
         _tool("sshd", ("-V",), "off", "tests need it (apt install openssh-server)"),
     ]
-    providers = [Finding("local", "ok", "this machine"), *(_vendor(name, settings) for name in VENDORS)]
+    providers = [DoctorLine("local", "ok", "this machine"), *(_vendor(name, settings) for name in VENDORS)]
     here = [_python(), *_installers(), *tools, _disk(root, settings), _gpu(), _train(root, settings)]
     return [*here, *tracking(root, settings), *_store(settings), *_uploads(settings), *providers]
 
 
-def tracking(root: Path, settings: Settings) -> list[Finding]:
-    """Whether a training of the checkout `root` can tell its figures to W&B; nothing where nobody asks for that."""
+def tracking(root: Path, settings: Settings) -> list[DoctorLine]:
+    """Tell whether a training of the checkout `root` can tell its figures to W&B; [] where nobody asks for that."""
     asked = [name for name in ("wandb_api_key", "wandb_project", "wandb_mode") if getattr(settings, name)]
     if not asked or settings.wandb_mode == "disabled":
         return []
     why = f"{asked[0].upper()} from {settings.sources[asked[0]]}"
     group = environment.read_group((root / "pyproject.toml").read_text(encoding="utf-8"), "train")
     if any(re.match(r"wandb(?![\w.-])", one) for one in group):
-        return [Finding("W&B", "ok", why)]
+        return [DoctorLine("W&B", "ok", why)]
     what = 'the train environment lacks it: add a line "wandb", to the group train of pyproject.toml'
-    return [Finding("W&B", "off", f"asked for by {why}, and left out: {what}")]
+    return [DoctorLine("W&B", "off", f"asked for by {why}, and left out: {what}")]
 
 
-def nodes(settings: Settings) -> list[Finding]:
-    """Every machine of the inventory, asked at the same time: whether it can be used, and what it has.
+def nodes(settings: Settings) -> list[DoctorLine]:
+    """Ask every machine of the inventory at the same time: whether it can be used, and what it has.
 
     Raises UsageError when there is no inventory.
     """
@@ -79,10 +79,10 @@ def nodes(settings: Settings) -> list[Finding]:
 
     hosts = inventory.load(settings.pools)
     looks = survey.look(hosts, connections(settings), HostMemory.beside(settings.state_file))
-    return [Finding(f"ssh {one.host.place}", "bad" if one.problem else "ok", _node(one)) for one in looks]
+    return [DoctorLine(f"ssh {one.host.place}", "bad" if one.problem else "ok", _node(one)) for one in looks]
 
 
-def _node(look: "Look") -> str:
+def _node(look: "HostSurvey") -> str:
     if not look.facts:
         return look.problem
     gpus = [gpu["name"] for gpu in look.facts["gpus"]]
@@ -98,7 +98,7 @@ def _node(look: "Look") -> str:
 
 
 def flops_per_s() -> float:
-    """Useful work that training gets out of this machine, roughly: what estimates stand on.
+    """Return the FLOP/s of useful work that training gets out of this machine, roughly: what estimates stand on.
 
     Measured with whole runs of the smoke profile on two cores: 0.6e11 a core with bf16 matrix units, half without.
     """
@@ -110,82 +110,87 @@ def flops_per_s() -> float:
     return cores * (0.6e11 if "amx_bf16" in flags or "avx512_bf16" in flags else 0.3e11)
 
 
-def _python() -> Finding:
+def _python() -> DoctorLine:
     system = os.uname()
     about = f"{sys.version.split()[0]} at {sys.executable}, {system.sysname} {system.release} {system.machine}"
-    return Finding("python", "ok", about)
+    return DoctorLine("python", "ok", about)
 
 
-def _installers() -> list[Finding]:
+def _installers() -> list[DoctorLine]:
     uv = Path(sys.prefix, "bin", "uv")
     found = str(uv) if uv.exists() else shutil.which("uv")
     venv = importlib.util.find_spec("ensurepip") is not None
     honoured = sorted(packages.pip_settings())  # the names only: an address may hold a password
     return [
-        Finding("uv", "ok" if found else "off", found or "fetched from its wheel when it is needed"),
-        Finding(
+        DoctorLine("uv", "ok" if found else "off", found or "fetched from its wheel when it is needed"),
+        DoctorLine(
             "venv",
             "ok" if venv else "off" if found else "bad",
             "with ensurepip" if venv else "apt install python3-venv",
         ),
-        Finding(
+        DoctorLine(
             "pip", "ok", f"its settings are honoured: {', '.join(honoured)}" if honoured else "nothing is configured"
         ),
     ]
 
 
-def _tool(name: str, version: tuple[str, ...], absent: str, purpose: str) -> Finding:
+def _tool(name: str, version: tuple[str, ...], absent: str, purpose: str) -> DoctorLine:
     path = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
     if not path:
-        return Finding(name, absent, f"not found; {purpose}")
+        return DoctorLine(name, absent, f"not found; {purpose}")
     done = subprocess.run([path, *version], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     said = (done.stdout or done.stderr).strip().splitlines()
-    return Finding(name, "ok", f"{path}{': ' + said[0] if said else ''}")
+    return DoctorLine(name, "ok", f"{path}{': ' + said[0] if said else ''}")
 
 
-def _disk(root: Path, settings: Settings) -> Finding:
+def _disk(root: Path, settings: Settings) -> DoctorLine:
     free = shutil.disk_usage(root).free
     need = settings.reserve_bytes + (0 if _made(root, settings) else TRAIN_BYTES)
     state = "ok" if free >= need else "bad"
-    return Finding("disk", state, f"{free / 1e9:.1f} GB free in {root}; {need / 1e9:.1f} GB are needed")
+    return DoctorLine("disk", state, f"{free / 1e9:.1f} GB free in {root}; {need / 1e9:.1f} GB are needed")
 
 
-def _gpu() -> Finding:
+def _gpu() -> DoctorLine:
     path = shutil.which("nvidia-smi")
     done = path and subprocess.run([path, "-L"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if not done or done.returncode:
-        return Finding("gpu", "off", "no NVIDIA GPU is visible; torch comes as its CPU build")
-    return Finding("gpu", "ok", "; ".join(line.partition(" (UUID")[0] for line in done.stdout.splitlines()))
+        return DoctorLine("gpu", "off", "no NVIDIA GPU is visible; torch comes as its CPU build")
+    return DoctorLine("gpu", "ok", "; ".join(line.partition(" (UUID")[0] for line in done.stdout.splitlines()))
 
 
-def _train(root: Path, settings: Settings) -> Finding:
+def _train(root: Path, settings: Settings) -> DoctorLine:
     made = _made(root, settings)
-    return Finding("environment", "ok" if made else "off", str(made) if made else "train: made when it is first needed")
+    return DoctorLine(
+        "environment", "ok" if made else "off", str(made) if made else "train: made when it is first needed"
+    )
 
 
 def _made(root: Path, settings: Settings) -> Path | None:
     return environment.find("train", root, settings.environments, environment.torch_build())
 
 
-def _store(settings: Settings) -> list[Finding]:
-    """Which token the hub is asked with, and whether the store is there and can be written; nothing is left in it."""
+def _store(settings: Settings) -> list[DoctorLine]:
+    """Tell which token the hub is asked with, and whether the store can be written; nothing is left in it."""
     tokens = [name for name in credentials.HUB if getattr(settings, name.lower())]
     credentials.lend({name: getattr(settings, name.lower()) for name in (*credentials.HUB, *credentials.S3)})
     found = []
     if tokens or credentials.kind(settings.store) == "hf":
         used = f"{tokens[0]} from {settings.sources[tokens[0].lower()]}" if tokens else "neither is set"
         more = f"; {tokens[1]} is set too, and not used" if len(tokens) > 1 else ""
-        found.append(Finding("hub token", "ok" if tokens else "off", f"{used}{more}"))
+        found.append(DoctorLine("hub token", "ok" if tokens else "off", f"{used}{more}"))
     try:
         store = Store(settings.store)
         store.check_writable()
-        return [*found, Finding("store", "ok", f"{settings.store} can be written, {len(store.artifacts())} artifacts")]
+        return [
+            *found,
+            DoctorLine("store", "ok", f"{settings.store} can be written, {len(store.artifacts())} artifacts"),
+        ]
     except StoreError as error:
-        return [*found, Finding("store", "bad", " ".join(str(error).split()))]
+        return [*found, DoctorLine("store", "bad", " ".join(str(error).split()))]
 
 
-def _uploads(settings: Settings) -> list[Finding]:
-    """How the last run whose courier's log is here fared with the store; nothing where none went to one."""
+def _uploads(settings: Settings) -> list[DoctorLine]:
+    """Tell how the last run whose courier's log is here fared with the store; [] where none went to one."""
     logs = sorted((settings.pods.parent / "logs").glob("*/carry.log"), key=lambda one: one.stat().st_mtime)
     said = (
         [line for line in logs[-1].read_text(encoding="utf-8", errors="replace").splitlines() if line] if logs else []
@@ -194,21 +199,21 @@ def _uploads(settings: Settings) -> list[Finding]:
         return []
     is_well = not any(words in said[-1] for words in (" not carried, ", " not in the store: ", "courier: "))
     words = "".join(one for one in said[-1] if one.isprintable())
-    return [Finding("uploads", "ok" if is_well else "off", f"{logs[-1].parent.name}: {words}")]
+    return [DoctorLine("uploads", "ok" if is_well else "off", f"{logs[-1].parent.name}: {words}")]
 
 
-def _vendor(name: str, settings: Settings) -> Finding:
+def _vendor(name: str, settings: Settings) -> DoctorLine:
     key = VENDORS[name]
     if getattr(settings, key):
-        return Finding(name, "ok", f"enabled: {key.upper()} from {settings.sources[key]}")
-    return Finding(name, "off", f"disabled: {key.upper()} is not set")
+        return DoctorLine(name, "ok", f"enabled: {key.upper()} from {settings.sources[key]}")
+    return DoctorLine(name, "off", f"disabled: {key.upper()} is not set")
 
 
-def account(name: str, settings: Settings) -> list[Finding]:
-    """What a vendor says to our key: whose it is, what is left, what runs; and where people look at it themselves."""
+def account(name: str, settings: Settings) -> list[DoctorLine]:
+    """Tell what a vendor says to our key (whose it is, what is left, what runs), and where people look themselves."""
     from infra.providers.offers import open_market
 
-    found = [Finding("dashboard", "ok", DASHBOARDS[name])]
+    found = [DoctorLine("dashboard", "ok", DASHBOARDS[name])]
     key = _vendor(name, settings)
     if not getattr(settings, VENDORS[name]):
         return [replace(key, state="bad"), *found]
@@ -218,13 +223,13 @@ def account(name: str, settings: Settings) -> list[Finding]:
         left = "a balance that it does not tell"
         if mine.balance_micro_usd is not None:
             left = f"a balance of {in_usd(mine.balance_micro_usd)}"
-        found.append(Finding("account", "ok", f"{mine.owner}, with {left}"))
+        found.append(DoctorLine("account", "ok", f"{mine.owner}, with {left}"))
         pods = market.list()
         rate = sum(pod.micro_usd_per_hour for pod in pods)
         there = ", ".join(f"{pod.pod_id} ({pod.state})" for pod in pods[:MOST_NAMED])
         more = f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""
         said = f"{len(pods)} at {dollars(rate)} USD/h: {there}{more}" if pods else "none"
-        found.append(Finding("machines", "ok", said))
+        found.append(DoctorLine("machines", "ok", said))
     except SlipwayError as error:
-        found.append(Finding("account", "bad", " ".join(str(error).split())))
+        found.append(DoctorLine("account", "bad", " ".join(str(error).split())))
     return [key, *found]

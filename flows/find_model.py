@@ -14,12 +14,12 @@ from trainer.records.phase_registry import PHASES, USUAL, all_phases, checkpoint
 
 
 def model_folder(settings: Settings, model: str, tag: str, tell: Say) -> Path:
-    """Where the model lies that the user means. Raises UsageError."""
+    """Return where the model lies that the user means. Raises UsageError."""
     return find_model(settings, model, tag, tell)[1]
 
 
 def find_model(settings: Settings, model: str, tag: str, tell: Say) -> tuple[Artifact | None, Path]:
-    """The artifact that the user means by a model, None for a folder of theirs, and where it lies.
+    """Return the artifact that the user means by a model, None for a folder of theirs, and where it lies.
 
     Raises UsageError that lists those there are.
     """

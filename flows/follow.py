@@ -29,7 +29,7 @@ def keeping(op: Op, journal: Journal, settings: Settings, tell: Say) -> Iterator
 
 
 def conclude(op: Op, state: str, journal: Journal, settings: Settings, tell: Say) -> None:
-    """After the verdict: what has ended is settled, and what a run that succeeded has held is let go."""
+    """Settle what has ended after the verdict, and let go what a run that succeeded has held."""
     settle(journal, settings, tell)
     end_others(op, journal, settings, state, tell)
     if state == "succeeded":

@@ -22,7 +22,7 @@ TIMEOUT_S = 20.0
 
 
 def look(init: str, settings: Settings) -> ImportSpec:
-    """Raises UsageError when there is no model that our decoder can be."""
+    """Return what is to be imported. Raises UsageError when there is no model that our decoder can be."""
     try:
         return on_hub(init, settings) if init.startswith("hf://") else in_folder(init)
     except ConfigError as error:
@@ -30,6 +30,7 @@ def look(init: str, settings: Settings) -> ImportSpec:
 
 
 def in_folder(init: str) -> ImportSpec:
+    """Return what is to be imported from a folder: its shape, and a digest of its files. Raises UsageError."""
     folder = Path(init).expanduser().absolute()
     folder = folder / "hf" if (folder / "hf" / "config.json").is_file() else folder  # an artifact of ours
     if not (folder / "config.json").is_file():
@@ -55,7 +56,7 @@ def in_folder(init: str) -> ImportSpec:
 
 
 def on_hub(init: str, settings: Settings) -> ImportSpec:
-    """The branch or tag is pinned to the commit that it stands for now."""
+    """Return what is to be imported from the hub: a branch or tag is pinned to the commit that it stands for now."""
     repo, _, revision = init.removeprefix("hf://").strip("/").partition("@")
     if repo.count("/") != 1:
         raise UsageError(f"--init {init}: expected hf://user/repo or hf://user/repo@revision")
@@ -73,6 +74,10 @@ def on_hub(init: str, settings: Settings) -> ImportSpec:
 
 
 def get(path: str, init: str, settings: Settings) -> str:
+    """Return what the hub answers at `path`. Raises UsageError, AuthError.
+
+    init: as it was typed, for what is said of it.
+    """
     import httpx
 
     token = settings.huggingfacehub_api_token or settings.hf_token

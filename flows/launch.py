@@ -10,7 +10,7 @@ from typing import Protocol
 
 from flows import memory_check, planning, resume, run_leases, same_request
 from flows.planning import Work
-from flows.same_request import Asking
+from flows.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
 from infra.agent.job import Limits
@@ -36,11 +36,11 @@ class AnyWork(Protocol):
 
     @property
     def made(self) -> str:
-        """As `Work.made`."""
+        """Return what `Work.made` does."""
 
     @property
     def stem(self) -> str:
-        """What the run is called, in front of a number; "" = words by chance."""
+        """Return what the run is called, in front of a number; "" = words by chance."""
 
     def plan(
         self, settings: Settings, request: Request, vendor: Provider, limits: Limits, rate: float | None = None
@@ -57,7 +57,7 @@ class Meant:
     request: Request
     limits: Limits
     """Of the pod of each node."""
-    asked: Asking
+    asked: TypedLaunch
     """The words, by which a run that is at work on the same already is told from one that was meant otherwise."""
     others: tuple[Request, ...] = ()
     """Of rented machines: what would do as well as `request`."""
@@ -78,7 +78,7 @@ class Launch:
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody has to say first if what other code made is kept: see `Work.made`."""
+        """Tell whether somebody has to say first if what other code made is kept: see `Work.made`."""
         return bool(self.plan.doubtful) and not self.meant.work.made and not self.meant.spec.dry_run
 
 
@@ -163,7 +163,7 @@ def last_on(plan: Plan, journal: Journal) -> Op | None:
 
 
 def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """The run of this plan: the one that was cut off, a new one, or one that somebody else has just begun."""
+    """Return the run of this plan: the one that was cut off, a new one, or one that somebody else has just begun."""
     asked, offers = found.meant.asked, list(found.offers)
     vendor = registry.candidates(settings)[0]
     before, name = last_on(found.plan, journal), asked.name

@@ -17,14 +17,14 @@ from trainer.config import PhaseConfig
 
 
 def phases_of(steps: Iterable[Step]) -> list[PhaseConfig]:
-    """Of those steps that train."""
+    """Return the configurations of those steps that train."""
     return [
         load(PhaseConfig, step.config["spec"], step.name) for step in steps if "spec" in step.config and step.together
     ]
 
 
 def shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:
-    """Why the first of them does not fit here, by an estimate; "" when all do."""
+    """Return why the first of them does not fit here, by an estimate; "" when all do."""
     gpus = [one["memory_bytes"] for one in host.nvidia()[0] if one["memory_bytes"]]
     there = min(gpus, default=0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     device, what = ("cuda", "each GPU here has") if gpus else ("cpu", "this machine has")
@@ -38,6 +38,6 @@ def shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:
 
 
 def check(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> None:
-    """Raises UsageError when one of them does not fit here."""
+    """Raise UsageError when one of them does not fit here."""
     if found := shortage(phases, num_gpus):
         raise UsageError(found)

@@ -20,11 +20,10 @@ from infra.job_environment import asked_at, of_job, plain, secrets, tracking
 from infra.market.forecast import flops_per_s
 from infra.names import check_name
 from infra.providers import Provider
-from infra.records import Artifact, Inventory, Offer, Plan, Request
+from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
 from infra.settings import Settings, is_secret
 from infra.units import count, size
-from store import Artifact as StoredArtifact
-from store import Store, credentials
+from store import Artifact, Store, credentials
 from store.artifacts import references
 from trainer import plan as planning
 from trainer.config import ImportSpec
@@ -59,7 +58,7 @@ class Work:
         return plan_for(self, settings, request, vendor, limits, rate)
 
     def wanted(self, settings: Settings) -> planning.Wanted:
-        """The same, as the plan takes it. Raises UsageError for senseless words."""
+        """Return the same, as the plan takes it. Raises UsageError for senseless words."""
         spec = self.spec
         keeping = {"save_every": spec.save_every, "keep": spec.keep, "prefix": spec.ckpt_prefix or None}
         return planning.Wanted(
@@ -141,12 +140,12 @@ def made_by_words(remake: bool, keep_made: bool) -> str:
 
 @functools.cache
 def _check_writable(store: str) -> None:
-    """What is made must go somewhere: known now, and not after the training. Asked once; raises StoreError."""
+    """Raise StoreError now, and not after the training, where what is made cannot be written. Asked once."""
     Store(store).check_writable()
 
 
 def refuse_what_is_only_here(steps: tuple[Step, ...]) -> None:
-    """Steps that read files of this machine run where those are. Raises UsageError."""
+    """Raise UsageError for steps that read files of this machine where they would run on another one."""
     for step in steps:
         source = step.config["spec"].get("source", "")
         if step.words[-1] in ("talk", "import", "problems") and source and not source.startswith("hf://"):
@@ -157,7 +156,7 @@ def refuse_what_is_only_here(steps: tuple[Step, ...]) -> None:
 
 
 def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:
-    """The store's text of the source, and the steps that make it: none when it is there, of whatever settings."""
+    """Return the store's text of the source, and the steps that make it: none when it is there, however it was made."""
     persona = planning.load_persona(ROOT / "data" / "persona.yaml")
     wanted = planning.Wanted(phases=("text",), profile=settings.profile, source=settings.source, persona=persona)
     name = planning.recipe(wanted)["text"].artifact
@@ -170,14 +169,14 @@ def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:
 
 
 def environments_of(settings: Settings, request: Request, vendor: Provider) -> tuple[str, str]:
-    """Which build of torch such a machine gets, and the folder of its environments, "" for its own default."""
+    """Return which build of torch such a machine gets, and the folder of its environments, "" for its own default."""
     if vendor.is_here or settings.rehearsal:  # a rehearsal's pods are processes of this machine
         return environment.torch_build(), str(settings.environments)
     return "cuda" if request.num_gpus else "cpu", ""
 
 
 def node_commands(plan: Plan) -> list[str]:
-    """What each node of a plan for several will run for the steps that they run together; [] for one node."""
+    """Return what each node of a plan for several will run for the steps that they run together; [] for one node."""
     nodes, job = plan.request.nodes, plan.job
     if nodes == 1 or job is None:
         return []
@@ -191,7 +190,7 @@ def node_commands(plan: Plan) -> list[str]:
 
 
 def inventory(uri: str) -> Inventory:
-    """What the store holds now, every file verified, and who reads it."""
+    """Return what the store holds now, every file verified, and who reads it."""
     named, kept = Store(uri).everything()
     odd: list[str] = []
     held = references.readers(references.living(uri, time.time(), odd))
@@ -210,12 +209,12 @@ def inventory(uri: str) -> Inventory:
     )
 
 
-def _record(one: StoredArtifact) -> Artifact:
-    return Artifact(one.name, one.fingerprint, one.problem, one.about)
+def _record(one: Artifact) -> HeldArtifact:
+    return HeldArtifact(one.name, one.fingerprint, one.problem, one.about)
 
 
 def store_notes(there: Inventory) -> tuple[str, ...]:
-    """What the store takes, and whose lease in it cannot be read, in words."""
+    """Return what the store takes, and whose lease in it cannot be read, in words."""
     notes = tuple(f"a lease cannot be read: {one}" for one in there.odd)
     if not there.kept:
         return notes
@@ -224,7 +223,7 @@ def store_notes(there: Inventory) -> tuple[str, ...]:
 
 
 def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inventory) -> None:
-    """A tag that was typed stands for what is there, or for what `--phase` names. Raises UsageError."""
+    """Raise UsageError for a typed tag that stands neither for what is there nor for what `--phase` names."""
     of_phases = [name.split("/", 1) for name in there.artifacts if name.split("/")[0] in checkpoint_folders()]
     known = sorted({name for _, name in of_phases})
     if not tag or tag in known or not (plan.untyped or (plan.job is None and "base" not in phases)):
@@ -240,5 +239,5 @@ def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inven
 
 
 def work_rate(settings: Settings, offer: Offer) -> float:
-    """FLOP/s that the estimates of steps stand on. A rehearsal's pods are processes of this machine."""
+    """Return the FLOP/s that the estimates of steps stand on. A rehearsal's pods are processes of this machine."""
     return doctor.flops_per_s() if settings.rehearsal else flops_per_s(offer) or doctor.flops_per_s()

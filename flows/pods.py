@@ -65,12 +65,12 @@ def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say) ->
 
 
 def request_of(op: Op) -> Request:
-    """What was asked for when it was made."""
+    """Return what was asked for when it was made."""
     return replace(Request(**json.loads(op.request)), run=op.run, provider=op.vendor)
 
 
 def purpose(op: Op) -> str:
-    """What it does, or is there for."""
+    """Return what it does, or is there for."""
     if op.service:
         return f"a replica of {op.service}"
     job = Job.from_json(op.job) if op.job else None
@@ -80,5 +80,5 @@ def purpose(op: Op) -> str:
 
 
 def scale_of(op: Op, settings: Settings) -> float:
-    """How many times faster than ours the clock passes by which the pod is billed."""
+    """Return how many times faster than ours the clock passes by which the pod is billed."""
     return settings.clock_scale if op.vendor in VENDORS else 1.0

@@ -58,7 +58,7 @@ def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
 
 
 def is_idle(op: Op, settings: Settings) -> bool:
-    """Whether it is a pod that stays, and has no work."""
+    """Tell whether it is a pod that stays, and has no work."""
     return op.is_live and op.stays and street.is_idle(op, way(settings, op))
 
 

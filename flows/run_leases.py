@@ -24,15 +24,15 @@ def move_names(plan: Plan) -> None:
 
 
 def read_by(plan: Plan) -> set[references.What]:
-    """Kind and fingerprint of what the plan's job reads and makes."""
+    """Return kind and fingerprint of what the plan's job reads and makes."""
     makings = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
     return {what for making in makings for what in references.of_making(making)}
 
 
 def refuse_beside_older(plan: Plan, at_work: Sequence[Op]) -> None:
-    """Runs of Slipway before versions of semantics read by name: none of theirs may come to stand for something else.
+    """Raise UsageError where a run at work reads by name what this plan would replace.
 
-    Raises UsageError.
+    Runs of Slipway before versions of semantics read by name: none of theirs may come to stand for something else.
     """
     moved = {one.name: one.fingerprint for one in plan.pointers}
     for step in plan.job.steps if plan.job else ():

@@ -30,7 +30,7 @@ AS_TYPED = {"on_failure": "end", "save_every": None, "keep": None, "ckpt_prefix"
 
 
 @dataclass(frozen=True)
-class Asking:
+class TypedLaunch:
     """The words of one launch."""
 
     typed: Mapping[str, str]  # by flag, as it was typed; "" for a switch
@@ -39,11 +39,11 @@ class Asking:
     vendors: tuple[str, ...]  # that were chosen, () when nobody chose
 
     def record(self) -> str:
-        """For the journal."""
+        """Return the record for the journal, as JSON."""
         return json.dumps({"typed": dict(self.typed), "meant": dict(self.meant)}, sort_keys=True)
 
     def check(self, op: Op) -> None:
-        """Raises UsageError that names what differs from how the run of `op` was launched."""
+        """Raise UsageError that names what differs from how the run of `op` was launched."""
         before = json.loads(op.asked) if op.asked else {"typed": {}, "meant": {}}
         other = [flag for flag in self.typed if self.meant[flag] != before["meant"].get(flag)]
         differs = [f"{_shown(flag, self.typed)} (there: {_there(flag, before)})" for flag in other]
@@ -61,7 +61,7 @@ class Asking:
 
 def asking(
     spec: LaunchSpec, request: Request, limits: Limits, *, vendors: tuple[str, ...], env: Mapping[str, str]
-) -> Asking:  # fmt: skip
+) -> TypedLaunch:  # fmt: skip
     """Return the words of a launch, and what they mean. `limits`: of the whole run; `env`: of its job, by `--env`."""
     meant = {flag: getattr(request, name) for flag, name in OF_REQUEST.items()}
     meant |= {flag: getattr(limits, name) for flag, name in OF_LIMITS.items()}
@@ -73,11 +73,11 @@ def asking(
     if env:  # of a secret only its name is written down
         shown = sorted(name if is_secret(name) else f"{name}={value}" for name, value in env.items())
         meant["env"], typed["env"] = shown, " ".join(shown)
-    return Asking(typed, json.loads(json.dumps(meant)), spec.run_name, vendors)
+    return TypedLaunch(typed, json.loads(json.dumps(meant)), spec.run_name, vendors)
 
 
 def with_limits(asked: str, ttl: str, spend_limit: str, limits: Limits) -> str:
-    """The journal's record of a run that goes on with other limits."""
+    """Return the journal's record of a run that goes on with other limits."""
     if not asked:
         return asked
     record = json.loads(asked)

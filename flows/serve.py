@@ -9,7 +9,7 @@ from flows.specs.service import ServeSpec
 from infra import job_environment, train_env
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.ledger.journal import Journal, Service
+from infra.ledger.journal import Journal, ServiceRow
 from infra.names import check_name
 from infra.records import Offer
 from infra.runs.timing import Say
@@ -18,7 +18,7 @@ from serve import controller_client, controller_process, revision
 from serve import service as service_file
 from serve.engine import models
 from serve.policy import service_state
-from serve.policy.service_state import Seen, Version, Wanted
+from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.replicas import placement
 from serve.replicas.replica_pod import free_port
 from store.backends.by_uri import open_place
@@ -31,8 +31,8 @@ class Revision:
 
     name: str
     version: Version
-    row: Service | None
-    old: Wanted | None
+    row: ServiceRow | None
+    old: WantedService | None
 
 
 def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Revision:
@@ -67,7 +67,7 @@ def with_environment(document: dict[str, Any], settings: Settings) -> dict[str, 
 
 
 def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say) -> str:
-    """Where the weights are: a folder of this machine, or where they are fetched from. Raises UsageError."""
+    """Return where the weights are: a folder of this machine, or where they are fetched from. Raises UsageError."""
     if not said or said in PHASES:
         return str(models.model_folder(model_folder(settings, said, tag, tell)))
     if tag:
@@ -89,7 +89,7 @@ def places(found: Revision, settings: Settings, tell: Say) -> list[Offer]:
     return placement.find(asked, request, bool(service.file.resources.use_spot), settings, tell)
 
 
-def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Wanted:
+def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> WantedService:
     """Return what would be wanted from now on. Raises UsageError for what cannot be changed while it runs."""
     version, name, port = found.version, found.name, spec.port
     revision.check_reach(version, settings)
@@ -102,7 +102,7 @@ def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Sett
     return revision.after(found.old, version, spec.mode, spec.host, port, name, found.row, is_kept)
 
 
-def want(found: Revision, wanted: Wanted, journal: Journal, settings: Settings, tell: Say) -> Seen:
+def want(found: Revision, wanted: WantedService, journal: Journal, settings: Settings, tell: Say) -> ServiceRecord:
     """Write down what is wanted, see to it that a controller lives, and return what that says.
 
     Of a new service nothing is left when no controller could be begun.
@@ -117,7 +117,7 @@ def want(found: Revision, wanted: Wanted, journal: Journal, settings: Settings, 
         raise
 
 
-def scale(name: str, least: int | None, most: int | None, journal: Journal) -> tuple[Wanted, bool]:
+def scale(name: str, least: int | None, most: int | None, journal: Journal) -> tuple[WantedService, bool]:
     """Want another number of replicas; return what is wanted then, and whether that is another one than before.
 
     Raises UsageError where nothing says when they are to be how many.

@@ -56,7 +56,7 @@ def rows(ops: list[Op], journal: Journal, settings: Settings, tell: Say) -> Iter
 
 
 def end(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:
-    """Raises SlipwayError when it is not proven that nothing of the pod runs."""
+    """End a pod. Raises SlipwayError when it is not proven that nothing of the pod runs."""
     was_live, vendor = op.is_live, registry.provider(settings, op.vendor)
     has_words = was_live and op.address and op.slot >= 0
     if has_words and vendor.is_rented:  # nothing can be asked of it afterwards

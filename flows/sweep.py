@@ -48,7 +48,7 @@ POLL_S = 0.5
 
 
 @dataclass
-class Run:
+class SweepRun:
     """One line of the table."""
 
     name: str
@@ -78,7 +78,7 @@ class SweepSpec:
 class Sweep:
     """All runs at work. A lane is a thread that starts one launch after the other and reads what it says."""
 
-    runs: dict[str, Run]
+    runs: dict[str, SweepRun]
     lanes: Sequence[Lane]
     idle: int
     """Pods that have no run."""
@@ -90,11 +90,14 @@ class Sweep:
 
     @property
     def micro_usd(self) -> int:
-        """What all runs may cost at most."""
+        """Return what all runs may cost at most."""
         return sum(run.micro_usd for run in self.runs.values())
 
     def go(self) -> None:
-        """Until all have ended. KeyboardInterrupt: the launches have detached, and no further one begins."""
+        """Launch the runs until all have ended.
+
+        KeyboardInterrupt: the launches have detached, and no further one begins.
+        """
         threads = [threading.Thread(target=self._lane, args=(lane,), daemon=True) for lane in self.lanes]
         for thread in threads:
             thread.start()
@@ -116,21 +119,21 @@ class Sweep:
             if not self.over.is_set():
                 self._launch(self.runs[name])
 
-    def _may_begin(self, run: Run) -> bool:
+    def _may_begin(self, run: SweepRun) -> bool:
         with self.turn:
             if self._is_being_made_elsewhere(run):
                 return False
             run.state = "running"
             return True
 
-    def _is_being_made_elsewhere(self, run: Run) -> bool:
-        """Whether it would make what a run at work is making: it is made once, and used by all."""
+    def _is_being_made_elsewhere(self, run: SweepRun) -> bool:
+        """Tell whether it would make what a run at work is making: it is made once, and used by all."""
         store = Store(self.settings.store)
         others = [one for one in self.runs.values() if one.state == "running"]
         shared = makings(run.plan).items() & {item for one in others for item in makings(one.plan).items()}
         return any(not is_home(store, name, fingerprint) for name, fingerprint in shared)
 
-    def _launch(self, run: Run) -> None:
+    def _launch(self, run: SweepRun) -> None:
         place = ["--host", run.pod] if self.settings.provider == "ssh" else []
         flags = [*as_typed(run.spec), *(word for name in self.settings.given for word in ("--env", name))]
         line = [
@@ -157,7 +160,7 @@ class Sweep:
         said, _ = child.communicate()
         self._end(run, child.returncode, said, log)
 
-    def _end(self, run: Run, code: int, said: str, log: Path) -> None:
+    def _end(self, run: SweepRun, code: int, said: str, log: Path) -> None:
         document: Mapping[str, Any] = {}
         with suppress(ValueError):  # it died before it said anything: its exit code has to do
             document = json_text.loads(said)
@@ -227,7 +230,9 @@ def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell
     `again`: the command that would make what is missing on the rented machines as well.
     """
     candidates = registry.candidates(settings)
-    runs = {name: Run(name, one, _plan_of(name, one, settings, candidates, tell)) for name, one in spec.runs.items()}
+    runs = {
+        name: SweepRun(name, one, _plan_of(name, one, settings, candidates, tell)) for name, one in spec.runs.items()
+    }
     refuse_rivals(runs)
     if candidates[0].is_rented:
         price(runs.values(), candidates, journal, settings, again, tell)
@@ -254,7 +259,8 @@ def _plan_of(
 
 
 def price(
-    runs: Iterable[Run], candidates: Sequence[Provider], journal: Journal, settings: Settings, again: str, tell: Say
+    runs: Iterable[SweepRun], candidates: Sequence[Provider], journal: Journal, settings: Settings, again: str,
+    tell: Say,
 ) -> None:  # fmt: skip
     """Know of each run that is not at work yet what it may cost at most; raises SlipwayError when it cannot be had."""
     at_work = {op.run for op in journal.ops(live=True)}
@@ -274,7 +280,7 @@ def price(
 
 
 def makings(plan: Plan) -> dict[str, str]:
-    """What the plan's job makes: fingerprints by name."""
+    """Return what the plan's job makes: fingerprints by name."""
     found = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
     return {one["name"]: one["fingerprint"] for one in found}
 
@@ -284,8 +290,11 @@ def _loss(store: str, plan: Plan) -> Any:
     return Store(store).find(last.name, last.fingerprint).about.get("train_loss")
 
 
-def refuse_rivals(runs: Mapping[str, Run]) -> None:
-    """A checkpoint's name stands for one artifact: of runs that make different ones, one could not be found by it."""
+def refuse_rivals(runs: Mapping[str, SweepRun]) -> None:
+    """Raise UsageError for runs that make different artifacts under one name.
+
+    A checkpoint's name stands for one artifact: one of them could not be found by it.
+    """
     seen: dict[str, tuple[str, str]] = {}
     for run in runs.values():
         for artifact, fingerprint in makings(run.plan).items():
@@ -300,9 +309,9 @@ def refuse_rivals(runs: Mapping[str, Run]) -> None:
 
 
 def lanes_of(
-    runs: Mapping[str, Run], provider: str, candidates: Sequence[Provider], journal: Journal, wanted: int | None
+    runs: Mapping[str, SweepRun], provider: str, candidates: Sequence[Provider], journal: Journal, wanted: int | None
 ) -> tuple[list[Lane], int]:  # fmt: skip
-    """Lanes that have runs, and how many pods have none. Raises NoOffer when there are fewer pods than wanted."""
+    """Return the lanes that have runs, and how many pods have none. Raises NoOffer when there are too few pods."""
     vendors = [one.name for one in candidates]
     rows = {op.run: op for op in journal.ops() if op.vendor in vendors and op.run in runs}  # the last of each
     if provider == "ssh":

@@ -21,18 +21,18 @@ _ID = re.compile("[a-z0-9]{8}")
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineIdentity:
     key: str  # "" where the system has no id of its own; containers often have none
     host: str
 
 
 @dataclass(frozen=True)
-class Claim:
+class JournalClaim:
     """A file that says which journal an id belongs to."""
 
     file: Path
     id: str
-    machine: Machine
+    machine: MachineIdentity
     journal: str  # its path; "" = written by a Slipway that remembered neither
 
     @property
@@ -40,12 +40,14 @@ class Claim:
         return f"{self.journal} on {self.machine.host}" if self.journal else "a machine that is not on record"
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineIdentity:
     key = ""
     for path in MACHINE_IDS:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             key = key or path.read_text().strip()
-    return Machine(hashlib.sha256(f"slipway {key}".encode()).hexdigest()[:16] if key else "", socket.gethostname())
+    return MachineIdentity(
+        hashlib.sha256(f"slipway {key}".encode()).hexdigest()[:16] if key else "", socket.gethostname()
+    )
 
 
 def file_of(path: Path, default: Path, environ: Mapping[str, str]) -> Path:
@@ -61,7 +63,7 @@ def read(file: Path) -> str:
     return found.id if found else ""
 
 
-def others(file: Path) -> list[Claim]:
+def others(file: Path) -> list[JournalClaim]:
     """Return whatever else the configuration knows of; what cannot be read there tells nothing."""
     found = []
     for path in sorted(file.parent.glob("installation_id*")):
@@ -70,7 +72,7 @@ def others(file: Path) -> list[Claim]:
     return [one for one in found if one and one.file != file]
 
 
-def rivals(id: str, file: Path) -> list[Claim]:
+def rivals(id: str, file: Path) -> list[JournalClaim]:
     """Return the journals of other machines that have that id."""
     me = this_machine().key
     return [one for one in others(file) if one.id == id and me and one.machine.key not in ("", me)]
@@ -104,9 +106,9 @@ def older_file(path: Path, default: Path, environ: Mapping[str, str]) -> Path:
     return folder(environ, "XDG_CONFIG_HOME", ".config") / f"installation_id{suffix}"
 
 
-def _claim(file: Path) -> Claim | None:
+def _claim(file: Path) -> JournalClaim | None:
     try:
         id, key, host, journal, *_ = [*file.read_text().splitlines(), "", "", "", ""]
     except (FileNotFoundError, UnicodeDecodeError):
         return None
-    return Claim(file, id, Machine(key, host), journal) if _ID.fullmatch(id) else None
+    return JournalClaim(file, id, MachineIdentity(key, host), journal) if _ID.fullmatch(id) else None

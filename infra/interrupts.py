@@ -18,7 +18,7 @@ NUMBERS = (signal.SIGINT, *LEAVE)
 MEANWHILE = "finishing: {what}. Press Ctrl-C again to quit now; a pod may keep billing"
 
 
-class Told(BaseException):
+class ToldToLeave(BaseException):
     """The process was asked to leave, by signal `number`: by another one, or by the end of its terminal."""
 
     def __init__(self, number: int) -> None:
@@ -32,10 +32,10 @@ class Told(BaseException):
 
 @contextlib.contextmanager
 def heed() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise Told, as SIGINT raises KeyboardInterrupt; one that is ignored stays so."""
+    """Let SIGTERM and SIGHUP raise ToldToLeave, as SIGINT raises KeyboardInterrupt; one that is ignored stays so."""
 
     def leave(number: int, _: FrameType | None) -> None:
-        raise Told(number)
+        raise ToldToLeave(number)
 
     with _handling(dict.fromkeys(LEAVE, leave), lambda now: now == signal.SIG_DFL):
         yield
@@ -59,7 +59,7 @@ def finishing(what: str, say: Callable[[str], None]) -> Iterator[None]:
         before.update(replaced)
         try:
             yield
-        except (KeyboardInterrupt, Told):
+        except (KeyboardInterrupt, ToldToLeave):
             raise
         except BaseException:
             if noted:

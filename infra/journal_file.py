@@ -21,7 +21,7 @@ from infra import installation, names
 from infra.agent.limits import Clocks, read_clocks
 from infra.agent.process import Identity, is_alive
 from infra.errors import SlipwayError
-from infra.installation import Claim
+from infra.installation import JournalClaim
 from store import local_files
 
 PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000, "wal_autocheckpoint": 0}
@@ -172,7 +172,7 @@ class Opened:
     problem: str = ""  # why it is read-only, in words; "" = it is whole
     is_replacement: bool = False  # new, though this installation had a journal before
     replaced: Clocks | None = None  # when this one took the place of one that was lost
-    others: tuple[Claim, ...] = ()  # other installations that this user's configuration knows of
+    others: tuple[JournalClaim, ...] = ()  # other installations that this user's configuration knows of
 
 
 def default_path(environ: Mapping[str, str]) -> Path:
@@ -270,7 +270,7 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
                   others=tuple(installation.others(kept)))  # fmt: skip
 
 
-def _two(path: Path, found: str, remembered: str, kept: Path, rivals: Sequence[Claim]) -> str:
+def _two(path: Path, found: str, remembered: str, kept: Path, rivals: Sequence[JournalClaim]) -> str:
     """Return why this journal is not used, and what to do."""
     if not rivals:
         return f"journal {path} is that of installation {found}, {kept} says {remembered}; move one of them away"

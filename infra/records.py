@@ -143,7 +143,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Artifact:
+class HeldArtifact:
     """An artifact under one name in the store."""
 
     name: str
@@ -157,9 +157,9 @@ class Inventory:
     """The artifacts that exist already: the store, seen once, so that planning touches nothing."""
 
     store: str  # URI
-    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    artifacts: Mapping[str, HeldArtifact] = field(default_factory=dict)
     """By the names that point to them."""
-    kept: tuple[Artifact, ...] = ()
+    kept: tuple[HeldArtifact, ...] = ()
     """Under what they are; their names are those of `store.manifest.kept_name`."""
     references: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By fingerprint, who reads it now: runs and services, in words."""

@@ -52,7 +52,7 @@ def row(variable: str, about: str, default: str = "", secret: bool = False) -> A
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownSetting:
     """One line of `inv config`. A secret is shown as "set" or "not set"."""
 
     name: str
@@ -159,14 +159,14 @@ class Settings:
         """Return the folder of the local mirrors of all runs, by the run's name."""
         return self.pods.parent / "logs"
 
-    def shown(self) -> list[Shown]:
+    def shown(self) -> list[ShownSetting]:
         """Return every setting, secrets hidden, in the table's order."""
         lines = []
         for one in table():
             value = getattr(self, one.name)
             text = ("set" if value else "not set") if one.metadata["secret"] else str(value)
             source = self.sources[one.name] if value else ""
-            lines.append(Shown(one.name, one.metadata["variable"], text, source))
+            lines.append(ShownSetting(one.name, one.metadata["variable"], text, source))
         return lines
 
 

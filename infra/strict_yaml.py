@@ -41,7 +41,7 @@ for _kind in ("int", "float"):
 
 
 @dataclass(frozen=True)
-class Document:
+class YamlDocument:
     """One document of a file: what it says, and where."""
 
     said: Any
@@ -57,17 +57,17 @@ class Document:
         return self.lines.get(place, 1)
 
 
-def documents(path: Path) -> list[Document]:
+def documents(path: Path) -> list[YamlDocument]:
     """Return every document of the file that says something. Raises as `read`, and for one that contains itself."""
     text = _text(path)
     if not text.strip():
         return []
-    made: list[Document] = []
+    made: list[YamlDocument] = []
     try:
         _refuse_bombs(path, text)
         for node, said in zip(yaml.compose_all(text, yaml.SafeLoader), yaml.load_all(text, _Loader), strict=True):
             if node is not None and said is not None:
-                document = Document(said)
+                document = YamlDocument(said)
                 _note_places(path, node, (), document, [])
                 made.append(document)
     except UsageError:
@@ -77,7 +77,7 @@ def documents(path: Path) -> list[Document]:
     return made
 
 
-def _note_places(path: Path, node: yaml.Node, at: Place, found: Document, above: list[int]) -> None:
+def _note_places(path: Path, node: yaml.Node, at: Place, found: YamlDocument, above: list[int]) -> None:
     found.lines.setdefault(at, node.start_mark.line + 1)
     if id(node) in above:
         raise UsageError(f"{path}: line {node.start_mark.line + 1}: this contains itself")

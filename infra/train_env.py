@@ -18,7 +18,7 @@ from typing import IO, Any, NoReturn
 
 from infra.agent import environment
 from infra.errors import SlipwayError, UsageError
-from infra.interrupts import Told
+from infra.interrupts import ToldToLeave
 
 POLL_S = 0.05
 LEAVING_S = 2.0
@@ -47,7 +47,7 @@ def run(
 
     `config` is JSON-like, None for words that take none. `environ` is added to ours. The child is in a session of its
     own: Ctrl-C of the terminal and a SIGINT to this process alone reach it once, from here; it is waited for, then
-    KeyboardInterrupt goes on. So it is with Told (this process was told to leave). A caller that stops reading ends
+    KeyboardInterrupt goes on. So it is with ToldToLeave. A caller that stops reading ends
     the child: one that may be interrupted between two records has to close this generator.
     Raises UsageError when the child leaves with code 2, SlipwayError with its last words for any other failure.
     """
@@ -78,7 +78,7 @@ def run(
         try:
             with records.open(encoding="utf-8") as file:
                 yield from _follow(process, file)
-        except (KeyboardInterrupt, Told, GeneratorExit) as leaving:
+        except (KeyboardInterrupt, ToldToLeave, GeneratorExit) as leaving:
             process.send_signal(signal.SIGINT if isinstance(leaving, KeyboardInterrupt) else signal.SIGTERM)
             _has_left(process, GRACE_S)
             relay.join(LEAVING_S)

@@ -9,7 +9,7 @@ from infra.settings import Settings
 from infra.units import duration
 from serve import controller_client, controller_process, revision
 from serve.policy.replica_states import LIVE, State
-from serve.policy.service_state import Member, Seen, Wanted
+from serve.policy.service_state import Member, ServiceRecord, WantedService
 from serve.replicas.replica_pod import ENVIRONMENT
 from serve.service import Service
 
@@ -17,7 +17,9 @@ SLACK_S = 120.0  # for what a launch does before and after, on a machine that is
 TELL_EVERY_S = 30.0  # of a phase that lasts
 
 
-def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal, is_new: bool, tell: Say) -> None:
+def await_ready(
+    name: str, wanted: WantedService, settings: Settings, journal: Journal, is_new: bool, tell: Say
+) -> None:
     """Wait until as many new replicas are ready as there must be at least, and the older ones are gone.
 
     Another size that another command gives it meanwhile is waited for. Raises SlipwayError when it does not come about,
@@ -63,7 +65,7 @@ def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal,
     )
 
 
-def is_on_its_way(seen: Seen, service: Service) -> bool:
+def is_on_its_way(seen: ServiceRecord, service: Service) -> bool:
     """Tell whether more replicas are there than there will be, or fewer."""
     return sum(one.state in LIVE for one in seen.members) > service.policy.most
 
@@ -80,7 +82,7 @@ def awaits_engine(one: Member) -> bool:
     return one.state in (State.PENDING, State.PROVISIONING)
 
 
-def tell_changes(seen: Seen, told: dict[str, str], tell: Say) -> None:
+def tell_changes(seen: ServiceRecord, told: dict[str, str], tell: Say) -> None:
     """Report what has changed since `told`; and now and then how far a long phase is."""
     for one in seen.members:
         spent = one.phase_s(time.time()) if one.state is State.STARTING else {}

@@ -34,13 +34,13 @@ from serve.budget import Budget, limit_of
 from serve.controller_process import Places
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
-from serve.gateway.http.files import raise_limit
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
+from serve.gateway.http.open_files import raise_limit
 from serve.gateway.server import Gateway
 from serve.loops import run
 from serve.policy import autoscaler, fleet, replica_states
 from serve.policy.replica_states import Facts, State
-from serve.policy.service_state import Member, Wanted, seen_of, wanted_of, write
+from serve.policy.service_state import Member, WantedService, seen_of, wanted_of, write
 from serve.replicas import placement
 from serve.replicas.replica_pod import ROOT, Landing, free_port, role_of
 from serve.replicas.replicas import Replicas, passes
@@ -183,7 +183,7 @@ class Controller:
             raise Fenced(f"{self.name}: its row is no longer in the journal")
         return row
 
-    def _read_wanted(self) -> Wanted:
+    def _read_wanted(self) -> WantedService:
         row = self._row()
         self.epoch = row.epoch
         return wanted_of(row.wanted)
@@ -232,7 +232,7 @@ class Controller:
         if self.rule_of != self.epoch:
             if self.rule_of:
                 alike = [fleet.scaled(one) for one in members if one.version == newest]
-                seen = autoscaler.Seen(qps=load.qps, waiting=load.waiting, members=alike)
+                seen = autoscaler.Measurements(qps=load.qps, waiting=load.waiting, members=alike)
                 self.memory = autoscaler.updated(rule, self.memory, seen)
             self.rule_of = self.epoch
         is_woken = self.memory.target == 0 and (self.gateway.turns.waiting > 0 or bool(load.qps))
@@ -342,10 +342,10 @@ def _lasting(facts: Facts) -> Facts:
     return replace(facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
 
 
-def limits_of(service: Service) -> Limits:
+def limits_of(service: Service) -> GatewayLimits:
     """Return the limits of the gateway, as far as the service file sets them."""
     stream_s = service.file.service.load_balancer.stream_timeout_seconds
-    return Limits(
+    return GatewayLimits(
         **vars(service.ours.limits),
         first_byte_s=stream_s,
         idle_s=stream_s,

@@ -15,14 +15,14 @@ from infra.units import duration
 from serve import controller_process
 from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
-from serve.policy.service_state import Seen, Wanted
+from serve.policy.service_state import ServiceRecord, WantedService
 
 POLL_S = 0.1
 TELL_EVERY_S = 30.0
 LEAVE_S = 600.0  # requests under way, then the engines, then proof from whoever rents them out
 
 
-def ensure(name: str, settings: Settings, journal: Journal, tell: Say) -> Seen:
+def ensure(name: str, settings: Settings, journal: Journal, tell: Say) -> ServiceRecord:
     """Ensure a living controller, and return what it sees."""
     was_kept = controller_process.is_kept(name, journal)
     row = journal.service(name)
@@ -47,7 +47,7 @@ def forget(name: str, journal: Journal) -> None:
     journal.release(lease)
 
 
-def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[Seen, Wanted]:
+def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[ServiceRecord, WantedService]:
     """Return what is seen of a service now, and what is wanted. Raises SlipwayError when its controller has failed."""
     row = journal.service(name)
     if row is None:
@@ -84,7 +84,7 @@ def finish(name: str, settings: Settings, journal: Journal, tell: Say) -> None:
         time.sleep(POLL_S)
 
 
-def waiting_for(seen: Seen) -> str:
+def waiting_for(seen: ServiceRecord) -> str:
     """Return what the end of a service waits for, in words."""
     left = [f"{one.run} ({one.state.value})" for one in seen.members if one.state in (*LIVE, State.SHUTTING_DOWN)]
     return f"replicas to end, requests under way first: {', '.join(left)}" if left else "its controller to leave"

@@ -16,7 +16,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, service_lease
 from infra.settings import Settings
 from infra.units import duration
-from serve.policy.service_state import Seen, seen_of
+from serve.policy.service_state import ServiceRecord, seen_of
 
 START_S = 120.0  # a machine that is busy imports slowly; a controller that fails says so at once
 POLL_S = 0.05
@@ -65,7 +65,7 @@ def is_kept(name: str, journal: Journal) -> bool:
     return journal.holder(service_lease(name)) is not None
 
 
-def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[], Path], root: Path) -> Seen:
+def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[], Path], root: Path) -> ServiceRecord:
     """Return what a living controller says of the service; start one where none lives.
 
     python: returns the interpreter of the serve environment. Raises UsageError or SlipwayError with what the controller
@@ -83,7 +83,7 @@ def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[],
     while time.monotonic() < deadline:
         has_ended = process is not None and process.poll() is not None  # asked first: it may have been taken over
         row = journal.service(name)
-        seen = seen_of(row.seen) if row else Seen()
+        seen = seen_of(row.seen) if row else ServiceRecord()
         if row is None:
             return seen  # it was to be ended, and has been
         is_new = seen.began_at != before

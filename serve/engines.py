@@ -3,9 +3,9 @@
 `vllm` is for GPUs, `vllm-cpu` for this machine and CI, `torch` our own decoder, for models that decode in blocks,
 `fake` for tests and rehearsals.
 
-In: a Model and its options. Out: a Command: words after the interpreter, variables, the environment (a group of
-pyproject.toml) that has the engine. All listen on loopback only, under the service's name for the model, take a bounded
-number of requests, and let streams go on when they are told to end: only the gateway listens to others.
+In: a ServedModel and its options. Out: an EngineCommand: words after the interpreter, variables, the environment (a
+group of pyproject.toml) that has the engine. All listen on loopback only, under the service's name for the model, take
+a bounded number of requests, and let streams go on when they are told to end: only the gateway listens to others.
 
     python -m serve.engines --config FILE        a replica as one process: finds the model, then becomes the engine
 
@@ -27,7 +27,7 @@ import msgspec
 from infra.errors import SlipwayError, UsageError
 from serve import request_bounds as own
 from serve.engine import memory_fit, models
-from serve.engine.models import FAKE, Model
+from serve.engine.models import FAKE, ServedModel
 from serve.engine.options import GIB, PLAIN, Tuning
 from serve.request_bounds import Bounds
 from store import StoreError
@@ -52,7 +52,7 @@ ALWAYS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class EngineCommand:
     words: tuple[str, ...]
     """After the interpreter."""
     environ: Mapping[str, str]
@@ -62,7 +62,7 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replica:
+class ReplicaConfig:
     """The config of a replica's step: all that it needs to start by itself, on any machine."""
 
     engine: str
@@ -77,17 +77,17 @@ class Replica:
 
 
 def command(
-    model: Model, engine: str, *, port: int, tuning: Tuning = PLAIN, bounds: Bounds = own.PLAIN,
+    model: ServedModel, engine: str, *, port: int, tuning: Tuning = PLAIN, bounds: Bounds = own.PLAIN,
     environ: Mapping[str, str] = os.environ,
-) -> Command:  # fmt: skip
+) -> EngineCommand:  # fmt: skip
     """Return the command that runs `engine` on `model`. Raises UsageError for an engine that there is not."""
     if engine not in ENVIRONMENTS:
         raise UsageError(f"there is no engine {engine!r}; known: {', '.join(ENVIRONMENTS)}")
     if engine == "fake":
-        return Command(words=_fake(model, port, tuning, bounds), environ={}, group=ENVIRONMENTS[engine])
+        return EngineCommand(words=_fake(model, port, tuning, bounds), environ={}, group=ENVIRONMENTS[engine])
     if engine == "torch":
         threads = {"OMP_NUM_THREADS": str(tuning.threads)}
-        return Command(words=_torch(model, port, tuning, bounds), environ=threads, group=ENVIRONMENTS[engine])
+        return EngineCommand(words=_torch(model, port, tuning, bounds), environ=threads, group=ENVIRONMENTS[engine])
     said = dict(ALWAYS)
     said["VLLM_CACHE_ROOT"] = environ.get("VLLM_CACHE_ROOT") or str(models.default_cache(environ).parent / "vllm")
     if engine == "vllm-cpu":
@@ -96,10 +96,10 @@ def command(
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica is bound to the first cores
             "OMP_NUM_THREADS": str(tuning.threads),
         }
-    return Command(words=_vllm(model, engine, port, tuning, bounds), environ=said, group=ENVIRONMENTS[engine])
+    return EngineCommand(words=_vllm(model, engine, port, tuning, bounds), environ=said, group=ENVIRONMENTS[engine])
 
 
-def _vllm(model: Model, engine: str, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
+def _vllm(model: ServedModel, engine: str, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
     options: dict[str, Any] = {
         "--model": model.folder,
         "--served-model-name": model.name,
@@ -134,7 +134,7 @@ def _vllm(model: Model, engine: str, port: int, tuning: Tuning, bounds: Bounds) 
     return (*words, "--enable-request-id-headers", "--disable-uvicorn-access-log")
 
 
-def _torch(model: Model, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
+def _torch(model: ServedModel, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
     """Run the trainer's own decoder, for models that no other engine decodes."""
     options: dict[str, Any] = {
         "--model": model.folder,
@@ -150,7 +150,7 @@ def _torch(model: Model, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str
     return ("-m", "trainer", "serve", *(str(word) for pair in options.items() for word in pair))
 
 
-def _fake(model: Model, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
+def _fake(model: ServedModel, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
     """Return the words of the scripted engine, whose script is the model's `fake.json`.
 
     It says the name of its folder where that is missing or says nothing.
@@ -178,20 +178,20 @@ def phase(before: str, said: bytes) -> str:
     return max([before, *reached], key=[WEIGHTS, *SAID].index)
 
 
-def read(path: Path) -> Replica:
+def read(path: Path) -> ReplicaConfig:
     """Return the config in a file. Raises UsageError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Replica)
+        return msgspec.json.decode(path.read_bytes(), type=ReplicaConfig)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from None
 
 
-def config_of(replica: Replica) -> dict[str, Any]:
+def config_of(replica: ReplicaConfig) -> dict[str, Any]:
     """Return the replica as a step's config."""
     return dataclasses.asdict(replica)
 
 
-def become(replica: Replica) -> None:
+def become(replica: ReplicaConfig) -> None:
     """Find the model and be the engine from then on: one process, which its keeper ends as a group."""
     cache = models.default_cache()
     model = models.resolve(replica.source, replica.name, store=replica.store, cache=cache, say=_say)
@@ -208,7 +208,7 @@ def _say(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="serve.engines")
-    parser.add_argument("--config", type=Path, required=True, help="a Replica, as JSON")
+    parser.add_argument("--config", type=Path, required=True, help="a ReplicaConfig, as JSON")
     try:
         become(read(parser.parse_args().config))
     except (SlipwayError, StoreError) as error:

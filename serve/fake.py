@@ -2,9 +2,9 @@
 
     python -m serve.fake --port 8101 --script '{"first_token_s": 0.1, "fail": "die", "after_tokens": 3}'
 
-In: a Script, at the start or later by POST /fake/script (only the keys that change). Out: what vLLM 0.32 answers, in
-shape; GET /fake/seen tells what it has done. It says `listening on PORT` when its port is open, which with vLLM means:
-the model is loaded. Its text is `words` over and over, so that a test can see which release has answered.
+In: a FakeScript, at the start or later by POST /fake/script (only the keys that change). Out: what vLLM 0.32 answers,
+in shape; GET /fake/seen tells what it has done. It says `listening on PORT` when its port is open, which with vLLM
+means: the model is loaded. Its text is `words` over and over, so that a test can see which release has answered.
 Started as a process, as vLLM is: SIGTERM, worker processes and dying are real. Listens on loopback only.
 """
 
@@ -28,7 +28,7 @@ FAILURES = ("", "hang", "die", "error", "cut", "500", "503", "busy", "garbage")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Script:
+class FakeScript:
     """The behaviour of the engine. Durations in seconds."""
 
     model: str = "fake"
@@ -74,10 +74,10 @@ class Dead(Exception):
     """The engine core is gone; the front process still answers."""
 
 
-class Engine:
+class FakeEngine:
     """One fake vLLM. `seen` holds all that it counts."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: FakeScript) -> None:
         self.script = script
         self.is_dead = False
         self.is_draining = False
@@ -92,7 +92,7 @@ class Engine:
             return web.Response(status=503 if self.is_dead else 200)
         if path == "/fake/script":
             said = msgspec.json.decode(await request.content.read())
-            self.script = msgspec.convert({**asdict(self.script), **said}, Script)
+            self.script = msgspec.convert({**asdict(self.script), **said}, FakeScript)
             return web.json_response(asdict(self.script))
         if path == "/fake/seen":
             return web.json_response({**self.seen, "headers": self.last_headers, "body": self.last_body})
@@ -151,7 +151,7 @@ class Engine:
         if fail == "busy" or inside >= script.max_seqs + script.max_queued:
             what = "The engine is currently busy and cannot accept new requests. Please try again later or on a"
             return _error(503, "Service Unavailable", f"{what} different instance.")
-        reply = Reply(script, is_chat, bool(ask.get("stream")), tokens, ask)
+        reply = FakeReply(script, is_chat, bool(ask.get("stream")), tokens, ask)
         async with self._room:
             self.seen["waiting"] += 1
             try:
@@ -171,7 +171,7 @@ class Engine:
             async with self._room:
                 self._room.notify()
 
-    async def _answer(self, request: web.BaseRequest, reply: "Reply", fail: str) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, reply: "FakeReply", fail: str) -> web.StreamResponse:
         if not reply.streams:
             if fail:
                 await self._fail(request, fail)
@@ -191,7 +191,9 @@ class Engine:
             await response.write(b"data: " + msgspec.json.encode(said) + b"\n\ndata: [DONE]\n\n")
         return response
 
-    async def _stream(self, request: web.BaseRequest, response: web.StreamResponse, reply: "Reply", fail: str) -> None:
+    async def _stream(
+        self, request: web.BaseRequest, response: web.StreamResponse, reply: "FakeReply", fail: str
+    ) -> None:
         for number in range(reply.tokens):
             if fail and number == self.script.after_tokens:
                 await self._fail(request, fail)
@@ -248,10 +250,10 @@ class Engine:
         return "".join(f"{name}{labels} {float(value)}\n" for name, value in values.items())
 
 
-class Reply:
+class FakeReply:
     """The answer to one request, in vLLM's shapes."""
 
-    def __init__(self, script: Script, is_chat: bool, streams: bool, tokens: int, ask: dict[str, Any]) -> None:
+    def __init__(self, script: FakeScript, is_chat: bool, streams: bool, tokens: int, ask: dict[str, Any]) -> None:
         self.is_chat, self.streams, self.tokens = is_chat, streams, tokens
         self.words = script.words
         prefix, kind = ("chatcmpl", "chat.completion") if is_chat else ("cmpl", "text_completion")
@@ -304,7 +306,7 @@ while True: time.sleep(3600)
 """
 
 
-async def serve(script: Script, port: int, worker_file: Path | None) -> None:
+async def serve(script: FakeScript, port: int, worker_file: Path | None) -> None:
     if script.worker:
         assert worker_file is not None
         command = (sys.executable, "-c", WORKER, str(worker_file))
@@ -314,7 +316,7 @@ async def serve(script: Script, port: int, worker_file: Path | None) -> None:
     if script.crash is not None:
         print("EngineCore failed to start.", file=sys.stderr, flush=True)
         sys.exit(script.crash)
-    engine = Engine(script)
+    engine = FakeEngine(script)
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     runner = web.ServerRunner(web.Server(engine.handle, handler_cancellation=True, access_log=None))
@@ -333,19 +335,19 @@ async def serve(script: Script, port: int, worker_file: Path | None) -> None:
     os._exit(0)  # as vLLM's front process ends: without waiting for its connections
 
 
-def read_script(text: str) -> Script:
+def read_script(text: str) -> FakeScript:
     """Return the script in `text`. Raises ValueError for keys that are not of a script."""
     said = json.loads(text)
-    unknown = set(said) - {one.name for one in fields(Script)}
+    unknown = set(said) - {one.name for one in fields(FakeScript)}
     if unknown:
         raise ValueError(f"a script has no {', '.join(sorted(unknown))}")
-    return msgspec.convert(said, Script)
+    return msgspec.convert(said, FakeScript)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="serve.fake")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--script", type=read_script, default=Script())
+    parser.add_argument("--script", type=read_script, default=FakeScript())
     parser.add_argument("--worker-file", type=Path, help="where a worker writes its pid")
     words = parser.parse_args()
     script = replace(words.script, api_key=words.script.api_key or os.environ.get("VLLM_API_KEY", ""))

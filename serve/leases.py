@@ -3,26 +3,26 @@
 In: what is wanted of a service.
 """
 
-from serve.policy.service_state import Wanted
+from serve.policy.service_state import WantedService
 from store.artifacts import references
 from store.artifacts.references import What
 
 RENEW_S = 86400.0
 
 
-def hold(name: str, installation: str, wanted: Wanted, now: float) -> None:
+def hold(name: str, installation: str, wanted: WantedService, now: float) -> None:
     """Write or renew the leases of all versions. Raises StoreError."""
     for store, reads in _read_by(wanted).items():
         references.hold(store, _lease(name, installation), f"service {name}", reads, now)
 
 
-def release(name: str, installation: str, wanted: Wanted) -> None:
+def release(name: str, installation: str, wanted: WantedService) -> None:
     """End them. Raises StoreError."""
     for store in _read_by(wanted):
         references.release(store, _lease(name, installation))
 
 
-def _read_by(wanted: Wanted) -> dict[str, set[What]]:
+def _read_by(wanted: WantedService) -> dict[str, set[What]]:
     """Return what is read, by store; a model that is no artifact of ours needs no lease."""
     found: dict[str, set[What]] = {}
     for version in wanted.versions:

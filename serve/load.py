@@ -2,7 +2,7 @@
 
     python -m serve.load --config FILE
 
-In: FILE, a Load. Out: a record per round and a result, to $SLIPWAY_RECORDS. With a target for the time to the first
+In: FILE, a LoadTest. Out: a record per round and a result, to $SLIPWAY_RECORDS. With a target for the time to the first
 token the rate is raised until the target is missed; the last rate that met it tells which setting keeps it.
 An API key is read from $SLIPWAY_ENDPOINT_KEY. Runs in the serve environment.
 """
@@ -30,7 +30,7 @@ REQUEST_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class LoadTest:
     url: str
     model: str
     rate: float
@@ -55,7 +55,7 @@ class Heard:
 
 
 @dataclass
-class Round:
+class LoadRound:
     rate: float
     heard: list[Heard] = field(default_factory=list)
     wall_s: float = 0.0
@@ -89,7 +89,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float | None]:
     }
 
 
-async def ask(session: aiohttp.ClientSession, load: Load) -> Heard:
+async def ask(session: aiohttp.ClientSession, load: LoadTest) -> Heard:
     heard, began = Heard(), time.monotonic()
     said = {
         "model": load.model,
@@ -123,8 +123,8 @@ async def ask(session: aiohttp.ClientSession, load: Load) -> Heard:
     return heard
 
 
-async def one_round(session: aiohttp.ClientSession, load: Load, rate: float) -> Round:
-    found, began, tasks = Round(rate), time.monotonic(), list[asyncio.Task[Heard]]()
+async def one_round(session: aiohttp.ClientSession, load: LoadTest, rate: float) -> LoadRound:
+    found, began, tasks = LoadRound(rate), time.monotonic(), list[asyncio.Task[Heard]]()
     for number in range(max(1, round(rate * load.duration_s))):
         await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
         tasks.append(asyncio.create_task(ask(session, load)))
@@ -133,7 +133,7 @@ async def one_round(session: aiohttp.ClientSession, load: Load, rate: float) -> 
     return found
 
 
-async def measure(load: Load) -> None:
+async def measure(load: LoadTest) -> None:
     key = os.environ.get(KEY, "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limit = aiohttp.ClientTimeout(REQUEST_S)
@@ -151,12 +151,12 @@ async def measure(load: Load) -> None:
     tell("result", rounds=rounds, advice=advice(rounds, load))
 
 
-def meets(record: dict[str, Any], load: Load) -> bool:
+def meets(record: dict[str, Any], load: LoadTest) -> bool:
     first_s = record["ttft_s"]["p95"]
     return not record["failed"] and first_s is not None and first_s <= load.target_ttft_s
 
 
-def advice(rounds: Sequence[dict[str, Any]], load: Load) -> str:
+def advice(rounds: Sequence[dict[str, Any]], load: LoadTest) -> str:
     """Return the setting that would meet the target, in words; "" where none was named."""
     if not load.target_ttft_s:
         return ""
@@ -181,9 +181,9 @@ def tell(kind: str, **said: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="serve.load")
-    parser.add_argument("--config", type=Path, required=True, help="a Load, as JSON")
+    parser.add_argument("--config", type=Path, required=True, help="a LoadTest, as JSON")
     try:
-        load = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=Load)
+        load = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=LoadTest)
     except (OSError, msgspec.DecodeError) as error:
         print(f"serve.load: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,6 +1,7 @@
 """The next revision of a service, planned before anything is started or changed.
 
-    service file, what is asked for, the version before -> document_of -> version_of -> with_limit -> after: Wanted
+    service file, what is asked for, the version before -> document_of -> version_of -> with_limit -> after:
+    WantedService
 
 In: what is wanted until now, and otherwise from now on. Out: what is wanted from now on. Looks at the model; writes
 nothing. Raises UsageError for what cannot be meant; `tell` hears what changes nothing, and what was chosen by default.
@@ -18,7 +19,7 @@ from infra import strict_yaml
 from infra.agent import environment
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.ledger.journal import Service as Row
+from infra.ledger.journal import ServiceRow
 from infra.market import gpus
 from infra.names import check_name
 from infra.providers import registry
@@ -30,7 +31,7 @@ from serve import service as service_file
 from serve.engine import memory_fit, models
 from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
-from serve.policy.service_state import Seen, Version, Wanted
+from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.replicas import placement
 from serve.service import Service
 from store import StoreError
@@ -62,7 +63,7 @@ def path_of(config: str) -> Path:
     return next(iter([*found, *shipped]), Path(config))
 
 
-def document_of(config: str, old: Wanted | None, name: str, replicas: int | None) -> dict[str, Any]:
+def document_of(config: str, old: WantedService | None, name: str, replicas: int | None) -> dict[str, Any]:
     """Return the service file as it is meant: command-line flags override it. Raises UsageError."""
     if old and not config:
         document = dict(old.newest.document)
@@ -199,7 +200,7 @@ def check_reach(version: Version, settings: Settings) -> None:
         )
 
 
-def check_plane(name: str, old: Wanted | None, service: Service) -> None:
+def check_plane(name: str, old: WantedService | None, service: Service) -> None:
     """Check that the data plane stays as it is. Raises UsageError: engines ask for keys that go with it."""
     if old is None:
         return
@@ -212,12 +213,13 @@ def check_plane(name: str, old: Wanted | None, service: Service) -> None:
 
 
 def after(
-    old: Wanted | None, new: Version, mode: str, host: str, port: int | None, name: str, row: Row | None, is_kept: bool
-) -> Wanted:  # fmt: skip
+    old: WantedService | None, new: Version, mode: str, host: str, port: int | None, name: str, row: ServiceRow | None,
+    is_kept: bool,
+) -> WantedService:  # fmt: skip
     """Return what is wanted from now on. Raises UsageError for what cannot be changed while it runs."""
     if old is None:
-        return Wanted(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0,
-                      since=time.time())  # fmt: skip
+        return WantedService(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0,
+                             since=time.time())  # fmt: skip
     assert row is not None
     seen = service_state.seen_of(row.seen)
     if (host and host != old.host) or (is_kept and port and port not in (old.port, seen.port)):
@@ -249,7 +251,7 @@ def _of_replicas(version: Version) -> tuple[Any, ...]:
     return (*same, version.service.ours.limits.of_engine, version.engine, version.model, version.weights)
 
 
-def ready_of(seen: Seen, version: int) -> int:
+def ready_of(seen: ServiceRecord, version: int) -> int:
     return sum(one.version == version and one.state is State.READY for one in seen.members)
 
 

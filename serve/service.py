@@ -101,7 +101,7 @@ class ServiceSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ours:
+class SlipwaySection:
     """The section `slipway:`: what SkyServe has no word for."""
 
     model: str = ""
@@ -127,7 +127,7 @@ class Ours:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resources:
+class ReplicaResources:
     """The machine that a replica needs, as SkyPilot writes it; `16+` means at least 16."""
 
     infra: str | None = None
@@ -147,8 +147,8 @@ class Resources:
     image_id: str | dict[str, str] | None = None
     labels: dict[str, str] | None = None
     max_hourly_cost: float | None = None
-    any_of: list["Resources"] | None = None
-    ordered: list["Resources"] | None = None
+    any_of: list["ReplicaResources"] | None = None
+    ordered: list["ReplicaResources"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,12 +158,12 @@ class ServiceFile:
     service: ServiceSection
     name: str | None = None
     workdir: str | None = None
-    resources: Resources = field(default_factory=Resources)
+    resources: ReplicaResources = field(default_factory=ReplicaResources)
     envs: dict[str, Scalar] = field(default_factory=dict)
     file_mounts: dict[str, str | dict[str, Any]] = field(default_factory=dict)
     setup: str = ""
     run: str = ""
-    slipway: Ours = field(default_factory=Ours)
+    slipway: SlipwaySection = field(default_factory=SlipwaySection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ class Service:
     envs: Mapping[str, str]
 
     @property
-    def ours(self) -> Ours:
+    def ours(self) -> SlipwaySection:
         return self.file.slipway
 
 
@@ -281,7 +281,7 @@ def _probe(where: str, said: Probe | str) -> Probe:
     return probe
 
 
-def _policy(where: str, section: ServiceSection, ours: Ours) -> ReplicaPolicy:
+def _policy(where: str, section: ServiceSection, ours: SlipwaySection) -> ReplicaPolicy:
     where = f"{where}: service"
     if section.replicas is not None and section.replica_policy is not None:
         raise UsageError(f"{where}: `replicas` and `replica_policy` exclude each other")
@@ -317,18 +317,18 @@ def _policy(where: str, section: ServiceSection, ours: Ours) -> ReplicaPolicy:
     return policy
 
 
-def _plane(where: str, ours: Ours) -> None:
+def _plane(where: str, ours: SlipwaySection) -> None:
     where = f"{where}: slipway"
     for name, known in (("data_plane", DATA_PLANES), ("router_policy", ROUTER_POLICIES)):
         if getattr(ours, name) not in known:
             raise UsageError(f"{where}: {name} is {getattr(ours, name)!r}; {_near(getattr(ours, name), known)}")
     if ours.data_plane == ROUTER and ours.affinity_chars:
         raise UsageError(f"{where}: affinity_chars is our gateway's; {ROUTER} goes by router_policy: cache_aware")
-    if ours.data_plane != ROUTER and ours.router_policy != Ours().router_policy:
+    if ours.data_plane != ROUTER and ours.router_policy != SlipwaySection().router_policy:
         raise UsageError(f"{where}: router_policy is for data_plane: {ROUTER}")
 
 
-def _port(where: str, section: ServiceSection, resources: Resources) -> int:
+def _port(where: str, section: ServiceSection, resources: ReplicaResources) -> int:
     """Return the port of the engine, among those that the resources open."""
     said = resources.ports
     opened = [str(one) for one in (said if isinstance(said, list) else [] if said is None else [said])]

@@ -1,7 +1,7 @@
 """Every checkpoint that a store, or a folder of runs, holds: of active runs, and inside of published artifacts.
 
-In: a store's URI, or folders of this machine. Out: `Found` records, read from listings and manifests; `problem` reads
-every byte of one. Nothing is changed.
+In: a store's URI, or folders of this machine. Out: `FoundCheckpoint` records, read from listings and manifests;
+`problem` reads every byte of one. Nothing is changed.
 """
 
 import re
@@ -14,10 +14,10 @@ from typing import Any
 from store import outside
 from store.artifacts import vocabulary
 from store.artifacts.artifacts import Store
-from store.backends.backend import Entry, Place
+from store.backends.backend import Backend, ListedFile
 from store.backends.by_uri import open_place
 from store.manifest import StoreError
-from store.run_sync.run_folder import CHECKPOINT, MANIFEST, Checkpoint, Damaged, RunFolder, check_files, step_of
+from store.run_sync.run_folder import CHECKPOINT, MANIFEST, Damaged, ListedCheckpoint, RunFolder, check_files, step_of
 
 _OF_A_RUN = re.compile(rf"runs/([A-Za-z0-9._-]+)/({CHECKPOINT.pattern})")
 _FINAL = re.compile(r"([A-Za-z0-9._-]+_checkpoints/[A-Za-z0-9._-]+)/step-[0-9]{1,18}")
@@ -25,7 +25,7 @@ _HERE = re.compile(r"(?!\.)[^/]+/step-[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCheckpoint:
     """One checkpoint and where it lies."""
 
     name: str
@@ -50,7 +50,7 @@ class Found:
         return str(self.manifest.get("timestamp", ""))
 
 
-def in_store(uri: str) -> list[Found]:
+def in_store(uri: str) -> list[FoundCheckpoint]:
     """Return the checkpoints of a store, by name. Raises StoreError."""
     place = open_place(uri)
     at = place.pin()
@@ -58,7 +58,7 @@ def in_store(uri: str) -> list[Found]:
     return sorted(_found(place, uri, at, there), key=lambda one: (one.name, one.step))
 
 
-def _found(place: Place, uri: str, at: str, there: dict[str, Entry]) -> Iterator[Found]:
+def _found(place: Backend, uri: str, at: str, there: dict[str, ListedFile]) -> Iterator[FoundCheckpoint]:
     for path in there:
         folder, _, last = path.rpartition("/")
         if last != MANIFEST:
@@ -73,7 +73,7 @@ def _found(place: Place, uri: str, at: str, there: dict[str, Entry]) -> Iterator
         yield _read(name, kind, uri, folder, size, partial(place.small, path, at))
 
 
-def here(folders: dict[str, Path]) -> list[Found]:
+def here(folders: dict[str, Path]) -> list[FoundCheckpoint]:
     """Return the checkpoints of this machine; `folders` maps a name, such as a run's, to its folder."""
     found = []
     for name, folder in folders.items():
@@ -87,17 +87,17 @@ def here(folders: dict[str, Path]) -> list[Found]:
     return found
 
 
-def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, read: Callable[[], bytes]) -> Found:
+def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, read: Callable[[], bytes]) -> FoundCheckpoint:
     """Return the record of one checkpoint; one that is damaged, or has gone meanwhile, does not hide the others."""
     try:
         raw = read()
-        Checkpoint.parse(raw, path.rpartition("/")[2])
-        return Found(name, kind, uri, path, num_bytes, outside.mapping(raw))
+        ListedCheckpoint.parse(raw, path.rpartition("/")[2])
+        return FoundCheckpoint(name, kind, uri, path, num_bytes, outside.mapping(raw))
     except (Damaged, OSError, ValueError) as error:
-        return Found(name, kind, uri, path, num_bytes, {}, str(error))
+        return FoundCheckpoint(name, kind, uri, path, num_bytes, {}, str(error))
 
 
-def problem(one: Found) -> str:
+def problem(one: FoundCheckpoint) -> str:
     """Return what is wrong with it, in words; "" when every byte, read now where it lies, is as its manifest says."""
     if one.kind == "final":
         found = Store(one.uri).check(one.name, deep=True)
@@ -112,13 +112,13 @@ def problem(one: Found) -> str:
     return ""
 
 
-def _reader(one: Found) -> vocabulary.Read:
+def _reader(one: FoundCheckpoint) -> vocabulary.Read:
     """Return a reader of the files of the model beside a published checkpoint."""
     place = open_place(one.uri)
     return lambda name: b"".join(place.pieces(f"{one.name}/{vocabulary.HF}/{name}"))
 
 
-def bring(one: Found, folder: Path) -> None:
+def bring(one: FoundCheckpoint, folder: Path) -> None:
     """Download its files, verified, as the new folder `folder`. Raises StoreError."""
     if one.kind == "run":
         run, name = _of_run(one)
@@ -127,7 +127,7 @@ def bring(one: Found, folder: Path) -> None:
     raise StoreError(f"{one.name} is on this machine already: {Path(one.uri, one.path)}")
 
 
-def _of_run(one: Found) -> tuple[str, str]:
+def _of_run(one: FoundCheckpoint) -> tuple[str, str]:
     """Return the run, and the name within its folder."""
     match = _OF_A_RUN.fullmatch(one.path)
     assert match is not None, one

@@ -85,10 +85,10 @@ def imported(folder: Path) -> str:
     import torch
 
     from trainer import import_model
-    from trainer.config import ModelConfig
     from trainer.model import export
     from trainer.model.decoder import Decoder
     from trainer.model.huggingface import written
+    from trainer.records.model_config import ModelConfig
 
     plain = library.Tokenizer(library.models.BPE())
     plain.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -29,6 +29,10 @@ from trainer.records.phase_registry import PHASES
 
 
 def main(words: list[str] | None = None) -> int:
+    """Run one command, and return its exit code.
+
+    It is 0, 1, 2 for what was asked wrongly, 4 without a key of the store, 75 to be started again, 130 interrupted.
+    """
     flags = parser().parse_args(words)
     die_with(os.environ.pop(PARENT, ""))  # of an inv that was killed: saved, not left at work
     # So long waiting threads spin before they sleep. At the default, two programs that share the cores each run at a
@@ -130,7 +134,10 @@ def adopt_model(flags: argparse.Namespace) -> None:
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Outside the training loop, which saves first, there is nothing to save: leave at once, to be started again."""
+    """Leave at once on SIGTERM, to be started again.
+
+    Outside the training loop, which saves first, there is nothing to save.
+    """
 
     def leave(number: int, frame: object) -> None:
         raise Preempted("stopped outside training; start it again to go on")
@@ -160,9 +167,9 @@ def talk(flags: argparse.Namespace) -> None:
 def serve(flags: argparse.Namespace) -> None:
     import asyncio
 
-    from trainer.engine import server
+    from trainer.serving import server
 
-    limits = server.Limits(
+    limits = server.EngineLimits(
         max_seqs=flags.max_seqs, max_queued=flags.max_queued, max_model_len=flags.max_model_len,
         max_tokens=flags.max_tokens, shutdown_s=flags.shutdown_s,
     )  # fmt: skip
@@ -214,8 +221,10 @@ def side_by_side(about: Mapping[str, Any]) -> str:
 
 
 def end(code: int) -> NoReturn:
-    """Leave with this exit code. After a failure among several processes at once: the threads of their group, whose
-    other side may have gone just now, sometimes abort an interpreter that ends in order, and -6 would mean start again.
+    """Leave with this exit code, after a failure among several processes at once.
+
+    The threads of their group, whose other side may have gone just now, sometimes abort an interpreter that ends in
+    order, and -6 would mean start again.
     """
     if code and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         logging.shutdown()

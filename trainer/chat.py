@@ -15,7 +15,7 @@ class Torch:
     """Our own decoder as an engine."""
 
     def __init__(self, folder: Path, temperature: float, top_k: int, seed: int) -> None:
-        """Raises Refused."""
+        """Load the model of a folder. Raises Refused."""
         device.prepare()
         self.model = export.read(folder).eval()
         self.positions = self.model.config.max_position_embeddings
@@ -28,7 +28,7 @@ class Torch:
 
 
 def open_talk(folder: Path, temperature: float, top_k: int, max_new: int, seed: int) -> Talk:
-    """A conversation with the model of one folder. Raises Refused, DataError."""
+    """Open a conversation with the model of one folder. Raises Refused, DataError."""
     hf = export.folder_of_model(folder)
     export.check_tokenizer(hf)
     return Talk(Torch(hf, temperature, top_k, seed), tokenizer.load(hf), max_new)

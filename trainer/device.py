@@ -23,7 +23,7 @@ class Machine:
     threads: int
 
     def dtype(self, config: PhaseConfig) -> torch.dtype:
-        """Of activations."""
+        """Return the dtype of activations."""
         named = {"auto": self.fast, "float8": torch.bfloat16}
         return named.get(config.dtype) or getattr(torch, config.dtype)
 

@@ -23,10 +23,11 @@ from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import SPECIALS
 from store import Store, outside
 from store.artifacts import model_files
-from trainer.config import ImportSpec, ModelConfig
+from trainer.config import ImportSpec
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.decoder import Decoder
+from trainer.records.model_config import ModelConfig
 from trainer.run import open_input, work_folder
 
 WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json")
@@ -61,7 +62,7 @@ def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
 
 
 def fetch(spec: ImportSpec) -> Path:
-    """The folder with the files; those of a hub come into its own cache. Raises Refused."""
+    """Return the folder with the files; those of a hub come into its own cache. Raises Refused."""
     if not spec.source.startswith("hf://"):
         if not (folder := Path(spec.source)).is_dir():
             raise Refused(f"{folder} is not on this machine; the model is imported where the steps run")
@@ -83,7 +84,7 @@ def fetch(spec: ImportSpec) -> Path:
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
-    """bfloat16 for weights of 16 bits, else float32."""
+    """Return bfloat16 for weights of 16 bits, else float32."""
     raw = model_files.load(folder)  # was read as a config just now
     return torch.bfloat16 if (raw.get("dtype") or raw.get("torch_dtype")) == "bfloat16" else torch.float32
 
@@ -115,7 +116,10 @@ def with_chat_tokens(path: Path, folder: Path) -> list[int]:
 
 
 def grown(model: Decoder, size: int, new: list[int]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The model's shape and weights with at least `size` rows, the ids of `new` at the mean of the rows before them."""
+    """Return the model's shape and weights with at least `size` rows.
+
+    The ids of `new` begin at the mean of the rows before them.
+    """
     rows = model.config.vocab_size
     if size > rows:
         rows = -(-size // ROWS) * ROWS

@@ -133,7 +133,10 @@ class Training:
         emit("note", text=f"{self.config.phase}: going on from step {self.step} of {self.config.steps}")
 
     def _take_over(self, newest: Checkpoint | None) -> None:
-        """newest: on the first process, from which the others have all of it."""
+        """Take over the newest checkpoint, or begin.
+
+        newest: on the first process, from which the others have all of it.
+        """
         if newest is not None:
             for name, expected in self._facts().items():
                 if newest.manifest.get(name) != expected and name in MUST_BE_EQUAL:
@@ -151,8 +154,10 @@ class Training:
             log.info("Successfully loaded checkpoint from step %d: %s", newest.step, newest.folder)
 
     def _advance(self, batches: Batches, metrics: Metrics | None, asked_to_stop: Callable[[], bool]) -> bool:
-        """One step; whether a process was asked to stop. A non-finite loss or gradient changes nothing; too many in a
-        row raise NonFinite."""
+        """Do one step; tell whether a process was asked to stop.
+
+        A non-finite loss or gradient changes nothing; too many in a row raise NonFinite.
+        """
         scale = learning_rate_scale(self.config.schedule, self.step, self.config.steps)
         self.objective.at(self.step)
         batch, waited_s = batches.take()
@@ -191,7 +196,7 @@ class Training:
         return stop > 0
 
     def _save(self) -> None:
-        """Every process copies what it is to save, and writes it while all go on.
+        """Copy, in every process, what it is to save, and write it while all go on.
 
         Raises NonFinite on all, TrainerError, PeerLost.
         """
@@ -215,7 +220,7 @@ class Training:
             self._has_failed(error)
 
     def _mine(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """What of them this process is to write: nothing of a model that others have too, if they come before."""
+        """Return what of them this process is to write: nothing of a model that others have too, if they come first."""
         if self.ranks.rank >= self.cut.size:
             return {}
         if not self.ranks.is_first:
@@ -223,7 +228,7 @@ class Training:
         return {kind: {name: one for name, one in named.items() if one.numel()} for kind, named in tensors.items()}
 
     def _collect(self, wait: bool) -> None:
-        """How the save under way has ended, if it has. A full disk costs this save, unless others failed before."""
+        """Take note of how the save under way has ended. A full disk costs this save, unless others failed before."""
         while self.saver.is_busy:
             if wait:
                 self.saver.wait(PULSE_S if self.ranks.size > 1 else None)
@@ -293,19 +298,19 @@ def rows_of(batch: Batch, rows: slice, device: torch.device) -> dict[str, Tensor
 
 
 def _fill(name: str) -> int:
-    """What is in rows that only fill up."""
+    """Return what is in rows that only fill up."""
     return IGNORED if name == "targets" else 0
 
 
 def alarm(words: str) -> None:
-    """Something went wrong that training survives: for the log, and for whoever follows."""
+    """Say that something went wrong that training survives: in the log, and to whoever follows."""
     log.warning("%s", words)
     emit("note", text=words, alarm=True)
 
 
 @contextmanager
 def stop_noted() -> Iterator[Callable[[], bool]]:
-    """While inside, SIGTERM and Ctrl-C are only noted; the function given tells whether one came."""
+    """Note SIGTERM and Ctrl-C, and no more, while inside; the function given tells whether one came."""
     came: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
@@ -317,7 +322,7 @@ def stop_noted() -> Iterator[Callable[[], bool]]:
 
 
 def _cursor(newest: Checkpoint) -> dict[str, Any]:
-    """Where in the data it stands. Raises CheckpointError."""
+    """Return where in the data it stands. Raises CheckpointError."""
     cursor = newest.manifest.get("data_cursor")
     if type(cursor) is not dict or type(cursor.get("step")) is not int:
         raise CheckpointError(f"{newest.folder} does not say where in the data it stands; remove the folder")

@@ -49,12 +49,15 @@ class Fit:
 
     @property
     def accumulation(self) -> int:
-        """Passes of each GPU in a step."""
+        """Return the passes of each GPU in a step."""
         return -(-self.config.rows // self.gpus // self.config.micro_rows)
 
 
 def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1) -> Memory:
-    """Of one step of `config`, the model cut into so many parts; device: cuda or cpu. `auto` counts as bfloat16."""
+    """Return the bytes of one step of `config`, the model cut into so many parts; device: cuda or cpu.
+
+    `auto` counts as bfloat16.
+    """
     model, tokens = config.model, config.micro_rows * config.sequence_len * config.views
     width = 4 if config.dtype == "float32" else 2
     d, f = model.hidden_size, model.intermediate_size
@@ -108,7 +111,7 @@ def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1) -> Memor
 
 
 def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, int]:
-    """How a model may be spread over so many GPUs, in the order of speed, and in how many parts it is then."""
+    """Return how a model may be spread over so many GPUs, in the order of speed, and in how many parts it is then."""
     found = {"ddp": 1}
     if nodes > 1 and per_node > 1:
         found["hybrid"] = per_node
@@ -118,16 +121,17 @@ def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, int]:
 
 
 def parallel(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int = 1) -> str:
-    """The first of them that fits into GPUs of that size; the one that takes least, where none does."""
+    """Return the first of them that fits into GPUs of that size; the one that takes least, where none does."""
     found = ways(config, per_node, nodes)
     fitting = [way for way, parts in found.items() if estimate(config, parts=parts).total <= USABLE * memory_bytes]
     return fitting[0] if fitting else list(found)[-1]
 
 
 def largest(config: PhaseConfig, memory_bytes: int, per_node: int = 1, nodes: int = 1) -> Fit:
-    """The largest micro-batch of `config` on such GPUs; cutting, then recomputing, only where one row does not fit.
+    """Return the largest micro-batch of `config` on such GPUs.
 
-    The effective batch stays: micro-batches are its divisors.
+    Cutting, then recomputing, only where one row does not fit. The effective batch stays: micro-batches are its
+    divisors.
     """
     gpus = per_node * nodes
     sizes = [number for number in range(config.rows, 0, -1) if config.rows % number == 0]

@@ -22,7 +22,7 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 def learning_rate_scale(schedule: ScheduleConfig, step: int, steps: int) -> float:
-    """The share of the peak learning rate at `step` (from 0) of `steps`."""
+    """Return the share of the peak learning rate at `step` (from 0) of `steps`."""
     warmup = min(1.0, (step + 1) / schedule.warmup_steps) if schedule.warmup_steps else 1.0
     begin = max(steps * (1 - schedule.decay), min(schedule.warmup_steps, steps - 1))
     if step < begin or schedule.decay == 0:
@@ -33,7 +33,7 @@ def learning_rate_scale(schedule: ScheduleConfig, step: int, steps: int) -> floa
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """The nearest (semi-)orthogonal matrices, roughly: Newton-Schulz on a stack (N, rows, columns)."""
+    """Return the nearest (semi-)orthogonal matrices, roughly: Newton-Schulz on a stack (N, rows, columns)."""
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT.contiguous() if tall else matrices
@@ -81,7 +81,10 @@ class Optimizer:
         self.muon = [Group(some, config.muon_lr, decay, {"mean": zeros(some)}) for some in by_shape.values()]
 
     def clip(self) -> Tensor:
-        """The norm of all gradients before they were shortened to `grad_clip` (0 = as they are). Raises PeerLost."""
+        """Return the norm of all gradients before they were shortened to `grad_clip` (0 = as they are).
+
+        Raises PeerLost.
+        """
         grads = grads_of(self.names)
         norm = self.cut.norm(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))))
         if self.config.grad_clip:
@@ -90,7 +93,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
-        """One update at `scale` of the peak rates."""
+        """Do one update at `scale` of the peak rates."""
         self.updates += 1
         for group in self.adamw:
             self._adamw(group, group.lr * scale)
@@ -98,7 +101,7 @@ class Optimizer:
             self._muon(group, group.lr * scale)
 
     def _adamw(self, group: Group, lr: float) -> None:
-        """PyTorch's own kernel, one pass over memory; reached below torch.optim (see above)."""
+        """Update by PyTorch's own kernel, one pass over memory; reached below torch.optim (see above)."""
         first, second = self.config.betas
         parameters, grads = parts(group.parameters), grads_of(group.parameters)
         count = torch.tensor(float(self.updates), device=parameters[0].device)
@@ -108,7 +111,10 @@ class Optimizer:
         )  # fmt: skip
 
     def _muon(self, group: Group, lr: float) -> None:
-        """Equal shapes are orthogonalised as one stack, in the dtype of activations: it is rough in any case."""
+        """Update by Muon, equal shapes orthogonalised as one stack.
+
+        It is in the dtype of activations: it is rough in any case.
+        """
         rows, columns = group.parameters[0].shape
         parameters, grads, mean = parts(group.parameters), grads_of(group.parameters), group.state["mean"]
         torch._foreach_lerp_(mean, grads, 1 - MUON_MOMENTUM)
@@ -127,7 +133,7 @@ class Optimizer:
             parameter.grad = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """All state: `<what>:<parameter name>`, and how many updates there were."""
+        """Return all state: `<what>:<parameter name>`, and how many updates there were."""
         return {"updates": torch.tensor(self.updates)} | {
             f"{what}:{self.names[parameter]}": value
             for group in (*self.adamw, *self.muon)

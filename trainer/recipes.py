@@ -4,7 +4,6 @@ In: a name, or a YAML file that names a profile and what is different. Out: a `P
 stand in dev/LOG.md; shapes and sizes of the others are those of the models that they are named after.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -12,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from data.config import ConfigError, load
-from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
+from trainer.config import Keeping, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
 from trainer.profiles import bits
+from trainer.profiles.shapes import llama, qwen3
+from trainer.profiles.street import TALK, cosine, dial
 from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import ModelConfig
 from trainer.records.phase_options import changed
 from trainer.records.rl_config import RlConfig
 
-TALK = {"identity": 0.25, "pydocs": 0.4, "other": 0.35}
-
 
 def smoke() -> Profile:
-    """A 4M-parameter Qwen3 shape that is trained and chats after minutes on two cores."""
+    """Return a 4M-parameter Qwen3 shape that is trained and chats after minutes on two cores."""
     model = ModelConfig(
         vocab_size=4096,
         hidden_size=256,
@@ -95,7 +95,7 @@ def smoke() -> Profile:
 
 
 def smoke_bits() -> Profile:
-    """smoke's size in a shape that stays whole in 1.58 bits, down to a GGUF file, and the stages that lead there."""
+    """Return smoke's size in a shape that stays whole in 1.58 bits, down to a GGUF file, and the stages up to it."""
     whole = smoke()
     model = replace(whole.phases["base"].model, intermediate_size=768, qk_norm=False)
     phases = {name: replace(phase, model=model) for name, phase in whole.phases.items()}
@@ -103,7 +103,7 @@ def smoke_bits() -> Profile:
 
 
 def tiny() -> Profile:
-    """Everything that smoke does, in seconds and without a use: for tests and rehearsals."""
+    """Return all that smoke does, in seconds and without a use: for tests and rehearsals."""
     whole = smoke()
     model = ModelConfig(
         vocab_size=1024,
@@ -126,31 +126,31 @@ def tiny() -> Profile:
 
 
 def m3_medium() -> Profile:
-    """22M parameters in a Llama shape: an evening on a laptop, minutes on a GPU."""
+    """Return 22M parameters in a Llama shape: an evening on a laptop, minutes on a GPU."""
     model = llama(16_384, 384, layers=9, heads=6, inner=1024)
     return cosine("m3_medium", model, lr=1e-3, tokens_per_param=20, rows=32, micro_rows=8, sequence_len=512)
 
 
 def runpod_1b() -> Profile:
-    """1B parameters: the default for one GPU of 80 GB."""
+    """Return 1B parameters: the default for one GPU of 80 GB."""
     model = llama(32_768, 2048, layers=18, heads=32, inner=5632)
     return cosine("runpod_1b", model, lr=4e-4, tokens_per_param=20, rows=256, micro_rows=8)
 
 
 def runpod_2b() -> Profile:
-    """1.97B parameters, 400,000 steps of 2 x 64 rows: months on one GPU. Shorten it with --steps."""
+    """Return 1.97B parameters, 400,000 steps of 2 x 64 rows: months on one GPU. Shorten it with --steps."""
     model = llama(32_768, 2560, layers=24, heads=40, inner=6816)
     return cosine("runpod_2b", model, lr=3e-4, steps=400_000, rows=128, micro_rows=2)
 
 
 def runpod_4b() -> Profile:
-    """4B parameters, 400,000 steps of 1 x 256 rows: on one GPU of 80 GB only just, and slow."""
+    """Return 4B parameters, 400,000 steps of 1 x 256 rows: on one GPU of 80 GB only just, and slow."""
     model = llama(32_768, 3072, layers=32, heads=48, inner=9216)
     return cosine("runpod_4b", model, lr=2e-4, steps=400_000, rows=256, micro_rows=1, recompute=True)
 
 
 def smollm2_135m() -> Profile:
-    """SmolLM2-135M's shape."""
+    """Return SmolLM2-135M's shape."""
     model = replace(
         llama(49_152, 576, layers=30, heads=9, inner=1536),
         num_key_value_heads=3,
@@ -161,13 +161,13 @@ def smollm2_135m() -> Profile:
 
 
 def qwen3_0_6b() -> Profile:
-    """Qwen3-0.6B's shape."""
+    """Return Qwen3-0.6B's shape."""
     model = qwen3(1024, layers=28, heads=16, inner=3072)
     return bits.with_stages(cosine("qwen3_0_6b", model, lr=6e-4, tokens_per_param=20, rows=256, micro_rows=8))
 
 
 def qwen3_4b() -> Profile:
-    """Qwen3-4B's shape, whose heads together are wider than the model: for a GPU of more than 80 GB."""
+    """Return Qwen3-4B's shape, whose heads together are wider than the model: for a GPU of more than 80 GB."""
     model = qwen3(2560, layers=36, heads=32, inner=9728)
     return bits.with_stages(
         cosine("qwen3_4b", model, lr=2e-4, tokens_per_param=20, rows=256, micro_rows=1, recompute=True)
@@ -175,202 +175,23 @@ def qwen3_4b() -> Profile:
 
 
 def d12() -> Profile:
-    """nanochat's dial at 12: the reference of its scaling rules."""
+    """Return nanochat's dial at 12: the reference of its scaling rules."""
     return dial(12)
 
 
 def d20() -> Profile:
-    """nanochat's dial at 20, its 100-dollar model: 561M parameters."""
+    """Return nanochat's dial at 20, its 100-dollar model: 561M parameters."""
     return dial(20)
 
 
 def d26() -> Profile:
-    """nanochat's dial at 26: GPT-2's grade, 1.1B parameters."""
+    """Return nanochat's dial at 26: GPT-2's grade, 1.1B parameters."""
     return dial(26)
 
 
 def d32() -> Profile:
-    """nanochat's dial at 32: 1.9B parameters."""
+    """Return nanochat's dial at 32: 1.9B parameters."""
     return dial(32)
-
-
-def llama(vocab_size: int, width: int, layers: int, heads: int, inner: int) -> ModelConfig:
-    """A Llama with tied embeddings and as many key/value heads as heads."""
-    return ModelConfig(
-        vocab_size=vocab_size,
-        hidden_size=width,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=64,
-    )
-
-
-def qwen3(width: int, layers: int, heads: int, inner: int) -> ModelConfig:
-    """The small Qwen3 models: tied, eight key/value heads of 128."""
-    return ModelConfig(
-        vocab_size=151_936,
-        hidden_size=width,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        rope_theta=1e6,
-        rms_norm_eps=1e-6,
-        qk_norm=True,
-    )
-
-
-def cosine(
-    name: str, model: ModelConfig, *, lr: float, rows: int, micro_rows: int, steps: int = 0,
-    tokens_per_param: float = 0, sequence_len: int = 2048, recompute: bool = False,
-) -> Profile:  # fmt: skip
-    """AdamW and a cosine to a tenth, as GPT-3 and Llama were trained; then mid and sft at falling rates.
-
-    The length is given in steps, or in tokens per parameter.
-    """
-    steps = steps or math.ceil(tokens_per_param * model.num_params / (rows * sequence_len))
-    base = PhaseConfig(
-        phase="base",
-        model=model,
-        optimizer=OptimizerConfig(lr=lr),
-        schedule=ScheduleConfig(warmup_steps=min(500, steps // 20), decay=1.0, final=0.1, kind="cosine"),
-        steps=steps,
-        rows=rows,
-        micro_rows=micro_rows,
-        sequence_len=sequence_len,
-        recompute=recompute,
-    )
-    return Profile(name=name, vocab_size=model.vocab_size, phases=street(base), keeping=Keeping(save_every=250))
-
-
-def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
-    """base, and the phases after it: chat at the rate where base ended, then falling to nothing, and blocks at that."""
-    slow = after(base.optimizer, 0.3)
-    rows = math.gcd(64, base.rows)
-    mid = replace(
-        base,
-        phase="mid",
-        optimizer=slow,
-        schedule=ScheduleConfig(warmup_steps=10, decay=0.2),
-        steps=400,
-        rows=rows,
-        micro_rows=math.gcd(rows, base.micro_rows),
-        mixture={"identity": 0.3, "pydocs": 0.45, "other": 0.25},
-        turns=8,
-        document_masks=False,
-    )
-    sft = replace(mid, phase="sft", optimizer=after(base.optimizer, 0.1), schedule=ScheduleConfig(decay=1.0), steps=200,
-                  mixture=TALK)  # fmt: skip
-    dlm = replace(sft, phase="dlm", schedule=ScheduleConfig(warmup_steps=10, decay=0.2), steps=600,
-                  blocks=BlocksConfig(block_size=32))  # fmt: skip
-    return {"base": base, "mid": mid, "sft": sft, "rl": on_policy(sft, after(base.optimizer, 0.05)), "dlm": dlm}
-
-
-def on_policy(sft: PhaseConfig, optimizer: OptimizerConfig) -> PhaseConfig:
-    """Word problems for a model of this size: 16 prompts x 16 answers a step, once through the problems, as nanochat
-    does it, at a twentieth of the rates of base."""
-    return replace(
-        sft,
-        phase="rl",
-        optimizer=optimizer,
-        schedule=ScheduleConfig(warmup_steps=10, decay=1.0),
-        steps=450,
-        rows=256,
-        micro_rows=sft.micro_rows,
-        mixture={"gsm8k": 1.0},
-        turns=1,
-        rl=RlConfig(group=16, max_new=min(512, sft.sequence_len // 2), shown=0.15),
-    )
-
-
-def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
-    """A chat phase for a model that somebody else has trained: AdamW alone, at a rate that does not undo it.
-
-    About that of published recipes for instruction tuning at these sizes (1e-4 at a width of 1024). Of the stages of
-    1.58 bits it takes the ternary shape.
-    """
-    sequence_len = min(phase.sequence_len, model.max_position_embeddings)
-    if phase.blocks is not None:
-        sequence_len -= sequence_len % phase.blocks.block_size
-    return replace(
-        phase,
-        model=model if phase.model.ternary is None else model.rounded_like(phase.model),
-        optimizer=OptimizerConfig(lr=1e-4 * 1024 / max(model.hidden_size, 256), weight_decay=0.01),
-        schedule=ScheduleConfig(warmup_steps=max(1, phase.steps // 30), decay=1.0),
-        sequence_len=sequence_len,
-        adopted=True,
-    )
-
-
-def learning_on_policy(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
-    """The phase rl for a model that somebody else has trained: the rates of GRAIL, and twenty steps to get there."""
-    return replace(
-        fine_tuned(phase, model),
-        optimizer=OptimizerConfig(lr=3e-6, betas=(0.9, 0.999), weight_decay=0.0),
-        schedule=ScheduleConfig(warmup_steps=min(20, phase.steps // 5), decay=0.0),
-    )
-
-
-def after(optimizer: OptimizerConfig, share: float) -> OptimizerConfig:
-    """The same at a share of its rates."""
-    rates = {name: getattr(optimizer, name) for name in ("lr", "embed_lr", "head_lr", "muon_lr")}
-    return replace(optimizer, **{name: rate * share for name, rate in rates.items() if rate})
-
-
-def dial(depth: int) -> Profile:
-    """One number for all: width 64 per layer, heads of 128, and nanochat's rules for length, batch, rates and decay.
-
-    Its MLP has two matrices of 4 d; ours three of 8/3 d, as vLLM serves it. nanochat's embedding begins at a spread of
-    1 and ours at 0.02, so the rate is that much smaller; its decay spares about half of the entries, so ours is half.
-    Source: nanochat, scaling rules of 2026: 12 tokens per parameter that is multiplied, batch ~ tokens^0.383, rates ~
-    batch^0.5, decay ~ batch^0.5 / tokens.
-    """
-    model, reference = dial_shape(depth), dial_shape(12)
-    length = model.num_matrix_params / reference.num_matrix_params  # of training, in that of the reference
-    batch_tokens = 2 ** round(math.log2(2**19 * length**0.383))
-    faster = (batch_tokens / 2**19) ** 0.5
-    narrow = (model.hidden_size / 768) ** -0.5
-    rows = batch_tokens // 2048
-    base = PhaseConfig(
-        phase="base",
-        model=model,
-        optimizer=OptimizerConfig(
-            lr=0.006 * faster * narrow,
-            head_lr=0.008 * faster * narrow,
-            muon_lr=0.02 * faster,
-            betas=(0.8, 0.96),
-            eps=1e-10,
-            weight_decay=0.0,
-            muon_decay=0.14 * faster / length,
-            grad_clip=0.0,
-        ),
-        schedule=ScheduleConfig(warmup_steps=40, decay=0.65, final=0.05),
-        steps=math.ceil(12 * model.num_matrix_params / batch_tokens),
-        rows=rows,
-        micro_rows=16 if depth <= 20 else 8 if depth <= 26 else 4,
-        sequence_len=2048,
-    )
-    return Profile(name=f"d{depth}", vocab_size=model.vocab_size, phases=street(base), keeping=Keeping(save_every=250))
-
-
-def dial_shape(depth: int) -> ModelConfig:
-    width = 64 * depth
-    heads = math.ceil(width / 128)
-    return ModelConfig(
-        vocab_size=65_536,
-        hidden_size=width,
-        intermediate_size=64 * round(8 * width / 3 / 64),
-        num_hidden_layers=depth,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=128,
-        qk_norm=True,
-        tie_word_embeddings=False,
-    )
 
 
 PROFILES = {
@@ -383,12 +204,12 @@ PROFILES = {
 
 
 def is_file(name: str) -> bool:
-    """Whether a profile is meant as a file."""
+    """Tell whether a profile is meant as a file."""
     return name.endswith((".yaml", ".yml"))
 
 
 def from_file(path: Path) -> Profile:
-    """The profile that a YAML file names under `profile`, changed by its `name`, `model`, `phases` and `keeping`.
+    """Return the profile that a YAML file names, changed by its `name`, `model`, `phases` and `keeping`.
 
     `model` is the shape of all phases; where there are stages of 1.58 bits, `ternary` and `sub_norm` in it are theirs
     alone. Raises ConfigError for what no profile has.
@@ -437,7 +258,10 @@ def yaml_error(error: Exception) -> str:
 
 
 def _read_yaml(text: str) -> Any:
-    """1e-3 is a number, as in YAML 1.2; no key stands twice, of which PyYAML would take the last. Raises YAMLError."""
+    """Return what YAML says, with 1e-3 as a number, as in YAML 1.2. Raises YAMLError.
+
+    No key stands twice, of which PyYAML would take the last.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):

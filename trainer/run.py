@@ -25,7 +25,7 @@ from store import Store
 from store.artifacts import vocabulary
 from trainer import memory
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, open_final, remove
-from trainer.config import Keeping, ModelConfig, PhaseConfig
+from trainer.config import Keeping, PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.errors import Refused
 from trainer.loop import Training
@@ -36,6 +36,7 @@ from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
 from trainer.parallel.fsdp import WHOLE, Cut, cut, parts_of
 from trainer.parallel.process_group import Ranks
+from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import model_roles, starts_from
 from trainer.reporting.metrics import last_loss
 from trainer.reporting.peak_flops import of_machine
@@ -69,8 +70,11 @@ class PhaseRun:
         return open_input(self.making, role)
 
     def first_model(self) -> Decoder:
-        """The model as this phase begins with it: with the weights at the end of the phase before, or first ones from
-        the seed. Raises Refused when it learned another vocabulary."""
+        """Return the model as this phase begins with it.
+
+        It has the weights at the end of the phase before, or first ones from the seed. Raises Refused when it learned
+        another vocabulary.
+        """
         config = self.config
         if config.blocks is not None:
             rows = export.read_config(export.folder_of_model(self.input(self.before))).vocab_size
@@ -83,10 +87,11 @@ class PhaseRun:
         return model
 
     def frozen(self, role: str) -> Decoder:
-        """A second model to compare with, such as a teacher or a reference. Its shape is its own, its parameters are in
-        the dtype of activations, and nothing in it learns. Raises Refused when it learned another vocabulary.
+        """Return a second model to compare with, such as a teacher or a reference.
 
-        Where models are cut over processes, so is this one: call its `hidden` before its `head` is read.
+        Its shape is its own, its parameters are in the dtype of activations, and nothing in it learns. Where models are
+        cut over processes, so is this one: call its `hidden` before its `head` is read. Raises Refused when it learned
+        another vocabulary.
         """
         shape = export.read_config(export.folder_of_model(self.input(role)))
         model, _ = self._model(shape, lambda model: self._fill_from(model, role), is_frozen=True)
@@ -96,8 +101,10 @@ class PhaseRun:
     def _model(
         self, shape: ModelConfig, fill: Callable[[Decoder], None], is_frozen: bool = False
     ) -> tuple[Decoder, Cut]:
-        """Whole, or this process's part of it; the first process alone fills it, the others hear from it: of one that
-        learns, as training begins."""
+        """Return the model, whole or this process's part of it.
+
+        The first process alone fills it; the others hear from it: of one that learns, as training begins.
+        """
         dtype, device = self.machine.dtype(self.config), self.machine.device
         with nullcontext() if self.parallel == "ddp" else torch.device("meta"):
             model = Decoder(shape, dtype)
@@ -144,8 +151,10 @@ class PhaseRun:
         objective: Objective | None = None,
         sample: Callable[[], list[dict[str, str]]] | None = None,
     ) -> tuple[Decoder, Checkpoint] | None:
-        """The model as it was trained, whole, and its last checkpoint; None on all processes but the first. See
-        `Training.run`. objective: cross entropy unless given; sample: what the model is asked for the report."""
+        """Return the model as it was trained, whole, and its last checkpoint; None on all processes but the first.
+
+        See `Training.run`. objective: cross entropy unless given; sample: what the model is asked for the report.
+        """
         objective = objective or CrossEntropy()
         peak = of_machine(self.machine) if self.ranks.is_first else None
         if not self.ranks.is_first or self.cut.size > 1:  # a model that is cut answers only when all its processes ask
@@ -179,10 +188,10 @@ class PhaseRun:
         return model, final
 
     def converted(self) -> tuple[Decoder, Checkpoint] | None:
-        """The model of the phase before in the shape of this one, and its checkpoint, of step 0; None on all processes
-        but the first. What that shape has beside the weights that are there are gains of norms, which begin at one.
+        """Return the model of the phase before in the shape of this one, and its checkpoint, of step 0.
 
-        Raises Refused when the shapes differ in anything else.
+        It is None on all processes but the first. What that shape has beside the weights that are there are gains of
+        norms, which begin at one. Raises Refused when the shapes differ in anything else.
         """
         if not self.ranks.is_first:
             return None
@@ -209,7 +218,7 @@ class PhaseRun:
         return model.to(self.machine.device), self.checkpoints.save(0, {"model": model.state_dict()}, facts)
 
     def _facts(self) -> dict[str, Any]:
-        """What every checkpoint of this run says."""
+        """Return what every checkpoint of this run says."""
         return {
             "run": run_id(),
             "phase": self.config.phase,
@@ -245,7 +254,7 @@ class PhaseRun:
 
 @contextmanager
 def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> Iterator[PhaseRun]:
-    """The run folder locked, the tokenizer read and compared with the model, the data with that of the other nodes.
+    """Lock the run folder, read the tokenizer and compare it with the model, the data with that of the other nodes.
 
     Raises Refused, StoreError, DataError, PeerLost.
     """
@@ -276,8 +285,11 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
 
 
 def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
-    """`[<prefix>-]<phase>-<spec>-<inputs>` after the parts of the fingerprint: a run that is configured otherwise, or
-    begins from something else, has another one. The code is not in it: a mended program goes on."""
+    """Return the folder `[<prefix>-]<phase>-<spec>-<inputs>`, after the parts of the fingerprint.
+
+    A run that is configured otherwise, or begins from something else, has another one. The code is not in it: a mended
+    program goes on.
+    """
     spec, _, rest = making.fingerprint.partition("-")
     version, _, inputs = rest.rpartition("-")
     remade = version.partition(".")[2]  # what is made again goes on from nothing that other code has left
@@ -286,7 +298,7 @@ def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
 
 
 def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
-    """`ddp`, `fsdp` or `hybrid`: what the phase says, or the first that fits into the memory of each GPU."""
+    """Return `ddp`, `fsdp` or `hybrid`: what the phase says, or the first that fits into the memory of each GPU."""
     if ranks.size == 1:
         return "ddp"
     nodes = ranks.size // ranks.per_node
@@ -304,7 +316,10 @@ def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
 
 
 def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What is known of the artifact: made now, or before: a kill can come between publishing and saying so."""
+    """Return what is known of the artifact, made now or before.
+
+    A kill can come between publishing and saying so.
+    """
     store = Store(making.store)
     found = store.find(making.name, making.fingerprint)
     is_due = ranks.tell(bool(found.problem))
@@ -316,7 +331,7 @@ def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]]) -> di
 
 
 def open_input(making: Making, role: str) -> Path:
-    """The verified folder of an input. Raises Refused, StoreError."""
+    """Return the verified folder of an input. Raises Refused, StoreError."""
     if role not in making.inputs:
         raise Refused(f"{making.name} needs an input {role!r}; given: {', '.join(sorted(making.inputs)) or 'none'}")
     one = making.inputs[role]
@@ -324,7 +339,10 @@ def open_input(making: Making, role: str) -> Path:
 
 
 def data_digests(making: Making) -> dict[str, str]:
-    """What every node has made for itself, by name; models of earlier phases are read by the first process alone."""
+    """Return what every node has made for itself, by name.
+
+    Models of earlier phases are read by the first process alone.
+    """
     store = Store(making.store)
     inputs = [one for role, one in making.inputs.items() if role not in model_roles()]
     manifests = {one.name: store.manifest_of(one.name, one.fingerprint) for one in inputs}
@@ -333,13 +351,13 @@ def data_digests(making: Making) -> dict[str, str]:
 
 
 def inputs_digest(making: Making) -> str:
-    """What a phase begins from: data by its content, models by their fingerprint."""
+    """Return what a phase begins from: data by its content, models by their fingerprint."""
     prints = {role: one.fingerprint for role, one in making.inputs.items()}
     return hashlib.sha256(repr(sorted({**prints, **data_digests(making)}.items())).encode()).hexdigest()
 
 
 def run_id() -> str:
-    """Stable over every recovery; "" outside a run."""
+    """Return the run's id, stable over every recovery; "" outside a run."""
     return os.environ.get("SLIPWAY_RUN_ID", "")
 
 

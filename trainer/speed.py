@@ -27,7 +27,7 @@ FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # useful work of a thread, or of a GP
 
 @contextmanager
 def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequence[Decoder] = ()) -> Iterator[None]:
-    """The model set up for training while inside, and frozen ones beside it for their part.
+    """Set up the model for training while inside, and frozen ones beside it for their part.
 
     Raises Refused for what this machine cannot do.
     """
@@ -56,7 +56,7 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
 
 @contextmanager
 def kernels_in(folder: Path) -> Iterator[None]:
-    """What is compiled while inside lies in `folder`, which is emptied first when its last user was killed.
+    """Keep what is compiled while inside in `folder`, which is emptied first when its last user was killed.
 
     The compiler takes a file that is there for a whole one; one that was being linked at a kill is not, and every
     later start would fail on it.
@@ -79,7 +79,7 @@ def kernels_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def uncompiled(model: Decoder) -> Iterator[None]:
-    """While inside, blocks run as they are written: for shapes that are not worth compiling for."""
+    """Run blocks as they are written while inside: for shapes that are not worth compiling for."""
     compiled = [block._compiled_call_impl for block in model.model.layers]
     for block in model.model.layers:
         block._compiled_call_impl = None
@@ -91,7 +91,10 @@ def uncompiled(model: Decoder) -> Iterator[None]:
 
 
 def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
-    """Whether the blocks are compiled, the same at every start of a run. Raises Refused when told to and unable."""
+    """Tell whether the blocks are compiled, the same at every start of a run.
+
+    Raises Refused when told to and unable.
+    """
     kind = machine.device.type
     pays = config.flops / (FLOPS_PER_S[kind] * (machine.threads if kind == "cpu" else 1)) > PAYS_AFTER_S[kind]
     if config.compile == "never" or config.compile == "auto" and not pays:
@@ -106,7 +109,7 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
 
 
 def compiler_problem(kind: str) -> str:
-    """What torch.compile lacks on this machine; "" when it lacks nothing."""
+    """Return what torch.compile lacks on this machine; "" when it lacks nothing."""
     if kind == "cuda":
         try:
             import triton  # noqa: F401

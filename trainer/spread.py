@@ -13,7 +13,10 @@ MEET_S = 60  # the agents have seen all nodes ready a moment ago
 
 
 def main(words: list[str]) -> int:
-    """0, the exit code of the process that failed first, or 75 when that was killed: then it may be started again."""
+    """Return 0, or the exit code of the process that failed first.
+
+    It is 75 when that was killed: then it may be started again.
+    """
     import torch
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException

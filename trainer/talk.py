@@ -14,7 +14,7 @@ COMMAND = re.compile(r"/[^/\s]+(?!\S)")  # /etc/fstab is none
 
 
 def questions(forget: Callable[[], object]) -> Iterator[str]:
-    """What goes to the model, line by line, until the input ends or /exit. `forget` is called for /reset."""
+    """Yield what goes to the model, line by line, until the input ends or /exit. `forget` is called for /reset."""
     prompt = "> " if sys.stdin.isatty() else ""
     if prompt:
         with contextlib.suppress(ImportError):  # line editing; some Pythons are built without

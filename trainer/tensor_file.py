@@ -90,7 +90,10 @@ class Joined(Mapping[str, Tensor]):
 
 
 def sha256(path: Path, from_disk: bool = False, rest: Callable[[], None] = lambda: None) -> str:
-    """from_disk: of what the disk has rather than of what memory remembers of it (for files that were synced)."""
+    """Return the sha256 of a file, in hexadecimal digits.
+
+    from_disk: of what the disk has rather than of what memory remembers of it (for files that were synced).
+    """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         if from_disk and hasattr(os, "posix_fadvise"):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from data.config import ConfigError, TextSpec
-from data.engines.work import HOME, MERGE, ROOT, Work, begin, locked, task_words
+from data.engines.work import HOME, MERGE, ROOT, ShardWork, begin, locked, task_words
 from data.errors import DataError, InputError
 from data.events import emit
 from data.shards.pipeline import How, Stopped, check_place, stamps
@@ -29,14 +29,14 @@ MOST_ROUNDS = 5
 LOOK_S, MOST_LOOK_S = 0.5, 10.0
 
 
-class Engine(Protocol):
+class Cluster(Protocol):
     """An external cluster. It restarts a task that was killed, as far as it can see that."""
 
     def at_work(self, folder: Path) -> str:
         """Return what an earlier command left running for `folder`, in words; "" for nothing."""
         ...
 
-    def start(self, work: Work, ranks: Sequence[int]) -> None:
+    def start(self, work: ShardWork, ranks: Sequence[int]) -> None:
         """Begin these ranks, and the merge after them or not; leave what is under way already as it is."""
         ...
 
@@ -64,7 +64,7 @@ class Spread:
         if self.engine and self.engine not in ENGINES:
             raise ConfigError(f"engine is {self.engine!r}; known: {', '.join(ENGINES)}")
 
-    def open(self) -> Engine:
+    def open(self) -> Cluster:
         if self.engine == "slurm":
             from data.engines.slurm import Slurm
 
@@ -79,7 +79,7 @@ class Interrupted(BaseException):
         self.signal_number = signal_number
 
 
-def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Engine) -> dict[str, Any]:
+def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Cluster) -> dict[str, Any]:
     """Write the shards of `spec` into `folder` by `world` ranks; the summary.
 
     Raises InputError for what ranks cannot do, DataError when one failed or was killed too often, Stopped after SIGINT
@@ -105,7 +105,7 @@ def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Engine) ->
         return _result(work)
 
 
-def _drive(work: Work, engine: Engine) -> None:
+def _drive(work: ShardWork, engine: Cluster) -> None:
     """Start and follow until all tasks are finished. Raises DataError."""
     for number in range(MOST_ROUNDS):
         left = work.left()
@@ -128,14 +128,14 @@ def _drive(work: Work, engine: Engine) -> None:
     raise DataError(f"{work.home}: ranks {work.left()} were killed {MOST_ROUNDS} times; see their .log there")
 
 
-def _merge(work: Work) -> None:
+def _merge(work: ShardWork) -> None:
     if work.code(MERGE) is None:
         run_task(work, MERGE)
     if work.code(MERGE):
         raise DataError(work.said(MERGE).removeprefix("data merge: "))
 
 
-def run_task(work: Work, name: str) -> None:
+def run_task(work: ShardWork, name: str) -> None:
     """Run a task here and now."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), PARENT: str(os.getpid())}
     subprocess.run(task_words(work, name), cwd=ROOT, env=environ)
@@ -143,7 +143,7 @@ def run_task(work: Work, name: str) -> None:
         raise DataError(f"{name} was killed: {work.said(name)}")
 
 
-def _result(work: Work) -> dict[str, Any]:
+def _result(work: ShardWork) -> dict[str, Any]:
     """Return the summary of the merge, and remove the folder of the tasks, which has done its work."""
     last = work.file(MERGE, "records").read_text(encoding="utf-8").splitlines()[-1]
     result = json.loads(last)
@@ -153,11 +153,11 @@ def _result(work: Work) -> dict[str, Any]:
     return {key: result[key] for key in ("documents", "shards")}
 
 
-def _so_far(work: Work, words: str) -> str:
+def _so_far(work: ShardWork, words: str) -> str:
     return f"{work.documents():,} documents, {_finished(work)}; {words}"
 
 
-def _finished(work: Work) -> str:
+def _finished(work: ShardWork) -> str:
     return f"{work.world - len(work.left())} of {work.world} ranks finished"
 
 

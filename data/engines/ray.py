@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.engines.work import ROOT, Work, task_words
+from data.engines.work import ROOT, ShardWork, task_words
 from data.errors import DataError, InputError
 from data.single_writer import PARENT
 
@@ -36,7 +36,7 @@ class Ray:
     def at_work(self, folder: Path) -> str:
         return ""  # Ray ends what a command began when the command is gone
 
-    def start(self, work: Work, ranks: Sequence[int]) -> None:
+    def start(self, work: ShardWork, ranks: Sequence[int]) -> None:
         if not ranks:
             return
         self.work, self.names, self.log = work, [work.name(rank) for rank in ranks], work.file("ray", "log")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.engines.work import MERGE, ROOT, Work, task_words
+from data.engines.work import MERGE, ROOT, ShardWork, task_words
 from data.errors import DataError, InputError
 from data.events import emit
 
@@ -35,7 +35,7 @@ exit $code
 
 
 @dataclass(frozen=True)
-class Row:
+class QueueRow:
     """One job, or task of an array, that has not ended."""
 
     job: str
@@ -53,7 +53,7 @@ class Slurm:
         jobs = _jobs(self._rows())
         return f"Slurm has jobs {', '.join(jobs)} (scancel {' '.join(jobs)})" if jobs else ""
 
-    def start(self, work: Work, ranks: Sequence[int]) -> None:
+    def start(self, work: ShardWork, ranks: Sequence[int]) -> None:
         if jobs := _jobs(self._rows()):
             emit("note", text=f"following Slurm jobs {', '.join(jobs)} of an earlier command")
             return
@@ -90,7 +90,7 @@ class Slurm:
             time.sleep(0.2)
         return f"Slurm jobs {', '.join(jobs)}"
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[QueueRow]:
         """Return our jobs that have not ended.
 
         Raises DataError when Slurm does not answer for long; its controller may be restarted meanwhile.
@@ -110,10 +110,10 @@ class Slurm:
                 time.sleep(1)
                 continue
             self.answered_at = time.monotonic()
-            return [Row(*line.split("|", 2)) for line in told.splitlines()]
+            return [QueueRow(*line.split("|", 2)) for line in told.splitlines()]
 
 
-def _submit(work: Work, name: str, words: str, log: str, *flags: str) -> str:
+def _submit(work: ShardWork, name: str, words: str, log: str, *flags: str) -> str:
     """Return the id of a job that runs `words`. Raises InputError with what sbatch says against it."""
     output = work.home / f"slurm-{log}.log"
     script = SCRIPT.format(root=shlex.quote(str(ROOT)), words=words)
@@ -137,7 +137,7 @@ def _ask(*words: str, script: str | None = None) -> str:
     return done.stdout
 
 
-def _jobs(rows: Sequence[Row]) -> list[str]:
+def _jobs(rows: Sequence[QueueRow]) -> list[str]:
     return sorted({row.job for row in rows}, key=int)
 
 

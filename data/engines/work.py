@@ -30,7 +30,7 @@ LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
-class Work:
+class ShardWork:
     """The tasks of one folder of shards.
 
     folder: where the shards go. world: how many ranks there are. cpus: how many each of them uses.
@@ -78,14 +78,16 @@ class Work:
         return sum(_last_record(self.file(self.name(rank), "records")) for rank in range(self.world))
 
 
-def begin(spec: TextSpec, inputs: Any, folder: Path, world: int, how: Mapping[str, Any], at_work: str = "") -> Work:
+def begin(
+    spec: TextSpec, inputs: Any, folder: Path, world: int, how: Mapping[str, Any], at_work: str = ""
+) -> ShardWork:
     """Return the work as tasks that can be started; tasks that an earlier command finished of the same work stay.
 
     inputs: what is known of the source, plain values; other ones make it other work.
     at_work: what an earlier command left running for this folder, in words.
     Raises InputError where that is other work, and where `folder` holds shards that the ranks would not replace.
     """
-    work = Work(folder, world, how["workers"])
+    work = ShardWork(folder, world, how["workers"])
     parts = ("train", "val") if spec.val_ratio or spec.validation else (".",)
     ours = {folder / part / work.name(rank) for part in parts for rank in range(world)}
     patterns = [f"{part}/{form}" for part in (".", "train", "val") for form in ("shard-*", "rank-*")]
@@ -143,5 +145,5 @@ def _last_record(path: Path) -> int:
     return 0
 
 
-def task_words(work: Work, name: str) -> list[str]:
+def task_words(work: ShardWork, name: str) -> list[str]:
     return [sys.executable, "-m", "data.engines.task", str(work.home), name]

@@ -168,7 +168,7 @@ def _refuse_flags_of_trainings(spec: LaunchSpec, file: JobFile) -> None:
 
 
 def _same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Provider) -> machines.Wishes:
-    """What all tasks ask for: they run on the same machines. Raises UsageError."""
+    """Return what all tasks ask for: they run on the same machines. Raises UsageError."""
     said = [one for one in file.tasks if one.said.resources is not None or one.num_nodes != 1] or [file.tasks[0]]
     provider = spec.provider or ("" if vendor.is_rented else vendor.name)
     found = [machines.wishes(one, typed, provider, vendor.is_rented, file.where) for one in said]
@@ -183,7 +183,7 @@ def _same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: P
 
 
 def _counted(machine: MachineSpec) -> MachineSpec:
-    """`H100:8` as a kind and a number, which tells the job how many GPUs it has."""
+    """Return the machine with `H100:8` as a kind and a number, which tells the job how many GPUs it has."""
     pairs = gpus.read_set(machine.gpu, machine.num_gpus)
     numbers = {number for _, number in pairs}
     if len(numbers) != 1:
@@ -192,8 +192,11 @@ def _counted(machine: MachineSpec) -> MachineSpec:
 
 
 def _on_own(machine: MachineSpec, vendor: Provider) -> tuple[MachineSpec, list[str]]:
-    """The same on a machine that nobody rents: what only vendors offer is left out, which the file's notes have told;
-    on this one, GPUs that are not there, too, which is told here."""
+    """Return what a machine that nobody rents can give of it, and what is to be told.
+
+    What only vendors offer is left out, which the file's notes have told; on this one, GPUs that are not there, too,
+    which is told here.
+    """
     plain = replace(machine, use_spot=False, disk_size="", max_price="", network="", region="", instance_type="",
                     cloud="", country="", city="", min_upload_mbps=0, min_download_mbps=0)  # fmt: skip
     if not vendor.is_here:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from flows import planning
 from infra import job_environment
 from infra.agent.job import Job, Limits
-from infra.jobs import steps
+from infra.jobs import job_steps
 from infra.jobs.job_file import JobFile
 from infra.providers import Provider
 from infra.records import Plan, Request
@@ -31,7 +31,7 @@ class JobWork:
 
     @property
     def stem(self) -> str:
-        """What the run is called, in front of a number."""
+        """Return what the run is called, in front of a number."""
         return self.file.name.lower()
 
     def plan(
@@ -42,11 +42,11 @@ class JobWork:
         Raises UsageError.
         """
         is_own = not vendor.is_rented or bool(settings.rehearsal)
-        layout = steps.lay_out(self.file, is_own)
+        layout = job_steps.lay_out(self.file, is_own)
         ours = job_environment.secrets(settings)
         stores = planning.places(settings)
         withheld = sorted({*ours, *stores} - {*self.secrets, *(name for envs in self.envs for name in envs)})
-        own = steps.steps_of(self.file, layout, self.envs, withheld, is_own, f"{time.time_ns():x}")
+        own = job_steps.steps_of(self.file, layout, self.envs, withheld, is_own, f"{time.time_ns():x}")
         torch, environments = planning.environments_of(settings, request, vendor)
         job = Job(
             run=request.run, token="", steps=own, limits=limits, torch=torch, environments=environments, environ=stores,
@@ -55,14 +55,14 @@ class JobWork:
         )  # fmt: skip
         about = [[one.setup, one.run, str(one.workdir), one.num_nodes, [str(each) for each in one.mounts]]
                  for one in self.file.tasks]  # fmt: skip
-        target = steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
+        target = job_steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
         return Plan(
             target=target, store=settings.store, artifacts=(), job=job, request=request, carried=layout.carried,
             notes=(*self._shown(is_own, vendor), *self.notes),
         )  # fmt: skip
 
     def _shown(self, is_own: bool, vendor: Provider) -> list[str]:
-        """What will be done, in words."""
+        """Return what will be done, in words."""
         found = []
         for task, envs in zip(self.file.tasks, self.envs, strict=True):
             texts = [("setup once per pod", task.setup.strip()), ("run", task.run.strip())]

@@ -60,7 +60,7 @@ def _nested(path: str, value: Any) -> dict[str, Any]:
 
 
 def _value(where: str, one: Flag, value: Any) -> Any:
-    """As the flag has it; a number where text is wanted is taken for its text: `spend_limit: 12.50`."""
+    """Return a value as the flag has it; a number where text is wanted is taken for its text: `spend_limit: 12.50`."""
     if one.is_many:
         many = value if isinstance(value, list) else [value]
         return tuple(str(word) for word in many)

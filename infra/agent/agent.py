@@ -179,7 +179,7 @@ class Agent:
         words = [self.pythons[step.environment], *before, *step.words, "--config", str(self.pod.config(step.name))]
         if self.nodes and self.job.group.rank and step.together:
             step = replace(step, silent_s=None)  # its records are written on node 0, which watches for silence
-        watch = steps.Watch(tick, self.stop_grace_s, self.signal_all, self.end_tree, why_over)
+        watch = steps.StepWatch(tick, self.stop_grace_s, self.signal_all, self.end_tree, why_over)
         ending = steps.attempt(self.pod, step, words, self.environ(step), watch)
         log.note()
         return ending

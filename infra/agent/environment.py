@@ -28,7 +28,7 @@ from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, 
 
 from infra.agent import denied
 from infra.agent.job import write_durably
-from infra.agent.packages import NOTHING, Carried, forbids_index, pip_environ, settings_here, uv_environ
+from infra.agent.packages import NOTHING, CarriedSources, forbids_index, pip_environ, settings_here, uv_environ
 from infra.agent.state import hold
 
 Say = Callable[[str], None]
@@ -88,7 +88,7 @@ class Spec:
     is_whole: bool = False  # the constraints are all that is installed
 
 
-def ensure(name: str, code: Path, cache: Path, torch: str, say: Say, carried: Carried = NOTHING) -> Path:
+def ensure(name: str, code: Path, cache: Path, torch: str, say: Say, carried: CarriedSources = NOTHING) -> Path:
     """Return the interpreter of environment `name` of the checkout `code`, built under `cache` if it is not there.
 
     `torch` is "cpu" or "cuda". `say` gets what is being done; nothing when all is there. `carried`: what came here
@@ -107,7 +107,7 @@ def find(name: str, code: Path, cache: Path, torch: str) -> Optional[Path]:
 
 
 def ensure_at(
-    target: Path, spec: Spec, cache: Path, say: Say, carried: Carried = NOTHING, program: str = "python"
+    target: Path, spec: Spec, cache: Path, say: Say, carried: CarriedSources = NOTHING, program: str = "python"
 ) -> Path:
     """Return the interpreter of an environment in the folder `target`, built if it or its `program` is not there.
 
@@ -234,7 +234,7 @@ def _locked(target: Path, say: Say) -> Iterator[int]:
         os.close(lock)
 
 
-def _build(target: Path, spec: Spec, cache: Path, say: Say, carried: Carried, lock: int) -> None:
+def _build(target: Path, spec: Spec, cache: Path, say: Say, carried: CarriedSources, lock: int) -> None:
     """Try each way to make the environment until one gives what was asked for."""
     log = target.with_name(f"{target.name}.log")
     log.write_text("", encoding="utf-8")
@@ -268,7 +268,9 @@ def _build(target: Path, spec: Spec, cache: Path, say: Say, carried: Carried, lo
     raise EnvironmentFailed(f"the {spec.name} environment could not be made: {seen}; all of it: {log}{advice}", seen)
 
 
-def _install(work: "_Work", target: Path, spec: Spec, uv: Optional[Path], flags: List[str], carried: Carried) -> None:
+def _install(
+    work: "_Work", target: Path, spec: Spec, uv: Optional[Path], flags: List[str], carried: CarriedSources
+) -> None:
     """Make `target` with uv, or with pip when that is None. Raises EnvironmentFailed."""
     python = _interpreter(target)
     settings = settings_here(carried, offline=OFFLINE in flags)
@@ -339,7 +341,7 @@ def _check_torch(output: str, torch: str) -> None:
         raise EnvironmentFailed(f"the {got} build of torch came where the {torch} build was asked for")
 
 
-def _find_uv(spec: Spec, cache: Path, say: Say, carried: Carried) -> Path:
+def _find_uv(spec: Spec, cache: Path, say: Say, carried: CarriedSources) -> Path:
     """Return uv of this machine, the copy that came along, or its wheel in an environment of its own."""
     places = [Path(sys.prefix) / "bin" / "uv", shutil.which("uv"), *OWN_UV, carried.uv]
     for place in places:

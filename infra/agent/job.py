@@ -46,7 +46,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Group:
+class NodeGroup:
     """The nodes of a run that has several, and the rank of this one."""
 
     run: str = ""  # as people call it; the pods of the other nodes are `<run>.1`, `<run>.2`, ...
@@ -81,7 +81,7 @@ class Job:
     environ: Dict[str, str] = field(default_factory=dict)
     secrets: Tuple[str, ...] = ()  # names only; values lie in the mode-600 file
     num_gpus: int = 0  # of each node
-    group: Group = Group()
+    group: NodeGroup = NodeGroup()
     on_failure: str = "end"  # or "keep": what becomes of a rented pod whose work has failed
     farewell: Tuple[Call, ...] = ()  # by which the pod deletes itself, tried in turn; () = it cannot
     stays: bool = False  # the pod outlives its work: the guard holds it for the next job, until a limit
@@ -101,7 +101,7 @@ class Job:
                 raise ValueError(f"job schema {raw['schema']}, this agent reads {SCHEMA}")
             steps = tuple(_step(step) for step in raw["steps"])
             beside = _step(raw["beside"]) if raw.get("beside") else None
-            group = _typed(Group, _tuples(raw.get("group", {}), "addresses"))
+            group = _typed(NodeGroup, _tuples(raw.get("group", {}), "addresses"))
             farewell = tuple(_typed(Call, call) for call in raw.get("farewell", ()))
             parts = {"steps": steps, "beside": beside, "limits": _typed(Limits, raw["limits"]), "group": group}
             return _typed(Job, {**_tuples(raw, "secrets", "setup"), **parts, "farewell": farewell})

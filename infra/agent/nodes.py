@@ -28,7 +28,7 @@ from typing import Any, Callable, Dict, Optional, Union
 
 from infra.agent import outside
 from infra.agent.amounts import duration
-from infra.agent.job import Group, Step
+from infra.agent.job import NodeGroup, Step
 from infra.agent.shortage import patient
 from infra.agent.state import NODE_LOST, AgentError, say
 from infra.agent.steps import LEAVE_S, RESUME_ME, Ending, in_words
@@ -59,7 +59,7 @@ def return_s() -> float:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """The outcome of a step on all nodes; `state` is done, or what the verdict will say."""
 
     state: str
@@ -78,7 +78,7 @@ class Here:
     wait: Callable[[str], None]  # for a moment, saying for whom
 
 
-def environ_of(group: Group, num_gpus: int) -> Dict[str, str]:
+def environ_of(group: NodeGroup, num_gpus: int) -> Dict[str, str]:
     """Return the variables that tell a step who the nodes are, also in SkyPilot's names."""
     ips = "\n".join(group.addresses or ("127.0.0.1",))
     facts = {"NODE_RANK": str(group.rank), "NUM_NODES": str(len(group.addresses) or 1), "NODE_IPS": ips}
@@ -94,7 +94,7 @@ def environ_of(group: Group, num_gpus: int) -> Dict[str, str]:
 class Leader:
     """Node 0: it hears how every other node is, and tells all what holds."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: NodeGroup) -> None:
         self.group = group
         self.word: Dict[str, Any] = {"step": "", "round": "", "done": {}, "end": None}
         self.others = {rank: _Other(self._name(rank)) for rank in range(1, len(group.addresses))}
@@ -103,7 +103,7 @@ class Leader:
         self.server = _listen(group, self._hear)
         threading.Thread(target=self.server.serve_forever, args=(POLL_S,), daemon=True).start()
 
-    def run(self, step: Step, here: Here) -> Outcome:
+    def run(self, step: Step, here: Here) -> StepOutcome:
         """Run the step on all nodes, as often as it takes."""
         for _ in range(1 + step.max_restarts):
             problem = self._gather(step.name, here)
@@ -116,18 +116,20 @@ class Leader:
             ending = here.attempt(partial(self._why_over, this_round))
             if ending.cut == "" and ending.exit_code == 0:
                 if not step.everywhere:
-                    return Outcome("done")
+                    return StepOutcome("done")
                 stopped = self._wait_for_all(this_round, here)
                 if stopped or not self.why:
-                    return stopped or Outcome("done")
+                    return stopped or StepOutcome("done")
             self._tell(round="")
             if ending.cut == "stop":
-                return Outcome("stopped", exit_code=ending.exit_code)
+                return StepOutcome("stopped", exit_code=ending.exit_code)
             failure = self._failure(step, this_round, ending)
             if failure:
                 return failure
             say(f"{step.name}: {self.why}; once more on all nodes")
-        return Outcome("failed", f"step {step.name} was cut off {1 + step.max_restarts} times; {self.why}", RESUME_ME)
+        return StepOutcome(
+            "failed", f"step {step.name} was cut off {1 + step.max_restarts} times; {self.why}", RESUME_ME
+        )
 
     def finished(self, step: str, result: Any) -> None:
         """Tell the others that the mark of a step is written, with its result."""
@@ -144,20 +146,20 @@ class Leader:
         ):
             time.sleep(POLL_S)
 
-    def _gather(self, step: str, here: Here) -> Optional[Outcome]:
+    def _gather(self, step: str, here: Here) -> Optional[StepOutcome]:
         """Wait until all others are ready for the step; the outcome when that will not be."""
         self._tell(step=step, round="")
         since = time.monotonic()
         while True:
             if here.asked_to_stop():
-                return Outcome("stopped")
+                return StepOutcome("stopped")
             waiting = ""
             for rank, other in self.others.items():
                 if other.said["state"] == "over":
                     return other.outcome()
                 silence = other.silence(return_s(), since)
                 if silence:
-                    return Outcome(NODE_LOST, f"{silence}{f'; before, {self.why}' if self.why else ''}", lost=rank)
+                    return StepOutcome(NODE_LOST, f"{silence}{f'; before, {self.why}' if self.why else ''}", lost=rank)
                 is_ready = (other.said["state"], other.said.get("step")) == ("ready", step)
                 if not is_ready or other.silence(silent_s()):  # it may have said so, and then have fallen silent
                     waiting = f"waiting for {other.name}"
@@ -165,7 +167,7 @@ class Leader:
                 return None
             here.wait(waiting)
 
-    def _wait_for_all(self, this_round: str, here: Here) -> Optional[Outcome]:
+    def _wait_for_all(self, this_round: str, here: Here) -> Optional[StepOutcome]:
         """Wait until every other node has done its part, or `why` says that it cannot; return None unless stopped."""
         while not self._why_over(this_round):
             ended = {"state": "ended", "round": this_round}
@@ -173,7 +175,7 @@ class Leader:
             if not left:
                 return None
             if here.asked_to_stop():
-                return Outcome("stopped")
+                return StepOutcome("stopped")
             here.wait(f"waiting for {', '.join(left)}")
         return None
 
@@ -193,13 +195,13 @@ class Leader:
                 return self.why
         return ""
 
-    def _failure(self, step: Step, this_round: str, ending: Ending) -> Optional[Outcome]:
+    def _failure(self, step: Step, this_round: str, ending: Ending) -> Optional[StepOutcome]:
         """Return what makes another round pointless, on any node; None = begin another.
 
         Waits until all have left this one.
         """
         if ending.cut == "timeout" or ending.cut == "" and ending.exit_code > 0 and ending.exit_code != RESUME_ME:
-            return Outcome("failed", in_words(ending, step), ending.exit_code)
+            return StepOutcome("failed", in_words(ending, step), ending.exit_code)
         self.why = self.why or f"{self._name(0)} {'fell silent' if ending.cut else f'left with {ending.exit_code}'}"
         for rank, other in self.others.items():
             while other.said.get("round") == this_round and other.said["state"] == "running":
@@ -211,7 +213,7 @@ class Leader:
                 return other.outcome()
             if said.get("round") == this_round and said.get("code", 0) > 0 and said["code"] != RESUME_ME:
                 words = f"step {step.name} failed with exit code {said['code']} on {other.name}"
-                return Outcome("failed", f"{words}; see the logs of {self.group.run}.{rank}", said["code"])
+                return StepOutcome("failed", f"{words}; see the logs of {self.group.run}.{rank}", said["code"])
         return None
 
     def _tell(self, **what: Any) -> None:
@@ -245,15 +247,15 @@ class _Other:
     def silence(self, limit_s: float, since: float = 0.0) -> str:
         return silence(self.name, max(self.heard_at, since), limit_s)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> StepOutcome:
         end = self.said["end"]
-        return Outcome(end["state"], f"{self.name}: {end['reason'] or end['state']}", lost=end["lost"])
+        return StepOutcome(end["state"], f"{self.name}: {end['reason'] or end['state']}", lost=end["lost"])
 
 
 class Follower:
     """Any other node: it reports its state, and does what node 0 says."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: NodeGroup) -> None:
         self.group = group
         self.life = secrets.token_hex(4)  # another agent of this node is another one
         self.said: Dict[str, Any] = {"state": "busy"}
@@ -262,7 +264,7 @@ class Follower:
         self.is_heard = threading.Event()  # node 0 has answered to what was said last
         threading.Thread(target=self._talk, daemon=True).start()
 
-    def run(self, step: Step, here: Here) -> Outcome:
+    def run(self, step: Step, here: Here) -> StepOutcome:
         """Run the step on all nodes, as often as node 0 says."""
         last = ""
         while True:
@@ -276,7 +278,7 @@ class Follower:
             code = ending.exit_code if ending.cut in ("", "stop") else 1 if ending.cut == "timeout" else RESUME_ME
             self._say(state="ended", step=step.name, round=last, code=code)
             if ending.cut == "stop":
-                return Outcome("stopped", exit_code=ending.exit_code)
+                return StepOutcome("stopped", exit_code=ending.exit_code)
             outcome = self._wait(step.name, here, partial(self._is_over, last))
             if outcome:
                 return outcome
@@ -289,21 +291,21 @@ class Follower:
         self._say(state="over", end={"state": state, "reason": reason, "lost": lost})
         self.is_heard.wait(silent_s())
 
-    def _wait(self, step: str, here: Here, truth: Callable[[], bool]) -> Optional[Outcome]:
+    def _wait(self, step: str, here: Here, truth: Callable[[], bool]) -> Optional[StepOutcome]:
         """Wait until `truth` holds; return the outcome when the step is done, or will not be."""
         while True:
             word = self.word
             if here.asked_to_stop():
-                return Outcome("stopped")
+                return StepOutcome("stopped")
             if step in word["done"]:
-                return Outcome("done", result=word["done"][step])
+                return StepOutcome("done", result=word["done"][step])
             if word["end"]:
-                return Outcome(word["end"]["state"], word["end"]["reason"], lost=word["end"]["lost"])
+                return StepOutcome(word["end"]["state"], word["end"]["reason"], lost=word["end"]["lost"])
             if truth():
                 return None
             gone = self._silence(return_s())
             if gone:
-                return Outcome(NODE_LOST, gone, lost=0)
+                return StepOutcome(NODE_LOST, gone, lost=0)
             here.wait(f"waiting for {name_of(self.group, 0)}")
 
     def _begins(self, step: str, last: str) -> bool:
@@ -361,14 +363,14 @@ class Follower:
 Nodes = Union[Leader, Follower]
 
 
-def nodes_of(group: Group) -> Optional[Nodes]:
+def nodes_of(group: NodeGroup) -> Optional[Nodes]:
     """Return this node's part; None for a run on one node. Raises AgentError when node 0 cannot listen."""
     if len(group.addresses) < 2:
         return None
     return Leader(group) if group.rank == 0 else Follower(group)
 
 
-def name_of(group: Group, rank: int) -> str:
+def name_of(group: NodeGroup, rank: int) -> str:
     return f"node {rank} ({group.addresses[rank]})"
 
 
@@ -378,7 +380,7 @@ def silence(name: str, heard_at: float, limit_s: float) -> str:
     return f"{name} has not answered for {duration(passed_s)}" if passed_s > limit_s else ""
 
 
-def _listen(group: Group, hear: Callable[[bytes], Optional[bytes]]) -> socketserver.ThreadingTCPServer:
+def _listen(group: NodeGroup, hear: Callable[[bytes], Optional[bytes]]) -> socketserver.ThreadingTCPServer:
     class Conversation(socketserver.StreamRequestHandler):
         timeout = 2 * ANSWER_S
 

@@ -25,14 +25,14 @@ CARRIED = {  # what is carried, by the option of pip, and what uv calls it: the 
 
 
 @dataclass(frozen=True)
-class Carried:
+class CarriedSources:
     """The package sources that came along with a job; empty on the machine in front of the user."""
 
     uv: str = ""  # a copy of uv; "" or no file there: none came
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # places by pip's option
 
 
-NOTHING = Carried()
+NOTHING = CarriedSources()
 
 
 def to_carry(environ: Mapping[str, str] = os.environ) -> Dict[str, List[str]]:
@@ -45,7 +45,7 @@ def to_carry(environ: Mapping[str, str] = os.environ) -> Dict[str, List[str]]:
     return {option: found for option, found in places.items() if found}
 
 
-def settings_here(carried: Carried, offline: bool) -> Dict[str, str]:
+def settings_here(carried: CarriedSources, offline: bool) -> Dict[str, str]:
     """Return pip's settings of this machine, and of the carried ones what it does not set and can use.
 
     Offline nobody is asked, so that every index counts: uv knows what it has cached by the index it came from.

@@ -37,7 +37,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Row:
+class ProcessRow:
     """One line of the machine's process table."""
 
     pid: int
@@ -174,14 +174,14 @@ def reap(keep: Optional[int] = None) -> Dict[int, int]:
     return codes
 
 
-def _table() -> Dict[int, Row]:
+def _table() -> Dict[int, ProcessRow]:
     if sys.platform == "darwin":
         return {row.pid: row for row in _rows_of_ps("-ax")}
     rows = (_row_of_proc(int(name)) for name in os.listdir(PROC) if name.isdigit())
     return {row.pid: row for row in rows if row}
 
 
-def _with_young(inside: Set[int], table: Dict[int, Row]) -> Set[int]:
+def _with_young(inside: Set[int], table: Dict[int, ProcessRow]) -> Set[int]:
     """Return these processes and all that descend from them."""
     young = inside
     while young:
@@ -190,7 +190,7 @@ def _with_young(inside: Set[int], table: Dict[int, Row]) -> Set[int]:
     return inside
 
 
-def _row(pid: int) -> Optional[Row]:
+def _row(pid: int) -> Optional[ProcessRow]:
     if sys.platform == "darwin":
         rows = _rows_of_ps("-p", str(pid))
         row = rows[0] if rows else None
@@ -199,18 +199,18 @@ def _row(pid: int) -> Optional[Row]:
     return row if row and row.state != "Z" else None
 
 
-def _row_of_proc(pid: int) -> Optional[Row]:
+def _row_of_proc(pid: int) -> Optional[ProcessRow]:
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except GONE:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and brackets
-    return Row(pid=pid, state=fields[0], ppid=int(fields[1]), started=fields[19])
+    return ProcessRow(pid=pid, state=fields[0], ppid=int(fields[1]), started=fields[19])
 
 
-def _rows_of_ps(*which: str) -> List[Row]:
+def _rows_of_ps(*which: str) -> List[ProcessRow]:
     lines = [line.split(None, 3) for line in _output([*PS, *which]).splitlines()]
-    return [Row(int(pid), int(ppid), state[0], started.strip()) for pid, ppid, state, started in lines]
+    return [ProcessRow(int(pid), int(ppid), state[0], started.strip()) for pid, ppid, state, started in lines]
 
 
 def _holders(token: str, table: Iterable[int]) -> Set[int]:

@@ -21,11 +21,11 @@ CHUNK = 1 << 16
 FRESH_NS = 100_000_000  # written so shortly before it was looked at, a file may change again without a sign
 
 
-class Refused(Exception):
+class PushRefused(Exception):
     pass
 
 
-class Pod:
+class ReceivingFolder:
     def __init__(self, dest, token):
         self.root = os.path.realpath(os.path.dirname(dest))
         self.target = os.path.join(self.root, os.path.basename(dest))
@@ -33,7 +33,7 @@ class Pod:
         self.memory = os.path.join(self.root, "state", MEMORY if name == "code" else f"{name}.{MEMORY}")
         self._check_marker(token)
         if os.path.islink(self.target):
-            raise Refused(f"{self.target} is a link; nothing is pushed through it")
+            raise PushRefused(f"{self.target} is a link; nothing is pushed through it")
         self.files: dict = {}
         self.open: dict = {}  # by folder: no link stands in its way
         if os.path.exists(self.memory):
@@ -41,7 +41,7 @@ class Pod:
                 with open(self.memory, encoding="ascii") as file:
                     read = json.load(file)
             except (ValueError, RecursionError) as error:
-                raise Refused(
+                raise PushRefused(
                     f"{self.memory} is damaged ({error}); nothing is pushed on top of what it forgot"
                 ) from None
             self.files = read if isinstance(read, dict) else dict.fromkeys(read)
@@ -51,15 +51,15 @@ class Pod:
             with open(os.path.join(self.root, "POD.json"), encoding="utf-8") as file:
                 found = json.load(file)["token"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            raise Refused(f"{self.root} carries no marker of ours; nothing is pushed there") from None
+            raise PushRefused(f"{self.root} carries no marker of ours; nothing is pushed there") from None
         if found != token:
-            raise Refused(f"{self.root} is the pod of {found}, not of {token}; nothing is pushed there")
+            raise PushRefused(f"{self.root} is the pod of {found}, not of {token}; nothing is pushed there")
 
     def place(self, path):
         """Return where `path` lies, and whether the way there is free of links."""
         folder, _, name = path.rpartition("/")
         if os.path.isabs(path) or name in ("", ".", "..") or ".." in folder.split("/"):
-            raise Refused(f"{path} leads out of {self.target}")
+            raise PushRefused(f"{path} leads out of {self.target}")
         if folder not in self.open:
             here = os.path.join(self.target, folder) if folder else self.target
             self.open[folder] = here, os.path.realpath(here) == here
@@ -108,14 +108,14 @@ class Pod:
     def _write(self, path, mode, sha, pieces):
         full, is_open = self.place(path)
         if not is_open:
-            raise Refused(f"{full} lies behind a link; nothing is pushed through it")
+            raise PushRefused(f"{full} lies behind a link; nothing is pushed through it")
         folder, name = os.path.split(full)
         try:
             os.makedirs(folder, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise Refused(f"{path}: a file that the pod has made is where one of its folders should be") from None
+            raise PushRefused(f"{path}: a file that the pod has made is where one of its folders should be") from None
         if os.path.isdir(full) and not os.path.islink(full):
-            raise Refused(f"{path}: {full} is a folder with files that the pod has made; move it away there")
+            raise PushRefused(f"{path}: {full} is a folder with files that the pod has made; move it away there")
         draft = os.path.join(folder, f".{name[:200]}.{os.getpid()}.draft")
         found = sha256()
         try:
@@ -131,7 +131,7 @@ class Pod:
                         file.write(piece)
                     os.fchmod(descriptor, mode)
             if found.hexdigest() != sha:
-                raise Refused(f"{path} changed while it was sent; push again")
+                raise PushRefused(f"{path} changed while it was sent; push again")
             os.replace(draft, full)
         finally:
             if os.path.lexists(draft):
@@ -161,7 +161,7 @@ class Pod:
         return os.stat(self.memory).st_mtime_ns
 
 
-class Stream:
+class ContentStream:
     """Contents one after the other, as they come out of one zlib stream."""
 
     def __init__(self, file):
@@ -170,12 +170,12 @@ class Stream:
         self.held = b""
 
     def read(self, size):
-        """Yield `size` bytes in pieces. Raises Refused when the stream ends before."""
+        """Yield `size` bytes in pieces. Raises PushRefused when the stream ends before."""
         while size:
             if not self.held:
                 waiting = self.inflate.unconsumed_tail or self.file.read1(CHUNK)
                 if not waiting:
-                    raise Refused("the stream of files was cut off")
+                    raise PushRefused("the stream of files was cut off")
                 self.held = self.inflate.decompress(waiting, CHUNK * 4)
             piece, self.held = self.held[:size], self.held[size:]
             size -= len(piece)
@@ -217,13 +217,13 @@ def main():
     os.umask(os.umask(0o022) | 0o022)  # what runs with our rights is nobody else's to write
     source = sys.stdin.buffer
     try:
-        pod = Pod(**json.loads(source.readline()))  # while the request is still being made
+        pod = ReceivingFolder(**json.loads(source.readline()))  # while the request is still being made
         size = source.readline()
         if not size:
-            raise Refused("the request was cut off")
+            raise PushRefused("the request was cut off")
         request = json.loads(zlib.decompress(source.read(int(size))))
-        answer = pod.compare(request["listing"]) if "listing" in request else pod.take(request, Stream(source))
-    except Refused as refusal:
+        answer = pod.compare(request["listing"]) if "listing" in request else pod.take(request, ContentStream(source))
+    except PushRefused as refusal:
         print(refusal, file=sys.stderr)
         return REFUSED
     except OSError as error:  # its disk is full, say

@@ -1,7 +1,7 @@
 """Step 0: it makes the environments that the steps of a job name.
 
 In: `--config FILE` holding {names, code, cache, torch}, and `state/packages.json` where a job was handed over with one:
-{uv, settings} as in `packages.Carried`. Out: a record per thing done, and a result that
+{uv, settings} as in `packages.CarriedSources`. Out: a record per thing done, and a result that
 maps each name to its interpreter. Exit 1 with one line when an environment cannot be made.
 """
 
@@ -32,14 +32,14 @@ def packages_of(pod: PodFolder) -> Path:
 
 def main(words: Sequence[str]) -> int:
     from infra.agent import environment
-    from infra.agent.packages import Carried
+    from infra.agent.packages import CarriedSources
 
     flag, path = words
     assert flag == "--config"
     config = json.loads(Path(path).read_text(encoding="utf-8"))
     code = Path(config["code"])
     cache = Path(config["cache"]) if config["cache"] else environment.default_cache()
-    carried = Carried(**read_json(packages_of(PodFolder(code.parent))))
+    carried = CarriedSources(**read_json(packages_of(PodFolder(code.parent))))
     try:
         pythons = {
             name: str(environment.ensure(name, code, cache, config["torch"], _say, carried)) for name in config["names"]

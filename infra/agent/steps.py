@@ -36,7 +36,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Watch:
+class StepWatch:
     """The callbacks of the agent while a step runs."""
 
     tick: Callable[[], bool]  # called at every look; true when the step has appended a record
@@ -46,7 +46,7 @@ class Watch:
     why_over: Callable[[], str] = str  # why the step must end on all nodes; "" while it need not
 
 
-def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str], watch: Watch) -> Ending:
+def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str], watch: StepWatch) -> Ending:
     """Run the step once. Afterwards no process of it is left. Raises AgentError when it cannot be started."""
     try:
         process = patient(begin)(pod, step, words, environ)
@@ -86,7 +86,7 @@ def unsaid(pod: PodFolder) -> Dict[str, int]:
     return {} if code in (0, RESUME_ME) else {attempt["step"]: code}
 
 
-def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: Watch) -> str:
+def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: StepWatch) -> str:
     """Watch until the process has ended or has used up its time; return why it was cut short."""
     cut, kill_at = "", 0.0
     started = spoke = time.monotonic()

@@ -16,7 +16,7 @@ from infra import strict_yaml
 from infra.errors import UsageError
 from infra.jobs import schema
 from infra.jobs.schema import Resources, Storage, TaskFile
-from infra.strict_yaml import Document
+from infra.strict_yaml import YamlDocument
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED = ("SLIPWAY_", "SKYPILOT_")  # what tells a task who and where it is
@@ -47,7 +47,7 @@ class Mount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class JobTask:
     """One document of a job file."""
 
     name: str = ""
@@ -62,7 +62,7 @@ class Task:
     run: str = ""
     environment: str = ""
     said: TaskFile = TaskFile()
-    document: Document = Document({})
+    document: YamlDocument = YamlDocument({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class JobFile:
     where: str
     """The file, as errors name it."""
     name: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[JobTask, ...]
 
 
 def is_job(path: Path) -> bool:
@@ -85,7 +85,7 @@ def of_command(text: str, workdir: Path | None) -> JobFile:
     """Return the job of one command line: `--cmd`. Raises UsageError."""
     if not text.strip():
         raise UsageError("--cmd is empty; it takes a command, such as 'python my.py'")
-    task = Task(run=text, workdir=folder("--workdir", workdir) if workdir else None)
+    task = JobTask(run=text, workdir=folder("--workdir", workdir) if workdir else None)
     return JobFile(where="--cmd", name="", tasks=(task,))
 
 
@@ -109,7 +109,7 @@ def load(path: Path) -> JobFile:
     return JobFile(where=str(path), name=name or tasks[0].name, tasks=tasks)
 
 
-def _task(path: Path, document: Document) -> Task:
+def _task(path: Path, document: YamlDocument) -> JobTask:
     said = _convert(path, document)
 
     def fail(what: str, *place: str | int) -> UsageError:
@@ -146,7 +146,7 @@ def _task(path: Path, document: Document) -> Task:
     twice = sorted(set(envs) & set(secrets))
     if twice:
         raise fail(f"{twice[0]} is among envs and among secrets", "secrets", twice[0])
-    return Task(
+    return JobTask(
         name=_name(f"{path}: line {document.line('name')}: name", said.name), workdir=workdir,
         num_nodes=said.num_nodes, resources=resources, envs=envs, secrets=secrets,
         mounts=_mounts(path, said, fail, document), setup=said.setup or "", run=said.run or "",
@@ -154,7 +154,7 @@ def _task(path: Path, document: Document) -> Task:
     )  # fmt: skip
 
 
-def _convert(path: Path, document: Document) -> TaskFile:
+def _convert(path: Path, document: YamlDocument) -> TaskFile:
     """Return the record of a document. Raises UsageError."""
     import msgspec
 
@@ -175,7 +175,7 @@ def _convert(path: Path, document: Document) -> TaskFile:
         raise UsageError(f"{path}: line {document.line(*place)}: {named or 'the file'}: {what}") from None
 
 
-def _check_keys(path: Path, document: Document, body: Any, kind: type, at: strict_yaml.Place) -> None:
+def _check_keys(path: Path, document: YamlDocument, body: Any, kind: type, at: strict_yaml.Place) -> None:
     hints = typing.get_type_hints(kind)
     for key, value in body.items():
         place = (*at, key)
@@ -227,7 +227,7 @@ def _check_resources(said: Resources, at: strict_yaml.Place, fail: Any) -> None:
             raise fail("max_restarts_on_errors cannot be negative", *at, "job_recovery", "max_restarts_on_errors")
 
 
-def _mounts(path: Path, said: TaskFile, fail: Any, document: Document) -> tuple[Mount, ...]:
+def _mounts(path: Path, said: TaskFile, fail: Any, document: YamlDocument) -> tuple[Mount, ...]:
     found = []
     for wanted, one in (said.file_mounts or {}).items():
         at = ("file_mounts", wanted)
@@ -259,14 +259,14 @@ def _mounts(path: Path, said: TaskFile, fail: Any, document: Document) -> tuple[
     return tuple(found)
 
 
-def _said(document: Document, place: strict_yaml.Place) -> Mapping[str, Any]:
+def _said(document: YamlDocument, place: strict_yaml.Place) -> Mapping[str, Any]:
     said = document.said
     for key in place:
         said = said[key]
     return said if isinstance(said, dict) else {}
 
 
-def _values(document: Document, section: str) -> dict[str, str | None]:
+def _values(document: YamlDocument, section: str) -> dict[str, str | None]:
     """Return the variables of a section, each as it was written."""
     said = document.said.get(section) or {}
     return {

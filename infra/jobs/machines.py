@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from infra.errors import UsageError
-from infra.jobs.job_file import Task, near
+from infra.jobs.job_file import JobTask, near
 from infra.jobs.schema import NO_EFFECT, NO_EFFECT_RESOURCES, Recovery, Resources
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import VENDORS
@@ -46,13 +46,13 @@ class Wishes:
     notes: tuple[str, ...] = ()
 
 
-def provider_of(task: Task, where: str) -> str:
+def provider_of(task: JobTask, where: str) -> str:
     """Return the provider that the file names for all of the task, "" where it names none, or several."""
     found = {_place(one, where, task)[0] for one in _alternatives(task.resources)}
     return found.pop() if len(found) == 1 else ""
 
 
-def wishes(task: Task, typed: MachineSpec, provider: str, is_rented: bool, where: str) -> Wishes:
+def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, where: str) -> Wishes:
     """Return what the task asks for. `provider`: that was typed, "" where nobody typed one. Raises UsageError."""
     notes: list[str] = []
     found: list[Wish] = []
@@ -86,7 +86,7 @@ def wishes(task: Task, typed: MachineSpec, provider: str, is_rented: bool, where
     return Wishes(wishes=tuple(found), is_ordered=is_ordered, notes=tuple(dict.fromkeys(notes)))
 
 
-def recovery_of(task: Task) -> tuple[int, tuple[int, ...]]:
+def recovery_of(task: JobTask) -> tuple[int, tuple[int, ...]]:
     """Return how often a failure is no verdict yet, and the exit codes that never are one."""
     said = task.resources.job_recovery
     if not isinstance(said, Recovery):
@@ -107,7 +107,7 @@ def _alternatives(said: Resources) -> Iterator[Resources]:
         yield replace(above, **own)
 
 
-def _place(said: Resources, where: str, task: Task) -> tuple[str, str, str, str]:
+def _place(said: Resources, where: str, task: JobTask) -> tuple[str, str, str, str]:
     """Return provider, region, zone and pool, "" for any. Raises UsageError for a cloud that nobody knows."""
     line = f"{where}: line {task.document.line('resources', 'infra')}"
     if said.infra and (said.cloud or said.region or said.zone):
@@ -121,7 +121,7 @@ def _place(said: Resources, where: str, task: Task) -> tuple[str, str, str, str]
     return (cloud, "", "", region) if cloud == "ssh" else (cloud, region, zone, "")
 
 
-def _accelerators(said: Resources, where: str, task: Task) -> list[tuple[str, int]]:
+def _accelerators(said: Resources, where: str, task: JobTask) -> list[tuple[str, int]]:
     """Return `--gpu` and `--num-gpus` of each way: equal numbers are one set, those of a list keep their order."""
     asked = said.accelerators
     if asked is None:
@@ -155,7 +155,7 @@ def _accelerators(said: Resources, where: str, task: Task) -> list[tuple[str, in
     return [(",".join(kinds), number) for number, kinds in by_number.items()]
 
 
-def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, task: Task) -> dict[str, Any]:
+def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, task: JobTask) -> dict[str, Any]:
     """Return what is said, by field of `MachineSpec`."""
     line = task.document.line
     found: dict[str, Any] = {"gpu": gpu, "num_gpus": num_gpus, "region": region}
@@ -192,7 +192,7 @@ def _amount(said: str | int | float, where: str) -> int:
     return whole * (1000 if (found[3] or "g").startswith("t") else 1)
 
 
-def _without_effect(task: Task, is_rented: bool, provider: str) -> list[str]:
+def _without_effect(task: JobTask, is_rented: bool, provider: str) -> list[str]:
     """Return what of the task changes nothing where it is to run, and why, in words."""
     found = [f"{key} has no effect: {why}" for key, why in NO_EFFECT.items() if getattr(task.said, key) is not None]
     alternatives: Sequence[Resources] = list(_alternatives(task.resources))

@@ -61,7 +61,7 @@ class Storage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ours:
+class SlipwayTaskKeys:
     """What SkyPilot has no word for."""
 
     environment: str = ""
@@ -82,7 +82,7 @@ class TaskFile:
     setup: str | None = None
     run: str | None = None
     config: dict[str, Any] | None = None
-    slipway: Ours = Ours()
+    slipway: SlipwayTaskKeys = SlipwayTaskKeys()
     # Of SkyPilot's, and refused: `REFUSED` says what to do instead.
     managed_secrets: Any = None
     volumes: Any = None

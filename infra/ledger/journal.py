@@ -124,7 +124,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Service:
+class ServiceRow:
     """The row of a service. Both texts are for its commands and its controller; "" = nothing was written yet."""
 
     name: str
@@ -301,16 +301,16 @@ class Journal:
 
     # Services.
 
-    def services(self) -> list[Service]:
+    def services(self) -> list[ServiceRow]:
         """Return all services, by name."""
         rows = self._db.execute("SELECT name, epoch, wanted, seen FROM services ORDER BY name")
-        return [Service(*row) for row in rows.fetchall()]
+        return [ServiceRow(*row) for row in rows.fetchall()]
 
-    def service(self, name: str) -> Service | None:
+    def service(self, name: str) -> ServiceRow | None:
         row = self._db.execute("SELECT name, epoch, wanted, seen FROM services WHERE name = ?", (name,)).fetchone()
-        return Service(*row) if row else None
+        return ServiceRow(*row) if row else None
 
-    def want(self, name: str, wanted: str, before: Service | None) -> Service:
+    def want(self, name: str, wanted: str, before: ServiceRow | None) -> ServiceRow:
         """Write down what is wanted, where it is still as in `before`. Raises Fenced."""
         with self._writing():
             now = self.service(name)

@@ -207,14 +207,14 @@ def prefix(journal: Journal) -> str:
 
 
 @dataclass(frozen=True)
-class Done:
+class Reconciled:
     """The result of a reconciliation, for whoever tells the user."""
 
     actions: tuple[Action, ...]
     problems: tuple[str, ...]  # an incomplete listing, a pod that could not be ended
 
 
-def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Done:
+def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
     """Reconcile one vendor once. Raises Held while another process does; JournalError."""
     lease = journal.take(f"reconcile:{provider.name}")
     try:
@@ -227,7 +227,7 @@ def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) 
                          replaced_ago_s=journal.replaced_ago_s(now), at_limit=at_limit)  # fmt: skip
         lost: set[str] = set()  # tokens that somebody else moved meanwhile: theirs to look after now
         done = [action for action in actions if _carry_out(action, provider, journal, rows, lost, problems)]
-        return Done(tuple(done), tuple(problems))
+        return Reconciled(tuple(done), tuple(problems))
     finally:
         journal.release(lease)
 

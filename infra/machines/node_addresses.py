@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.agent.job import Group
+from infra.agent.job import NodeGroup
 from infra.errors import SlipwayError
 from infra.machines.host_memory import ASK_S, at_once, run_script
 from infra.transport.protocol import ThisMachine, Transport
@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[1] / "agent" / "meet.py"
 CALL_S = 8.0  # what the nodes try to reach each other for
 
 
-def meet(run: str, transports: Sequence[Transport], names: Sequence[str]) -> list[Group]:
+def meet(run: str, transports: Sequence[Transport], names: Sequence[str]) -> list[NodeGroup]:
     """Return the group of every node, by rank; `names` is what errors call them.
 
     Raises SlipwayError that says who cannot reach whom.
@@ -41,7 +41,9 @@ def meet(run: str, transports: Sequence[Transport], names: Sequence[str]) -> lis
     addresses = tuple(address for address, _ in chosen)
     port, words_port = listed[0]["ports"]
     key = secrets.token_hex(16)
-    return [Group(run, rank, addresses, interface, port, words_port, key) for rank, (_, interface) in enumerate(chosen)]
+    return [
+        NodeGroup(run, rank, addresses, interface, port, words_port, key) for rank, (_, interface) in enumerate(chosen)
+    ]
 
 
 def choose(

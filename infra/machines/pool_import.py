@@ -22,7 +22,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_~/.-]+")
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundAddress:
     """One address, and where in the outputs it stood."""
 
     address: str
@@ -34,12 +34,12 @@ class Import:
     """The plan of an import: the addresses that are new, and the file as it will be."""
 
     path: Path
-    new: tuple[Found, ...]
-    known: tuple[Found, ...]
+    new: tuple[FoundAddress, ...]
+    known: tuple[FoundAddress, ...]
     text: str
 
 
-def addresses(path: Path, only: str = "") -> tuple[Found, ...]:
+def addresses(path: Path, only: str = "") -> tuple[FoundAddress, ...]:
     """Return the addresses in the outputs of the file, each once; only those of one output if it is named.
 
     Raises UsageError: not Terraform's JSON, or no address in it.
@@ -54,14 +54,14 @@ def addresses(path: Path, only: str = "") -> tuple[Found, ...]:
     found = [one for name, output in outputs.items() if only in ("", name) for one in _in(name, output.get("value"))]
     if not found:
         raise UsageError(f"{path}: no output is an address, a list or a map of addresses ({', '.join(outputs)})")
-    first: dict[str, Found] = {}
+    first: dict[str, FoundAddress] = {}
     for one in found:
         first.setdefault(one.address, one)
     return tuple(first.values())
 
 
 def plan(
-    path: Path, pool: str, found: Sequence[Found], *, user: str = "", key: str = "", home: Path | None = None
+    path: Path, pool: str, found: Sequence[FoundAddress], *, user: str = "", key: str = "", home: Path | None = None
 ) -> Import:
     """Plan the inventory at `path` with these machines in `pool`; nothing is written. Raises UsageError."""
     from infra import strict_yaml
@@ -107,12 +107,12 @@ def _outputs(document: Any) -> Mapping[str, Mapping[str, Any]]:
     return {}
 
 
-def _in(name: str, value: Any) -> Iterator[Found]:
+def _in(name: str, value: Any) -> Iterator[FoundAddress]:
     """Yield the addresses of an output. All of a list or map must be addresses: half of one is a misunderstanding."""
     pairs = {"": value} if isinstance(value, str) else dict(enumerate(value)) if isinstance(value, list) else value
     if isinstance(pairs, dict) and all(_is_address(one) for one in pairs.values()):
         for key, one in pairs.items():
-            yield Found(one, re.sub(r"[^A-Za-z0-9._-]", "-", f"{name}.{key}" if key != "" else name))
+            yield FoundAddress(one, re.sub(r"[^A-Za-z0-9._-]", "-", f"{name}.{key}" if key != "" else name))
 
 
 def _is_address(value: Any) -> bool:
@@ -125,7 +125,7 @@ def _is_address(value: Any) -> bool:
     return not (address.is_unspecified or address.is_multicast or value.startswith("255."))
 
 
-def _with_pool(text: str, pool: str, new: Sequence[Found], user: str, key: str) -> str:
+def _with_pool(text: str, pool: str, new: Sequence[FoundAddress], user: str, key: str) -> str:
     lines = [f"{json.dumps(pool)}:" if not re.match("[A-Za-z]", pool) else f"{pool}:"]
     lines += [f"  user: {user}"] if user else []
     lines += [f"  identity_file: {key}"] if key else []
@@ -134,7 +134,7 @@ def _with_pool(text: str, pool: str, new: Sequence[Found], user: str, key: str) 
     return before + "\n".join(lines) + "\n"
 
 
-def _with_hosts(text: str, pool: str, new: Sequence[Found]) -> str | None:
+def _with_hosts(text: str, pool: str, new: Sequence[FoundAddress]) -> str | None:
     """Return the text with new lines after the last machine of the pool, indented like it.
 
     Return None where it has no lines of its own.
@@ -159,6 +159,6 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip()) if line.strip() else 0
 
 
-def _line(indent: str, one: Found) -> str:
+def _line(indent: str, one: FoundAddress) -> str:
     address = json.dumps(one.address) if ":" in one.address else one.address
     return f"{indent}- {address}  # {one.origin}"

@@ -23,7 +23,7 @@ Connect = Callable[[Host], Transport]
 
 
 @dataclass(frozen=True)
-class Look:
+class HostSurvey:
     """One line of `inv pool.up`."""
 
     host: Host
@@ -42,23 +42,23 @@ class Has:
     memory_bytes: int | None = None
 
 
-def look(hosts: Sequence[Host], connect: Connect, memory: HostMemory, deadline_s: float = LOOK_S) -> list[Look]:
+def look(hosts: Sequence[Host], connect: Connect, memory: HostMemory, deadline_s: float = LOOK_S) -> list[HostSurvey]:
     """Look at all machines at the same time, and remember what each has."""
     looks = []
     for host, facts in zip(hosts, at_once(lambda host: _facts(host, connect), hosts, deadline_s), strict=True):
         if isinstance(facts, SlipwayError):
-            looks.append(Look(host, problem=str(facts)))
+            looks.append(HostSurvey(host, problem=str(facts)))
             continue
         memory.see(f"ssh:{host.place}", facts)
-        looks.append(Look(host, facts, shortfall(host, facts)))
+        looks.append(HostSurvey(host, facts, shortfall(host, facts)))
     return looks
 
 
-def reachable(hosts: Sequence[Host], connect: Connect, deadline_s: float = LOOK_S) -> list[Look]:
+def reachable(hosts: Sequence[Host], connect: Connect, deadline_s: float = LOOK_S) -> list[HostSurvey]:
     """Check only whether each can be reached, and whether its key file is private."""
     answers = at_once(lambda host: contact(host, connect), hosts, deadline_s)
     return [
-        Look(host, problem=str(answer) if isinstance(answer, SlipwayError) else _careless(host))
+        HostSurvey(host, problem=str(answer) if isinstance(answer, SlipwayError) else _careless(host))
         for host, answer in zip(hosts, answers, strict=True)
     ]
 

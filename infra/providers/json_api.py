@@ -3,9 +3,9 @@
     read, query   may be repeated: up to 5 attempts within `read_s`, Retry-After honoured
     act           changes something: exactly one attempt
 
-What `act` raises says what is known. Unsent, Refused, AuthError: nothing was done. Unclear (an Ambiguous): perhaps.
-The rules: a refusal is one of few statuses; lost, short, late or strange answers prove nothing. Whatever a server
-answers, only SlipwayErrors come out of here.
+What `act` raises says what is known. Unsent, VendorRefused, AuthError: nothing was done. Unclear (an Ambiguous):
+perhaps. The rules: a refusal is one of few statuses; lost, short, late or strange answers prove nothing. Whatever a
+server answers, only SlipwayErrors come out of here.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class Unsent(SlipwayError):
     """No connection could be made: nothing was asked."""
 
 
-class Refused(SlipwayError):
+class VendorRefused(SlipwayError):
     """A definite no."""
 
     def __init__(self, said: str, reply: Reply) -> None:
@@ -185,7 +185,7 @@ class JsonApi:
     def read(self, path: str, kind: type[T], **params: str) -> T:
         """Return what is at `path`.
 
-        AuthError; Refused: there is no such thing; SlipwayError: no answer that can be used.
+        AuthError; VendorRefused: there is no such thing; SlipwayError: no answer that can be used.
         """
         return self._ask("GET", path, kind, params=params)
 
@@ -212,7 +212,7 @@ class JsonApi:
         if reply.status == 401:
             raise AuthError(f"{what}: the key is refused: {reply.said}")
         if reply.status in DEFINITE:
-            raise Refused(f"{what}: {reply.said}", reply)
+            raise VendorRefused(f"{what}: {reply.said}", reply)
         raise Unclear(f"{what}: {reply.said}; it may have been done", reply)
 
     def decode(self, reply: Reply, kind: type[T]) -> T:
@@ -258,7 +258,7 @@ class JsonApi:
             raise AuthError(f"{what}: the key is refused: {reply.said}")
         if reply.status == 410:
             raise SlipwayError(f"{what}: this API was retired; a newer Slipway is needed: {reply.said}")
-        raise Refused(f"{what}: {reply.said}", reply)
+        raise VendorRefused(f"{what}: {reply.said}", reply)
 
     def _once(self, method: str, path: str, limit_s: float, **options: Any) -> Reply:
         url = httpx.URL(self.base + path)

@@ -25,7 +25,7 @@ from infra.market.filters import satisfying
 from infra.money import micro_usd, told_micro_usd
 from infra.providers import TIMER_GRAIN_S, Abilities, rows
 from infra.providers.by_http import ByHttp
-from infra.providers.json_api import JsonApi, Refused, Unclear, endpoint, epoch
+from infra.providers.json_api import JsonApi, Unclear, VendorRefused, endpoint, epoch
 from infra.providers.pod_keys import PodKeys, is_token
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
@@ -195,7 +195,7 @@ class Lium(ByHttp):
         """Check a volume, which goes wherever its pod is. NoOffer: the account has no such volume."""
         try:
             self.api.read(f"/volumes/{quote(volume, safe='')}", Volume)
-        except Refused as refused:
+        except VendorRefused as refused:
             if refused.reply.status in (404, 422):  # 422: it is not formed as the vendor's ids are
                 raise NoOffer(f"this account has no volume {volume}") from None
             raise
@@ -224,7 +224,7 @@ class Lium(ByHttp):
         host = offer.offer_id.partition("/")[0]
         try:
             reply = self.api.act("POST", f"/executors/{quote(host, safe='')}/rent", body, key)
-        except (Refused, Unclear) as error:
+        except (VendorRefused, Unclear) as error:
             raise _refusal(error) from None
         made = self.api.decode(reply, Rented)
         pod_id = made.pod_id or made.id
@@ -239,7 +239,7 @@ class Lium(ByHttp):
             return next((one for one in self.list() if one.token == pod), None)
         try:
             row = self.api.read(self.path_of("/pods/{}", pod), dict[str, Any])
-        except Refused as refused:
+        except VendorRefused as refused:
             if refused.reply.status == 404:
                 return None
             raise
@@ -253,14 +253,14 @@ class Lium(ByHttp):
     def delete(self, pod_id: str) -> None:
         try:
             self.api.act("DELETE", self.path_of("/pods/{}", pod_id))
-        except Refused as refused:
+        except VendorRefused as refused:
             if refused.reply.status != 404:
                 raise
 
     def billed(self, pod_id: str) -> int | None:
         try:
             record = self.api.read(self.path_of("/pods/{}/record", pod_id), Record)
-        except Refused as refused:
+        except VendorRefused as refused:
             if refused.reply.status == 404:
                 return None
             raise
@@ -346,7 +346,7 @@ def _parts(host: Executor, counts: set[int]) -> Iterator[int]:
     yield from sorted(count for count in wanted if least <= count <= free)
 
 
-def _refusal(error: Refused | Unclear) -> SlipwayError:
+def _refusal(error: VendorRefused | Unclear) -> SlipwayError:
     """Return the error for a rent that was not answered with yes."""
     if error.reply is None:
         return error

@@ -32,7 +32,7 @@ class Survey:
 
 
 @dataclass(frozen=True)
-class Source:
+class OfferSource:
     """A source of offers: a market, or the own machines."""
 
     name: str
@@ -72,7 +72,7 @@ def accounts(settings: Settings, only: str = "") -> tuple[list[Market], list[str
     return opened, problems
 
 
-def sources(settings: Settings, only: str = "") -> list[Source]:
+def sources(settings: Settings, only: str = "") -> list[OfferSource]:
     """Return every vendor with a key, and the own machines, if there are any; or just `only`.
 
     MissingKey: there is nobody to ask, and which variables would change that.
@@ -83,11 +83,11 @@ def sources(settings: Settings, only: str = "") -> list[Source]:
     found = []
     for name, key in VENDORS.items():
         if name == only or (not only and getattr(settings, key)):
-            found.append(Source(name, open_market(name, settings).catalog))
+            found.append(OfferSource(name, open_market(name, settings).catalog))
     if only == "ssh" or (not only and settings.pools.exists()):
         from infra.providers.ssh import SshPools
 
-        found.append(Source("ssh", lambda request: _own(SshPools.of(settings), request)))
+        found.append(OfferSource("ssh", lambda request: _own(SshPools.of(settings), request)))
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
         raise MissingKey(f"nobody to ask: set one of {keys}, list own machines in {settings.pools}, or look at a "
@@ -95,7 +95,7 @@ def sources(settings: Settings, only: str = "") -> list[Source]:
     return found
 
 
-def survey(asked: Sequence[Source], request: Request, deadline_s: float = ASK_S) -> Survey:
+def survey(asked: Sequence[OfferSource], request: Request, deadline_s: float = ASK_S) -> Survey:
     """Ask all sources at the same time; one that fails, or is late, holds up nobody."""
     answers = at_once(lambda source: source.ask(request), asked, deadline_s)
     silent, found = [], []

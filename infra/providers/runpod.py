@@ -23,7 +23,7 @@ from infra.market.filters import satisfying
 from infra.money import micro_usd, told_micro_usd
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
-from infra.providers.json_api import JsonApi, Refused, Unclear, endpoint, epoch, rfc3339
+from infra.providers.json_api import JsonApi, Unclear, VendorRefused, endpoint, epoch, rfc3339
 from infra.providers.pod_keys import PodKeys, is_token
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
@@ -244,7 +244,7 @@ class RunPod(ByHttp):
         """Return a volume. NoOffer: the account has no such volume."""
         try:
             return self.api.read(f"/v2/network-volumes/{quote(volume, safe='')}", Volume)
-        except Refused as refused:
+        except VendorRefused as refused:
             if refused.reply.status == 404:
                 raise NoOffer(f"this account has no volume {volume}") from None
             raise
@@ -272,7 +272,7 @@ class RunPod(ByHttp):
             return next((one for one in self.list() if one.token == pod), None)
         try:
             row = self.api.read(self.path_of("/v2/pods/{}", pod), dict[str, Any])
-        except Refused as refused:
+        except VendorRefused as refused:
             if refused.reply.status == 404:
                 return None
             raise
@@ -286,7 +286,7 @@ class RunPod(ByHttp):
     def delete(self, pod_id: str) -> None:
         try:
             self.api.act("DELETE", self.path_of("/v2/pods/{}", pod_id))
-        except Refused as refused:
+        except VendorRefused as refused:
             if refused.reply.status != 404:
                 raise
 
@@ -328,7 +328,7 @@ class RunPod(ByHttp):
         }
         try:
             made = self.api.decode(self.api.act("POST", "/v2/pods", body), Made)
-        except Refused as refused:
+        except VendorRefused as refused:
             raise _refusal(refused) from None
         return Deployed(made.id, made.cost)
 
@@ -357,7 +357,7 @@ class RunPod(ByHttp):
         try:
             question = {"query": SPOT if offer.spot else ON_DEMAND, "variables": {"input": body}}
             reply = self.api.act("POST", "/graphql", question)
-        except Refused as refused:
+        except VendorRefused as refused:
             raise _refusal(refused) from None
         graph = self.api.decode(reply, Graph)
         said = "; ".join(one.message for one in graph.errors or ())
@@ -454,7 +454,7 @@ def _country(center: str) -> str:
     return named[0] if named else ""
 
 
-def _refusal(refused: Refused) -> SlipwayError:
+def _refusal(refused: VendorRefused) -> SlipwayError:
     """Return the error for a definite no to a create."""
     status, said = refused.reply.status, str(refused)
     if status == 402:

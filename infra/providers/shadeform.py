@@ -20,7 +20,7 @@ from infra.market.filters import satisfying
 from infra.money import dollars, told_micro_usd
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
-from infra.providers.json_api import JsonApi, Refused, Unclear, endpoint, epoch, rfc3339
+from infra.providers.json_api import JsonApi, Unclear, VendorRefused, endpoint, epoch, rfc3339
 from infra.providers.pod_keys import PodKeys, is_token
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
@@ -155,7 +155,7 @@ class Shadeform(ByHttp):
         """Return a volume. NoOffer: the account has no such volume."""
         try:
             return self.api.read(f"/volumes/{quote(volume, safe='')}/info", Volume)
-        except Refused as refused:
+        except VendorRefused as refused:
             if refused.reply.status in (400, 404):  # 400: it is not formed as the vendor's ids are
                 raise NoOffer(f"this account has no volume {volume}") from None
             raise
@@ -196,7 +196,7 @@ class Shadeform(ByHttp):
             return next((one for one in self.list() if one.token == pod), None)
         try:
             row = self.api.read(self.path_of("/instances/{}/info", pod), dict[str, Any])
-        except Refused as refused:
+        except VendorRefused as refused:
             if refused.reply.status == 404:
                 return None
             raise
@@ -217,7 +217,7 @@ class Shadeform(ByHttp):
             token = found.token
         try:
             self.api.act("POST", self.path_of("/instances/{}/delete", pod_id))
-        except Refused as refused:
+        except VendorRefused as refused:
             if refused.reply.status != 404:
                 raise
         if token:
@@ -250,7 +250,7 @@ class Shadeform(ByHttp):
             if key.name == token:
                 try:
                     self.api.act("POST", f"/sshkeys/{quote(key.id, safe='')}/delete")
-                except Refused as refused:
+                except VendorRefused as refused:
                     if refused.reply.status != 404:  # else somebody who ends the same pod was faster
                         raise
 
@@ -314,7 +314,7 @@ def _refusal(error: SlipwayError) -> SlipwayError:
     """Return the error for a failed create."""
     if isinstance(error, Unclear) and error.reply and (error.reply.status, error.reply.code) == (409, "OUT_OF_STOCK"):
         return NoOffer(f"{error.reply.said}")
-    if isinstance(error, Refused):
+    if isinstance(error, VendorRefused):
         words = error.reply.said.lower()
         if error.reply.status == 402 or "balance" in words or "wallet" in words:
             return OutOfMoney(f"{error}; add credit at https://platform.shadeform.ai")

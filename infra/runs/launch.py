@@ -37,7 +37,7 @@ from infra.settings import VENDORS
 from infra.transport import bootstrap
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable, twice
 from infra.transport.push import Pushed, push
-from store import Store
+from store import Store, StoreError
 
 ARM_S = 60.0
 MOST_STARTS = 3  # where pods are taken away before they are at work
@@ -307,7 +307,7 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
     if provider.is_rented and rank == 0:
         job = with_courier(job, plan.store, plan.request.run)
-    row = pods.Row(target="" if rank else plan.target, store=plan.store, slot=rank, recoveries=terms.recoveries,
+    row = pods.RowDraft(target="" if rank else plan.target, store=plan.store, slot=rank, recoveries=terms.recoveries,
                    admit=terms.admit, role=terms.role, spec_hash=terms.spec_hash, budget=renting.budget,
                    asked=terms.asked)  # fmt: skip
     return pods.rent(provider, request, offer, job, renting.journal, row)
@@ -431,7 +431,7 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     request = Request(run=op.run, provider=op.vendor, host=op.place)
     offer = of_machines(provider, request)[0]
     job = Job.from_json(op.job)
-    row = pods.Row(target=op.target, store=op.store, slot=op.slot, role=op.role, spec_hash=op.spec_hash,
+    row = pods.RowDraft(target=op.target, store=op.store, slot=op.slot, role=op.role, spec_hash=op.spec_hash,
                    budget=op.budget, asked=op.asked)  # fmt: skip
     return pods.rent(provider, request, offer, job, journal, row)
 
@@ -442,10 +442,22 @@ def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str
         job = Job.from_json(op.job)
         billed_s = spend.age_s(op, read_clocks(), clock_scale(provider))
         op = journal.note(op, job=replace(job, limits=replace(job.limits, billed_s=billed_s)).to_json())
+    if provider.is_here and op.slot == 0:
+        _forget_removed(op)
     twice(lambda: _arm(op, provider.reach(pods.pod_of(op)), secrets))
     if op.state == READY:
         return op
     return journal.advance(op, "reachable" if op.state == LOST else "armed")
+
+
+def _forget_removed(op: Op) -> None:
+    """Remove the marks of steps whose artifact somebody has removed from the store meanwhile: they are not done."""
+    pod, store = pods.folder_of(op), Store(op.store)
+    with contextlib.suppress(StoreError):  # a store that cannot be read now is reported by the step that reads it
+        for step in Job.from_json(op.job).steps:
+            made = step.config.get("making")
+            if made and pod.mark(step.name).exists() and not mirror.is_home(store, made["name"], made["fingerprint"]):
+                pod.mark(step.name).unlink()
 
 
 def _arm(op: Op, transport: Transport, secrets: Mapping[str, str]) -> None:

@@ -33,7 +33,7 @@ def same(record: type, flag: str, default: Any = None) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PodSpec:
+class PodEntry:
     """One pod as a file describes it; None = no restriction."""
 
     name: str = field(metadata={"about": "of the pod; unique among all that live"})
@@ -73,10 +73,12 @@ WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or f
 
 def schema() -> list[tuple[str, Any, str]]:
     """Return every key, its default ("" = it must be given) and what it is for."""
-    return [(one.name, "" if one.default is MISSING else one.default, one.metadata["about"]) for one in fields(PodSpec)]
+    return [
+        (one.name, "" if one.default is MISSING else one.default, one.metadata["about"]) for one in fields(PodEntry)
+    ]
 
 
-def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[str]) -> tuple[str, list[PodSpec]]:
+def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[str]) -> tuple[str, list[PodEntry]]:
     """Return the name of the set, `stem` when the file gives none, and its pods. Raises UsageError, with the place.
 
     `provider`: of pods that name none. `own`: providers whose machines have the GPUs that they have.
@@ -88,7 +90,7 @@ def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[
     entries = document.get("pods")
     if not isinstance(entries, list):  # also none at all: an empty list is said on purpose
         raise UsageError(f"{where}: `pods` must be a list; [] ends all pods of the set")
-    specs: dict[str, PodSpec] = {}
+    specs: dict[str, PodEntry] = {}
     for number, entry in enumerate(entries, 1):
         spec = read_spec(f"{where}: pod {number}", entry, provider, own)
         if spec.name in specs:
@@ -97,9 +99,9 @@ def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[
     return check_name(name), list(specs.values())
 
 
-def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodSpec:
+def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodEntry:
     """Return one pod of a file. Raises UsageError."""
-    known = {one.name: one for one in fields(PodSpec)}
+    known = {one.name: one for one in fields(PodEntry)}
     _check_keys(where, entry, (*known, *ALIASES))
     said: dict[str, Any] = {}
     for word, value in entry.items():
@@ -118,7 +120,7 @@ def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodS
     if said.get("idle_stop_minutes") == 0:
         raise UsageError(f"{where}: idle_stop_minutes is 0; it must be more than 0")
     check_name(said["name"])
-    return PodSpec(**said)
+    return PodEntry(**said)
 
 
 def _check_keys(where: str, body: Any, known: Sequence[str]) -> None:
@@ -136,7 +138,7 @@ def _value(where: str, one: Field[Any], value: Any) -> Any:
 
     A number where text is wanted is taken for its text: `cpus: 16`, `spend_limit: 12.50`.
     """
-    hint = get_type_hints(PodSpec)[one.name]
+    hint = get_type_hints(PodEntry)[one.name]
     kinds = getattr(hint, "__args__", (hint,))
     if value is None and type(None) in kinds:
         return None
@@ -152,7 +154,7 @@ def _value(where: str, one: Field[Any], value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Step:
+class PodAction:
     """An action. `action`: keep, end or create; `token`: of the row that is kept or ended."""
 
     action: str
@@ -161,7 +163,7 @@ class Step:
     why: str = ""
 
 
-def decide(set_name: str, wanted: Mapping[str, str], rows: Iterable[Op]) -> list[Step]:
+def decide(set_name: str, wanted: Mapping[str, str], rows: Iterable[Op]) -> list[PodAction]:
     """Return what makes the live pods of that set those of `wanted`, in the order in which it is to be done.
 
     `wanted`: digests by name. `rows`: of the journal, ended ones too. Ends come first: they free names, machines and
@@ -177,16 +179,16 @@ def decide(set_name: str, wanted: Mapping[str, str], rows: Iterable[Op]) -> list
                     f"{name} is a pod already, and not of the set {set_name}; choose another name, or: inv down {name}"
                 )
         elif name not in wanted:
-            ends.append(Step("end", name, op.token, "it is wanted no more"))
+            ends.append(PodAction("end", name, op.token, "it is wanted no more"))
         elif op.state in (TERMINATING, UNKNOWN):
-            ends.append(Step("end", name, op.token, f"it is {op.state}"))
+            ends.append(PodAction("end", name, op.token, f"it is {op.state}"))
         elif op.spec_hash != wanted[name]:
-            ends.append(Step("end", name, op.token, "it is wanted otherwise"))
+            ends.append(PodAction("end", name, op.token, "it is wanted otherwise"))
         else:
-            keeps.append(Step("keep", name, op.token))
+            keeps.append(PodAction("keep", name, op.token))
     kept = {step.name for step in keeps}
     ended = {step.name: step.why for step in ends}
     for name in wanted:
         if name not in kept:
-            missing.append(Step("create", name, why=ended.get(name, "")))
+            missing.append(PodAction("create", name, why=ended.get(name, "")))
     return [*ends, *keeps, *missing]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from infra import pod_reports
-from infra.agent.job import STAYS, Group, Job, Limits, PodFolder
+from infra.agent.job import STAYS, Job, Limits, NodeGroup, PodFolder
 from infra.agent.limits import hard_limit_s, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
@@ -53,7 +53,7 @@ class StillBills(LimitHit):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RowDraft:
     """What the journal is to say of a pod, beside what is rented and for which job; see `Op`."""
 
     target: str = ""
@@ -69,11 +69,11 @@ class Row:
     asked: str = ""
 
 
-PLAIN = Row()
+PLAIN = RowDraft()
 
 
 def rent(
-    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, row: Row = PLAIN
+    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, row: RowDraft = PLAIN
 ) -> Op:  # fmt: skip
     """Rent one pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
 
@@ -351,8 +351,8 @@ def _looked_after(journal: Journal, token: str) -> Iterator[None]:
         raise
 
 
-def _group_of(op: Op) -> Group:
-    return Job.from_json(op.job).group if op.job else Group()
+def _group_of(op: Op) -> NodeGroup:
+    return Job.from_json(op.job).group if op.job else NodeGroup()
 
 
 def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) -> Op:

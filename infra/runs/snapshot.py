@@ -17,7 +17,7 @@ from typing import Any
 
 from infra.agent.job import Job, write_durably
 from infra.errors import SlipwayError
-from infra.jobs.steps import is_own_text
+from infra.jobs.job_steps import is_own_text
 from infra.ledger.journal import Op
 from infra.records import Carried
 from infra.runs import mirror
@@ -25,7 +25,7 @@ from infra.runs.pods import folder_of
 from infra.transport.protocol import ThisMachine, Transport
 from infra.transport.push import push
 from store import Store, outside
-from store.run_sync.run_folder import Checkpoint, Damaged
+from store.run_sync.run_folder import Damaged, ListedCheckpoint
 
 MANIFEST = "MANIFEST.json"
 CARRIED = "carried.json"
@@ -161,7 +161,7 @@ def _fetch_checkpoint(transport: Transport, source: Path, target: Path) -> list[
     draft = target.with_name(f".{target.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     try:
-        checkpoint = Checkpoint.parse(transport.get(source / MANIFEST), source.name)
+        checkpoint = ListedCheckpoint.parse(transport.get(source / MANIFEST), source.name)
     except Damaged as error:
         raise SlipwayError(f"{source}: {error}") from None
     for file in checkpoint.files:

@@ -12,7 +12,7 @@ from infra.machines.host_memory import HostMemory, known_as
 from infra.market.filters import in_words
 from infra.money import in_usd
 from infra.providers import Provider, clock_scale, market, offers, registry
-from infra.providers.offers import Source
+from infra.providers.offers import OfferSource
 from infra.records import Offer, Request
 from infra.settings import MARKET, VENDORS, Settings
 from infra.units import duration
@@ -54,7 +54,7 @@ def find(candidates: Sequence[Provider], request: Request, settings: Settings, t
     """
     if not candidates[0].is_rented:
         return of_machines(candidates[0], request)
-    asked = [Source(one.name, one.catalog) for one in map(market, candidates) if one]
+    asked = [OfferSource(one.name, one.catalog) for one in map(market, candidates) if one]
     found = offers.survey(asked, request)
     for one in found.silent if found.offers else ():
         tell(f"{one.provider}: {' '.join(str(one.error).split())}")

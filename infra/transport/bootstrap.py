@@ -17,7 +17,7 @@ from pathlib import Path
 
 from infra.agent.environment import OWN_UV, is_usable
 from infra.agent.job import PodFolder
-from infra.agent.packages import Carried, to_carry
+from infra.agent.packages import CarriedSources, to_carry
 from infra.agent.step_zero import packages_of
 from infra.errors import SlipwayError, UsageError
 from infra.transport.protocol import Transport
@@ -66,7 +66,7 @@ def bring(transport: Transport, pod: PodFolder) -> str:
     uv = _ours()
     place = f"{FOLDER}/uv-{uv[1][:16]}" if uv else ""
     try:
-        carried = Carried(uv=place, settings=to_carry())
+        carried = CarriedSources(uv=place, settings=to_carry())
     except (configparser.Error, UnicodeDecodeError) as error:
         raise UsageError(f"pip's configuration cannot be read: {error}; run: pip config debug") from error
     asked = ["sh", "-c", ASK, "sh", str(packages_of(pod)), place, "uv", *OWN_UV]

@@ -38,13 +38,13 @@ class Command(Task):
 
     @functools.cached_property
     def record(self) -> Any:
-        """The record of its own flags, or None where it has none."""
+        """Return the record of its own flags, or None where it has none."""
         module, _, name = self.record_name.partition(":")
         return getattr(importlib.import_module(module), name) if module else None
 
     @functools.cached_property
     def flags(self) -> tuple[Any, ...]:
-        """Its flags (`infra.flags.Flag`): those of its record, then those that choose its world and environment."""
+        """Return its flags (`infra.flags.Flag`): of its record, then those that choose its world and environment."""
         from infra.flags import flags_of
         from scripts.cli import flags
 
@@ -57,7 +57,7 @@ class Command(Task):
 
     @property
     def word(self) -> str:
-        """How the flag is spelled that may be given as a bare word, "" where there is none."""
+        """Return how the flag is spelled that may be given as a bare word, "" where there is none."""
         return next((one.spelled.replace("-", "_") for one in self.flags if one.is_word), "")
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:

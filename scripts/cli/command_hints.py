@@ -14,24 +14,24 @@ _COMMAND = re.compile(r"(?<![\w./-])((?:\./)?inv ([a-z][a-z_.-]*[a-z]))(?![\w:-]
 
 
 def carry(flag: str, value: str = "") -> None:
-    """From here on whoever is told a command is told this flag, too."""
+    """Add this flag to every command that is suggested from here on."""
     _carried[flag] = value
 
 
 def teach(taken: Callable[[str], Collection[str]]) -> None:
-    """From here on `taken` says which flags a command takes."""
+    """Set the function that says which flags a command takes."""
     _taken[:] = [taken]
 
 
 def flags(command: str = "") -> list[str]:
-    """Those of this line, as words; with `command`, those that it takes."""
+    """Return the flags of this line, as words; with `command`, those that it takes."""
     known = _taken[0](command) if command and _taken else ()
     taken = {flag for flag in _carried if not command or flag in known}
     return [word for flag, value in _carried.items() if flag in taken for word in (flag, value) if word]
 
 
 def as_typed(text: str) -> str:
-    """`inv down RUN` -> `inv down --rehearse RUN` where this line deals with a rehearsal."""
+    """Return `inv down --rehearse RUN` for `inv down RUN` where this line deals with a rehearsal."""
     if not _carried:
         return text
     return _COMMAND.sub(lambda found: " ".join([found[1], *map(shlex.quote, flags(found[2]))]), text)

@@ -17,7 +17,7 @@ _given: list[str] = []  # the words of --env on this line
 
 
 def settings(**flags: Any) -> Settings:
-    """From flags (those that were given), environment, .env and slipway.yaml; stores are asked in their name."""
+    """Return the settings: flags that were given, environment, .env, slipway.yaml; stores are asked in their name."""
     found = Settings.load(ROOT, flags, tuple(_given))
     credentials.lend(job_environment.secrets(found))
     return found
@@ -29,7 +29,7 @@ def settings_of(spec: Any) -> Settings:
 
 
 def give(words: Sequence[str]) -> None:
-    """From here on this process, and those that it starts, have the variables of `--env`. Raises UsageError."""
+    """Give this process, and those that it starts from here on, the variables of `--env`. Raises UsageError."""
     os.environ.update(read_overrides(words, os.environ))
     _given.extend(words)
 
@@ -40,7 +40,7 @@ def again(*more: str) -> str:
 
 
 def watch_seconds(value: Any) -> float | None:
-    """None: not asked for. A bare `--watch` means every 60 s."""
+    """Return the seconds between two looks, None when `--watch` was not given; a bare `--watch` means every 60 s."""
     if value in (None, False):
         return None
     if value is True:

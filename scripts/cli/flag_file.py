@@ -25,7 +25,7 @@ NO_FLAG = {"command": "a launch runs the phases of a training; write for example
 
 
 def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
-    """The values of each flag; `known`: all of them, without dashes. Raises UsageError, with the place.
+    """Return the values of each flag of a file; `known`: all flags, without dashes. Raises UsageError, with the place.
 
     A job file has none: who launches it reads it.
     """
@@ -72,7 +72,7 @@ def _word(path: Path, key: Any, value: Any) -> str | bool:
 
 
 def _volume(path: Path, mounts: Any) -> Any:
-    """RunPod names what is mounted in a list of one."""
+    """Return the id of the mounted volume, which RunPod names in a list of one. Raises UsageError."""
     try:
         (mount,) = mounts
         return mount["volumeName"]

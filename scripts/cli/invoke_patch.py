@@ -31,7 +31,7 @@ from data.config import ConfigError
 from infra.agent import denied
 from infra.agent.process import leave_no_core
 from infra.errors import SlipwayError
-from infra.interrupts import Told, heed
+from infra.interrupts import ToldToLeave, heed
 from scripts.cli import command_hints, completion, front_page
 from store import StoreError
 
@@ -54,12 +54,12 @@ def mend() -> None:
 def tell_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    """Without the line of Python that noticed it."""
+    """Print a warning without the line of Python that noticed it."""
     print(f"inv: {message}", file=sys.stderr)
 
 
 def open_streams() -> None:
-    """A stream that came closed (`inv status >&-`) leads nowhere: else the next file opened would take its number."""
+    """Open a stream that came closed (`inv status >&-`), to nowhere: the next file opened would take its number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
@@ -67,18 +67,21 @@ def open_streams() -> None:
 
 
 def words_after_dashes() -> list[str]:
-    """What follows `--` on the command line, as it was quoted (invoke joins it into one string)."""
+    """Return what follows `--` on the command line, as it was quoted (invoke joins it into one string)."""
     return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 
 def line_after_dashes() -> list[str]:
-    """The same for a shell on another machine, joined by spaces as ssh does it; [] = nothing follows."""
+    """Return the same for a shell on another machine, joined by spaces as ssh does it; [] = nothing follows."""
     words = words_after_dashes()
     return ["sh", "-c", " ".join(words)] if words else []
 
 
 def print_json(document: Any, indent: int | None = 1) -> None:
-    """One JSON document on stdout, at once. Dataclasses become objects; paths, times and amounts become strings."""
+    """Print one JSON document on stdout, at once.
+
+    Dataclasses become objects; paths, times and amounts become strings.
+    """
 
     def plain(value: Any) -> Any:
         if is_dataclass(value) and not isinstance(value, type):
@@ -192,7 +195,7 @@ class Polite(Program):
         return Path(self.collection.loaded_from or ".") / "var" / "logs"
 
     def execute(self) -> None:
-        """One by one: each task runs as often as it is named, and a failure names the task that failed."""
+        """Run the tasks one by one: each as often as it is named; a failure names the task that failed."""
         contexts = self.parser.contexts
         command_hints.teach(lambda name: contexts[name].flags if name in contexts else ())
         as_json = any("json" in one.args and one.args["json"].value for one in self.tasks)
@@ -208,7 +211,7 @@ class Polite(Program):
 
 @contextlib.contextmanager
 def last_words() -> Iterator[None]:
-    """When a command fails, the rest of its line is not done: say which pods of that line are left.
+    """Say which pods of a line are left when a command of it fails, as the rest of the line is not done.
 
     When it was cut short, also which pods nobody looks after. Raises LimitHit when one should have been gone long ago.
     """
@@ -218,7 +221,7 @@ def last_words() -> Iterator[None]:
         session = sys.modules.get("scripts.cli.session")  # else no command of this line has dealt with a pod
         if session and not (isinstance(error, Exit) and error.code == 0):
             session.tell()
-        if session and (isinstance(error, (KeyboardInterrupt, Told, OSError))):
+        if session and (isinstance(error, (KeyboardInterrupt, ToldToLeave, OSError))):
             session.tell_what_is_left()
         raise
     session = sys.modules.get("scripts.cli.session")
@@ -247,7 +250,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
         raise
     except KeyboardInterrupt:
         raise Exit(code=130) from None
-    except Told as told:
+    except ToldToLeave as told:
         raise Exit(code=told.exit_code) from None
     except (SlipwayError, ConfigError, StoreError) as error:
         raise leave(str(error), getattr(error, "exit_code", 2)) from None
@@ -264,14 +267,14 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
 
 
 def is_closed(descriptor: int) -> bool:
-    """Whether nobody reads at the other end of this pipe."""
+    """Tell whether nobody reads at the other end of this pipe."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def write_down(error: BaseException, logs: Path) -> Path:
-    """The new file under `logs`, or else for temporary files, that holds the traceback."""
+    """Write the traceback into a new file under `logs`, or else for temporary files, and return its path."""
     try:
         logs.mkdir(parents=True, exist_ok=True)
         usable = os.access(logs, os.W_OK)
@@ -287,7 +290,7 @@ def write_down(error: BaseException, logs: Path) -> Path:
 
 
 def wrong(said: str, word: str, known: Iterable[str], task_name: str = "") -> Exit:
-    """An Exit with code 2 that names the nearest word that would have been right."""
+    """Return an Exit with code 2 that names the nearest word that would have been right."""
     bare = {one.lstrip("-"): one for one in known}  # the dashes that all flags share make none of them alike
     near = difflib.get_close_matches(word.lstrip("-"), bare, 1)
     hint = f"did you mean {bare[near[0]]}?" if near else f"see: inv {'--help ' + task_name if task_name else '--list'}"
@@ -306,7 +309,7 @@ class Words:
         self.read_so_far: list[Any] = []
 
     def read(self) -> list[Any]:
-        """Raises Exit with code 2 for a word that fits nowhere."""
+        """Return the tasks of the line with their flags. Raises Exit with code 2 for a word that fits nowhere."""
         while self.words:
             word = self.words.pop(0)
             if word.startswith("-") and len(word) > 1:
@@ -322,7 +325,7 @@ class Words:
         return self.read_so_far
 
     def read_file(self, here: Any) -> None:
-        """The flags of a file that a task was given, but for those that were typed."""
+        """Take the flags of a file that a task was given, but for those that were typed."""
         named = getattr(self.collection[here.name], "flag_file", "")
         path = here.args[named].value if named else ""
         if not path:
@@ -362,6 +365,7 @@ class Words:
         self.give(here, argument, taken.upper(), word)
 
     def read_flag(self, flag: str, equals: str, value: str) -> None:
+        """Take one flag and its value. Raises Exit with code 2 for one that is none, or does not fit."""
         if not self.read_so_far and flag == "--control" and (equals or self.words):
             self.control = value if equals else self.words.pop(0)
             return
@@ -388,7 +392,7 @@ class Words:
             raise wrong(f"no flag {flag}", flag, [*here.flags, *here.inverse_flags], here.name)
 
     def has_value(self, here: Any, argument: Any) -> bool:
-        """Whether the next word is the value of `argument`. Where a value may be left out, only if it fits."""
+        """Tell whether the next word is the value of `argument`. Where a value may be left out, only if it fits."""
         if not self.words or self.words[0].startswith("--") or self.words[0] in here.flags:
             return False
         if not argument.optional:

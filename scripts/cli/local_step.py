@@ -18,7 +18,7 @@ from store import Store
 
 
 def python(settings: Settings, name: str = "train") -> Path:
-    """The interpreter of an environment; that of `train` has torch. It is built first when it is not there."""
+    """Return the interpreter of an environment, built first when it is not there; that of `train` has torch."""
     return train_env.interpreter(ROOT, settings.environments, render.say, name)
 
 
@@ -26,7 +26,7 @@ def run(
     name: str, step: Sequence[str], config: Mapping[str, Any], settings: Settings, quiet: bool,
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:  # fmt: skip
-    """The result of a step, shown as it comes about: bars on a terminal, lines elsewhere, nothing when `quiet`.
+    """Return the result of a step, shown as it comes about: bars on a terminal, lines elsewhere, nothing when `quiet`.
 
     environ: beside what every step gets of our settings, and instead of it.
     """
@@ -46,7 +46,7 @@ def run(
 
 
 def words_environ(settings: Settings) -> dict[str, str]:
-    """What a step may need of our settings."""
+    """Return the variables that a step may need of our settings."""
     return {**secrets(settings), **tracking(settings), "SLIPWAY_WORK": str(ROOT / "var" / "work")}
 
 
@@ -71,7 +71,7 @@ def _showing(quiet: bool) -> Iterator[Any]:
 
 
 def artifact(settings: Settings, name: str, otherwise: str) -> Path:
-    """The folder of a whole artifact. Raises UsageError that says how to get one."""
+    """Return the folder of a whole artifact. Raises UsageError that says how to get one."""
     store = Store(settings.store)
     found = store.check(name)
     if found.problem:

@@ -19,7 +19,7 @@ GB = 10**9
 
 
 def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: str) -> None:
-    """The offers, what the first would cost, and what will end it."""
+    """Show the offers, what the first would cost, and what will end it."""
     assert plan.job is not None
     show_offers(plan.request, offers)
     first = offers[0]
@@ -40,7 +40,7 @@ def show_offers(request: Request, offers: Sequence[Offer]) -> None:
 
 
 def show_ends(limits: Limits, offer: Offer, settings: Settings, on_failure: str, stays: bool = False) -> None:
-    """What will end a pod made from that offer."""
+    """Show what will end a pod made from that offer."""
     limits = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
     vendor = market(registry.provider(settings, offer.provider))
     assert vendor is not None, offer
@@ -53,7 +53,7 @@ def show_ends(limits: Limits, offer: Offer, settings: Settings, on_failure: str,
 
 
 def table(found: Sequence[Offer], now: float) -> str:
-    """A numbered line for each; what a vendor does not tell is `?`."""
+    """Return a table with a numbered line for each offer; what a vendor does not tell is `?`."""
     rows = [("#", "Provider", "Region", "GPUs", "VRAM", "Price/hr", "$/GPU-h", "Spot", "NVLink", "Up/Down Mbps", "Age",
              "Type")]  # fmt: skip
     for number, one in enumerate(found, 1):
@@ -78,7 +78,7 @@ def table(found: Sequence[Offer], now: float) -> str:
 
 
 def per_gpu(offer: Offer) -> str:
-    """Dollars per GPU-hour, rounded up to a tenth of a cent at most."""
+    """Return dollars per GPU-hour, rounded up to a tenth of a cent at most."""
     return dollars(-(-offer.micro_usd_per_hour // (1000 * offer.num_gpus)) * 1000)
 
 

@@ -25,7 +25,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def show_plan(plan: Plan, stderr: bool = True) -> None:
-    """Every artifact with its state, every step that is due with an estimate, and the sum."""
+    """Show every artifact with its state, every step that is due with an estimate, and the sum."""
     from rich.text import Text
 
     styles = {"here": "green", "missing": "yellow", "stale": "yellow", "damaged": "red"}

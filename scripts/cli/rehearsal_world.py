@@ -10,13 +10,13 @@ from scripts.cli import command_hints, context, render
 
 
 def base() -> Path:
-    """Where this user's worlds are."""
+    """Return the folder of this user's worlds."""
     settings = context.settings()
     return Path(settings.rehearsal).parent if settings.rehearsal else attach.beside(settings.state_file)
 
 
 def enter(begin: bool = False) -> None:
-    """From here on this process, and those that it starts, deal with the world that runs; or with a new one.
+    """Let this process, and those that it starts, deal with the world that runs from here on; or with a new one.
 
     Raises UsageError when none runs, and `begin` is not set.
     """
@@ -34,7 +34,7 @@ def enter(begin: bool = False) -> None:
 
 
 def keep_apart(state_file: str) -> None:
-    """From here on this process, and those that it starts, have that journal, and what lies beside it.
+    """Give this process, and those that it starts, that journal from here on, and what lies beside it.
 
     Raises UsageError within a rehearsal, which has one of its own.
     """
@@ -57,6 +57,6 @@ def step_into(found: attach.Running) -> None:
 
 
 def until_when() -> str:
-    """When a world ends."""
+    """Return when a world ends, in words."""
     idle = render.duration(attach.IDLE_S)
     return f"it ends by itself when for {idle} nothing ran in it and nobody asked; to end it: inv rehearse --stop"

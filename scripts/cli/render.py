@@ -29,7 +29,7 @@ def say(words: str) -> None:
 
 
 def clean(text: str) -> str:
-    """Without control sequences: what a pod says must not steer a terminal."""
+    """Return a text without control sequences: what a pod says must not steer a terminal."""
     return "".join(letter for letter in text if letter in "\n\t" or letter.isprintable())
 
 
@@ -39,7 +39,7 @@ def tell(words: str) -> None:
 
 
 def iso(at: float | None) -> str | None:
-    """UTC, to the second."""
+    """Return a time in UTC, to the second."""
     return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None
 
 
@@ -65,7 +65,7 @@ def new_table(*headings: str) -> Any:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as aligned text."""
+    """Return rows as aligned text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

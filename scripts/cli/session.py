@@ -30,13 +30,13 @@ def open_journal(settings: Settings) -> Journal:
 
 
 def use(op: Op) -> None:
-    """From here on it is the pod that is meant when none is named."""
+    """Make it the pod that is meant from here on when none is named."""
     _used.pop(op.run, None)
     _used[op.run] = None
 
 
 def current() -> str:
-    """The name of the pod that this line deals with, "" for none."""
+    """Return the name of the pod that this line deals with, "" for none."""
     return next(reversed(_used), "")
 
 
@@ -55,7 +55,7 @@ def tell() -> None:
 
 
 def cost_of(op: Op, scale: float) -> str:
-    """What a live pod costs, and until when at most, in words."""
+    """Return what a live pod costs, and until when at most, in words."""
     if not op.rate:
         return "it costs nothing"
     left_s = spend.left_s(op, read_clocks(), scale)
@@ -64,7 +64,7 @@ def cost_of(op: Op, scale: float) -> str:
 
 
 def tell_what_is_left() -> None:
-    """Of a command that was cut short: which pods may cost money and are looked after by nobody, and how they end."""
+    """Tell which pods a command that was cut short leaves: what may cost money with nobody there, and how it ends."""
     with contextlib.suppress(SlipwayError, OSError):  # what cut it short may have closed the terminal as well
         settings, me = context.settings(), myself()
         with Journal.open(settings.state_file) as journal:
@@ -82,7 +82,7 @@ def tell_what_is_left() -> None:
 
 
 def raise_alarm() -> None:
-    """Raises LimitHit when a pod was asked to end a quarter of an hour ago and its vendor still has it."""
+    """Raise LimitHit when a pod was asked to end a quarter of an hour ago and its vendor still has it."""
     late: list[Op] = []
     with contextlib.suppress(SlipwayError, OSError):  # whoever cannot read the journal has said so
         settings = context.settings()

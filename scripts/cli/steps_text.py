@@ -15,7 +15,7 @@ MARKS = {"waiting": "·", "running": "▸", "done": "✓", "reused": "=", "faile
 
 
 def steps_table(progress: Mapping[str, Any], now: float, scale: float = 1.0) -> "RenderableType":
-    """One line per step: a mark, a name, its time, and what it last said.
+    """Return one line per step: a mark, a name, its time, and what it last said.
 
     `scale`: how many times faster than ours the clock runs that counts the run's cost: 1 but in a rehearsal.
     """
@@ -57,7 +57,7 @@ def elapsed(step: Mapping[str, Any], now: float) -> float:
 
 
 def record_words(step: Mapping[str, Any], brief: bool = False, scale: float = 1.0) -> str:
-    """What a step says of itself: its result when it has ended, its last record while it runs."""
+    """Return what a step says of itself: its result when it has ended, its last record while it runs."""
     ended = step["state"] in ("done", "reused", "failed")
     record = (step.get("result") if ended else None) or step.get("record") or {}
     if record.get("text"):
@@ -94,7 +94,7 @@ LEFT_OUT = {
 
 
 def _shard_words(record: Mapping[str, Any], ended: bool) -> list[str]:
-    """Of a step that makes text shards."""
+    """Return the words about a step that makes text shards."""
     shards = count(record["shards"], "shard" if ended else "whole shard")
     if ended:
         words = [f"{count(record.get('documents', 0), 'document')} in {shards}"]
@@ -108,7 +108,7 @@ def _shard_words(record: Mapping[str, Any], ended: bool) -> list[str]:
 
 
 def step_line(step: Mapping[str, Any], now: float, scale: float = 1.0) -> str:
-    """The plain form of one line of `steps_table`."""
+    """Return the plain form of one line of `steps_table`."""
     clock = datetime.fromtimestamp(now).strftime("%H:%M:%S")
     line = f"{clock} {MARKS.get(step['state'], '?')} {step['name']} {duration(elapsed(step, now) * scale)}"
     words = record_words(step, scale=scale)
@@ -116,7 +116,7 @@ def step_line(step: Mapping[str, Any], now: float, scale: float = 1.0) -> str:
 
 
 def steps_json(progress: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The steps of a progress, their times in ISO form."""
+    """Return the steps of a progress, their times in ISO form."""
 
     def step_json(step: Mapping[str, Any]) -> dict[str, Any]:
         times = {key: iso(step.get(key)) for key in ("started_at", "ended_at")}

@@ -24,7 +24,10 @@ from trainer.plan import source_slug
 
 
 def text(space: Workspace) -> str:
-    """The shards as `datasets/<experiment>/text`. Raises SlipwayError when they are not what was written."""
+    """Keep the shards as `datasets/<experiment>/text`, and return their fingerprint.
+
+    Raises SlipwayError when they are not what was written.
+    """
     parts = {part: folder for part, folder in (("train", space.train), ("val", space.val)) if manifest(folder)}
     listed = {part: [one["sha256"] for one in read_manifest(folder)["shards"]] for part, folder in parts.items()}
     fingerprint = sha256(repr(sorted(listed.items())).encode()).hexdigest()[:12]
@@ -49,7 +52,7 @@ def text(space: Workspace) -> str:
 
 
 def tokenizer(space: Workspace, digest: str) -> str:
-    """The tokenizer as `tokenizer`, copied."""
+    """Keep a copy of the tokenizer as `tokenizer`, and return its fingerprint."""
     fingerprint = digest[:12]
     if not is_there(space, "tokenizer", fingerprint):
         Store(space.store).publish(space.tokenizer, "tokenizer", fingerprint, {"tokenizer_sha256": digest})
@@ -61,7 +64,7 @@ def is_there(space: Workspace, name: str, fingerprint: str) -> bool:
 
 
 def link(source: Path, target: Path) -> None:
-    """A shard is replaced as a whole and never written into, so a second name for it stays what it is."""
+    """Link a shard, or copy it: it is replaced as a whole and never written into, so the link stays what it is."""
     try:
         os.link(source, target)
     except OSError:  # a file system without links

@@ -32,6 +32,8 @@ from scripts.data.workspace import Workspace, manifest
 from store import Store
 from trainer import plan as planning
 from trainer.config import Profile
+from trainer.plan.estimates import estimate_s
+from trainer.reuse import Node
 
 LONG_S = 86_400.0
 
@@ -68,7 +70,7 @@ def pipeline(spec: PipelineFlags) -> None:
 
 
 def recipe_of(settings: Settings, space: Workspace, steps: int | None, vocab_size: int | None) -> Profile:
-    """The recipe under the experiment's name, with what was asked for otherwise."""
+    """Return the recipe under the experiment's name, with what was asked for otherwise."""
     found = replace(planning.profile_named(settings.run_config), name=space.experiment)
     if steps is not None:
         found = replace(found, phases={**found.phases, "base": found.phases["base"].in_steps(steps)})
@@ -79,7 +81,7 @@ def recipe_of(settings: Settings, space: Workspace, steps: int | None, vocab_siz
 
 
 def with_ids(recipe: Profile, count: int) -> Profile:
-    """The model and the tokenizer have as many."""
+    """Return the recipe with so many ids in its model and its tokenizer."""
     phases = {
         name: replace(phase, model=replace(phase.model, vocab_size=count)) for name, phase in recipe.phases.items()
     }
@@ -96,7 +98,7 @@ def announce(settings: Settings, space: Workspace, recipe: Profile, source: str)
 
 
 def training_s(recipe: Profile) -> float:
-    return planning.estimate_s(planning.Node("base", "", (), "", recipe.phases["base"]), doctor.flops_per_s())
+    return estimate_s(Node("base", "", (), "", recipe.phases["base"]), doctor.flops_per_s())
 
 
 def shard_spec(settings: Settings, validation: str) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def shard_spec(settings: Settings, validation: str) -> dict[str, Any]:
 
 
 def shards(settings: Settings, space: Workspace, spec: dict[str, Any], reuse: bool, quiet: bool) -> None:
-    """Raises UsageError when shards are only to be reused, and there are none."""
+    """Make the shards. Raises UsageError when shards are only to be reused, and there are none."""
     there = manifest(space.train)
     if there and (reuse or not settings.run_shard):
         held_out = len((manifest(space.val) or {"shards": ()})["shards"])
@@ -121,6 +123,7 @@ def shards(settings: Settings, space: Workspace, spec: dict[str, Any], reuse: bo
 
 
 def make_tokenizer(settings: Settings, space: Workspace, size: int, given: str, quiet: bool) -> dict[str, Any]:
+    """Make the tokenizer, or take the one of the folder `given`; return what is known of it. Raises UsageError."""
     if given:
         step = "adopt"
         config: dict[str, Any] = {"spec": {"path": str(Path(given).expanduser().absolute())}}
@@ -138,7 +141,7 @@ def make_tokenizer(settings: Settings, space: Workspace, size: int, given: str, 
 
 
 def write_config(settings: Settings, space: Workspace, recipe: Profile, ids: int) -> Path:
-    """Before anything is trained."""
+    """Write the configuration, before anything is trained, and return its file."""
     if ids != recipe.vocab_size:
         render.say(f"the model gets {ids:,} ids instead of {recipe.vocab_size:,}: as many as the tokenizer has")
     file = training_files.write(with_ids(recipe, ids), settings.run_config, space.run)
@@ -149,7 +152,7 @@ def write_config(settings: Settings, space: Workspace, recipe: Profile, ids: int
 def training(
     settings: Settings, space: Workspace, file: Path, digest: str, quiet: bool
 ) -> dict[str, Any]:  # fmt: skip
-    """What is known of the model, trained now or before. digest: of the tokenizer."""
+    """Train, and return what is known of the model, trained now or before. digest: of the tokenizer."""
     ours = replace(settings, profile=str(file), source=str(space.train), store=str(space.store))
     given = {"text": adopt.text(space), "tokenizer": adopt.tokenizer(space, digest)}
     limits = Limits(reserve_bytes=settings.reserve_bytes)
@@ -174,7 +177,7 @@ def training(
 def foretell(
     settings: Settings, space: Workspace, recipe: Profile, spec: dict[str, Any], given: str, as_json: bool
 ) -> None:
-    """What would be done, and with which environment; nothing is made."""
+    """Show what would be done, and with which environment; nothing is made."""
     base = recipe.phases["base"]
     facts = {
         "workspace": str(space.root),

@@ -41,14 +41,14 @@ def tokenizer(spec: TokenizerFlags) -> None:
 
 
 def check_size(vocab_size: int) -> None:
-    """Raises UsageError."""
+    """Raise UsageError for a size that a vocabulary cannot have."""
     if not LEAST_VOCAB <= vocab_size <= MOST_VOCAB:
         seen = "the 256 bytes and the nine chat specials alone are 265"
         raise UsageError(f"--vocab-size is {vocab_size}; {seen}, and {MOST_VOCAB} is the most")
 
 
 def of_the_store(settings: Settings) -> list[str]:
-    """The folder of the tokenizer that `inv launch` has made here: one of the same text and settings is the same."""
+    """Return the folder of the tokenizer that `inv launch` has made here of the same text and settings, as a list."""
     store = Store(settings.store)
     found = None if "://" in str(settings.store) else store.check("tokenizer")
     return [] if found is None or found.problem else [str(store.path("tokenizer", found.fingerprint))]
@@ -69,7 +69,7 @@ def tokenizer_eval(spec: TokenizerEvalFlags) -> None:
 
 
 def text_folder(settings: Settings, source: str, text: str, quiet: bool) -> Path:
-    """The text shards that are meant: a folder, or the store's of the source, which are made when they are missing."""
+    """Return the text shards that are meant: a folder, or the store's of the source, made when they are missing."""
     if text and source:
         raise UsageError("--text and --source are two texts; choose one")
     if text:
@@ -81,7 +81,7 @@ def text_folder(settings: Settings, source: str, text: str, quiet: bool) -> Path
 
 
 def tokenizer_folder(settings: Settings, folder: str) -> Path:
-    """The tokenizer that is meant. Raises UsageError when there is none."""
+    """Return the tokenizer that is meant. Raises UsageError when there is none."""
     if folder:
         return Path(folder).expanduser().absolute()
     made = Path(DEFAULT_OUT).absolute()

@@ -19,7 +19,7 @@ from trainer.config import Profile
 
 
 def write(profile: Profile, of: str, folder: Path) -> Path:
-    """The YAML file. `of`: the recipe that this one comes from, by its name or its file.
+    """Write the YAML file, and return its path. `of`: the recipe that this one comes from, by its name or its file.
 
     Raises UsageError for what the two files cannot say.
     """
@@ -43,7 +43,7 @@ def write(profile: Profile, of: str, folder: Path) -> Path:
 
 
 def without_none(value: Any) -> Any:
-    """TOML knows no null: what is not set is left out. Tuples become lists, which both formats have."""
+    """Return a value without what is not set, as TOML knows no null. Tuples become lists, which both formats have."""
     if isinstance(value, Mapping):
         return {key: without_none(one) for key, one in value.items() if one is not None}
     return [without_none(one) for one in value] if isinstance(value, (list, tuple)) else value

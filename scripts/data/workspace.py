@@ -52,12 +52,12 @@ class Workspace:
 
     @property
     def text(self) -> Path:
-        """The two folders of shards as the one with `train` and `val` in it that every step reads and writes."""
+        """Return the two folders of shards as the one with `train` and `val` in it that every step reads and writes."""
         return self.of("cache") / "text"
 
     @property
     def store(self) -> Path:
-        """What the training of this experiment begins from, and what it makes."""
+        """Return the store that the training of this experiment begins from, and that takes what it makes."""
         return self.run / "artifacts"
 
     @property
@@ -70,12 +70,12 @@ class Workspace:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What every step gets: Hugging Face's files stay on this volume, and drafts and checkpoints with the run."""
+        """Return the variables of each step: the hub's files stay on this volume, drafts and checkpoints by the run."""
         hub = {"HF_HOME": str(self.hub), "HF_DATASETS_CACHE": str(self.hub / "datasets")}
         return {**hub, "SLIPWAY_WORK": str(self.run)}
 
     def make(self) -> int:
-        """Every folder, and how many of them were not there."""
+        """Make every folder, and return how many of them were not there."""
         new = [folder for folder in self.folders if not folder.is_dir()]
         for folder in new:
             folder.mkdir(parents=True)
@@ -89,7 +89,7 @@ class Workspace:
 
 
 def manifest(folder: Path) -> dict[str, Any] | None:
-    """Of finished shards; None where there are none."""
+    """Return the manifest of finished shards; None where there are none."""
     try:
         return read_manifest(folder)
     except DataError:
@@ -114,7 +114,7 @@ def tree(spec: TreeFlags) -> None:
 
 
 def experiments(root: Path) -> list[str]:
-    """Whatever has a folder of its own somewhere."""
+    """Return the names of the experiments: whatever has a folder of its own somewhere."""
     there = (path for kind in KINDS for path in (root / kind).glob("*") if path.is_dir())
     return sorted({path.name for path in there if not path.name.startswith(".")})
 
@@ -125,7 +125,7 @@ def order(folder: Path, root: Path) -> tuple[int, str]:
 
 
 def content(folder: Path, root: Path) -> str:
-    """What is in a folder, in words."""
+    """Return what is in a folder, in words."""
     if not folder.is_dir():
         return "missing"
     kind = folder.parent.relative_to(root).as_posix()

@@ -67,6 +67,7 @@ def done_words(one: Done) -> str:
 
 
 def show(found: Sequence[Finding], problems: Sequence[str]) -> None:
+    """Print a line for each machine, then what could not be asked or done."""
     if found:
         rows = [("provider", "machine", "whose", "run or name", "state", "USD/h", "age", "")]
         for one in found:
@@ -83,7 +84,7 @@ def show(found: Sequence[Finding], problems: Sequence[str]) -> None:
 
 
 def leave(command: str, found: Sequence[Finding], problems: Sequence[str], then: str) -> None:
-    """Exit 5 when something of ours bills that nobody wants, or when that is not known."""
+    """Leave with exit code 5 when something of ours bills that nobody wants, or when that is not known."""
     wrong = [one for one in found if one.is_wrong]
     unclear = [one for one in wrong if one.kind == UNCLEAR]
     unknown = [one for one in wrong if one.kind == UNKNOWN_MARK]
@@ -108,6 +109,7 @@ def in_words(found: Sequence[Finding]) -> str:
 
 
 def machine_json(one: Finding) -> dict[str, Any]:
+    """Return one machine as JSON; null is what nobody knows. Money is a decimal string in US dollars."""
     return {
         "provider": one.provider,
         "id": one.pod_id or None,

@@ -90,11 +90,12 @@ def bill_of(market: Market, row: Op) -> int | None:
 
 
 def is_open(row: Op, told: dict[str, tuple[int, int]]) -> bool:
-    """Whether the vendor may have something new to say."""
+    """Tell whether the vendor may have something new to say."""
     return row.is_live or row.token not in told or told[row.token][0] < (row.ended_at or 0) + LATE_S
 
 
 def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str) -> None:
+    """Print what each pod cost, then the sums of runs and months, in US dollars."""
     if not lines:
         render.say(f"nothing was spent{f' in {month}' if month else ''}")
         return
@@ -129,6 +130,7 @@ def by_run(lines: Sequence[PodCost]) -> dict[str, int]:
 
 
 def ledger_json(lines: Sequence[PodCost], in_months: dict[str, int], problems: list[str]) -> dict[str, Any]:
+    """Return the same as JSON: times in ISO form, money as decimal strings in US dollars."""
     pods = [
         {
             "run": one.run,
@@ -155,6 +157,7 @@ def ledger_json(lines: Sequence[PodCost], in_months: dict[str, int], problems: l
 
 
 def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
+    """Print what some work would take and cost on kinds of GPUs. Raises UsageError."""
     tokens = tokens_of(wanted.tokens, wanted.e)
     what, work = work_of(wanted.phase, wanted.stage, wanted.job, wanted.hours)
     num_gpus = wanted.num_gpus or 1
@@ -185,7 +188,7 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
 
 
 def price_of(text: str) -> int:
-    """Micro-dollars; 0 when none is given. Raises UsageError."""
+    """Return micro-dollars; 0 when no price is given. Raises UsageError."""
     try:
         price = micro_usd(text.lstrip("$")) if text else 0
     except BadAmount as error:
@@ -210,7 +213,7 @@ def tokens_of(tokens: float | None, settings: Sequence[str]) -> float:
 
 
 def work_of(phase: str, stage: str, job: str, hours: float | None) -> tuple[str, tuple[Measured, ...]]:
-    """What is asked for, in words, and what was measured of it. Raises UsageError."""
+    """Return what is asked for, in words, and what was measured of it. Raises UsageError."""
     asked = [(kind, word, known) for kind, word, known in
              (("phase", phase, PHASES), ("stage", stage, STAGES), ("job", job, JOBS)) if word]  # fmt: skip
     if len(asked) > 1:
@@ -239,6 +242,7 @@ def offers_for(kinds: Sequence[tuple[str, int]], spot: bool, provider: str) -> t
 
 
 def estimate_table(found: Sequence[Estimate]) -> str:
+    """Return a line for each kind of GPU: hours, its price, and what all would cost."""
     rows: list[tuple[str, ...]] = [("GPUs", "hours", "USD per GPU-hour", "low", "expected", "high")]
     for one in found:
         low, expected, high = (f"{hours:.3g}" for hours in one.hours)
@@ -255,7 +259,7 @@ def estimate_table(found: Sequence[Estimate]) -> str:
 
 
 def cents(amount: int) -> str:
-    """Rounded up: an estimate has no more digits than that."""
+    """Return an amount rounded up to cents: an estimate has no more digits than that."""
     return f"{-(-amount // 10_000) / 100:.2f}"
 
 

@@ -28,7 +28,7 @@ def offers(spec: OffersFlags) -> None:
 
 
 def about(one: Offer) -> dict[str, Any]:
-    """One offer as JSON; null is what the vendor does not tell. `raw`: all that it tells of that one machine."""
+    """Return one offer as JSON; null is what the vendor does not tell. `raw`: all that it tells of that one machine."""
     return {
         "provider": one.provider,
         "offer_id": one.offer_id,

@@ -29,7 +29,7 @@ from scripts.models.flags import (
 )
 from store import Store, catalogue, credentials
 from store.backends.by_uri import open_place
-from store.catalogue import Found
+from store.catalogue import FoundCheckpoint
 from store.manifest import Manifest
 
 FOUND = 5  # an audit found something
@@ -148,8 +148,11 @@ def ckpt_init(spec: CkptInitFlags) -> None:
         print_json({"uri": spec.to, "made": made, "command": place.creation()})
 
 
-def everything(settings: Settings, uri: str, job: str = "") -> list[Found]:
-    """Of that store; without one, of the store of the settings and of this machine. job: only of such runs or tags."""
+def everything(settings: Settings, uri: str, job: str = "") -> list[FoundCheckpoint]:
+    """Return the checkpoints of that store; without one, of the settings' store and of this machine.
+
+    job: only of runs or tags of that name.
+    """
     lend_for(uri, settings)
     found = catalogue.in_store(uri or settings.store)
     if not uri:
@@ -160,13 +163,13 @@ def everything(settings: Settings, uri: str, job: str = "") -> list[Found]:
 
 
 def lend_for(uri: str, settings: Settings) -> None:
-    """What the settings know of a store's keys holds for a store that is named on the command line too."""
+    """Lend what the settings know of a store's keys to a store that is named on the command line too."""
     if credentials.kind(uri) == "s3":
         credentials.lend({name: getattr(settings, name.lower()) for name in credentials.S3})
 
 
-def named(found: Sequence[Found], name: str, uri: str) -> Found:
-    """The one that is meant: by its name, or by the end or the beginning of it. Raises UsageError."""
+def named(found: Sequence[FoundCheckpoint], name: str, uri: str) -> FoundCheckpoint:
+    """Return the one that is meant: by its name, or by the end or the beginning of it. Raises UsageError."""
     if not name:
         raise UsageError("the name of a checkpoint is missing; inv ckpt.list shows them")
     exact = [one for one in found if one.name == name]
@@ -180,7 +183,7 @@ def named(found: Sequence[Found], name: str, uri: str) -> Found:
     raise UsageError(f"no checkpoint {name!r} in {where(uri)}; {near(name, [one.name for one in found])}")
 
 
-def newest(found: Sequence[Found], uri: str) -> Found:
+def newest(found: Sequence[FoundCheckpoint], uri: str) -> FoundCheckpoint:
     whole = [one for one in found if not one.trouble]
     if not whole:
         raise UsageError(f"No checkpoints found in {where(uri)}")
@@ -198,7 +201,7 @@ def where(uri: str) -> str:
     return uri or "the store and on this machine"
 
 
-def about(one: Found) -> dict[str, Any]:
+def about(one: FoundCheckpoint) -> dict[str, Any]:
     return {
         "name": one.name,
         "kind": one.kind,
@@ -211,7 +214,7 @@ def about(one: Found) -> dict[str, Any]:
     }
 
 
-def row(one: Found) -> tuple[str, ...]:
+def row(one: FoundCheckpoint) -> tuple[str, ...]:
     loss = (one.manifest.get("metrics") or {}).get("loss")
     shown = "?" if loss is None else f"{loss:.4f}"
     size = f"{one.num_bytes / 1e6:.1f} MB"
@@ -219,7 +222,7 @@ def row(one: Found) -> tuple[str, ...]:
     return one.name, one.kind, phase, str(one.step), size, one.saved_at.partition("+")[0] or "?", shown
 
 
-def _files(one: Found) -> list[dict[str, Any]]:
+def _files(one: FoundCheckpoint) -> list[dict[str, Any]]:
     return list(one.manifest["files"])
 
 
@@ -231,7 +234,7 @@ def _words(value: Any) -> str:
 
 @contextlib.contextmanager
 def _only(folder: Path, manifest: Manifest) -> Iterator[Path]:
-    """A folder with the files of that artifact alone: flat ones lie beside others."""
+    """Yield a folder with the files of that artifact alone: flat ones lie beside others."""
     if not manifest.flat:
         yield folder
         return

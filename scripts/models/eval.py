@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.config import TASKS
 from flows.find_model import find_model
 from infra.errors import UsageError
 from infra.settings import Settings
@@ -26,7 +27,7 @@ from scripts.models.flags import EvalFlags
 from store import Artifact, Store, outside
 from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval
-from trainer.plan import TASKS, load_persona, source_slug
+from trainer.plan import load_persona, source_slug
 from trainer.records.phase_registry import PHASES, TEXT
 
 FILE = "eval.json"
@@ -43,12 +44,12 @@ class Subject:
 
     @property
     def kept_as(self) -> str:
-        """Under which name in the store its measures are."""
+        """Return the name in the store under which its measures are."""
         return f"evals/{self.name}"
 
     @property
     def only_reads(self) -> bool:
-        """Whether it goes on with texts and does not talk, as a base model."""
+        """Tell whether it goes on with texts and does not talk, as a base model."""
         return self.name.split("/")[0] in READERS
 
 
@@ -83,7 +84,7 @@ def eval(spec: EvalFlags) -> None:
 def chosen(
     settings: Settings, models: Sequence[str], tag: str, material: Mapping[str, str]
 ) -> list[tuple[Subject, dict[str, str]]]:
-    """The models, and on what each is measured. Without a name: base on text, the last phase on questions."""
+    """Return the models, and on what each is measured. Without a name: base on text, the last phase on questions."""
     if models:
         return [(subject(settings, model, tag), dict(material)) for model in models]
     text = {key: value for key, value in material.items() if key == "text"}
@@ -93,7 +94,7 @@ def chosen(
 
 
 def subject(settings: Settings, model: str, tag: str) -> Subject:
-    """Raises UsageError that lists the models there are."""
+    """Return the model that is meant. Raises UsageError that lists the models there are."""
     artifact, folder = find_model(settings, model, tag, render.say)
     return named(artifact, folder)
 
@@ -108,7 +109,7 @@ def named(artifact: Artifact | None, folder: Path) -> Subject:
 
 
 def held_out(settings: Settings, persona: str, is_needed: bool, of: str, tag: str) -> dict[str, str]:
-    """What there is to measure on, as fields of `EvalSpec`: what the model `of` comes from, else what lies there.
+    """Return what can be measured on, as fields of `EvalSpec`: what the model `of` comes from, else what lies there.
 
     Raises UsageError when there is nothing and something is needed.
     """
@@ -148,7 +149,7 @@ def problems_of(settings: Settings, one: Subject, task: str) -> str:
 
 
 def origins(store: Store, artifact: Artifact) -> dict[str, Artifact]:
-    """By role, what a model was made of, and what that was made of: as far as it says so, and as it is still there."""
+    """Return what a model was made of, and what that was made of, by role: as far as it is said and still there."""
     found: dict[str, Artifact] = {}
     todo = [artifact]
     while todo:
@@ -174,7 +175,7 @@ def keep(settings: Settings, one: Subject, found: Mapping[str, Any]) -> dict[str
 
 
 def kept(settings: Settings, one: Subject) -> dict[str, Any]:
-    """What is known of that very model; {} when nothing is."""
+    """Return what is known of that very model; {} when nothing is."""
     store = Store(settings.store)
     found = store.check(one.kept_as)
     if found.problem or found.fingerprint != one.fingerprint:
@@ -200,12 +201,12 @@ def tell(names: Sequence[str], found: Sequence[Mapping[str, Any]], as_json: bool
 
 
 def without_rows(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For people and programs that ask for numbers: the rows stay in the store."""
+    """Return the measures without their rows, for who asks for numbers: the rows stay in the store."""
     return {name: {key: one[key] for key in one if key != "rows"} for name, one in measures.items()}
 
 
 def show_comparison(models: Sequence[str], tag: str, settings: Settings, as_json: bool) -> None:
-    """Raises UsageError for a model of which nothing is known yet."""
+    """Show two models side by side. Raises UsageError for a model of which nothing is known yet."""
     if len(models) != 2:
         raise UsageError(f"--compare takes two models, not {len(models)}: inv eval --compare A B")
     both = [subject(settings, model, tag) for model in models]
@@ -225,7 +226,7 @@ def show_comparison(models: Sequence[str], tag: str, settings: Settings, as_json
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By measure that both have: both values, and the second less the first with its interval, and how that was had."""
+    """Return both values of each measure that both have, the second less the first, and how its interval was had."""
     found = {}
     for name, ours in first.items():
         theirs = second.get(name)

@@ -52,7 +52,7 @@ def fit(spec: FitFlags) -> None:
 
 
 def kinds_of(asked: str) -> list[gpus.Gpu]:
-    """Those of the table that are meant, smallest first. Raises UsageError when none is."""
+    """Return those of the table that are meant, smallest first. Raises UsageError when none is."""
     kinds = [one for one in gpus.GPUS if not asked or gpus.is_asked(asked, one.name)]
     if not kinds:
         raise UsageError(f"--gpu {asked}: not known; known: {', '.join(one.name for one in gpus.GPUS)}")
@@ -62,7 +62,7 @@ def kinds_of(asked: str) -> list[gpus.Gpu]:
 
 
 def offers_of(settings: Settings) -> list[Offer]:
-    """One GPU of each kind, as it can be had now; [] when there is nobody to ask."""
+    """Return one GPU of each kind, as it can be had now; [] when there is nobody to ask."""
     try:
         asked = market.sources(settings)
     except UsageError:
@@ -102,7 +102,7 @@ def table(kinds: list[gpus.Gpu], found: dict[str, Fit], offers: list[Offer]) -> 
 def advice(
     recipe: Profile, config: PhaseConfig, kinds: list[gpus.Gpu], found: dict[str, Fit], offers: list[Offer]
 ) -> list[str]:
-    """What follows from it, in words."""
+    """Return what follows from it, in words."""
     lines = []
     fitting = [kind for kind in kinds if found[kind.name].fits]
     if not fitting:
@@ -124,6 +124,7 @@ def advice(
 
 
 def about(kind: gpus.Gpu, found: Fit, offer: Offer | None) -> dict[str, Any]:
+    """Return how a recipe fits one kind of GPU, as JSON; `takes` in bytes of each GPU."""
     return {
         "gpu": kind.name,
         "memory_bytes": kind.memory_gb * GB,
@@ -139,7 +140,7 @@ def about(kind: gpus.Gpu, found: Fit, offer: Offer | None) -> dict[str, Any]:
 
 
 def show(name: str, params: bool, json: bool) -> None:
-    """`inv config --profile`: all of a recipe, or its parameters alone."""
+    """Show all of a recipe, or its parameters alone, for `inv config --profile`."""
     recipe = profile_named(name)
     model = recipe.phases["base"].model
     counts = {"total": model.num_params, "embedding": model.vocab_size * model.hidden_size,
@@ -164,7 +165,7 @@ def show(name: str, params: bool, json: bool) -> None:
 
 
 def plain(values: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    """Nested mappings as dotted keys; what is None is left out."""
+    """Return nested mappings as dotted keys; what is None is left out."""
     found: list[tuple[str, Any]] = []
     for key, value in values.items():
         if isinstance(value, dict) and key != "mixture":
@@ -175,5 +176,5 @@ def plain(values: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
 
 
 def short(count: int) -> str:
-    """1.97B, 22.2M."""
+    """Return a count as 1.97B or 22.2M."""
     return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"

@@ -23,7 +23,10 @@ INSTALL = "install it into an environment of its own (pip install 'lm-eval[api]'
 
 
 def measure(folder: Path, name: str, *, lm_eval: str, endpoint: str, served_name: str) -> dict[str, dict[str, Any]]:
-    """By `lm-eval <task>`. Raises UsageError for what is missing, SlipwayError when the harness fails."""
+    """Measure a model by `lm-eval <task>`.
+
+    Raises UsageError for what is missing, SlipwayError when the harness fails.
+    """
     if not lm_eval or not endpoint:
         raise UsageError(
             "--lm-eval TASKS and --endpoint URL go together: http://127.0.0.1:8000 of a server of the model"
@@ -53,7 +56,7 @@ def measure(folder: Path, name: str, *, lm_eval: str, endpoint: str, served_name
 
 
 def read(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The harness's results as measures: of each task the first metric that we know. Its error is its own."""
+    """Return the harness's results as measures: of each task the first metric that we know. Its error is its own."""
     found = {}
     for task, figures in results["results"].items():
         metric = next((one for one in METRICS if one in figures), "")

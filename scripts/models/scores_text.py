@@ -15,7 +15,7 @@ MEASURES = {  # what each measures, in words, and what it should be
 
 
 def show_scores(name: str, found: Mapping[str, Any]) -> None:
-    """The numbers of `inv eval`, each with its interval and what it is held against, and some answers that missed."""
+    """Show the numbers of `inv eval`, each with its interval and what it is held against, and some wrong answers."""
     table = new_table("measure", "value", "95 %", "beside")
     by_turn = {key: one for key, one in found["measures"].items() if " turn " in key}
     for key, one in found["measures"].items():
@@ -43,7 +43,7 @@ def show_scores(name: str, found: Mapping[str, Any]) -> None:
 
 
 def turns_table(measures: Mapping[str, Mapping[str, Any]]) -> Any:
-    """How a conversation goes: a row for each turn, the same questions at each."""
+    """Return how a conversation goes: a row for each turn, the same questions at each."""
     right, leaks = (
         {int(key.rsplit(" ", 1)[1]): one for key, one in measures.items() if key.startswith(f"{what} turn ")}
         for what in ("right", "leaks")
@@ -61,14 +61,14 @@ def of_unit(measure: Mapping[str, Any], value: float) -> str:
 
 
 def between(measure: Mapping[str, Any], interval: Mapping[str, Any]) -> str:
-    """`[71.2 %, 80.1 %]`, `?` where there is no interval."""
+    """Return `[71.2 %, 80.1 %]`, `?` where there is no interval."""
     if interval["low"] is None:
         return "?"
     return f"[{of_unit(measure, interval['low'])}, {of_unit(measure, interval['high'])}]"
 
 
 def show_comparison(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """Two models side by side: B less A, and whether that may be chance."""
+    """Show two models side by side: B less A, and whether that may be chance."""
     out = console(stderr=False)
     for letter, name in zip("AB", names, strict=True):
         out.print(f"{letter}: {name}", markup=False)
@@ -91,7 +91,7 @@ def show_comparison(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]])
 
 
 def show_compression(found: Mapping[str, Any]) -> None:
-    """The figures of `inv tokenizer.eval`: a row for each kind of text, ours first, then the others."""
+    """Show the figures of `inv tokenizer.eval`: a row for each kind of text, ours first, then the others."""
     names = {"ours": "ours", "gpt-2": "GPT-2", "gpt-4": "GPT-4", "bytes": "bytes"}
     there = list(found["vocabularies"])
     table = new_table("text", "size", "words", "tokens/word", "ids used", *(names[name] for name in there))

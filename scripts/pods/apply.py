@@ -12,7 +12,7 @@ from infra import strict_yaml
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.runs import pod_set
-from infra.runs.pod_set import PodSpec, Step
+from infra.runs.pod_set import PodAction, PodEntry
 from infra.runs.settle import settle
 from infra.settings import Settings
 from scripts.cli import context, prompts, render, session
@@ -52,8 +52,8 @@ def only_one(set_name: str, journal: Journal, dry_run: bool) -> contextlib.Abstr
     return contextlib.nullcontext() if dry_run else use_case.only_one(set_name, journal)
 
 
-def load(path: Path, settings: Settings) -> tuple[str, dict[str, PodSpec]]:
-    """The name of the set, and its pods by name. Raises UsageError, with the place."""
+def load(path: Path, settings: Settings) -> tuple[str, dict[str, PodEntry]]:
+    """Return the name of the set, and its pods by name. Raises UsageError, with the place."""
     try:
         document = strict_yaml.read(path)
     except FileNotFoundError:
@@ -68,9 +68,9 @@ def load(path: Path, settings: Settings) -> tuple[str, dict[str, PodSpec]]:
 
 
 def carry_out(
-    step: Step, set_name: str, specs: Mapping[str, PodSpec], journal: Journal, settings: Settings, again: str
+    step: PodAction, set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, again: str
 ) -> None:
-    """Raises SlipwayError that says how to go on."""
+    """Carry out one action on a pod of the set. Raises SlipwayError that says how to go on."""
     try:
         made = use_case.carry_out(step, set_name, specs, journal, settings, render.tell)
     except SlipwayError as error:

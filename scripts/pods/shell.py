@@ -65,7 +65,7 @@ def forward(spec: ForwardFlags) -> None:
 
 
 def board(op: Op, transport: Transport, local: int) -> None:
-    """TensorBoard of the run's figures, on its machine, for as long as this lasts. Raises SlipwayError."""
+    """Show the run's figures in TensorBoard, on its machine, for as long as this lasts. Raises SlipwayError."""
     done = {one["name"]: one.get("result") or {} for one in follow.look(op, transport)[0].get("steps", ())}
     python = done.get("environment", {}).get("pythons", {}).get("train")
     if not python:
@@ -92,7 +92,7 @@ def board(op: Op, transport: Transport, local: int) -> None:
 
 
 def answers(port: int) -> bool:
-    """Whether somebody there speaks HTTP."""
+    """Tell whether somebody there speaks HTTP."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
     try:
         connection.request("HEAD", "/")
@@ -139,7 +139,7 @@ def pull(spec: PullFlags) -> None:
 
 
 def show_sync(plan: SyncPlan, run: str) -> None:
-    """What a push would do: totals, the largest files, what is new, what stays here and why."""
+    """Show what a push would do: totals, the largest files, what is new, what stays here and why."""
     out = render.console(stderr=False)
     since = f" since the last push to {run}" if run else ""
     out.print(

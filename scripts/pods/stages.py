@@ -127,7 +127,7 @@ def list_(spec: Output) -> None:
 
 
 def about(op: Op, settings: Settings) -> dict[str, Any]:
-    """A live pod as the journal knows it."""
+    """Return a live pod as the journal knows it."""
     return {
         "run": op.run,
         "provider": op.vendor,
@@ -144,7 +144,7 @@ def about(op: Op, settings: Settings) -> dict[str, Any]:
 
 
 def find_pod(journal: Journal, name: str = "") -> Op:
-    """A live pod that takes work: by a prefix of its name, else that of this line, else the only one.
+    """Return a live pod that takes work: by a prefix of its name, else that of this line, else the only one.
 
     The rest of the line deals with it. Raises UsageError; SlipwayError: there is none.
     """

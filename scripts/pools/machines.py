@@ -37,6 +37,7 @@ def list_(spec: ListFlags) -> None:
 
 
 def about(host: inventory.Host, known: Any, run: str | None) -> dict[str, Any]:
+    """Return one machine of the inventory as JSON; null is what nobody knows."""
     facts = known.facts if known else {}
     what = survey.has(host, facts)
     return {
@@ -67,6 +68,7 @@ def up(spec: UpFlags) -> None:
 
 
 def up_row(place: str, facts: Mapping[str, Any], problem: str) -> tuple[str, ...]:
+    """Return the line of a machine that was asked; without facts it did not answer."""
     if not facts:
         return (place, *("?",) * 7, problem)
     gpus = [gpu["name"] for gpu in facts["gpus"]]
@@ -97,7 +99,7 @@ def check(spec: CheckFlags) -> None:
     leave(looks)
 
 
-def leave(looks: Sequence[survey.Look]) -> None:
+def leave(looks: Sequence[survey.HostSurvey]) -> None:
     bad = [one.host.place for one in looks if one.problem]
     if bad:
         raise Exit(f"{len(bad)} of {len(looks)} machines cannot be used: {', '.join(bad)}", code=1)

@@ -27,24 +27,24 @@ PACKAGES = {  # what each is wanted for: programs, or files by a pattern
 
 
 def find(wanted: str) -> str:
-    """Where that program or file is, "" when it is not here."""
+    """Return where that program or file is, "" when it is not here."""
     if "/" in wanted:
         return min(glob.glob(wanted), default="")
     return shutil.which(wanted, path=f"{os.environ.get('PATH', os.defpath)}:{SBIN}") or ""
 
 
 def missing() -> list[str]:
-    """The packages of which something is not here."""
+    """Return the packages of which something is not here."""
     return [name for name, gives in PACKAGES.items() if not all(map(find, gives))]
 
 
 def is_ci() -> bool:
-    """Whether nobody is there to be asked, and nothing may be left out."""
+    """Tell whether nobody is there to be asked, and nothing may be left out."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false", "no")
 
 
 def command(packages: Sequence[str]) -> list[str]:
-    """What installs them, as root or by sudo; [] on a system that has not Debian's tools."""
+    """Return what installs them, as root or by sudo; [] on a system that has not Debian's tools."""
     if not shutil.which("apt-get"):
         return []
     sudo = [] if os.geteuid() == 0 else ["sudo"]
@@ -52,7 +52,7 @@ def command(packages: Sequence[str]) -> list[str]:
 
 
 def is_allowed() -> bool:
-    """Whether this user may install without being asked for a password."""
+    """Tell whether this user may install without being asked for a password."""
     if os.geteuid() == 0:
         return bool(command(()))
     if not (command(()) and shutil.which("sudo")):

@@ -148,6 +148,7 @@ def launch() -> Schema:
 
 
 def sweep() -> Schema:
+    """Return the schema of a sweep file."""
     flags = _with_phases(of_flags(LaunchSpec, NOT_OF_A_RUN))
     named = {**flags, "properties": {"name": {"type": "string"}, **flags["properties"]}, "required": ["name"]}
     named["patternProperties"] = flags["patternProperties"] = {r"^[a-z0-9]+\..+": {}}
@@ -166,7 +167,7 @@ def sweep() -> Schema:
 
 
 def pod() -> Schema:
-    one = of_record(pod_set.PodSpec)
+    one = of_record(pod_set.PodEntry)
     for name, known in one["properties"].items():
         if "string" in known.get("type", ()) and name != "name":  # a number is taken for its text
             known["type"] = [*([known["type"]] if isinstance(known["type"], str) else known["type"]), "number"]

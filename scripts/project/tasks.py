@@ -59,9 +59,9 @@ def doctor(c, spec):
         raise UsageError("expected --for serve, with --config FILE or without, or --provider NAME")
     settings = Settings.load(ROOT)
     if for_:
-        from scripts.services import preflight
+        from scripts.services import doctor
 
-        found = preflight.serving(spec.config, settings)
+        found = doctor.serving(spec.config, settings)
     elif provider in VENDORS:
         found = machine.account(provider, settings)
     else:

@@ -50,7 +50,7 @@ class SweepFlags(Output, Questions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFlags(Output):
+class OneRunFlags(Output):
     """A command about one run that has nothing else to say."""
 
     run: str = flag("", "its name, or the beginning of it (default: the last run)", word=True)
@@ -62,7 +62,7 @@ class StopFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusFlags(RunFlags):
+class StatusFlags(OneRunFlags):
     watch: str | bool | None = flag(None, "redraw every N seconds (60)", bare=True, unit="SECONDS")
 
 
@@ -85,17 +85,17 @@ class ReportFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeepFlags(RunFlags):
+class KeepFlags(OneRunFlags):
     detach: bool = flag(False, "in the background; it writes to keep.log beside the run's logs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DownFlags(RunFlags):
+class DownFlags(OneRunFlags):
     all: bool = flag(False, "every live run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResumeFlags(RunFlags):
+class ResumeFlags(OneRunFlags):
     spend_limit: str = flag(
         "", "rented: another limit, in US dollars, for the run from its beginning", group=LIMITS, unit="USD"
     )

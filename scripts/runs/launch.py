@@ -91,7 +91,7 @@ def launch(spec: LaunchFlags) -> None:
 
 
 def own_job(file: JobFile, spec: LaunchFlags, settings: Settings) -> use_case.Meant:
-    """What a job of one's own means; its secrets are in the environment of this process then, and of its keeper."""
+    """Return what a job of one's own means; its secrets are then in the environment of this process and its keeper."""
     meant = jobs.understand(spec, file, jobs.secrets_of(spec.secret, os.environ), settings, render.tell)
     assert isinstance(meant.work, JobWork)
     os.environ.update(meant.work.secrets)
@@ -161,7 +161,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
 
 @contextlib.contextmanager
 def hang_up() -> Iterator[list[int]]:
-    """Meanwhile a terminal that is closed counts as Ctrl-C, unless somebody (`nohup`) wanted it ignored."""
+    """Let a terminal that is closed meanwhile count as Ctrl-C, unless somebody (`nohup`) wanted it ignored."""
     heard: list[int] = []
 
     def note(number: int, _: object) -> None:
@@ -178,7 +178,7 @@ def hang_up() -> Iterator[list[int]]:
 
 
 def talk_to(artifact: str, store: str) -> str:
-    """The command for a model just made, which need not be the one that is meant when nothing is said."""
+    """Return the command that talks to a model just made, which need not be the one that is meant by default."""
     usual = context.settings()
     where = "" if store == usual.store and not usual.rehearsal else f"SLIPWAY_STORE={shlex.quote(store)} "
     model = "" if artifact == f"{PHASES[USUAL].folder}/{usual.profile}" else f" {artifact}"
@@ -215,7 +215,7 @@ def _redraw(seen: Iterator[Any], live: Any, scale: float) -> Iterator[Any]:
 
 
 def _lines(seen: Iterator[Any], scale: float) -> Iterator[Any]:
-    """A line when a step begins and ends, and now and then between."""
+    """Yield what is seen, and print a line when a step begins and ends, and now and then between."""
     told: dict[str, tuple[str, float]] = {}
     for progress, verdict in seen:
         tell_steps(progress, told, scale)
@@ -300,7 +300,7 @@ def keep_(spec: KeepFlags) -> None:
 
 
 def look_after(name: str, settings: Settings, journal: Journal, as_json: bool) -> None:
-    """Of a service: another controller takes over where one has died."""
+    """Look after a service: another controller takes over where one has died."""
     was_kept = controller_process.is_kept(name, journal)
     seen = controller_client.ensure(name, settings, journal, render.tell)
     holder = journal.holder(service_lease(name))
@@ -311,7 +311,7 @@ def look_after(name: str, settings: Settings, journal: Journal, as_json: bool) -
 
 
 def leave(op: Op, settings: Settings, as_json: bool) -> None:
-    """Nobody follows from here on."""
+    """Hand the run on, as nobody follows it from here on, and say how to look at it again."""
     render.say(follow.hand_on(op, settings, command_hints.flags()))
     say_how(op, as_json)
 

@@ -82,7 +82,7 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
 
 
 def tell_steps(progress: Mapping[str, Any], told: dict[str, tuple[str, float]], scale: float = 1.0) -> None:
-    """A line of talk when a step begins and ends, and now and then between: its figures are in no log.
+    """Print a line when a step begins and ends, and now and then between: its figures are in no log.
 
     `told`: of each step the state that was told last, and when (monotonic seconds); kept up to date here. `scale`: as
     `step_line` takes it.
@@ -97,7 +97,7 @@ def tell_steps(progress: Mapping[str, Any], told: dict[str, tuple[str, float]], 
 
 
 def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[Op, Seen]]:
-    """Looks at the run, over all pods on which its keeper lets it go on. Raises SlipwayError when nobody does."""
+    """Look at the run, over all pods on which its keeper lets it go on. Raises SlipwayError when nobody does."""
     while True:
         try:
             if is_gone(op, settings):
@@ -118,12 +118,12 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
 
 
 def is_gone(op: Op, settings: Settings) -> bool:
-    """Whether nothing can be asked of it any more: what it has left is in the store."""
+    """Tell whether nothing can be asked of it any more: what it has left is in the store."""
     return not op.is_live and registry.provider(settings, op.vendor).is_rented
 
 
 def bring(op: Op, journal: Journal, settings: Settings, folder: Path) -> bool:
-    """Whether what is at home, and in the store, has to do: the pod is deaf just now, or gone."""
+    """Bring the logs home; tell whether what is there, and in the store, has to do: the pod is deaf or gone."""
     if not op.address or is_gone(op, settings):
         return True
     try:
@@ -139,7 +139,7 @@ def bring(op: Op, journal: Journal, settings: Settings, folder: Path) -> bool:
 
 
 def bring_from_store(op: Op, folder: Path) -> None:
-    """What the pod itself has brought there: it may be gone."""
+    """Bring what the pod itself has brought to the store: it may be gone."""
     if not op.store:
         return
     try:
@@ -149,7 +149,7 @@ def bring_from_store(op: Op, folder: Path) -> None:
 
 
 def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:
-    """The logs that there are, in the order of the steps."""
+    """Return the logs that there are, in the order of the steps."""
     if file:
         path = folder / f"{file}.log"
         if not path.exists() and not follow:
@@ -161,13 +161,13 @@ def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:
 
 
 def choose_errors(folder: Path, step: str) -> list[Path]:
-    """The error logs, oldest first; only those of a step, when one is named: their first line says whose they are."""
+    """Return the error logs, oldest first; of one step, when it is named: their first line says whose they are."""
     found = sorted(folder.glob("error-*.log"))
     return [path for path in found if not step or f", step {step}: " in path.read_text(errors="replace").split("\n")[0]]
 
 
 def start(path: Path, after: float) -> int:
-    """Where in a log begins what was written after that time (UTC epoch seconds), by the clock of its machine.
+    """Return where in a log begins what was written after that time (UTC epoch seconds), by the clock of its machine.
 
     The agent notes how a step's log grows, to the second or so; its own lines and the guard's are stamped; the name of
     an error log is its time. Of a log with none of these nothing is left out, and that is said.
@@ -196,7 +196,10 @@ def start(path: Path, after: float) -> int:
 
 
 def stamp(word: str) -> float | None:
-    """`2026-11-20T22:51:07Z`, with or without dashes and colons, as UTC epoch seconds."""
+    """Return `2026-11-20T22:51:07Z`, with or without dashes and colons, as UTC epoch seconds.
+
+    None for anything else.
+    """
     try:
         found = datetime.strptime(word.replace("-", "").replace(":", ""), "%Y%m%dT%H%M%SZ")
     except ValueError:

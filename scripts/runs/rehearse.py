@@ -84,7 +84,7 @@ def rehearse(spec: RehearseFlags) -> None:
 
 
 def plan_of(faults: str, preempt: int, bad_host: int) -> dict[str, Any]:
-    """What goes wrong: as the file says, and as the flags do. Raises UsageError."""
+    """Return what goes wrong: as the file says, and as the flags do. Raises UsageError."""
     from infra import strict_yaml
     from infra.rehearsal.faults import plan_of
 
@@ -101,7 +101,7 @@ def plan_of(faults: str, preempt: int, bad_host: int) -> dict[str, Any]:
 
 
 def fitting_speed(spec: RehearseFlags) -> float:
-    """As fast as usual, but slow enough that a limit is not reached before the work has begun."""
+    """Return the usual speed, or one that is slow enough for the work to begin before a limit is reached."""
     from infra.rehearsal.offers import BUNDLED, read_offers
 
     limit_s = context.seconds(spec.ttl) or math.inf
@@ -121,7 +121,7 @@ def fitting_speed(spec: RehearseFlags) -> float:
 
 
 def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | None, fitting: float) -> Running:
-    """The one that runs, if it is as it is wanted, or a new one. Raises UsageError."""
+    """Return the world that runs, if it is as it is wanted, or a new one. Raises UsageError."""
     from infra.rehearsal.offers import digest, read_offers
 
     try:
@@ -155,7 +155,7 @@ def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | Non
 
 
 def end(as_json: bool) -> None:
-    """Of the world, and of those who keep runs in it."""
+    """End the world, and those who keep runs in it."""
     found = attach.find(rehearsal_world.base())
     journal_file = found.folder / attach.JOURNAL
     if journal_file.exists():
@@ -175,7 +175,7 @@ def end(as_json: bool) -> None:
 
 
 def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, as_json: bool) -> None:
-    """The timeline, and what it cost by the market and by our own ledger."""
+    """Print the timeline, and what it cost by the market and by our own ledger."""
     truth, start = world.truth(), moment(before["now"])
     known = {pod["id"] for pod in before["pods"]}
     pods = [pod for pod in truth["pods"] if pod["id"] not in known]
@@ -214,7 +214,7 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
 
 
 def events(pods: list[dict[str, Any]], world: Running, since: float) -> Iterator[Event]:
-    """What became of these machines, and of requests that were refused or went wrong."""
+    """Yield what became of these machines, and of requests that were refused or went wrong."""
     for pod in pods:
         about = f"rented {pod['offer']}{' as spot' if pod['spot'] else ''}"
         yield Event(moment(pod["created_at"]), pod["vendor"], pod["id"], about)

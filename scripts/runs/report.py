@@ -58,7 +58,7 @@ def report(spec: ReportFlags) -> None:
 
 
 def write(story: Story, folder: Path) -> list[str]:
-    """The page and its pictures into `folder`; the names of the pictures."""
+    """Write the page and its pictures into `folder`; return the names of the pictures."""
     from trainer.reporting.chart import png
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def write(story: Story, folder: Path) -> list[str]:
 
 
 def tell(word: str, settings: Settings) -> Story:
-    """Of the run, the folder or the artifact that `word` means; "" = the last run. Raises UsageError."""
+    """Tell the story of the run, the folder or the artifact that `word` means; "" = the last run. Raises UsageError."""
     foreground = ROOT / "var" / "work" / "runs"
     if word == FOREGROUND:
         return of_folder(foreground, FOREGROUND)
@@ -91,7 +91,7 @@ def tell(word: str, settings: Settings) -> Story:
 
 
 def folders(folder: Path) -> dict[str, Path]:
-    """By phase, what under a folder holds figures: an artifact, a run's folder or what is above it."""
+    """Return, by phase, what holds figures under a folder: an artifact, a run's folder or what is above it."""
     if (folder / "metrics.jsonl").is_file():
         return {str(manifest_of(folder).get("phase") or folder.name): folder}
     found = {
@@ -103,7 +103,7 @@ def folders(folder: Path) -> dict[str, Path]:
 
 
 def of_folder(folder: Path, name: str, found: Mapping[str, Path] | None = None) -> Story:
-    """Raises UsageError when it holds no figures."""
+    """Return the story of a folder. Raises UsageError when it holds no figures."""
     found = found or folders(folder)
     if not found:
         raise UsageError(f"{folder} holds no metrics.jsonl; name a run, an artifact of the store, or such a folder")
@@ -121,6 +121,7 @@ def of_folder(folder: Path, name: str, found: Mapping[str, Path] | None = None) 
 
 
 def of_run(op: Op, journal: Journal, settings: Settings) -> Story:
+    """Return the story of a run: its phases as its job has them, with the figures that can be had."""
     view = next(one for one in status.look(journal, settings, op.run) if one.run == op.run)
     steps = {one["name"]: one for one in view.progress.get("steps", ())}
     job = Job.from_json(op.job)
@@ -146,7 +147,7 @@ def of_run(op: Op, journal: Journal, settings: Settings) -> Story:
 
 
 def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str, str, str]]:
-    """What `inv eval` has found of that very model."""
+    """Return what `inv eval` has found of that very model."""
     found = kept(settings, Subject(name, fingerprint, Path())).get("measures", {})
     return [
         (key, f"{scores_text.of_unit(one, one['value'])}{'' if one['unit'] == 'share' else ' ' + one['unit']}",
@@ -169,7 +170,10 @@ def facts(view: PodView) -> Iterator[tuple[str, str]]:
 
 
 def places(op: Op, journal: Journal, settings: Settings) -> Iterator[Place]:
-    """Where the figures of a run may be, the likeliest first. One that cannot be asked is left out, which is said."""
+    """Yield where the figures of a run may be, the likeliest first.
+
+    One that cannot be asked is left out, which is said.
+    """
     with told(op, "its pod"):
         if op.address and mirror.words_there(op, reach := way(settings, op)):
             root = folder_of(op).root
@@ -226,7 +230,10 @@ def lines_of(content: bytes | None, kinds: Mapping[str, type] = FIGURES) -> list
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """Of the final checkpoint of an artifact; {} of any other folder, or where it is damaged: figures are shown yet."""
+    """Return the manifest of an artifact's final checkpoint.
+
+    {} of any other folder, or where it is damaged: figures are shown yet.
+    """
     found = sorted(folder.glob("step-*/MANIFEST.json"))
     with contextlib.suppress(OSError, outside.Unreadable):
         return outside.load(found[-1]) if found else {}
@@ -234,7 +241,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 
 def about_of(folder: Path) -> dict[str, Any]:
-    """What its maker wrote about an artifact; {} where that is damaged."""
+    """Return what its maker wrote about an artifact; {} where that is damaged."""
     with contextlib.suppress(OSError, outside.Unreadable):
         return outside.typed(outside.load(folder / "ARTIFACT.json"), "about", dict, {})
     return {}

@@ -34,7 +34,7 @@ def status(spec: StatusFlags) -> None:
 
 
 def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
-    """The table's rows, newest first. What is due to be settled is settled first, and told."""
+    """Return the table's rows, newest first. What is due to be settled is settled first, and told."""
     views = use_case.status(journal, settings, run)
     if due := use_case.due(views, journal):
         ended = settle(journal, settings, render.tell, due)
@@ -46,7 +46,10 @@ def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
 
 
 def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> None:
-    """Until Ctrl-C. On a terminal one table that changes in place; elsewhere a table, or a JSON line, per look."""
+    """Print the table until Ctrl-C.
+
+    On a terminal one that changes in place; elsewhere a table, or a JSON line, per look.
+    """
     out = render.console(stderr=False)
     with render.screen(out) as show:
         while True:

@@ -23,6 +23,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def view_json(view: PodView) -> dict[str, Any]:
+    """Return one run as JSON: times in ISO form, money as decimal strings in US dollars, null for what is unknown."""
     seen = figures(view, time.time())
     return {
         "run": view.run,
@@ -55,7 +56,7 @@ def view_json(view: PodView) -> dict[str, Any]:
 
 
 def figures(view: PodView, now: float) -> dict[str, Any]:
-    """What a run and its machine are doing, each group with the age of its figures; None = not known."""
+    """Return what a run and its machine are doing, each group with the age of its figures; None = not known."""
     record, machine = current_record(view.progress), view.progress.get("machine") or {}
     is_training = record.get("kind") == "progress"
 
@@ -79,7 +80,7 @@ def figures(view: PodView, now: float) -> dict[str, Any]:
 
 
 def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The last record of the step that runs, or of the last one that did."""
+    """Return the last record of the step that runs, or of the last one that did."""
     for step in reversed(progress.get("steps", ())):
         if step.get("record") and step["state"] != "waiting":
             return step["record"]
@@ -87,7 +88,7 @@ def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def status_table(views: Iterable[PodView], now: float | None = None) -> "RenderableType":
-    """One row per run, newest first; the figures of those at work; what each says, and which ends are armed."""
+    """Return one row per run, newest first; the figures of those at work; what each says, and which ends are armed."""
     from rich.console import Group
     from rich.text import Text
 
@@ -133,7 +134,7 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One block for each value, from the lowest to the highest; what is no number leaves a gap."""
+    """Return one block for each value, from the lowest to the highest; what is no number leaves a gap."""
     numbers = [one for one in values if math.isfinite(one)]
     if not numbers:
         return ""
@@ -143,7 +144,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def curve(view: PodView) -> str:
-    """The loss of the phase that runs: where it began, how it went, where it is."""
+    """Return the loss of the phase that runs: where it began, how it went, where it is."""
     seen = figures(view, 0.0)
     points = [float(one) for one in seen["curve"]]
     if view.state not in ("running", "lost") or len(points) < 2:
@@ -179,7 +180,7 @@ def uploads(view: PodView) -> Iterator[str]:
 
 
 def money(view: PodView) -> str:
-    """What is spent of what may be; "" where nothing is paid."""
+    """Return what is spent of what may be; "" where nothing is paid."""
     if not view.micro_usd_per_hour or view.limit_in_s is None:
         return ""
     limit = "" if view.limit_micro_usd is None else f" of {cents(view.limit_micro_usd)}"
@@ -188,14 +189,17 @@ def money(view: PodView) -> str:
 
 
 def more(view: PodView) -> str:
-    """What to type when the money was not enough: twice as much, from the beginning of the run; else ""."""
+    """Return what to type when the money was not enough: twice as much, from the beginning of the run; else ""."""
     if view.state != "limit" or not view.limit_micro_usd:
         return ""
     return f"to go on from its newest checkpoint: inv resume {view.run} --spend-limit {usd(2 * view.limit_micro_usd)}"
 
 
 def figures_tables(views: Sequence[PodView], now: float) -> "RenderableType":
-    """Training, then GPUs and disk of the runs at work, each followed by how old it is: two tables, for 80 columns."""
+    """Return two tables of the runs at work, for 80 columns: training, then GPUs and disk.
+
+    Each figure is followed by how old it is.
+    """
     from rich.console import Group
 
     seen = {view.run: figures(view, now) for view in views}
@@ -222,7 +226,7 @@ def figures_tables(views: Sequence[PodView], now: float) -> "RenderableType":
 
 
 def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """`8 x 93 %` (their mean), and the memory of the fullest: `31.2 GB of 80.0 GB`; ? = it does not say."""
+    """Return `8 x 93 %` (their mean), and the memory of the fullest: `31.2 GB of 80.0 GB`; ? = it does not say."""
     if not gpus:
         return "", ""
     percents = [gpu["percent"] for gpu in gpus if gpu["percent"] is not None]
@@ -233,7 +237,7 @@ def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":
-    """The steps of the newest run that is at work, and under them the table, which a small screen may cut."""
+    """Return the steps of the newest run that is at work, and under them the table, which a small screen may cut."""
     from rich.console import Group
 
     clock = datetime.now().strftime("%H:%M:%S")

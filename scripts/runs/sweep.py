@@ -8,7 +8,7 @@ from invoke import Exit
 
 from flows import sweep as use_case
 from flows.follow import DETACHED
-from flows.sweep import Run, Sweep
+from flows.sweep import Sweep, SweepRun
 from infra import strict_yaml
 from infra.errors import UsageError
 from infra.money import in_usd
@@ -63,7 +63,8 @@ def show_plan(planned: Sweep) -> None:
         render.say(f"each on a machine that is rented for it: {in_usd(planned.micro_usd)} together at most")
 
 
-def report(runs: Mapping[str, Run], idle: int, as_json: bool) -> None:
+def report(runs: Mapping[str, SweepRun], idle: int, as_json: bool) -> None:
+    """Print a line for each run of a sweep. Raises Exit with code 1 unless all have succeeded."""
     rows = [("run", "pod", "state", "seconds", "loss", "")]
     for run in runs.values():
         seconds = "" if run.seconds is None else f"{run.seconds:.1f}"
@@ -78,7 +79,7 @@ def report(runs: Mapping[str, Run], idle: int, as_json: bool) -> None:
         raise Exit(f"inv sweep: {len(bad)} of {len(runs)} runs have not succeeded: {', '.join(bad)}", code=1)
 
 
-def row_json(run: Run) -> dict[str, Any]:
+def row_json(run: SweepRun) -> dict[str, Any]:
     return {
         "run": run.name, "pod": run.pod, "state": run.state, "seconds": run.seconds, "loss": run.loss,
         "estimate_s": round(run.estimate_s, 1), "most_usd": render.usd(run.micro_usd), "reason": run.reason or None,

@@ -16,7 +16,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.services import inspect
-from scripts.services.flags import DownFlags, ExportFlags, KeyFlags, ScaleFlags, UpFlags
+from scripts.services.flags import KeyFlags, ScaleFlags, ServeDownFlags, ServeExportFlags, ServeUpFlags
 from serve import awaiting, controller_client, controller_process, revision
 from serve import service as service_file
 from serve.gateway import keys
@@ -26,7 +26,7 @@ from serve.replicas import placement
 SHOWN = 20
 
 
-def up(spec: UpFlags) -> None:
+def up(spec: ServeUpFlags) -> None:
     settings = context.settings(provider="" if spec.provider == revision.ANY else spec.provider)
     with open_journal(settings) as journal:
         found = use_case.plan(spec, journal, settings, render.tell)
@@ -54,7 +54,7 @@ def up(spec: UpFlags) -> None:
 
 
 def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, is_asked: bool = True) -> None:
-    """The order in which machines are tried, and what they cost. Raises NoOffer.
+    """Show the order in which machines are tried, and what they cost. Raises NoOffer.
 
     is_asked: it is all that is wanted; else it is told beside what is, before that.
     """
@@ -101,7 +101,7 @@ def scale(spec: ScaleFlags) -> None:
         inspect.show([name], settings, journal, with_replicas=False, as_json=spec.json)
 
 
-def down(spec: DownFlags) -> None:
+def down(spec: ServeDownFlags) -> None:
     if spec.name and spec.all:
         raise UsageError(f"--all and {spec.name}: give one of them")
     settings = context.settings()
@@ -170,7 +170,7 @@ def lock_out(name: str, after_s: float | None) -> str:
             "from then on those without one are refused (401)")  # fmt: skip
 
 
-def export(spec: ExportFlags) -> None:
+def export(spec: ServeExportFlags) -> None:
     import yaml
 
     if spec.engine != "skyserve":

@@ -26,7 +26,7 @@ class TooLong(SlipwayError):
 def hold(
     endpoint: str, settings: Settings, model: str, prompt: str | None, temperature: float, max_tokens: int
 ) -> None:
-    """One question, or questions until the input ends. Raises SlipwayError, AuthError."""
+    """Ask one question, or questions until the input ends. Raises SlipwayError, AuthError."""
     url = endpoint.rstrip("/").removesuffix("/v1")
     if "://" not in endpoint:
         with open_journal(settings) as journal:
@@ -54,7 +54,7 @@ def hold(
 
 
 def _spoken(client: Any, url: str, asked: dict[str, Any]) -> str | None:
-    """The answer, printed as it comes; None where the conversation is too long and has turns to forget."""
+    """Return the answer, printed as it comes; None where the conversation is too long and has turns to forget."""
     answer = ""
     try:
         for piece in _answer(client, url, asked):
@@ -84,7 +84,7 @@ def _model(client: Any, url: str) -> str:
 
 
 def _answer(client: Any, url: str, asked: dict[str, Any]) -> Iterator[str]:
-    """Its pieces as they come."""
+    """Yield the pieces of an answer as they come."""
     with _told(url), client.stream("POST", "/v1/chat/completions", json=asked) as reply:
         if reply.status_code != 200:
             reply.read()
@@ -115,7 +115,7 @@ def _check(reply: Any, url: str) -> None:
 
 @contextlib.contextmanager
 def _told(url: str) -> Iterator[None]:
-    """Turns what the client raises into what we say."""
+    """Turn what the client raises into what we say."""
     import httpx
 
     try:

@@ -11,7 +11,7 @@ REPLICA = "its number, as serve.status shows it"
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpFlags(Output, Questions, ServeSpec):
+class ServeUpFlags(Output, Questions, ServeSpec):
     dry_run: bool = flag(False, "show where replicas would be placed, in which order, for what price", group=TALK)
     detach: bool = flag(False, "do not wait until they are ready", group=TALK)
 
@@ -25,7 +25,7 @@ class ScaleFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DownFlags(Output):
+class ServeDownFlags(Output):
     name: str = flag("", NAME, word=True, also=("n",))
     all: bool = flag(False, "every service")
 
@@ -38,7 +38,7 @@ class KeyFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusFlags(Output):
+class ServeStatusFlags(Output):
     name: str = flag("", "of the service (default: all of them)", word=True, also=("n",))
     all: bool = flag(False, "a line for each replica")
     metrics: bool = flag(False, "requests per second, latencies, replicas over time, from the gateway's own log")
@@ -46,7 +46,7 @@ class StatusFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogsFlags:
+class ServeLogsFlags:
     name: str = flag("", NAME, word=True, also=("n",))
     replica_id: int | None = flag(None, REPLICA)
     controller: bool = flag(False, "what the controller has written")
@@ -56,13 +56,13 @@ class LogsFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SshFlags:
+class ServeSshFlags:
     name: str = flag("", NAME, word=True, also=("n",))
     replica_id: int | None = flag(None, REPLICA)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorFlags(Output):
+class ServeDoctorFlags(Output):
     name: str = flag("", NAME, word=True, also=("n",))
 
 
@@ -82,7 +82,7 @@ class BenchFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportFlags:
+class ServeExportFlags:
     config: str = flag(
         "", "a service file, or the name of a service that runs (default serve/service.yaml)", unit="FILE", word=True
     )

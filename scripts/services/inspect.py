@@ -24,12 +24,12 @@ from scripts.cli import context, render
 from scripts.cli.invoke_patch import line_after_dashes, print_json
 from scripts.cli.session import open_journal
 from scripts.services import services_text
-from scripts.services.flags import BenchFlags, DoctorFlags, LogsFlags, SshFlags, StatusFlags
+from scripts.services.flags import BenchFlags, ServeDoctorFlags, ServeLogsFlags, ServeSshFlags, ServeStatusFlags
 from serve import controller_client, controller_process
 from serve.awaiting import phases
 from serve.policy import replica_states, service_state
 from serve.policy.replica_states import LIVE, State
-from serve.policy.service_state import Member, Seen, Wanted
+from serve.policy.service_state import Member, ServiceRecord, WantedService
 from serve.replicas import placement
 
 RECENT_S = 300.0  # what metrics are taken from
@@ -39,7 +39,7 @@ SHOWN_FAILURES = 5
 MOST_REQUESTS = 1_000_000  # of one round of a load: what came of each is kept until its end
 
 
-def status(spec: StatusFlags) -> None:
+def status(spec: ServeStatusFlags) -> None:
     settings = context.settings()
     every_s = context.watch_seconds(spec.watch)
     out = render.console(stderr=False)
@@ -62,7 +62,7 @@ def status(spec: StatusFlags) -> None:
 
 
 def take_over(name: str, settings: Settings, journal: Journal) -> None:
-    """A service whose controller cannot be brought back is shown as it was, and why."""
+    """Bring back the controller of a service; where that cannot be done, say why: the service is shown as it was."""
     try:
         controller_client.ensure(name, settings, journal, render.tell)
     except SlipwayError as error:
@@ -91,7 +91,7 @@ def look(names: Sequence[str], settings: Settings, journal: Journal, with_metric
 
 
 def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
-    """A service as its controller saw it last; {} when it has ended."""
+    """Return a service as its controller saw it last; {} when it has ended."""
     row = journal.service(name)
     if row is None:
         return {}
@@ -117,13 +117,14 @@ def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
     }
 
 
-def shown(seen: Seen) -> list[Member]:
-    """Those that live, and the last ones that failed."""
+def shown(seen: ServiceRecord) -> list[Member]:
+    """Return the replicas that live, and the last ones that failed."""
     failed = [one for one in seen.members if one.state not in (*LIVE, State.SHUTTING_DOWN)][-SHOWN_FAILURES:]
     return [one for one in seen.members if one in failed or one.state in (*LIVE, State.SHUTTING_DOWN)]
 
 
-def replica(one: Member, seen: Seen, op: Op | None) -> dict[str, Any]:
+def replica(one: Member, seen: ServiceRecord, op: Op | None) -> dict[str, Any]:
+    """Return one replica as JSON. Durations in seconds."""
     return {
         "id": one.number,
         "run": one.run,
@@ -143,7 +144,7 @@ def replica(one: Member, seen: Seen, op: Op | None) -> dict[str, Any]:
 
 
 def figures(name: str, settings: Settings) -> dict[str, Any]:
-    """Of the last five minutes, from the gateway's own log: no key is needed to read that."""
+    """Return the figures of the last five minutes, from the gateway's own log: no key is needed to read that."""
     places, now = controller_process.Places.of(settings, name), time.time()
     asked = [one for one in lines_of(places.access) if one["at"] > now - RECENT_S and one["route"] not in ("other", "")]
     minute = [one for one in asked if one["at"] > now - 60.0]
@@ -165,7 +166,7 @@ def figures(name: str, settings: Settings) -> dict[str, Any]:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The last lines of a log of JSON lines; one that is half written is passed over."""
+    """Return the last lines of a log of JSON lines; one that is half written is passed over."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -183,7 +184,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """None = there is nothing to count."""
+    """Return the percentiles that are shown, by name; None = there is nothing to count."""
     ordered = sorted(values)
 
     def at(share: float) -> float | None:
@@ -192,7 +193,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float | None]:
     return {"p50": at(0.50), "p95": at(0.95), "p99": at(0.99)}
 
 
-def logs(spec: LogsFlags) -> None:
+def logs(spec: ServeLogsFlags) -> None:
     if spec.tail < 0:
         raise UsageError(f"--tail is {spec.tail}; it cannot be negative")
     if spec.controller and spec.replica_id is not None:
@@ -209,7 +210,7 @@ def logs(spec: LogsFlags) -> None:
 
 
 def log_path(name: str, number: int | None, controller: bool, settings: Settings, journal: Journal) -> Path:
-    """A file of this machine that has it; of a replica elsewhere, brought up to date."""
+    """Return a file of this machine that has the log; of a replica elsewhere, brought up to date."""
     known = [one.name for one in journal.services()]
     if name not in known and controller_process.Places.of(settings, name or "-").folder.is_dir() and number is None:
         pass  # it has ended; what was written of it is here
@@ -245,7 +246,7 @@ def write(path: Path, offset: int, tail: int, form: Callable[[str], str] = str) 
     return offset + len(text)
 
 
-def ssh(spec: SshFlags) -> None:
+def ssh(spec: ServeSshFlags) -> None:
     name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:
@@ -257,7 +258,7 @@ def ssh(spec: SshFlags) -> None:
 
 
 def live_replica(name: str, number: int | None, journal: Journal) -> Op:
-    """Its row. Raises UsageError that lists those there are."""
+    """Return the row of a replica that lives. Raises UsageError that lists those there are."""
     row = journal.service(name)
     assert row is not None
     there = [one for one in service_state.seen_of(row.seen).members if one.state in LIVE]
@@ -270,7 +271,7 @@ def live_replica(name: str, number: int | None, journal: Journal) -> Op:
     return journal.ops(run=run)[-1]
 
 
-def doctor(spec: DoctorFlags) -> None:
+def doctor(spec: ServeDoctorFlags) -> None:
     name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:
@@ -289,8 +290,10 @@ def doctor(spec: DoctorFlags) -> None:
         print(render.clean(f"{what}\n    {do}"))
 
 
-def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_kept: bool) -> list[tuple[str, str]]:
-    """What is seen, and what to do about it. Pure."""
+def advice(
+    name: str, wanted: WantedService, seen: ServiceRecord, metrics: dict[str, Any], was_kept: bool
+) -> list[tuple[str, str]]:
+    """Return what is seen, and what to do about it. Pure."""
     newest, found = wanted.newest, list[tuple[str, str]]()
     found += [(f"{key} of its service file changes nothing", instead)
               for key, instead in placement.unread(newest.service)]  # fmt: skip

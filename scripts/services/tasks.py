@@ -5,7 +5,7 @@ from scripts.cli.command import BEGIN, command
 
 @command(
     "scripts.services.change",
-    "scripts.services.flags:UpFlags",
+    "scripts.services.flags:ServeUpFlags",
     world=BEGIN,
     env=True,
     example="inv serve.up --name demo --model sft --replicas 2",
@@ -32,7 +32,7 @@ def scale(c, spec):
     """
 
 
-@command("scripts.services.change", "scripts.services.flags:DownFlags", example="inv serve.down demo")
+@command("scripts.services.change", "scripts.services.flags:ServeDownFlags", example="inv serve.down demo")
 def down(c, spec):
     """End a service; return when nothing of it runs.
 
@@ -48,12 +48,14 @@ def key(c, spec):
     """
 
 
-@command("scripts.services.inspect", "scripts.services.flags:StatusFlags", example="inv serve.status demo --metrics")
+@command(
+    "scripts.services.inspect", "scripts.services.flags:ServeStatusFlags", example="inv serve.status demo --metrics"
+)
 def status(c, spec):
     """Show services: address, ready replicas, what each is at."""
 
 
-@command("scripts.services.inspect", "scripts.services.flags:LogsFlags", example="inv serve.logs demo --follow")
+@command("scripts.services.inspect", "scripts.services.flags:ServeLogsFlags", example="inv serve.logs demo --follow")
 def logs(c, spec):
     """Print the requests, or an engine's or the controller's log.
 
@@ -61,7 +63,9 @@ def logs(c, spec):
     """
 
 
-@command("scripts.services.inspect", "scripts.services.flags:SshFlags", example="inv serve.ssh demo --replica-id 1")
+@command(
+    "scripts.services.inspect", "scripts.services.flags:ServeSshFlags", example="inv serve.ssh demo --replica-id 1"
+)
 def ssh(c, spec):
     """Open a shell in a replica's folder, on its machine.
 
@@ -69,7 +73,7 @@ def ssh(c, spec):
     """
 
 
-@command("scripts.services.inspect", "scripts.services.flags:DoctorFlags", example="inv serve.doctor demo")
+@command("scripts.services.inspect", "scripts.services.flags:ServeDoctorFlags", example="inv serve.doctor demo")
 def doctor(c, spec):
     """Say what is wrong with a service, and what to do."""
 
@@ -88,7 +92,7 @@ def bench(c, spec):
 
 @command(
     "scripts.services.change",
-    "scripts.services.flags:ExportFlags",
+    "scripts.services.flags:ServeExportFlags",
     name="export",
     world="",
     example="inv serve.export demo --model hf://user/repo --out service.yaml",

@@ -49,6 +49,7 @@ def gc(spec: GcFlags) -> None:
 
 
 def tell(shown: list[Artifact], store: str, dry_run: bool, older_s: float) -> None:
+    """Print the artifacts that were removed, or would be, and how much they take."""
     if shown:
         rows = [(one.name, render.size(one.num_bytes), (render.iso(one.published_at) or "?")[:10]) for one in shown]
         print(render.clean(columns([("artifact", "size", "published (UTC)"), *rows])))
@@ -64,7 +65,7 @@ def tell(shown: list[Artifact], store: str, dry_run: bool, older_s: float) -> No
 
 
 def at_work(journal: Journal) -> set[What]:
-    """What the runs of this installation that have not ended read and make, also those of older code."""
+    """Return what the runs of this installation that have not ended read and make, also those of older code."""
     found = set[What]()
     for op in journal.ops(live=True):
         for step in Job.from_json(op.job).steps if op.job else ():

@@ -48,7 +48,7 @@ class Saver:
     """The checkpoints of one run."""
 
     def __init__(self, prefix: str = "checkpoint", save_dir: Union[str, Path] = "", keep: int = 5) -> None:
-        """`prefix`: the folder's name in `save_dir`. `keep`: the newest so many are kept, at least two."""
+        """Keep the newest `keep` checkpoints, at least two, in the folder `prefix` of `save_dir`."""
         if not re.fullmatch(r"(?!\.)[A-Za-z0-9._-]{1,128}", prefix):
             raise ValueError(f"{prefix!r} is no name of a folder: letters, digits, . _ -")
         work = os.environ.get("SLIPWAY_WORK", "")

@@ -1,8 +1,8 @@
 """The model of a service: from its source to a folder of this machine that an engine loads.
 
-In: a run or an artifact of a store of ours, a folder, `hf://user/repo[@revision]`, `s3://bucket/folder`. Out: a Model.
-What lies elsewhere is downloaded once to a folder that all replicas of a machine share: by content, so that a new
-release is another folder, and file by file, so that an interrupted start resumes where it ended.
+In: a run or an artifact of a store of ours, a folder, `hf://user/repo[@revision]`, `s3://bucket/folder`. Out: a
+ServedModel. What lies elsewhere is downloaded once to a folder that all replicas of a machine share: by content, so
+that a new release is another folder, and file by file, so that an interrupted start resumes where it ended.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any
 from infra.errors import UsageError
 from store import Artifact, Manifest, Store, StoreError, catalogue, credentials, local_files, outside
 from store.artifacts import model_files, vocabulary
-from store.backends.backend import Entry, Place
+from store.backends.backend import Backend, ListedFile
 from store.backends.by_uri import open_place
 from store.manifest import MANIFEST, check_name
 
@@ -29,13 +29,13 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ServedModel:
     folder: Path
     name: str
     """How clients call it."""
 
 
-def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Model:
+def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> ServedModel:
     """Return the model called `name`, whole, in a folder of this machine.
 
     store: of our artifacts, a URI or a folder. Raises UsageError when there is no such model, StoreError when it cannot
@@ -43,15 +43,15 @@ def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Mod
     downloaded.
     """
     if "://" in source and credentials.kind(source) != "file":
-        return Model(folder=_bring(source, cache, say), name=name)
+        return ServedModel(folder=_bring(source, cache, say), name=name)
     if found := of_store(source, store):
         if credentials.kind(store) in ("", "file"):
-            return Model(folder=model_folder(Store(store).path(found.name, found.fingerprint)), name=name)
+            return ServedModel(folder=model_folder(Store(store).path(found.name, found.fingerprint)), name=name)
         lies = Store(store).find(found.name, found.fingerprint).name  # where no launch puts another one in its place
-        return Model(folder=_bring(f"{store.rstrip('/')}/{lies}", cache, say), name=name)
+        return ServedModel(folder=_bring(f"{store.rstrip('/')}/{lies}", cache, say), name=name)
     folder = Path(source.removeprefix("file://")).expanduser().absolute()
     if folder.is_dir():
-        return Model(folder=model_folder(folder), name=name)
+        return ServedModel(folder=model_folder(folder), name=name)
     raise UsageError(
         f"no model {source!r}: {_known(store)}; a folder or hf://user/repo or s3://bucket/folder are accepted"
     )
@@ -138,7 +138,7 @@ def sketch(uri: str) -> tuple[dict[str, Any], int]:
     return config, sum(one.size for name, one in wanted.items() if name.endswith(WEIGHTS))
 
 
-def _wanted(uri: str, there: Mapping[str, Entry]) -> tuple[str, dict[str, Entry]]:
+def _wanted(uri: str, there: Mapping[str, ListedFile]) -> tuple[str, dict[str, ListedFile]]:
     """Return the folder that the model lies in, "" or "hf/", and its files. Raises UsageError."""
     if not there:
         raise UsageError(f"{uri}: not found, or access denied (check HF_TOKEN, or the keys of the bucket)")
@@ -183,7 +183,7 @@ def _is_wanted(name: str, inside: str) -> bool:
     return name.startswith(inside) and "/" not in rest and not rest.startswith(".") and rest.endswith(SUFFIXES)
 
 
-def _bring_file(place: Place, name: str, at: str, entry: Entry, sha256: str, path: Path) -> None:
+def _bring_file(place: Backend, name: str, at: str, entry: ListedFile, sha256: str, path: Path) -> None:
     """Download a file to `path`, whole or not at all; resume what came of it before. Raises StoreError."""
     if path.exists():
         return

@@ -18,9 +18,9 @@ import msgspec
 from infra.errors import SlipwayError, UsageError
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
-from serve.gateway.http.files import raise_limit
-from serve.gateway.http.limits import Limits
-from serve.gateway.routing import Replica
+from serve.gateway.http.limits import GatewayLimits
+from serve.gateway.http.open_files import raise_limit
+from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
 from serve.loops import run
 
@@ -32,8 +32,8 @@ class Setup:
     keys: str = ""  # a file; "" = no key is asked for, which only loopback may
     access_log: str = ""
     drain_s: float = 60.0
-    limits: Limits = field(default_factory=Limits)
-    replicas: tuple[Replica, ...] = ()
+    limits: GatewayLimits = field(default_factory=GatewayLimits)
+    replicas: tuple[Target, ...] = ()
 
 
 def read(path: Path) -> Setup:

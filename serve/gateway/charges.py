@@ -8,8 +8,8 @@ import asyncio
 import time
 from collections import Counter
 
-from serve.gateway.http.limits import Limits
-from serve.gateway.request_body import Refused
+from serve.gateway.http.limits import GatewayLimits
+from serve.gateway.request_body import RequestRefused
 
 FREE_BYTES = 64 << 10
 
@@ -28,13 +28,13 @@ class Charge:
         self._held, self._size, self._until = charges.held, 0, 0.0
         self._holders = (("key", key), ("address", address)) if key else (("address", address),)
 
-    def grow_to(self, size: int, limits: Limits) -> None:
-        """Charge for so many bytes, which have come or will. Raises Refused."""
+    def grow_to(self, size: int, limits: GatewayLimits) -> None:
+        """Charge for so many bytes, which have come or will. Raises RequestRefused."""
         more = size - self._size
         if size <= FREE_BYTES or more <= 0:
             return
         if any(self._held[one] + more > limits.max_bytes_per_client for one in self._holders):
-            raise Refused(429, "Too Many Requests", "too many bytes at once; try again soon", 1)
+            raise RequestRefused(429, "Too Many Requests", "too many bytes at once; try again soon", 1)
         self._add(more)
         self._size = size
         self._until = time.monotonic() + limits.charged_s

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from infra.agent.job import write_durably
 from infra.errors import UsageError
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 
 PREFIX = "slipway-"
 WRONG_AT_ONCE = 20  # of people, and of programs that were set up with an old key
@@ -62,7 +62,7 @@ class Guesses:
     def __init__(self) -> None:
         self._until: OrderedDict[str, float] = OrderedDict()  # when its last answer is due; the last one to come last
 
-    def wait_s(self, address: str, now: float, limits: Limits) -> float:
+    def wait_s(self, address: str, now: float, limits: GatewayLimits) -> float:
         """Return the delay in seconds of the answer to a wrong key that came now."""
         step_s, ahead_s = 1 / limits.wrong_keys_per_s, WRONG_AT_ONCE / limits.wrong_keys_per_s
         until = max(self._until.pop(address, now), now) + step_s

@@ -39,7 +39,7 @@ class Durations:
         return list(zip([*(str(float(one)) for one in BUCKETS_S), "+Inf"], sums, strict=True))
 
 
-class Metrics(Collector):
+class GatewayMetrics(Collector):
     """The metrics of one gateway.
 
     `arrivals` are all requests that were let in, refused for want of a replica or not.

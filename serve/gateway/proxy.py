@@ -1,6 +1,6 @@
 """One request from its headers to the last byte of its answer: authorized, read, tried, passed on, logged.
 
-In: a Request of the listener. Out: its answer; a lease that was released, a visit that was counted. Another
+In: a ClientRequest of the listener. Out: its answer; an assignment that was released, a visit that was counted. Another
 replica is tried only as long as the client has not got a byte. A client that leaves takes the engine's work along: the
 connection to it is closed, which makes it stop.
 """
@@ -17,15 +17,15 @@ from serve.gateway import near, request_body
 from serve.gateway.access import AccessLog
 from serve.gateway.charges import Charge, Charges
 from serve.gateway.http.deadline import Deadline, Deadlines
-from serve.gateway.http.limits import Limits
-from serve.gateway.http.listener import Request
+from serve.gateway.http.limits import GatewayLimits
+from serve.gateway.http.listener import ClientRequest
 from serve.gateway.http.wire import MOST_PIECES, Broken
 from serve.gateway.keys import Guesses, Keys
-from serve.gateway.metrics import Metrics
+from serve.gateway.metrics import GatewayMetrics
 from serve.gateway.queue import Turns
-from serve.gateway.request_body import Ask, Refused
+from serve.gateway.request_body import EngineRequest, RequestRefused
 from serve.gateway.request_log import Visit
-from serve.gateway.routing import FAILED, NEITHER, SERVED, Lease, Outcome, RetryBudget, Seat
+from serve.gateway.routing import FAILED, NEITHER, SERVED, Assignment, RequestOutcome, RetryBudget, Seat
 from serve.gateway.upstream import Answer, Engines, Failed
 
 CLIENT_LEFT = 499
@@ -39,8 +39,8 @@ class Proxy:
     """The state that all requests of one gateway share."""
 
     def __init__(
-        self, limits: Limits, keys: Keys, turns: Turns, engines: Engines, metrics: Metrics, log: AccessLog | None,
-        own: bytes,
+        self, limits: GatewayLimits, keys: Keys, turns: Turns, engines: Engines, metrics: GatewayMetrics,
+        log: AccessLog | None, own: bytes,
     ) -> None:  # fmt: skip
         self.limits, self.keys, self.turns, self.engines = limits, keys, turns, engines
         self.metrics, self.log = metrics, log
@@ -54,12 +54,12 @@ class Proxy:
         self._guesses = Guesses()
         self._ended: list[Visit] = []  # not noted yet
 
-    async def answer(self, request: Request) -> None:
+    async def answer(self, request: ClientRequest) -> None:
         """Answer a request, whatever is wrong. Raises ConnectionError when the client has left, CancelledError."""
         visit = Visit(time.monotonic(), _request_id(request))
         try:
             await self._answer(request, visit)
-        except Refused as refused:
+        except RequestRefused as refused:
             visit.status, visit.note = CLIENT_LEFT, refused.message
             await self.keep_back(request, refused)
             visit.status = refused.status
@@ -73,40 +73,40 @@ class Proxy:
         finally:
             self._note(visit)
 
-    def key_of(self, request: Request) -> str:
-        """Return the name of the key that lets it in. Raises Refused."""
+    def key_of(self, request: ClientRequest) -> str:
+        """Return the name of the key that lets it in. Raises RequestRefused."""
         if self.keys:
             name = self.keys.name_of(request.headers.get(b"authorization", b""))
             if name is None:
-                raise Refused(401, "AuthenticationError", "no valid API key; send: Authorization: Bearer KEY")
+                raise RequestRefused(401, "AuthenticationError", "no valid API key; send: Authorization: Bearer KEY")
         else:
             name = ""
             near.check(request, self.own)
         request.let_in(name)
         return name
 
-    async def keep_back(self, request: Request, refused: Refused) -> None:
+    async def keep_back(self, request: ClientRequest, refused: RequestRefused) -> None:
         """Delay a refusal: whoever tries key after key waits, and nobody else does."""
         if refused.status == 401:
             wait_s = self._guesses.wait_s(request.address, time.monotonic(), self.limits)
             if wait_s:
                 await asyncio.sleep(wait_s)
 
-    async def _answer(self, request: Request, visit: Visit) -> None:
+    async def _answer(self, request: ClientRequest, visit: Visit) -> None:
         visit.route = request_body.route(request.method, request.path)
         visit.key = self.key_of(request)
         self.metrics.arrivals.add(visit.began_at)
         if self.in_flight >= self.limits.max_in_flight or self._by_key[visit.key] >= self.limits.max_in_flight_per_key:
-            raise Refused(429, "Too Many Requests", "too many requests at once; try again soon", 1)
+            raise RequestRefused(429, "Too Many Requests", "too many requests at once; try again soon", 1)
         self.in_flight += 1
         self._by_key[visit.key] += 1
         deadline = self._deadlines.begin(request.task, self.limits.total_s)
         charge = Charge(self._charges, visit.key, request.address)
         try:
-            ask = Ask(request.path, b"")
+            ask = EngineRequest(request.path, b"")
             if visit.route != "models":
                 if request.headers.get(b"content-encoding", b"identity") != b"identity":
-                    raise Refused(415, "BadRequestError", "compressed bodies are not taken")
+                    raise RequestRefused(415, "BadRequestError", "compressed bodies are not taken")
                 body = request.rest() if request.is_whole else await self._receive(request, charge, deadline)
                 if len(body) > self.limits.max_body_bytes:
                     raise _too_large(self.limits.max_body_bytes)
@@ -114,9 +114,9 @@ class Proxy:
                 visit.bytes_in = len(body)
                 ask = await self._read(request.path, body)
                 visit.streams = ask.streams
-            lease = self.turns.take(ask.affinity) or await self.turns.wait(ask.affinity)
+            assignment = self.turns.take(ask.affinity) or await self.turns.wait(ask.affinity)
             visit.queue_s = time.monotonic() - visit.began_at
-            answer = await self._try(request, ask, lease, visit, deadline)
+            answer = await self._try(request, ask, assignment, visit, deadline)
             if answer is not None:
                 visit.status, visit.bytes_out = answer.status, len(answer.body)
                 request.answer(answer.status, _lines(answer, visit), answer.body)
@@ -126,22 +126,22 @@ class Proxy:
             if not deadline.forgive():
                 raise
             if deadline.what == "body":
-                raise Refused(408, "Request Timeout", "the body did not come in time") from None
-            raise Refused(504, "Gateway Timeout", f"not done within {self.limits.total_s:g} s") from None
+                raise RequestRefused(408, "Request Timeout", "the body did not come in time") from None
+            raise RequestRefused(504, "Gateway Timeout", f"not done within {self.limits.total_s:g} s") from None
         finally:
             deadline.clear()
             charge.give_back()
             self.in_flight -= 1
             self._by_key[visit.key] -= 1
 
-    async def _read(self, path: bytes, body: bytes) -> Ask:
-        """Return what a body asks for. Raises Refused."""
+    async def _read(self, path: bytes, body: bytes) -> EngineRequest:
+        """Return what a body asks for. Raises RequestRefused."""
         if len(body) <= ASIDE_BYTES:
             return request_body.read(path, body, self.limits)
         return await asyncio.get_running_loop().run_in_executor(self._aside, request_body.read, path, body, self.limits)
 
-    async def _receive(self, request: Request, charge: Charge, deadline: Deadline) -> bytes:
-        """Return a body that is not yet here. Raises Refused."""
+    async def _receive(self, request: ClientRequest, charge: Charge, deadline: Deadline) -> bytes:
+        """Return a body that is not yet here. Raises RequestRefused."""
         most, size = self.limits.max_body_bytes, int(request.headers.get(b"content-length", 0))
         if size > most:
             raise _too_large(most)
@@ -154,20 +154,20 @@ class Proxy:
             try:
                 part = await request.readany()
             except Broken:
-                raise Refused(400, "BadRequestError", "the body is broken") from None
+                raise RequestRefused(400, "BadRequestError", "the body is broken") from None
             if not part:
                 break
             parts.append(part)
             size += len(part)
             charge.grow_to(size, self.limits)
             if request.is_torn:
-                raise Refused(
+                raise RequestRefused(
                     400, "BadRequestError", f"the body came in more than {MOST_PIECES} pieces; send longer ones"
                 )
         deadline.set("total", self.limits.total_s)
         return b"".join(parts)
 
-    async def _until_taken(self, request: Request, deadline: Deadline) -> None:
+    async def _until_taken(self, request: ClientRequest, deadline: Deadline) -> None:
         """Wait until a short answer is taken, by a client that may not take it."""
         deadline.set("client", self.limits.client_idle_s)
         try:
@@ -177,23 +177,25 @@ class Proxy:
                 raise
             request.cut(at_once=True)
 
-    async def _try(self, request: Request, ask: Ask, lease: Lease, visit: Visit, deadline: Deadline) -> Answer | None:
-        """Return the whole answer of the first replica that has one; None = it was passed on. Raises Refused."""
+    async def _try(
+        self, request: ClientRequest, ask: EngineRequest, assignment: Assignment, visit: Visit, deadline: Deadline
+    ) -> Answer | None:
+        """Return the whole answer of the first replica that has one; None = it was passed on. Raises RequestRefused."""
         lines = b"%bX-Request-Id: %b\r\n" % (request.lines, visit.request_id)
         tried: list[Seat] = []
         self._budget.earn()
         while True:
-            visit.replica = lease.replica.replica_id
+            visit.replica = assignment.replica.replica_id
             visit.tries += 1
             outcome = NEITHER
             try:
-                answer = await self.engines.ask(request.method, ask, lease.replica, lines, deadline)
-                visit.first_byte_s = lease.seat.heard_at = time.monotonic()
+                answer = await self.engines.ask(request.method, ask, assignment.replica, lines, deadline)
+                visit.first_byte_s = assignment.seat.heard_at = time.monotonic()
                 visit.first_byte_s -= visit.began_at
                 if answer.rest is None:
                     outcome = SERVED if answer.status < 500 else FAILED
                     return self._whole(answer, visit)
-                outcome = await self._pass_on(request, answer, lease, visit, deadline)
+                outcome = await self._pass_on(request, answer, assignment, visit, deadline)
                 return None
             except Failed as error:
                 failed = error
@@ -205,20 +207,20 @@ class Proxy:
                     raise
                 failed = Failed(f"{deadline.what}: its limit is over")
             finally:
-                self._release(lease, outcome)
+                self._release(assignment, outcome)
             visit.failures.append(f"{visit.replica}: {failed.why}")
-            tried.append(lease.seat)
+            tried.append(assignment.seat)
             other = self.turns.take_other(tried, ask.affinity) if len(tried) < self.limits.tries else None
             if other is not None and not self._budget.spend():
                 self._release(other, NEITHER)
                 other = None
             if other is None:
                 return self._given_up(failed, visit)
-            lease = other
+            assignment = other
 
     async def _pass_on(
-        self, request: Request, answer: Answer, lease: Lease, visit: Visit, deadline: Deadline
-    ) -> Outcome:
+        self, request: ClientRequest, answer: Answer, assignment: Assignment, visit: Visit, deadline: Deadline
+    ) -> RequestOutcome:
         """Pass an answer on chunk by chunk, as fast as the client takes them.
 
         What it does not take stays with the engine.
@@ -238,7 +240,7 @@ class Proxy:
                     break
                 if not chunk:
                     break
-                lease.seat.heard_at = time.monotonic()
+                assignment.seat.heard_at = time.monotonic()
                 if watch is not None:
                     watch.feed(chunk)
                 visit.bytes_out += len(chunk)
@@ -275,22 +277,22 @@ class Proxy:
             try:
                 answer.body = request_body.without_paths(answer.body)
             except ValueError:
-                raise Refused(502, "Bad Gateway", "the replica's list of models cannot be read") from None
+                raise RequestRefused(502, "Bad Gateway", "the replica's list of models cannot be read") from None
         return answer
 
     def _given_up(self, failed: Failed, visit: Visit) -> Answer:
         """Return the last replica's own answer, when it had one."""
         if failed.answer is None:
-            raise Refused(502, "Bad Gateway", "no replica gave an answer; try again soon", 1)
+            raise RequestRefused(502, "Bad Gateway", "no replica gave an answer; try again soon", 1)
         answer = self._whole(failed.answer, visit)
         if b"Retry-After: " not in answer.lines:
             answer.lines += b"Retry-After: 1\r\n"
         return answer
 
-    def _release(self, lease: Lease, outcome: Outcome) -> None:
-        self.turns.release(lease, outcome)
+    def _release(self, assignment: Assignment, outcome: RequestOutcome) -> None:
+        self.turns.release(assignment, outcome)
         if outcome is FAILED:
-            self.metrics.failed(lease.replica.replica_id)
+            self.metrics.failed(assignment.replica.replica_id)
 
     def _note(self, visit: Visit) -> None:
         visit.total_s = time.monotonic() - visit.began_at
@@ -317,11 +319,11 @@ class Proxy:
                 self.metrics.lines_lost(len(ended))
 
 
-def _too_large(most: int) -> Refused:
-    return Refused(413, "BadRequestError", f"the body is larger than {most} bytes")
+def _too_large(most: int) -> RequestRefused:
+    return RequestRefused(413, "BadRequestError", f"the body is larger than {most} bytes")
 
 
-def refuse(request: Request, refused: Refused, request_id: bytes = b"") -> None:
+def refuse(request: ClientRequest, refused: RequestRefused, request_id: bytes = b"") -> None:
     """Tell the client why it is refused. Raises ConnectionError."""
     lines = JSON
     if request_id:
@@ -335,7 +337,7 @@ def refuse(request: Request, refused: Refused, request_id: bytes = b"") -> None:
     request.answer(refused.status, lines, refused.body())
 
 
-def _request_id(request: Request) -> bytes:
+def _request_id(request: ClientRequest) -> bytes:
     """Return the client's own request id, where it is one."""
     said = request.headers.get(b"x-request-id")
     return said if said and _REQUEST_ID.fullmatch(said) else random.randbytes(16).hex().encode()
@@ -346,12 +348,12 @@ def _lines(answer: Answer, visit: Visit) -> bytes:
     return b"%bX-Request-Id: %b\r\nX-Slipway-Replica: %b\r\n" % ours
 
 
-def _break_off(request: Request, tell: bool) -> None:
+def _break_off(request: ClientRequest, tell: bool) -> None:
     """Break an answer off, so that nobody takes it for a whole one.
 
     Clients that read events get an event, and none gets a last chunk.
     """
-    error = Refused(502, "Bad Gateway", "the replica failed in the middle of this answer; ask again")
+    error = RequestRefused(502, "Bad Gateway", "the replica failed in the middle of this answer; ask again")
     # A client that has left, or takes nothing at the moment, is not waited for.
     with contextlib.suppress(ConnectionError):
         if tell and not request.is_behind:

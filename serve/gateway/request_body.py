@@ -2,7 +2,7 @@
 
 vLLM guards only some of its routes with its key, and others compute or change things; so what is not named here does
 not exist. Bodies go on as they came: they are read for what must be bounded and for what decides the replica.
-In: method, path, body. Out: an Ask. Raises Refused, which is the answer.
+In: method, path, body. Out: an EngineRequest. Raises RequestRefused, which is the answer.
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from serve.gateway.fields import Bad, check
-from serve.gateway.http.limits import Limits
+from serve.gateway.field_bounds import Bad, check
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.shape import too_much
 
 CHAT, COMPLETIONS, MODELS = b"/v1/chat/completions", b"/v1/completions", b"/v1/models"
@@ -30,7 +30,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.encode
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request is refused; the answer is an error of ours, in OpenAI's shape."""
 
     def __init__(self, status: int, kind: str, message: str, retry_after_s: int = 0) -> None:
@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 @dataclass(slots=True)
-class Ask:
+class EngineRequest:
     """One request as it will be sent."""
 
     path: bytes
@@ -53,35 +53,35 @@ class Ask:
 
 
 def route(method: bytes, path: bytes) -> str:
-    """Return the short name of the route. Raises Refused."""
+    """Return the short name of the route. Raises RequestRefused."""
     name = ROUTES.get((method, path))
     if name is not None:
         return name
     if any(path == known for _, known in ROUTES):
-        raise Refused(405, "MethodNotAllowedError", f"{path.decode()} is not asked with {method.decode()}")
+        raise RequestRefused(405, "MethodNotAllowedError", f"{path.decode()} is not asked with {method.decode()}")
     there = ", ".join(known.decode() for _, known in ROUTES)
-    raise Refused(404, "NotFoundError", f"there is no such route; available: {there}")
+    raise RequestRefused(404, "NotFoundError", f"there is no such route; available: {there}")
 
 
-def read(path: bytes, body: bytes, limits: Limits) -> Ask:
-    """Return what a body asks for, within the limits. Raises Refused."""
+def read(path: bytes, body: bytes, limits: GatewayLimits) -> EngineRequest:
+    """Return what a body asks for, within the limits. Raises RequestRefused."""
     what = too_much(body, limits)
     if what:
-        raise Refused(400, "BadRequestError", what)
+        raise RequestRefused(400, "BadRequestError", what)
     try:
         said = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise Refused(400, "BadRequestError", f"the body is no JSON object: {str(error)[:200]}") from None
+        raise RequestRefused(400, "BadRequestError", f"the body is no JSON object: {str(error)[:200]}") from None
     if path == CHAT and not said.get("messages"):
-        raise Refused(400, "BadRequestError", "`messages` must be a list with one message at least")
+        raise RequestRefused(400, "BadRequestError", "`messages` must be a list with one message at least")
     try:
         check(said, len(body), limits)
     except Bad as bad:
-        raise Refused(bad.status, "BadRequestError", str(bad)) from None
+        raise RequestRefused(bad.status, "BadRequestError", str(bad)) from None
     chars, affinity = limits.affinity_chars, b""
     if chars:
         affinity = _encode((said.get("model"), [_beginning(said.get(name), chars) for name in PROMPTS[path]]))
-    return Ask(path, body, bool(said.get("stream")), affinity)
+    return EngineRequest(path, body, bool(said.get("stream")), affinity)
 
 
 def without_paths(body: bytes) -> bytes:

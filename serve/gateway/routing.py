@@ -1,8 +1,8 @@
 """The choice of the replica that takes the next request. Pure: time is an argument, one thread, no input or output.
 
-In: replicas as the controller lists them, requests that begin and end. Out: leases. A lease counts its request at its
-replica until it is released, once, however the request ends. The count belongs to a started engine, never to an
-address: an engine that takes over the port of a dead one inherits nothing.
+In: replicas as the controller lists them, requests that begin and end. Out: assignments. An assignment counts its
+request at its replica until it is released, once, however the request ends. The count belongs to a started engine,
+never to an address: an engine that takes over the port of a dead one inherits nothing.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.window import Window
 
 LEAST_WEIGHT = 0.1
@@ -22,17 +22,17 @@ _turn = attrgetter("turn")
 _URL = re.compile(r"http://[A-Za-z0-9._\[\]:-]+")
 
 
-class Outcome(Enum):
+class RequestOutcome(Enum):
     SERVED = "served"
     FAILED = "failed"  # by the replica
     NEITHER = "neither"  # a client that left or asked for nonsense, an engine that was full: says nothing about health
 
 
-SERVED, FAILED, NEITHER = Outcome  # before Python 3.12 an Enum is slow to look into
+SERVED, FAILED, NEITHER = RequestOutcome  # before Python 3.12 an Enum is slow to look into
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replica:
+class Target:
     """One started engine. Restarted it is another one, with another id."""
 
     replica_id: str
@@ -52,7 +52,7 @@ class Seat:
         "replica", "in_flight", "failures", "ejections", "ejected_until", "admitted_at", "heard_at", "started", "turn",
     )  # fmt: skip
 
-    def __init__(self, replica: Replica, now: float) -> None:
+    def __init__(self, replica: Target, now: float) -> None:
         self.replica = replica
         self.in_flight = 0
         self.failures = 0  # in a row
@@ -63,7 +63,7 @@ class Seat:
         self.started = Window()
         self.turn = 0  # when it was last chosen
 
-    def load(self, now: float, limits: Limits) -> float:
+    def load(self, now: float, limits: GatewayLimits) -> float:
         """Return its requests divided by its weight.
 
         One that says nothing comes after all others, one that is ejected after these.
@@ -79,13 +79,13 @@ class Seat:
             load += OUT
         return load
 
-    def weight(self, now: float, limits: Limits) -> float:
+    def weight(self, now: float, limits: GatewayLimits) -> float:
         """Return its share of the load, 0.1 to 1: a new engine has cold caches and kernels yet to compile."""
         age_s = now - self.admitted_at
         return 1.0 if age_s >= limits.slow_start_s else max(LEAST_WEIGHT, age_s / limits.slow_start_s)
 
 
-class Lease:
+class Assignment:
     """One request at one replica."""
 
     __slots__ = ("seat", "is_trial", "is_open")
@@ -96,20 +96,20 @@ class Lease:
         self.is_open = True
 
     @property
-    def replica(self) -> Replica:
+    def replica(self) -> Target:
         return self.seat.replica
 
 
 class Fleet:
     """The replicas that requests may go to, and those that still finish some."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: GatewayLimits) -> None:
         self.limits = limits
-        self.seats: dict[Replica, Seat] = {}
-        self.leaving: dict[Replica, Seat] = {}
+        self.seats: dict[Target, Seat] = {}
+        self.leaving: dict[Target, Seat] = {}
         self._turn = 0
 
-    def replace(self, replicas: Iterable[Replica], now: float) -> None:
+    def replace(self, replicas: Iterable[Target], now: float) -> None:
         """Use these replicas from now on; the others finish what they have begun.
 
         One that is named again keeps what is known of it. Raises ValueError when two have one id.
@@ -122,13 +122,13 @@ class Fleet:
         self.seats = {one: known.pop(one) if one in known else Seat(one, now) for one in wanted}
         self.leaving = {one: seat for one, seat in known.items() if seat.in_flight}
 
-    def in_flight(self, replica: Replica) -> int:
+    def in_flight(self, replica: Target) -> int:
         """Return the requests that it has not finished, also when it is no longer listed. 0 = it may be ended."""
         seat = self.seats.get(replica) or self.leaving.get(replica)
         return seat.in_flight if seat else 0
 
-    def take(self, now: float, tried: Collection[Seat] = (), affinity: bytes = b"") -> Lease | None:
-        """Return a lease of the best replica for a request, not one of `tried`; None when none has room."""
+    def take(self, now: float, tried: Collection[Seat] = (), affinity: bytes = b"") -> Assignment | None:
+        """Return an assignment of the best replica for a request, not one of `tried`; None when none has room."""
         limits, least, fit = self.limits, math.inf, list[Seat]()
         most = limits.max_in_flight_per_replica
         for seat in self.seats.values():
@@ -152,27 +152,27 @@ class Fleet:
             seat.heard_at = now
         seat.in_flight += 1
         seat.started.add(now)
-        return Lease(seat, is_trial=seat.ejected_until is not None and now >= seat.ejected_until)
+        return Assignment(seat, is_trial=seat.ejected_until is not None and now >= seat.ejected_until)
 
-    def release(self, lease: Lease, outcome: Outcome, now: float) -> None:
-        """Release a lease, as its request has ended. Releasing again does nothing."""
-        if not lease.is_open:
+    def release(self, assignment: Assignment, outcome: RequestOutcome, now: float) -> None:
+        """Release an assignment, as its request has ended. Releasing again does nothing."""
+        if not assignment.is_open:
             return
-        lease.is_open = False
-        seat = lease.seat
+        assignment.is_open = False
+        seat = assignment.seat
         seat.in_flight -= 1
         if not seat.in_flight and self.leaving:
             self.leaving.pop(seat.replica, None)
         if outcome is SERVED:
             seat.failures = 0
-            if lease.is_trial:
+            if assignment.is_trial:
                 seat.ejected_until, seat.admitted_at = None, now
             elif seat.ejected_until is None:
                 seat.ejections = 0
         elif outcome is FAILED:
             seat.failures += 1
             is_out = seat.ejected_until is not None
-            if lease.is_trial or (not is_out and seat.failures >= self.limits.eject_after):
+            if assignment.is_trial or (not is_out and seat.failures >= self.limits.eject_after):
                 seat.ejections += 1
                 out_s = self.limits.eject_s * 2 ** min(seat.ejections - 1, 16)
                 seat.ejected_until = now + min(out_s, self.limits.eject_most_s)
@@ -194,7 +194,7 @@ def _score(affinity: bytes, replica_id: str) -> bytes:
 class RetryBudget:
     """A budget of retries, earned by requests, so that a fleet in trouble is not asked several times for everything."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: GatewayLimits) -> None:
         self._ratio, self._most = limits.retry_ratio, float(limits.retry_floor)
         self._saved = self._most
 

@@ -1,8 +1,8 @@
 """The gateway: connections, its own routes, and the one function by which it learns of its replicas.
 
-    gateway = Gateway(Limits(), keys.load(path), AccessLog(path))
+    gateway = Gateway(GatewayLimits(), keys.load(path), AccessLog(path))
     port = await gateway.start("0.0.0.0", 8000)
-    gateway.replace([Replica(replica_id="demo-1", url="http://127.0.0.1:8101")])
+    gateway.replace([Target(replica_id="demo-1", url="http://127.0.0.1:8101")])
 
 It runs in one process and event loop with whoever manages the replicas.
 """
@@ -18,25 +18,25 @@ import msgspec
 
 from infra.errors import UsageError
 from serve.gateway.access import AccessLog
-from serve.gateway.http.files import fitted
-from serve.gateway.http.limits import Limits
-from serve.gateway.http.listener import Listener, Request
+from serve.gateway.http.limits import GatewayLimits
+from serve.gateway.http.listener import ClientRequest, Listener
+from serve.gateway.http.open_files import fitted
 from serve.gateway.keys import Keys
-from serve.gateway.metrics import CONTENT_TYPE, Metrics
+from serve.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from serve.gateway.proxy import JSON, Proxy, refuse
 from serve.gateway.queue import Turns
-from serve.gateway.request_body import Refused
-from serve.gateway.routing import Replica
+from serve.gateway.request_body import RequestRefused
+from serve.gateway.routing import Target
 from serve.gateway.upstream import Engines
 
 
 class Gateway:
     """The gateway of a service. Use it within one event loop; `start` once, `stop` once."""
 
-    def __init__(self, limits: Limits, keys: Keys, access: AccessLog | None = None) -> None:
+    def __init__(self, limits: GatewayLimits, keys: Keys, access: AccessLog | None = None) -> None:
         self.limits, self.keys, self.access = limits, keys, access
         self.turns = Turns(limits, time.monotonic)
-        self.metrics = Metrics(self.turns)
+        self.metrics = GatewayMetrics(self.turns)
         self._engines: Engines | None = None
         self._proxy: Proxy | None = None
         self._listener: Listener | None = None
@@ -61,11 +61,11 @@ class Gateway:
             raise
 
     @property
-    def replicas(self) -> list[Replica]:
+    def replicas(self) -> list[Target]:
         """Return the replicas that requests may go to."""
         return list(self.turns.fleet.seats)
 
-    def replace(self, replicas: Iterable[Replica]) -> None:
+    def replace(self, replicas: Iterable[Target]) -> None:
         """Use these replicas from the next request on. Raises ValueError when two have one id."""
         self.turns.replace(replicas)
         fleet = self.turns.fleet
@@ -74,7 +74,7 @@ class Gateway:
         if self._engines is not None:
             self._engines.keep_only({one.url for one in known})
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: GatewayLimits) -> None:
         """Set the limits from the next request on, as far as this process may open files; retries keep their budget."""
         self.limits = self.turns.limits = self.turns.fleet.limits = limits = fitted(limits)
         if self._proxy is not None and self._engines is not None:
@@ -82,7 +82,7 @@ class Gateway:
         if self._listener is not None:
             self._listener.limit(limits)
 
-    def in_flight(self, replica: Replica) -> int:
+    def in_flight(self, replica: Target) -> int:
         """Return the requests that a replica still works on; one that was taken off the list may end at 0."""
         return self.turns.fleet.in_flight(replica)
 
@@ -103,19 +103,19 @@ class Gateway:
             with contextlib.suppress(OSError):  # a full disk must not keep it from ending
                 self.access.close()
 
-    def _handle(self, request: Request) -> Coroutine[Any, Any, None]:
+    def _handle(self, request: ClientRequest) -> Coroutine[Any, Any, None]:
         assert self._proxy is not None
         if request.fault is not None or request.path in (b"/health", b"/metrics"):
             return self._own(request, self._proxy)
         return self._proxy.answer(request)
 
-    async def _own(self, request: Request, proxy: Proxy) -> None:
+    async def _own(self, request: ClientRequest, proxy: Proxy) -> None:
         """Answer what no engine is asked for."""
         try:
             if request.fault is not None:
                 self.metrics.nonsense()
                 status, why = request.fault
-                raise Refused(status, "BadRequestError", why)
+                raise RequestRefused(status, "BadRequestError", why)
             if request.path == b"/health" and request.method in (b"GET", b"HEAD"):
                 if not self.keys:
                     proxy.key_of(request)
@@ -127,7 +127,7 @@ class Gateway:
                 request.answer(200, CONTENT_TYPE, self.metrics.text())
             else:
                 await proxy.answer(request)
-        except Refused as refused:
+        except RequestRefused as refused:
             await proxy.keep_back(request, refused)
             refuse(request, refused)
 
@@ -139,9 +139,9 @@ class Gateway:
         return 200 if word in ("ok", "asleep") else 503, msgspec.json.encode({"status": word, "replicas": ready})
 
 
-def _mistaken(request: Request) -> None:
+def _mistaken(request: ClientRequest) -> None:
     """Answer 500; the mistake itself is in the log, with its trace."""
-    refuse(request, Refused(500, "InternalServerError", "the gateway made a mistake; its log has it"))
+    refuse(request, RequestRefused(500, "InternalServerError", "the gateway made a mistake; its log has it"))
 
 
 def _is_loopback(host: str) -> bool:

@@ -13,7 +13,7 @@ DONE = b"data: [DONE]"
 LAST = re.compile(rb"^event: response\.(completed|incomplete|failed|cancelled)\r?$", re.MULTILINE)
 
 
-class Watch:
+class StreamWatch:
     """A watch over a stream: chunks in, in order; it tells whether there was an error, and whether it was whole."""
 
     __slots__ = ("_rest", "_ending", "_is_last", "error_code")

@@ -1,8 +1,8 @@
 """One try at one replica, up to the first byte of its answer.
 
-In: an Ask and a Replica. Out: an Answer of which something is there: all of it when it is short, else its first chunk
-and the rest to be read. Raises Failed while another replica may still be asked, Refused when this machine lacks what
-it takes to ask any.
+In: an EngineRequest and a Target. Out: an Answer of which something is there: all of it when it is short, else its
+first chunk and the rest to be read. Raises Failed while another replica may still be asked, RequestRefused when this
+machine lacks what it takes to ask any.
 """
 
 import errno
@@ -10,12 +10,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from infra.agent.shortage import is_shortage
-from serve.gateway.http.connections import Home, Reply
+from serve.gateway.http.connections import EngineReply, Home
 from serve.gateway.http.deadline import Deadline
-from serve.gateway.http.limits import Limits
-from serve.gateway.request_body import Ask, Refused
-from serve.gateway.routing import Replica
-from serve.gateway.sse import Watch
+from serve.gateway.http.limits import GatewayLimits
+from serve.gateway.request_body import EngineRequest, RequestRefused
+from serve.gateway.routing import Target
+from serve.gateway.sse import StreamWatch
 
 WHOLE_BYTES = 1 << 20  # an answer up to this size is read before any of it is passed on
 RETRIED = (500, 502, 503)
@@ -40,14 +40,14 @@ class Answer:
     status: int
     lines: bytes  # those of its headers that the client is told
     body: bytes
-    rest: Reply | None = None
-    watch: Watch | None = None  # of a stream of events
+    rest: EngineReply | None = None
+    watch: StreamWatch | None = None  # of a stream of events
 
 
 class Engines:
     """Connections to the replicas. Used and closed within one event loop."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: GatewayLimits) -> None:
         self.limits = limits
         self._homes: dict[str, Home] = {}
 
@@ -59,10 +59,10 @@ class Engines:
         for url in [one for one in self._homes if one not in urls]:
             self._homes.pop(url).close()
 
-    async def ask(self, method: bytes, ask: Ask, replica: Replica, lines: bytes, deadline: Deadline) -> Answer:
+    async def ask(self, method: bytes, ask: EngineRequest, replica: Target, lines: bytes, deadline: Deadline) -> Answer:
         """Return the answer of a replica, asked with these lines among the headers.
 
-        Raises Failed, Refused. Who has an answer that is not whole must close it.
+        Raises Failed, RequestRefused. Who has an answer that is not whole must close it.
         """
         home = self._homes.get(replica.url)
         if home is None:
@@ -89,11 +89,11 @@ class Engines:
                     reply.close()
         except OSError as error:
             if is_shortage(error) or error.errno == errno.EADDRNOTAVAIL:  # no file or port is left here
-                raise Refused(503, "Service Unavailable", "the gateway has no room; try again soon", 1) from None
+                raise RequestRefused(503, "Service Unavailable", "the gateway has no room; try again soon", 1) from None
             raise Failed(f"{type(error).__name__}: {error}") from None
 
 
-def _request(method: bytes, ask: Ask, replica: Replica, host: bytes, lines: bytes) -> bytes:
+def _request(method: bytes, ask: EngineRequest, replica: Target, host: bytes, lines: bytes) -> bytes:
     """Return the bytes of the request."""
     if replica.key:
         lines = b"%bAuthorization: Bearer %b\r\n" % (lines, replica.key.encode())
@@ -101,13 +101,13 @@ def _request(method: bytes, ask: Ask, replica: Replica, host: bytes, lines: byte
     return b"%b%b\r\n%b" % (first, lines, ask.body)
 
 
-async def _begin(reply: Reply) -> Answer:
+async def _begin(reply: EngineReply) -> Answer:
     """Return all of a short answer, or the first chunk of a stream of events."""
     body = await reply.readany()
     if reply.is_events:
         if not body:
             raise Failed("the stream ended before its first byte")
-        watch = Watch()
+        watch = StreamWatch()
         watch.feed(body)
         return Answer(reply.status, reply.lines, body, reply, watch)
     parts, size = [body], len(body)

@@ -5,8 +5,8 @@
 It must differ from the target for delay / 20 s ticks in a row, then the target is want; from 0 it jumps at once. What
 is not alive is not counted, so that replacing is this rule as well. Beside the requests that arrive there are those
 that wait: the larger want counts. What cannot be measured changes nothing. No replica is started that the budget does
-not admit, and none after three in a row that were never ready.
-In: a Rule, the Memory of the last tick, what is Seen. Out: a Decision. Source: SkyServe, sky/serve/autoscalers.py.
+not admit, and none after three in a row that were never ready. In: a Rule, the AutoscalerMemory of the last tick, its
+Measurements. Out: a Decision. Source: SkyServe, sky/serve/autoscalers.py.
 """
 
 import math
@@ -36,7 +36,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Memory:
+class AutoscalerMemory:
     """The state of the autoscaler between two ticks."""
 
     target: int
@@ -45,7 +45,7 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class NewestReplica:
     """One replica of the newest version."""
 
     number: int  # later ones have higher numbers
@@ -56,18 +56,18 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class Measurements:
     """The measurements of a tick; None = not known."""
 
     qps: float | None  # that arrive, mean over 60 s, refused ones included
     waiting: float | None = None  # in all lines, of engines and gateway, mean over 60 s
-    members: Sequence[Member] = ()
+    members: Sequence[NewestReplica] = ()
     affordable: int | None = None  # more replicas that the budget admits; None = it has no limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    memory: Memory
+    memory: AutoscalerMemory
     start_spot: int = 0
     start_on_demand: int = 0
     stop: tuple[int, ...] = ()
@@ -92,23 +92,23 @@ def rule_of(service: Service) -> Rule:
     )
 
 
-def begin(rule: Rule) -> Memory:
-    return Memory(rule.least)
+def begin(rule: Rule) -> AutoscalerMemory:
+    return AutoscalerMemory(rule.least)
 
 
-def updated(rule: Rule, memory: Memory, seen: Seen) -> Memory:
+def updated(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> AutoscalerMemory:
     """Return the state after the rule has changed: at once what is wanted now, no waiting."""
     wanted = want(rule, memory, seen)
-    return Memory(_clip(rule, memory.target) if wanted is None else wanted)
+    return AutoscalerMemory(_clip(rule, memory.target) if wanted is None else wanted)
 
 
-def decide(rule: Rule, memory: Memory, seen: Seen) -> Decision:
+def decide(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
     """Return what to start and what to stop now."""
     wanted = want(rule, memory, seen)
     return fill(rule, memory if wanted is None else _after(rule, memory, wanted), seen)
 
 
-def fill(rule: Rule, memory: Memory, seen: Seen) -> Decision:
+def fill(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
     """Return what to start and what to stop for the current target: between two ticks, when a replica came or went."""
     final = memory.target + rule.extra
     alive = [one for one in seen.members if one.state.is_alive]
@@ -126,7 +126,7 @@ def fill(rule: Rule, memory: Memory, seen: Seen) -> Decision:
     )
 
 
-def want(rule: Rule, memory: Memory, seen: Seen) -> int | None:
+def want(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> int | None:
     """Return how many are wanted, between least and most; None when nothing that it depends on is known."""
     signals = []
     if rule.target_qps is not None:
@@ -147,7 +147,7 @@ def _clip(rule: Rule, wanted: int) -> int:
     return max(rule.least, min(rule.most, wanted))
 
 
-def _for_requests(target: float | Mapping[str, float], qps: float, members: Iterable[Member]) -> int:
+def _for_requests(target: float | Mapping[str, float], qps: float, members: Iterable[NewestReplica]) -> int:
     if not isinstance(target, Mapping):
         return math.ceil(qps / target)
     # As SkyServe, with replicas of different GPUs; but only those that are alive are counted as being there, and with
@@ -172,20 +172,20 @@ def _of_gpu(target: Mapping[str, float], gpu: str) -> float:
     return target.get(gpu, target.get(gpu.partition(":")[0], min(target.values())))
 
 
-def _after(rule: Rule, memory: Memory, wanted: int) -> Memory:
+def _after(rule: Rule, memory: AutoscalerMemory, wanted: int) -> AutoscalerMemory:
     """Return the state after one tick of waiting, or its end."""
     if memory.target == 0:
         return replace(memory, target=wanted)
     if wanted > memory.target:
         up = memory.up + 1
-        return Memory(wanted) if up >= rule.up_ticks else Memory(memory.target, up=up)
+        return AutoscalerMemory(wanted) if up >= rule.up_ticks else AutoscalerMemory(memory.target, up=up)
     if wanted < memory.target:
         down = memory.down + 1
-        return Memory(wanted) if down >= rule.down_ticks else Memory(memory.target, down=down)
-    return Memory(memory.target)
+        return AutoscalerMemory(wanted) if down >= rule.down_ticks else AutoscalerMemory(memory.target, down=down)
+    return AutoscalerMemory(memory.target)
 
 
-def _mix(rule: Rule, final: int, alive: Iterable[Member]) -> tuple[int, int]:
+def _mix(rule: Rule, final: int, alive: Iterable[NewestReplica]) -> tuple[int, int]:
     """Return how many spot replicas and others make up `final`.
 
     On-demand ones fill the gap until spot is ready, and then go.
@@ -200,14 +200,14 @@ def _mix(rule: Rule, final: int, alive: Iterable[Member]) -> tuple[int, int]:
     return spots, min(others, max(base, final - rule.extra))  # none for those that are there to spare
 
 
-def _victims(alive: Iterable[Member], spot: bool, keep: int) -> tuple[int, ...]:
+def _victims(alive: Iterable[NewestReplica], spot: bool, keep: int) -> tuple[int, ...]:
     """Return those to stop: the furthest from ready, of equals the youngest."""
     kind = [one for one in alive if one.spot is spot]
     kind.sort(key=lambda one: (LIVE.index(one.state), -one.number))
     return tuple(one.number for one in kind[: max(0, len(kind) - keep)])
 
 
-def _admitted(wanted: int, seen: Seen) -> tuple[int, str]:
+def _admitted(wanted: int, seen: Measurements) -> tuple[int, str]:
     """Return how many of these may be started, and why not all."""
     if not wanted:
         return 0, ""
@@ -223,13 +223,13 @@ def _admitted(wanted: int, seen: Seen) -> tuple[int, str]:
     return _afforded(wanted, seen, "")
 
 
-def _afforded(wanted: int, seen: Seen, held: str) -> tuple[int, str]:
+def _afforded(wanted: int, seen: Measurements, held: str) -> tuple[int, str]:
     if seen.affordable is not None and seen.affordable < wanted:
         return max(0, seen.affordable), f"the budget admits {max(0, seen.affordable)} more"
     return wanted, held
 
 
-def _never_ready(members: Iterable[Member]) -> tuple[int, int]:
+def _never_ready(members: Iterable[NewestReplica]) -> tuple[int, int]:
     """Return those that failed since the last one that was ever ready, and those that are still being tried."""
     failures = unproven = 0
     for one in sorted(members, key=lambda one: -one.number):

@@ -1,15 +1,15 @@
 """The next decision of a controller: which replicas start and end, and which the gateway uses. Pure.
 
-In: what is wanted, the replicas that there are, what the gateway counts. Out: a Course. It only puts together what
-`autoscaler` (how many), `update` (from one version to the next) and `states` (who lives) say.
+In: what is wanted, the replicas that there are, what the gateway counts. Out: a FleetCourse. It only puts together what
+`autoscaler` (how many), `update` (from one version to the next) and `replica_states` (who lives) say.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from serve.policy import autoscaler, update
-from serve.policy.autoscaler import Memory, Rule
-from serve.policy.replica_states import Step, state_of
+from serve.policy.autoscaler import AutoscalerMemory, Rule
+from serve.policy.replica_states import ProcessStatus, state_of
 from serve.policy.service_state import Member
 
 
@@ -24,8 +24,8 @@ class Load:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
-    memory: Memory
+class FleetCourse:
+    memory: AutoscalerMemory
     start_spot: int = 0
     start_on_demand: int = 0
     stop: tuple[tuple[int, str], ...] = ()
@@ -35,14 +35,14 @@ class Course:
 
 
 def course(
-    mode: str, rule: Rule, memory: Memory, newest: int, members: Sequence[Member], load: Load, is_tick: bool
-) -> Course:
+    mode: str, rule: Rule, memory: AutoscalerMemory, newest: int, members: Sequence[Member], load: Load, is_tick: bool
+) -> FleetCourse:
     """Return what to do next.
 
     newest: the version that is wanted. is_tick: so much time has passed since the last one as that one said.
     """
     alike = [one for one in members if one.version == newest]
-    seen = autoscaler.Seen(
+    seen = autoscaler.Measurements(
         qps=load.qps, waiting=load.waiting, members=[scaled(one) for one in alike], affordable=load.affordable
     )
     decision = (autoscaler.decide if is_tick else autoscaler.fill)(rule, memory, seen)
@@ -50,7 +50,7 @@ def course(
     old = update.outdated(mode, rule.least, final, newest, [_updated(one) for one in members])
     stop = {number: "fewer are wanted" for number in decision.stop}
     stop |= {number: f"version {newest} takes its place" for number in old}
-    return Course(
+    return FleetCourse(
         memory=decision.memory,
         start_spot=decision.start_spot,
         start_on_demand=decision.start_on_demand,
@@ -65,13 +65,17 @@ def serving(mode: str, rule: Rule, members: Sequence[Member]) -> tuple[int, ...]
     return tuple(sorted(update.serving(mode, rule.least, [_updated(one) for one in members])))
 
 
-def scaled(one: Member) -> autoscaler.Member:
+def scaled(one: Member) -> autoscaler.NewestReplica:
     """Return a replica as the autoscaler sees it: what has failed has failed, although its end is still under way."""
     was_ready, facts = one.facts.first_ready_at is not None, one.facts
-    if facts.down in (Step.SCHEDULED, Step.RUNNING, Step.FAILED) and (facts.app_failed or facts.is_late):
-        facts = replace(facts, down=Step.SUCCEEDED)
-    return autoscaler.Member(number=one.number, state=state_of(facts), was_ready=was_ready, spot=one.spot, gpu=one.gpu)
+    if facts.down in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING, ProcessStatus.FAILED) and (
+        facts.app_failed or facts.is_late
+    ):
+        facts = replace(facts, down=ProcessStatus.SUCCEEDED)
+    return autoscaler.NewestReplica(
+        number=one.number, state=state_of(facts), was_ready=was_ready, spot=one.spot, gpu=one.gpu
+    )
 
 
-def _updated(one: Member) -> update.Member:
-    return update.Member(number=one.number, version=one.version, state=one.state)
+def _updated(one: Member) -> update.UpdateMember:
+    return update.UpdateMember(number=one.number, version=one.version, state=one.state)

@@ -19,7 +19,7 @@ FAILED_REQUESTS = 5  # in a row, likewise
 LONGEST_MAKING_S = 3600.0  # of an environment: gigabytes through a slow network; then it hangs
 
 
-class Step(Enum):
+class ProcessStatus(Enum):
     """The progress of a launch or an end."""
 
     SCHEDULED = "scheduled"
@@ -74,8 +74,8 @@ class ServiceState(Enum):
 class Facts:
     """All that is remembered of a replica. Times are those of its controller's clock."""
 
-    launch: Step = Step.SCHEDULED
-    down: Step | None = None  # its end; None = nobody has asked for it
+    launch: ProcessStatus = ProcessStatus.SCHEDULED
+    down: ProcessStatus | None = None  # its end; None = nobody has asked for it
     preempted: bool = False
     app_failed: bool = False  # setup or run ended with another code than 0
     is_late: bool = False  # it was not ready within the initial delay
@@ -90,16 +90,18 @@ class Facts:
 
 
 def state_of(facts: Facts) -> State:
-    if facts.launch is Step.SCHEDULED:
+    if facts.launch is ProcessStatus.SCHEDULED:
         return State.PENDING
-    if facts.launch is Step.RUNNING:
-        ended = {Step.FAILED: State.FAILED_CLEANUP, Step.SUCCEEDED: State.UNKNOWN}
+    if facts.launch is ProcessStatus.RUNNING:
+        ended = {ProcessStatus.FAILED: State.FAILED_CLEANUP, ProcessStatus.SUCCEEDED: State.UNKNOWN}
         return State.PROVISIONING if facts.down is None else ended.get(facts.down, State.PROVISIONING)
-    if facts.launch is Step.INTERRUPTED:  # by its end
+    if facts.launch is ProcessStatus.INTERRUPTED:  # by its end
         return State.SHUTTING_DOWN
     if facts.down is not None:
         return _ended(facts)
-    if facts.launch is Step.FAILED or facts.app_failed:  # its end should be under way: something may be left running
+    if (
+        facts.launch is ProcessStatus.FAILED or facts.app_failed
+    ):  # its end should be under way: something may be left running
         return State.FAILED_CLEANUP
     if facts.is_ready:
         return State.READY
@@ -110,13 +112,13 @@ def _ended(facts: Facts) -> State:
     """Return the state of one whose end was asked for: shutting down, or why it came to that."""
     if facts.preempted:
         return State.PREEMPTED
-    if facts.down in (Step.SCHEDULED, Step.RUNNING):
+    if facts.down in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING):
         return State.SHUTTING_DOWN
-    if facts.down is Step.FAILED:
+    if facts.down is ProcessStatus.FAILED:
         return State.FAILED_CLEANUP
     if facts.app_failed:
         return State.FAILED
-    if facts.launch is Step.FAILED:
+    if facts.launch is ProcessStatus.FAILED:
         return State.FAILED_PROVISION
     if facts.is_late:
         return State.FAILED_INITIAL_DELAY

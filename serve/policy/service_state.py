@@ -1,7 +1,7 @@
 """The state of a service between commands and controllers, as JSON in the journal: two records, a writer each.
 
-    Wanted   what the user asks for        written by commands, one at a time
-    Seen     what there is, and was        written by the controller that holds the lease
+    WantedService   what the user asks for    written by commands, one at a time
+    ServiceRecord   what there is, and was    written by the controller that holds the lease
 
 In: records. Out: text, and back. Pure.
 """
@@ -14,7 +14,7 @@ import msgspec
 
 from infra.errors import SlipwayError
 from serve import service
-from serve.policy.autoscaler import Memory
+from serve.policy.autoscaler import AutoscalerMemory
 from serve.policy.replica_states import Facts, State, state_of
 from serve.service import Service
 
@@ -50,7 +50,7 @@ class Version:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class WantedService:
     versions: tuple[Version, ...]
     """The newest is the last one; those before it are kept for as long as replicas of them live."""
     mode: str = "rolling"
@@ -90,8 +90,8 @@ class Member:
     why: str = ""
     """Why it is to end or has ended."""
     phases: tuple[tuple[str, float], ...] = ()
-    """What it was at on its way to its first answer (`landing.Stage`), and since when: UTC epoch seconds, as are those
-    below."""
+    """What it was at on its way to its first answer (`replica_pod.Stage`), and since when: UTC epoch seconds, as are
+    those below."""
     began_at: float = 0.0
     ready_at: float | None = None
     ended_at: float | None = None
@@ -107,10 +107,10 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ServiceRecord:
     members: tuple[Member, ...] = ()
     next_number: int = 0
-    memory: Memory | None = None
+    memory: AutoscalerMemory | None = None
     """Of the autoscaler."""
     rule_of: int = 0
     """The change of what is wanted that `memory` has taken into account."""
@@ -126,16 +126,16 @@ class Seen:
     began_at: float = 0.0
 
 
-def write(record: Wanted | Seen) -> str:
+def write(record: WantedService | ServiceRecord) -> str:
     return msgspec.json.encode(record).decode()
 
 
-def wanted_of(text: str) -> Wanted:
-    return _read(text, Wanted)
+def wanted_of(text: str) -> WantedService:
+    return _read(text, WantedService)
 
 
-def seen_of(text: str) -> Seen:
-    return _read(text, Seen) if text else Seen()
+def seen_of(text: str) -> ServiceRecord:
+    return _read(text, ServiceRecord) if text else ServiceRecord()
 
 
 def _read(text: str, kind: type[T]) -> T:

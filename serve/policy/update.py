@@ -15,13 +15,13 @@ MODES = ("rolling", "blue_green")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class UpdateMember:
     number: int
     version: int
     state: State
 
 
-def serving(mode: str, least: int, members: Iterable[Member]) -> tuple[int, ...]:
+def serving(mode: str, least: int, members: Iterable[UpdateMember]) -> tuple[int, ...]:
     """Return the numbers of those that requests may go to."""
     ready = [one for one in members if one.state is State.READY]
     if mode == "blue_green" and ready:
@@ -32,7 +32,7 @@ def serving(mode: str, least: int, members: Iterable[Member]) -> tuple[int, ...]
     return tuple(one.number for one in ready)
 
 
-def outdated(mode: str, least: int, final: int, newest: int, members: Sequence[Member]) -> tuple[int, ...]:
+def outdated(mode: str, least: int, final: int, newest: int, members: Sequence[UpdateMember]) -> tuple[int, ...]:
     """Return the numbers of old replicas that may go now, the least ready first. `final`: wanted of the newest."""
     old = [one for one in members if one.version < newest and one.state.is_alive]
     new_ready = sum(one.version == newest and one.state is State.READY for one in members)
@@ -43,5 +43,5 @@ def outdated(mode: str, least: int, final: int, newest: int, members: Sequence[M
     return tuple(one.number for one in old[: max(0, len(old) - keep)])
 
 
-def _count(members: Iterable[Member], version: int) -> int:
+def _count(members: Iterable[UpdateMember], version: int) -> int:
     return sum(one.version == version for one in members)

@@ -13,12 +13,12 @@ from infra.market import gpus
 from infra.market.filters import explain
 from infra.money import micro_usd
 from infra.providers import market, offers, registry
-from infra.providers.offers import Source
+from infra.providers.offers import OfferSource
 from infra.records import Offer, Request
 from infra.selection import choose
 from infra.selection.choose import Tell
 from infra.settings import MARKET, VENDORS, Settings
-from serve.service import Resources, Service
+from serve.service import ReplicaResources, Service
 
 GB = 10**9
 # What SkyServe reads of `resources` and we do not, and what holds here instead.
@@ -56,12 +56,12 @@ def find(names: Sequence[str], request: Request, wants_spot: bool, settings: Set
     """
     own: list[Offer] = []
     said: list[str] = []
-    sources: list[Source] = []
+    sources: list[OfferSource] = []
     scale = 1.0
     for name in names:
         provider = registry.provider(settings, name)
         if rented := market(provider):
-            sources.append(Source(name, rented.catalog))
+            sources.append(OfferSource(name, rented.catalog))
             scale = rented.clock_scale
             continue
         try:
@@ -134,7 +134,7 @@ def gpu_of(request: Request) -> str:
     return f"{request.gpu}:{max(1, request.num_gpus)}" if request.gpu else ""
 
 
-def _gpus(wanted: Resources) -> tuple[str, int]:
+def _gpus(wanted: ReplicaResources) -> tuple[str, int]:
     """Return kind and count of `H100:8`, {H100: 8}, or several of which any will do."""
     said = wanted.accelerators
     if not said:

@@ -91,7 +91,7 @@ class Landing:
         is_here = all(self.vendor(one.provider).is_here for one in offers)
         is_sent = not is_here and "://" not in version.model
         tuning = wanted.ours.engine
-        engine = engines.Replica(
+        engine = engines.ReplicaConfig(
             engine=version.engine,
             source=f"{CACHE_THERE}/{version.weights}" if is_sent else version.model,
             name=served_name(self.name, wanted),

@@ -20,11 +20,11 @@ import aiohttp
 from infra.errors import NoOffer, OutOfMoney, SlipwayError
 from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import LOST, READY
-from serve.gateway.routing import Replica
+from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
 from serve.policy import replica_states
-from serve.policy.replica_states import Facts, State, Step
-from serve.policy.service_state import Member, Wanted, served_name
+from serve.policy.replica_states import Facts, ProcessStatus, State
+from serve.policy.service_state import Member, WantedService, served_name
 from serve.replicas.probe import Counters, probe
 from serve.replicas.replica_pod import Landing, Stage
 from serve.service import Service
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Kept:
+class KeptReplica:
     """A replica and what its controller holds of it in memory."""
 
     member: Member
@@ -53,7 +53,7 @@ class Kept:
     drains: bool = True
     has_failed: bool = False
     """It is remembered when it is gone."""
-    replica: Replica | None = None
+    replica: Target | None = None
     """As the gateway knows it; None until its engine can be reached."""
     counters: Counters | None = None
     probed: str = ""
@@ -70,14 +70,14 @@ class Replicas:
     """
 
     def __init__(
-        self, name: str, wanted: Wanted, journal: Journal, landing: Landing, gateway: Gateway,
+        self, name: str, wanted: WantedService, journal: Journal, landing: Landing, gateway: Gateway,
         take_off: Callable[[], None], say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.name, self.journal, self.landing, self.gateway, self.say = name, journal, landing, gateway, say
         self.take_off = take_off
         """Tells the gateway which are to be asked: not one that is to end."""
         self.wanted = wanted
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, KeptReplica] = {}
         self.past: list[Member] = []
         """Those that have failed and are gone."""
         self.changed = asyncio.Event()
@@ -110,25 +110,31 @@ class Replicas:
 
     def begin(self, member: Member, write_down: Callable[[], None]) -> None:
         """Launch a replica, once it is written down."""
-        one = self.kept[member.number] = Kept(member)
+        one = self.kept[member.number] = KeptReplica(member)
         write_down()
         one.task = asyncio.create_task(self._guarded(one, self._launch(one)))
 
-    def end(self, one: Kept, why: str, facts: Facts | None = None, *, drains: bool, has_failed: bool = False) -> None:
+    def end(
+        self, one: KeptReplica, why: str, facts: Facts | None = None, *, drains: bool, has_failed: bool = False
+    ) -> None:
         """Ask for the end of a replica. May be called again; the first reason counts."""
         if one.told.is_set():
             return
         facts = facts or one.member.facts
-        launch = Step.INTERRUPTED if facts.launch in (Step.SCHEDULED, Step.RUNNING) else facts.launch
+        launch = (
+            ProcessStatus.INTERRUPTED
+            if facts.launch in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING)
+            else facts.launch
+        )
         one.drains, one.has_failed = drains, has_failed
         one.member = replace(one.member, why=why)
         self.say(f"{one.member.run}: ending: {why}")
-        self.note(one, replace(facts, launch=launch, down=Step.SCHEDULED))
+        self.note(one, replace(facts, launch=launch, down=ProcessStatus.SCHEDULED))
         one.told.set()
 
     # Their tasks.
 
-    async def _guarded(self, one: Kept, life: Awaitable[None]) -> None:
+    async def _guarded(self, one: KeptReplica, life: Awaitable[None]) -> None:
         """Run the care of a replica.
 
         A mistake of our own ends this controller, and not only that replica's care; a transient shortage ends neither.
@@ -145,17 +151,17 @@ class Replicas:
             self.say(f"{one.member.run}: tried again in {RETRY_S:g} s: {error}")
             one.task = asyncio.create_task(self._guarded(one, self._again(one)))
 
-    async def _again(self, one: Kept) -> None:
+    async def _again(self, one: KeptReplica) -> None:
         await asyncio.sleep(RETRY_S)
         await self._in_thread(one.links.close)
         self._take_over(one)
 
-    async def _launch(self, one: Kept) -> None:
+    async def _launch(self, one: KeptReplica) -> None:
         version = self.wanted.version(one.member.version)
         try:
             async with self.launching:
                 if not one.told.is_set():
-                    self.note(one, replace(one.member.facts, launch=Step.RUNNING))
+                    self.note(one, replace(one.member.facts, launch=ProcessStatus.RUNNING))
                     self.say(f"{one.member.run}: launching version {version.number}")
                     op = await self._in_thread(self.landing.begin, version, one.member)
                     cap = one.member.cap_micro_usd if op.rate else None
@@ -168,14 +174,14 @@ class Replicas:
                 return
             self.say(f"{one.member.run}: it was not launched: {error}")
             one.member = replace(one.member, why=str(error), ended_at=time.time())
-            self.note(one, replace(one.member.facts, launch=Step.FAILED, down=Step.SUCCEEDED))
+            self.note(one, replace(one.member.facts, launch=ProcessStatus.FAILED, down=ProcessStatus.SUCCEEDED))
             self._retire(one)
             return
         if not one.told.is_set():
-            self.note(one, replace(one.member.facts, launch=Step.SUCCEEDED))
+            self.note(one, replace(one.member.facts, launch=ProcessStatus.SUCCEEDED))
         await self._keep(one)
 
-    async def _keep(self, one: Kept) -> None:
+    async def _keep(self, one: KeptReplica) -> None:
         """Manage a replica from its hand-over to its end."""
         op = self._op(one)
         if op is not None and not one.told.is_set():
@@ -183,7 +189,7 @@ class Replicas:
                 port = one.member.port
                 way = self.landing.reach(op).forward(port if self.landing.vendor(op.vendor).is_here else 0, port)
                 near = await self._in_thread(one.links.enter_context, way)
-                one.replica = Replica(replica_id=one.member.run, url=f"http://127.0.0.1:{near}",
+                one.replica = Target(replica_id=one.member.run, url=f"http://127.0.0.1:{near}",
                                       version=one.member.version, key=self.landing.key_of(one.member.run))  # fmt: skip
                 await self._care(one)
             except SlipwayError as error:
@@ -193,7 +199,7 @@ class Replicas:
         await self._drain(one)
         await self._finish(one)
 
-    async def _care(self, one: Kept) -> None:
+    async def _care(self, one: KeptReplica) -> None:
         """Care for a replica until it is told to end."""
         cares = [asyncio.create_task(care(one)) for care in (self._probe, self._watch)]
         told = asyncio.create_task(one.told.wait())
@@ -206,7 +212,7 @@ class Replicas:
                 task.cancel()
             await asyncio.gather(told, *cares, return_exceptions=True)
 
-    async def _probe(self, one: Kept) -> None:
+    async def _probe(self, one: KeptReplica) -> None:
         assert one.replica is not None
         gone_asked_at = 0.0
         while True:
@@ -247,7 +253,7 @@ class Replicas:
             interval_s = asked.endpoint_probe_interval_seconds
             await asyncio.sleep(interval_s if facts.is_ready and found.passed else min(interval_s, YOUNG_S))
 
-    async def _watch(self, one: Kept) -> None:
+    async def _watch(self, one: KeptReplica) -> None:
         """Watch whether its engine still runs, and how far it has come, as its own agent says."""
         while True:
             op = self._op(one)
@@ -265,7 +271,7 @@ class Replicas:
                 return
             await asyncio.sleep(FATE_S if op and self.landing.vendor(op.vendor).is_here else FATE_THERE_S)
 
-    def _hear(self, one: Kept, stage: Stage) -> None:
+    def _hear(self, one: KeptReplica, stage: Stage) -> None:
         """Note what its pod has reported anew; an agent that has fallen silent reports nothing."""
         if stage.told_at != one.stage.told_at:
             facts = replica_states.told(one.member.facts, stage.engine_s, time.monotonic())
@@ -275,7 +281,7 @@ class Replicas:
             self.changed.set()
         one.stage = stage
 
-    async def _drain(self, one: Kept) -> None:
+    async def _drain(self, one: KeptReplica) -> None:
         """Wait until the gateway has had the last answer of it, or its time is over."""
         self.take_off()
         if one.drains and one.replica is not None:
@@ -283,11 +289,11 @@ class Replicas:
             while self.gateway.in_flight(one.replica) and time.monotonic() < until:
                 await asyncio.sleep(0.05)
 
-    async def _finish(self, one: Kept) -> None:
+    async def _finish(self, one: KeptReplica) -> None:
         """End it until nothing of it is left, with as many tries as it takes."""
         failures = 0
         while True:
-            self.note(one, replace(one.member.facts, down=Step.RUNNING))
+            self.note(one, replace(one.member.facts, down=ProcessStatus.RUNNING))
             try:
                 op = self._op(one)
                 if op is not None:
@@ -295,52 +301,56 @@ class Replicas:
                 break
             except SlipwayError as error:
                 self.say(f"{one.member.run}: {error}")
-                self.note(one, replace(one.member.facts, down=Step.FAILED))
+                self.note(one, replace(one.member.facts, down=ProcessStatus.FAILED))
                 failures += 1
                 await asyncio.sleep(BACKOFF.wait_s(failures))
         await self._in_thread(one.links.close)
         one.member = replace(one.member, ended_at=time.time())
-        self.note(one, replace(one.member.facts, down=Step.SUCCEEDED))
+        self.note(one, replace(one.member.facts, down=ProcessStatus.SUCCEEDED))
         self.say(f"{one.member.run}: ended, nothing of it runs")
         if one.has_failed:
             self._retire(one)
         else:
             self._drop(one)
 
-    def _retire(self, one: Kept) -> None:
+    def _retire(self, one: KeptReplica) -> None:
         """Drop it, and remember it for what went wrong."""
         self.past = [*self.past, one.member][-KEPT:]
         self._drop(one)
 
-    def _drop(self, one: Kept) -> None:
+    def _drop(self, one: KeptReplica) -> None:
         self.kept.pop(one.member.number, None)
         self.changed.set()
 
     def adopt(self, members: Sequence[Member]) -> None:
         """Take over what an earlier controller has left, and end what it did not know."""
         for member in members:
-            if member.facts.down is Step.SUCCEEDED:
+            if member.facts.down is ProcessStatus.SUCCEEDED:
                 self.past.append(member)
                 continue
-            self.kept[member.number] = Kept(member)
+            self.kept[member.number] = KeptReplica(member)
             self._take_over(self.kept[member.number])
         if self.kept:
             self.say(f"{self.name}: taking over {', '.join(one.member.run for one in self.kept.values())}")
 
-    def _take_over(self, one: Kept) -> None:
+    def _take_over(self, one: KeptReplica) -> None:
         """Take over a replica, whatever it was at when its care was cut off."""
         facts = replace(one.member.facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
         op = self._op(one)
-        if op is not None and facts.launch in (Step.SCHEDULED, Step.RUNNING) and op.state in (READY, LOST):
-            facts = replace(facts, launch=Step.SUCCEEDED)
+        if (
+            op is not None
+            and facts.launch in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING)
+            and op.state in (READY, LOST)
+        ):
+            facts = replace(facts, launch=ProcessStatus.SUCCEEDED)
         one.member = replace(one.member, facts=facts)
-        if op is None and facts.launch in (Step.SCHEDULED, Step.RUNNING):
+        if op is None and facts.launch in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING):
             self._drop(one)  # its pod was never asked for
             return
         if facts.down is not None:
             one.drains, one.has_failed = False, facts.app_failed or facts.is_late
             one.told.set()
-        elif facts.launch is not Step.SUCCEEDED:
+        elif facts.launch is not ProcessStatus.SUCCEEDED:
             self.end(one, "its launch was cut off", drains=False)
         one.task = asyncio.create_task(self._guarded(one, self._keep(one)))
 
@@ -352,7 +362,7 @@ class Replicas:
         ):
             await asyncio.sleep(0.01)
 
-    def note(self, one: Kept, facts: Facts) -> None:
+    def note(self, one: KeptReplica, facts: Facts) -> None:
         before = one.member.state
         one.member = replace(one.member, facts=facts)
         if one.member.state is not before:
@@ -361,7 +371,7 @@ class Replicas:
     def members(self) -> list[Member]:
         return sorted([*self.past, *(one.member for one in self.kept.values())], key=lambda one: one.number)
 
-    def _op(self, one: Kept) -> Op | None:
+    def _op(self, one: KeptReplica) -> Op | None:
         return next(reversed(self.journal.ops(run=one.member.run)), None)
 
     async def _in_thread(self, work: Callable[..., T], *words: Any) -> T:

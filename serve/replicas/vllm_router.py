@@ -25,9 +25,9 @@ from infra.agent.shortage import is_shortage
 from infra.errors import SlipwayError
 from infra.units import duration
 from serve.gateway.access import AccessLog
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.keys import Keys
-from serve.gateway.routing import Replica
+from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
 from serve.replicas.probe import counters
 
@@ -45,7 +45,7 @@ class Routed(Gateway):
 
     def __init__(
         self,
-        limits: Limits,
+        limits: GatewayLimits,
         keys: Keys,
         access: AccessLog | None,
         *,
@@ -57,13 +57,13 @@ class Routed(Gateway):
     ) -> None:
         super().__init__(limits, keys, access)
         self._python, self._policy, self._key, self._log, self._say = python, policy, key, log, say
-        self._wanted: list[Replica] = []
-        self._leaving: dict[Replica, int] = {}  # how often it was seen idle since
+        self._wanted: list[Target] = []
+        self._leaving: dict[Target, int] = {}  # how often it was seen idle since
         self._changed, self._told = asyncio.Event(), asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
     @property
-    def replicas(self) -> list[Replica]:
+    def replicas(self) -> list[Target]:
         return list(self._wanted)
 
     async def start(self, host: str, port: int) -> int:
@@ -80,7 +80,7 @@ class Routed(Gateway):
             raise SlipwayError(f"{NAME} did not come up in {duration(START_S)}; its log: {self._log}") from None
         return await super().start(host, port)
 
-    def replace(self, replicas: Iterable[Replica]) -> None:
+    def replace(self, replicas: Iterable[Target]) -> None:
         wanted = list(dict.fromkeys(replicas))
         for gone in [one for one in self._wanted if one not in wanted]:
             self._leaving[gone] = 0
@@ -89,7 +89,7 @@ class Routed(Gateway):
         self._wanted = wanted
         self._changed.set()
 
-    def in_flight(self, replica: Replica) -> int:
+    def in_flight(self, replica: Target) -> int:
         """Return 1 until it is known to have none: the router does not report on a worker that it forgot."""
         return int(replica in self._leaving or replica in self._wanted)
 
@@ -151,7 +151,7 @@ class Routed(Gateway):
         if wanted and (known & wanted or any(added)):
             # As often as a request may be tried: the router may choose another worker the next time.
             seats = range(self.limits.tries)
-            mine = [Replica(replica_id=f"{NAME}-{number}", url=url, key=self._key) for number in seats]
+            mine = [Target(replica_id=f"{NAME}-{number}", url=url, key=self._key) for number in seats]
             if super().replicas != mine:
                 super().replace(mine)
         self._told.set()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from store import local_files
 from store.artifacts.folder_store import FolderStore
-from store.backends.backend import Entry, Place
+from store.backends.backend import Backend, ListedFile
 from store.manifest import FileEntry, Manifest, StoreError, kept_name
 
 
@@ -28,7 +28,7 @@ class Mirror:
         self.store = FolderStore(str(root.absolute()))
         self.root = Path(os.path.realpath(root))
 
-    def bring(self, manifest: Manifest, place: Place, at: str, there: Mapping[str, Entry]) -> Path:
+    def bring(self, manifest: Manifest, place: Backend, at: str, there: Mapping[str, ListedFile]) -> Path:
         """Return a folder with the artifact's files, each verified; download it when it is missing.
 
         Raises StoreError.
@@ -54,7 +54,9 @@ class Mirror:
                     shutil.copyfile(folder / entry.path, target)
             self.store.adopt(draft, _kept(manifest), replaces=True)
 
-    def _bring_all(self, manifest: Manifest, draft: Path, place: Place, at: str, there: Mapping[str, Entry]) -> None:
+    def _bring_all(
+        self, manifest: Manifest, draft: Path, place: Backend, at: str, there: Mapping[str, ListedFile]
+    ) -> None:
         wanted = {draft / entry.path for entry in manifest.files}
         for path in [path for path in draft.rglob("*") if path.is_file() and path not in wanted]:
             path.unlink()  # of another try for the same name
@@ -77,7 +79,9 @@ class Mirror:
         with local_files.held(f"{draft}.lock"):
             yield draft
 
-    def _bring(self, file: FileEntry, name: str, path: Path, place: Place, at: str, there: Mapping[str, Entry]) -> None:
+    def _bring(
+        self, file: FileEntry, name: str, path: Path, place: Backend, at: str, there: Mapping[str, ListedFile]
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(2):  # what an earlier try has left may be of another file: then all of it is brought
             digest = hashlib.sha256()

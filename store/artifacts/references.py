@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from store import outside
-from store.backends.backend import Place
+from store.backends.backend import Backend
 from store.backends.by_uri import open_place
 from store.manifest import BY_FINGERPRINT, Artifact, StoreError, check_name, kept_name, kind_of
 
@@ -117,7 +117,7 @@ def _file(name: str) -> str:
     return f"{FOLDER}/{check_name(name)}.json"
 
 
-def _read(place: Place, name: str) -> Reference | None:
+def _read(place: Backend, name: str) -> Reference | None:
     """Return the lease in that file, or None for one that was ended meanwhile."""
     try:
         said = outside.mapping(place.small(name))

@@ -16,7 +16,7 @@ from typing import Any
 
 from store import outside
 from store.artifacts.local_copies import Mirror
-from store.backends.backend import Copy, Entry, Place
+from store.backends.backend import Backend, Copy, ListedFile
 from store.manifest import (
     MANIFEST,
     MISSING,
@@ -42,7 +42,7 @@ RUNS = "runs/"  # what runs at work leave there is no artifact
 
 
 class RemoteStore:
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Backend) -> None:
         self.place, self.uri = place, place.uri
 
     def publish(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any], flat: bool) -> None:
@@ -72,7 +72,7 @@ class RemoteStore:
         except OSError as error:
             raise StoreError(f"writing {name} to {self.uri}: {error}") from error
 
-    def _write(self, folder: Path, sources: list[str], manifest: Manifest, there: Mapping[str, Entry]) -> Manifest:
+    def _write(self, folder: Path, sources: list[str], manifest: Manifest, there: Mapping[str, ListedFile]) -> Manifest:
         where = places(manifest.name)[0]
         manifest = replace(manifest, files=tuple(self._entry(folder / path, path) for path in sources))
         new = {manifest.place(path): folder / path for path in sources}
@@ -102,7 +102,7 @@ class RemoteStore:
         except (OSError, ValueError) as error:
             raise StoreError(f"{name} in {self.uri}: {error}") from error
 
-    def _kept(self, name: str, fingerprint: str, there: Mapping[str, Entry]) -> Manifest:
+    def _kept(self, name: str, fingerprint: str, there: Mapping[str, ListedFile]) -> Manifest:
         """Return the manifest of an artifact under its fingerprint; copy it there when it lies under a name alone.
 
         Raises StoreError.
@@ -120,7 +120,7 @@ class RemoteStore:
             else self._copy(source, replace(source, name=kept, flat=False), places(kept)[0], there)
         )
 
-    def _copy(self, source: Manifest, target: Manifest, where: str, there: Mapping[str, Entry]) -> Manifest:
+    def _copy(self, source: Manifest, target: Manifest, where: str, there: Mapping[str, ListedFile]) -> Manifest:
         """Make one artifact out of another where they lie; its manifest, which comes last."""
         now = self.place.listing()
         old = {entry.path: source.place(entry.path) for entry in source.files}
@@ -178,7 +178,7 @@ class RemoteStore:
         at = self.place.pin()
         return self._look(check_name(name), self.place.listing(at=at), at, deep)
 
-    def _look(self, name: str, there: Mapping[str, Entry], at: str = "", deep: bool = False) -> Artifact:
+    def _look(self, name: str, there: Mapping[str, ListedFile], at: str = "", deep: bool = False) -> Artifact:
         for manifest in places(name):
             if manifest in there:
                 return self._verified(manifest, there, at, deep)
@@ -189,7 +189,7 @@ class RemoteStore:
         at = self.place.pin()
         return self._find(name, fingerprint, self.place.listing(at=at), at)
 
-    def _find(self, name: str, fingerprint: str, there: Mapping[str, Entry], at: str) -> tuple[Artifact, str]:
+    def _find(self, name: str, fingerprint: str, there: Mapping[str, ListedFile], at: str) -> tuple[Artifact, str]:
         names = [name_at(one) for one in there if is_manifest(one) and not is_hidden(one) and not one.startswith(RUNS)]
         return choose(name, fingerprint, lambda one: self._look(one, there, at), lambda: names)
 
@@ -222,7 +222,7 @@ class RemoteStore:
                 digest.update(chunk)
         return FileEntry(path, source.stat().st_size, digest.hexdigest(), self.place.version_of(source))
 
-    def _files_of(self, where: str, there: Mapping[str, Entry]) -> list[str]:
+    def _files_of(self, where: str, there: Mapping[str, ListedFile]) -> list[str]:
         """Return the files of the artifact that is there now; a damaged manifest names none that could be removed."""
         if where not in there:
             return []
@@ -242,7 +242,7 @@ class RemoteStore:
                 raise StoreError(f"{self.uri}: {manifest.place(entry.path)} reads back otherwise; publish it again")
 
     def _put_one_by_one(
-        self, new: Mapping[str, Path], gone: list[str], where: str, manifest: Manifest, there: Mapping[str, Entry]
+        self, new: Mapping[str, Path], gone: list[str], where: str, manifest: Manifest, there: Mapping[str, ListedFile]
     ) -> Manifest:
         """Upload the files one by one; return the manifest as it is there, with the version of each file."""
         due = []
@@ -272,7 +272,7 @@ class RemoteStore:
 
     # Reading.
 
-    def _verified(self, where: str, there: Mapping[str, Entry], at: str, deep: bool) -> Artifact:
+    def _verified(self, where: str, there: Mapping[str, ListedFile], at: str, deep: bool) -> Artifact:
         name = name_at(where)
         try:
             manifest = self._read(where, at)
@@ -288,7 +288,9 @@ class RemoteStore:
         wrong = [problem for problem in problems if problem]
         return manifest.artifact("; ".join(wrong[:3]))
 
-    def _problem(self, manifest: Manifest, file: FileEntry, there: Mapping[str, Entry], at: str, deep: bool) -> str:
+    def _problem(
+        self, manifest: Manifest, file: FileEntry, there: Mapping[str, ListedFile], at: str, deep: bool
+    ) -> str:
         path = manifest.place(file.path)
         entry = there.get(path)
         if entry is None:
@@ -305,7 +307,7 @@ class RemoteStore:
         return Manifest.from_json(self.place.small(where, at))
 
 
-def _refuse_overlap(uri: str, name: str, flat: bool, there: Mapping[str, Entry]) -> None:
+def _refuse_overlap(uri: str, name: str, flat: bool, there: Mapping[str, ListedFile]) -> None:
     """Raise StoreError when one artifact would lie inside another: it would be replaced with it."""
     parts, other = name.split("/"), places(name)[not flat]
     clash = [other] if other in there else []

@@ -1,6 +1,6 @@
 """The storage interface: names, bytes, and what a backend can promise about them.
 
-`Place` is one folder, bucket or repository; under it there are files by relative name. Everything above works through
+`Backend` is one folder, bucket or repository; under it there are files by relative name. Everything above works through
 these verbs. Backends differ in three flags, not in exceptions: whether many files change at once (`is_atomic`), whether
 a write can be made to depend on what it replaces (`compares_and_sets`), and whether it is of this machine.
 """
@@ -24,7 +24,7 @@ class NotSmall(StoreError, ValueError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedFile:
     """One file as its place lists it."""
 
     size: int
@@ -46,7 +46,7 @@ class Copy:
 Source = Path | bytes | Copy  # a file of this machine, the bytes themselves, or a file of the same place
 
 
-class Place(ABC):
+class Backend(ABC):
     is_atomic = False
     """All that one `put` changes is seen at once, or not at all."""
     compares_and_sets = False
@@ -60,7 +60,7 @@ class Place(ABC):
         return ""
 
     @abstractmethod
-    def listing(self, under: str = "", at: str = "") -> dict[str, Entry]:
+    def listing(self, under: str = "", at: str = "") -> dict[str, ListedFile]:
         """Return every file at or below the folder `under`, by name; {} where there is none. Raises StoreError."""
 
     @abstractmethod

@@ -3,13 +3,13 @@
 import re
 
 from store import credentials
-from store.backends.backend import Place
+from store.backends.backend import Backend
 from store.backends.folder import Folder
 from store.manifest import NoStore
 from store.patience import clean
 
 
-def open_place(uri: str) -> Place:
+def open_place(uri: str) -> Backend:
     """Return the backend for a URI, by its scheme, touching nothing. Raises NoStore when no backend speaks to it.
 
     What else fsspec speaks is refused here, before anything runs: its clients are in no environment of ours, nor on a

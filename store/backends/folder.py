@@ -7,23 +7,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from store import local_files, outside
-from store.backends.backend import PART_BYTES, Copy, Entry, Place, Source
+from store.backends.backend import PART_BYTES, Backend, Copy, ListedFile, Source
 from store.manifest import StoreError
 
 
-class Folder(Place):
+class Folder(Backend):
     def __init__(self, uri: str) -> None:
         super().__init__(uri)
         self.root = os.path.realpath(uri.removeprefix("file://"))
 
-    def listing(self, under: str = "", at: str = "") -> dict[str, Entry]:
+    def listing(self, under: str = "", at: str = "") -> dict[str, ListedFile]:
         found = {}
         for here, _, files in os.walk(os.path.join(self.root, under)):
             for one in files:
                 path = os.path.join(here, one)
                 with contextlib.suppress(FileNotFoundError):  # it went while we looked
                     if stat.S_ISREG((seen := os.lstat(path)).st_mode):
-                        found[os.path.relpath(path, self.root)] = Entry(seen.st_size)
+                        found[os.path.relpath(path, self.root)] = ListedFile(seen.st_size)
         return dict(sorted(found.items()))
 
     def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from store.backends.backend import Copy, Entry, Place, Source
+from store.backends.backend import Backend, Copy, ListedFile, Source
 from store.manifest import NoStore
 
 
-class Other(Place):
+class Other(Backend):
     def __init__(self, uri: str) -> None:
         super().__init__(uri)
         from fsspec.core import url_to_fs
@@ -18,10 +18,12 @@ class Other(Place):
             raise NoStore(f"store {uri}: {error}") from None
         self._root = root.rstrip("/")
 
-    def listing(self, under: str = "", at: str = "") -> dict[str, Entry]:
+    def listing(self, under: str = "", at: str = "") -> dict[str, ListedFile]:
         self._fs.invalidate_cache()
         found = self._fs.find(f"{self._root}/{under}".rstrip("/"), detail=True)
-        return {path.removeprefix(f"{self._root}/"): Entry(int(info["size"])) for path, info in sorted(found.items())}
+        return {
+            path.removeprefix(f"{self._root}/"): ListedFile(int(info["size"])) for path, info in sorted(found.items())
+        }
 
     def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:
         self._fs.invalidate_cache()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from store import credentials
-from store.backends.backend import PART_BYTES, Copy, Entry, Place, Source
+from store.backends.backend import PART_BYTES, Backend, Copy, ListedFile, Source
 from store.manifest import Denied, NoStore, StoreError
 from store.patience import Again, Conflict, Patience, clean
 
@@ -30,7 +30,7 @@ TRIES = 8  # of a commit, when others commit at the same time
 _URI = re.compile(r"hf://(?:(datasets|models|spaces)/)?([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.*))?")
 
 
-class Repository(Place):
+class Repository(Backend):
     is_atomic = True
     compares_and_sets = True
 
@@ -70,10 +70,10 @@ class Repository(Place):
     def _head(self) -> str:
         return str(self._api.repo_info(**self._where, revision=self.revision).sha)
 
-    def listing(self, under: str = "", at: str = "") -> dict[str, Entry]:
+    def listing(self, under: str = "", at: str = "") -> dict[str, ListedFile]:
         folder = f"{self.prefix}{under}".rstrip("/")
 
-        def ask() -> dict[str, Entry]:
+        def ask() -> dict[str, ListedFile]:
             from huggingface_hub.hf_api import RepoFile
 
             words = {"path_in_repo": folder} if folder else {}
@@ -83,7 +83,7 @@ class Repository(Place):
                 name = one.path.removeprefix(self.prefix)
                 if isinstance(one, RepoFile) and one.path.startswith(self.prefix) and one.path != ".gitattributes":
                     digest = one.lfs.sha256 if one.lfs else ""
-                    found[name] = Entry(one.size, digest or one.blob_id, digest)
+                    found[name] = ListedFile(one.size, digest or one.blob_id, digest)
             return found
 
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from store import credentials
-from store.backends.backend import PART_BYTES, Copy, Entry, Place, Source
+from store.backends.backend import PART_BYTES, Backend, Copy, ListedFile, Source
 from store.manifest import Denied, NoStore, StoreError
 from store.patience import Again, Conflict, Patience, clean
 
@@ -35,7 +35,7 @@ WRITES = {
 HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_ENDPOINT_URL for another service than AWS)"
 
 
-class Bucket(Place):
+class Bucket(Backend):
     compares_and_sets = True
 
     def __init__(self, uri: str, patience: Patience | None = None, part_bytes: int = PART_BYTES) -> None:
@@ -57,24 +57,24 @@ class Bucket(Place):
         except ImportError as error:
             raise NoStore(f"store {self.uri}: {error}") from None
 
-    def listing(self, under: str = "", at: str = "") -> dict[str, Entry]:
+    def listing(self, under: str = "", at: str = "") -> dict[str, ListedFile]:
         prefix = f"{self.prefix}{under}/" if under else self.prefix
-        found: dict[str, Entry] = {}
+        found: dict[str, ListedFile] = {}
         more: dict[str, Any] = {}
         while True:
             page = self._ask(f"listing {under or 'it'}", "list_objects_v2", Prefix=prefix, **more)
             for one in page.get("Contents", ()):
                 name = one["Key"].removeprefix(self.prefix)
                 if not name.endswith("/"):  # what some tools leave to stand for a folder
-                    found[name] = Entry(one["Size"], one["ETag"])
+                    found[name] = ListedFile(one["Size"], one["ETag"])
             if not page.get("IsTruncated"):
                 return found
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> ListedFile:
         """Return the entry of one file. Raises FileNotFoundError, StoreError."""
         found = self._ask("looking at it", "head_object", Key=self.prefix + name)
-        return Entry(found["ContentLength"], found["ETag"])
+        return ListedFile(found["ContentLength"], found["ETag"])
 
     def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:
         def read() -> bytes:

@@ -18,7 +18,7 @@ from store.backends.backend import NotSmall
 from store.backoff import Backoff
 from store.manifest import StoreError
 from store.patience import StoreAway
-from store.run_sync.run_folder import ACKNOWLEDGED, LOG, Checkpoint, Damaged, RunFolder, by_folder, step_of
+from store.run_sync.run_folder import ACKNOWLEDGED, LOG, Damaged, ListedCheckpoint, RunFolder, by_folder, step_of
 
 TRIES, BACKOFF = 6, Backoff(first_s=1.0, longest_s=32.0)
 EARLIER = "state/earlier"  # logs of an earlier pod that this one had begun before they came
@@ -59,7 +59,7 @@ class Fetch:
         makings: by step, the name and fingerprint of its artifact and the store that it goes to.
         """
         self.root, self.folder, self.makings, self.emit, self.say = root, folder, makings, emit, say
-        self.checkpoints: dict[str, Checkpoint] = {}  # by name
+        self.checkpoints: dict[str, ListedCheckpoint] = {}  # by name
         self.damaged: list[str] = []
 
     def run(self) -> None:

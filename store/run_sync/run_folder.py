@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from store import local_files, outside
-from store.backends.backend import PART_BYTES, Entry, NotSmall, Source
+from store.backends.backend import PART_BYTES, ListedFile, NotSmall, Source
 from store.backends.by_uri import open_place
 from store.manifest import FileEntry, StoreError, check_name, entry_of, is_harmless
 
@@ -39,7 +39,7 @@ class Damaged(StoreError):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class ListedCheckpoint:
     """A checkpoint as its manifest describes it."""
 
     raw: bytes
@@ -48,7 +48,7 @@ class Checkpoint:
     files: tuple[FileEntry, ...]
 
     @staticmethod
-    def parse(raw: bytes, folder: str) -> "Checkpoint":
+    def parse(raw: bytes, folder: str) -> "ListedCheckpoint":
         """Return the checkpoint that a manifest describes; `folder` is its name, `step-...`.
 
         Raises Damaged when it is no manifest of that step with harmless paths.
@@ -67,13 +67,13 @@ class Checkpoint:
             raise Damaged("its manifest lists no file, one twice, or itself")
         if not _STEP.fullmatch(folder) or step != step_of(folder):
             raise Damaged(f"its manifest is of step {step}")
-        return Checkpoint(raw, phase, step, files)
+        return ListedCheckpoint(raw, phase, step, files)
 
     @staticmethod
-    def of(folder: Path) -> "Checkpoint":
+    def of(folder: Path) -> "ListedCheckpoint":
         """Return the checkpoint in a folder of this machine. Raises FileNotFoundError when it is gone, Damaged."""
         try:
-            return Checkpoint.parse(outside.content(folder / MANIFEST), folder.name)
+            return ListedCheckpoint.parse(outside.content(folder / MANIFEST), folder.name)
         except outside.Unreadable as error:
             raise Damaged(f"its manifest cannot be read ({error})") from None
 
@@ -135,7 +135,7 @@ class RunFolder:
         One that is there and whole stays as it is. Raises Damaged when the one here is, FileNotFoundError when it has
         been tidied away meanwhile.
         """
-        checkpoint, manifest = Checkpoint.of(folder), self._at(f"{name}/{MANIFEST}")
+        checkpoint, manifest = ListedCheckpoint.of(folder), self._at(f"{name}/{MANIFEST}")
         if f"{name}/{MANIFEST}" in self.names():
             if not self.problem(name):
                 return
@@ -162,7 +162,7 @@ class RunFolder:
                 self._place.put({}, [manifest])
                 raise StoreError(f"{self.uri}: {name}: {file.path} is not listed with its {file.size} bytes")
 
-    def get_checkpoint(self, name: str, folder: Path, told: Callable[[int, int], object]) -> Checkpoint:
+    def get_checkpoint(self, name: str, folder: Path, told: Callable[[int, int], object]) -> ListedCheckpoint:
         """Bring a checkpoint here, whole or not at all. Raises Damaged. `told`: bytes so far, and in all."""
         at = self._place.pin()
         checkpoint = self._manifest(name, at)
@@ -200,7 +200,7 @@ class RunFolder:
             return str(error)
         return ""
 
-    def manifest(self, name: str) -> Checkpoint:
+    def manifest(self, name: str) -> ListedCheckpoint:
         """Return what a checkpoint's manifest says; nothing is verified. Raises Damaged."""
         return self._manifest(name, "")
 
@@ -223,17 +223,17 @@ class RunFolder:
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _listing(self) -> dict[str, Entry]:
+    def _listing(self) -> dict[str, ListedFile]:
         return self._place.listing(self._root)
 
-    def _manifest(self, name: str, at: str) -> Checkpoint:
+    def _manifest(self, name: str, at: str) -> ListedCheckpoint:
         try:
             raw = self._place.small(self._at(f"{name}/{MANIFEST}"), at)
         except FileNotFoundError:
             raise Damaged("it has no manifest") from None
         except NotSmall as error:
             raise Damaged(str(error)) from None
-        return Checkpoint.parse(raw, name.rpartition("/")[2])
+        return ListedCheckpoint.parse(raw, name.rpartition("/")[2])
 
     def _is_there(self, path: str, file: FileEntry, at: str = "") -> bool:
         """Tell whether the store has that very content, every byte of it read."""
@@ -261,9 +261,9 @@ def _spool(pieces: Iterable[bytes], path: Path) -> tuple[Source, str]:
     return path, digest.hexdigest()
 
 
-def check_files(folder: Path) -> Checkpoint:
+def check_files(folder: Path) -> ListedCheckpoint:
     """Return a checkpoint of this machine, every byte read. Raises Damaged, FileNotFoundError."""
-    checkpoint = Checkpoint.of(folder)
+    checkpoint = ListedCheckpoint.of(folder)
     for file in checkpoint.files:
         try:
             _check(outside.within(folder, file.path), file)

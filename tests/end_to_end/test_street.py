@@ -370,6 +370,18 @@ def test_a_few_random_kills_lose_nothing(world, done):
     killed_at_random(world, done[0], kills=5, seed=seeds.seed())
 
 
+def test_what_somebody_removed_while_the_run_was_cut_off_is_made_again(ready):
+    world = ready
+    world.json("launch", "--phase", "mid", "--yes", "--detach")
+    until(lambda: world.steps_at_work() == ["mid"], "base is done")
+    for pid in world.processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    world.lose("base_checkpoints")
+    result = world.json("launch", "--phase", "mid", "--yes")
+    assert result["state"] == "succeeded" and {"base", "mid"} <= set(result["ran"])
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_fifty_random_kills_lose_nothing(world, done):

@@ -24,9 +24,9 @@ from infra.agent import environment
 from infra.agent.process import Identity, find, is_alive
 from infra.ledger.journal import Journal
 from infra.rehearsal import attach
-from serve.load import Heard, Load, ask
+from serve.load import Heard, LoadTest, ask
 from serve.policy.replica_states import State
-from serve.policy.service_state import Seen, seen_of
+from serve.policy.service_state import ServiceRecord, seen_of
 from tests.end_to_end.test_street_ssh import with_machines
 from tests.hosts import loopback
 from tests.serve.engine.test_engines import model as sized_model
@@ -70,7 +70,7 @@ class Place:
     def journal(self) -> Journal:
         return Journal.open(self.world.environ["SLIPWAY_STATE_FILE"], {**os.environ, **self.world.environ})
 
-    def seen(self, name: str) -> Seen:
+    def seen(self, name: str) -> ServiceRecord:
         with self.journal() as journal:
             row = journal.service(name)
         assert row is not None
@@ -129,7 +129,7 @@ def say(url: str, **more) -> tuple[str, str]:
 class Traffic:
     """Streams that are asked one after another by several clients at once, until the block ends."""
 
-    load: Load
+    load: LoadTest
     clients: int = 4
     heard: list[Heard] = field(default_factory=list)
 
@@ -255,7 +255,7 @@ def test_engines_that_die_and_a_new_version_cost_no_request(place, plane):
     config = place.config(slipway={"data_plane": plane})
     url = place.up("demo", place.model("A", token_s=0.01, worker=True), "--config", config)["endpoint"]
     workers = until(lambda: len(found := place.workers("demo")) == 2 and found, "the workers of both", GUARD_S)
-    load = Load(url=url, model="demo", rate=1, duration_s=1, max_tokens=8)
+    load = LoadTest(url=url, model="demo", rate=1, duration_s=1, max_tokens=8)
     with Traffic(load) as traffic:
         before = place.engines("demo")
         os.kill(before["demo-0"], signal.SIGKILL)
@@ -461,7 +461,7 @@ def test_an_engine_that_hangs_is_taken_out_and_replaced_and_all_change_at_once(p
     until(lambda: serving(place) == {1, 2}, "a replacement", GUARD_S)
     assert "no token in 1 s" in place.world.inv("serve.status", "demo", "--all")
 
-    with Traffic(Load(url=url, model="demo", rate=1, duration_s=1, max_tokens=2)) as traffic:
+    with Traffic(LoadTest(url=url, model="demo", rate=1, duration_s=1, max_tokens=2)) as traffic:
         after = place.up("demo", place.model("B"), "--mode", "blue_green")
         traffic.await_more(8)
     assert not traffic.failures() and after["versions"] == [2] and serving(place) == {3, 4}

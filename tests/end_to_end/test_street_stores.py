@@ -45,7 +45,7 @@ def environ(kind: str, request: pytest.FixtureRequest) -> tuple[str, dict[str, s
     if kind == "s3":
         server: stores.S3 = request.getfixturevalue("s3")
         return uri, {**CACHES, **stores.KEY, "AWS_ENDPOINT_URL": server.url}
-    served: hubs.FakeHub = request.getfixturevalue("hub")
+    served: hubs.RepositoryHub = request.getfixturevalue("hub")
     return uri, {**CACHES, "HF_ENDPOINT": served.url, "HF_TOKEN": stores.TOKEN}
 
 

@@ -195,7 +195,7 @@ def test_a_training_killed_with_its_pod_ends_with_the_same_parameters(inputs, tm
             step = replace(step, words=("-m", "trainer", "base"))
             pod = pods.new(step, environ={"OMP_NUM_THREADS": "1"})
             if kills:
-                with (pod.pod.code / "trainer" / "checkpoint.py").open("a") as file:
+                with (pod.pod.code / "trainer" / "checkpoints" / "checkpoint.py").open("a") as file:
                     file.write(HOLD)
                 pod.start()
                 saved = f"work/checkpoints/base-{'f' * 12}/step-000000020"

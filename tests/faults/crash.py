@@ -22,7 +22,7 @@ from typing import Any
 
 from infra.errors import SlipwayError
 from infra.ledger.journal import Held, Journal, JournalError, Op
-from infra.ledger.reconcile import Done, reconcile
+from infra.ledger.reconcile import Reconciled, reconcile
 from infra.names import new_token
 from infra.providers import Market
 from infra.records import Offer
@@ -78,7 +78,7 @@ class Renting:
 
     rent: Callable[..., Op] = pods.rent
     end: Callable[..., Op] = pods.end
-    reconcile: Callable[..., Done] = reconcile
+    reconcile: Callable[..., Reconciled] = reconcile
     watched: Callable[[Path, Mapping[str, str], Points], Any] = WatchedJournal.at
 
     def open(self, path: Path, environ: Mapping[str, str]) -> Any:

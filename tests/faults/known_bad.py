@@ -13,7 +13,7 @@ from infra.agent.limits import Clocks, read_clocks
 from infra.errors import Ambiguous, SlipwayError
 from infra.ledger.journal import Held, Journal, Lease, Op, Taken
 from infra.ledger.life_cycle import TERMINATING, UNKNOWN, after
-from infra.ledger.reconcile import Clock, Done, Listing, decide, reconcile
+from infra.ledger.reconcile import Clock, Listing, Reconciled, decide, reconcile
 from infra.providers import Market
 from infra.records import Pod
 from infra.runs import pods
@@ -156,7 +156,7 @@ def rent_and_forget(vendor: Market, *words: Any, **named: Any) -> Op:
 PATIENCE_S = 900
 
 
-def give_up_deleting(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Done:
+def give_up_deleting(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
     """What could not be deleted for a quarter of an hour counts as gone."""
     done = reconcile(vendor, journal, clock)
     for op in journal.ops(live=True):
@@ -165,7 +165,7 @@ def give_up_deleting(vendor: Market, journal: Journal, clock: Clock = read_clock
     return done
 
 
-def believe_silence(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Done:
+def believe_silence(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
     """What a listing does not show is gone, at once."""
     with contextlib.suppress(SlipwayError):
         listed = {pod.token for pod in vendor.list()}
@@ -175,7 +175,7 @@ def believe_silence(vendor: Market, journal: Journal, clock: Clock = read_clocks
     return reconcile(vendor, journal, clock)
 
 
-def read_rows_first(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Done:
+def read_rows_first(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
     """The rows, then the listing; and what has no row is deleted."""
     with contextlib.suppress(Held):
         rows = [op for op in journal.ops() if op.vendor == vendor.name]
@@ -186,11 +186,11 @@ def read_rows_first(vendor: Market, journal: Journal, clock: Clock = read_clocks
             if pod.token.startswith(prefix) and pod.token not in known:
                 with contextlib.suppress(SlipwayError):
                     vendor.delete(pod.pod_id)
-        return Done(tuple(decide(rows, listing, prefix=prefix, settle_s=vendor.settle_s)), ())
-    return Done((), ())
+        return Reconciled(tuple(decide(rows, listing, prefix=prefix, settle_s=vendor.settle_s)), ())
+    return Reconciled((), ())
 
 
-def forget_that_rows_were_lost(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Done:
+def forget_that_rows_were_lost(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
     """What has no row is nobody's, and goes."""
     journal.replaced = None
     return reconcile(vendor, journal, clock)
@@ -213,4 +213,4 @@ class Forgetting(Renting):
 
 @dataclass(frozen=True)
 class RowsFirst(Renting):
-    reconcile: Callable[..., Done] = read_rows_first
+    reconcile: Callable[..., Reconciled] = read_rows_first

@@ -94,7 +94,7 @@ class Office:
                 # One name for all, or one target under several.
                 request, job = order(self.vendor_name, f"run-{one}" if one % 2 else f"run-{one}-{number}")
                 try:
-                    row = pods.Row(target=f"target-{one}", store="s")
+                    row = pods.RowDraft(target=f"target-{one}", store="s")
                     op = self.renting.rent(vendor, request, chance.choice(self.offers), job, journal, row)
                     tell("won", f"{one} {op.token}")
                 except Taken as taken:

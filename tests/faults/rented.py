@@ -18,7 +18,7 @@ from infra.agent.job import Job, Limits
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import BOOTING, LOST, READY
-from infra.ledger.reconcile import Done
+from infra.ledger.reconcile import Reconciled
 from infra.providers import Market
 from infra.providers.json_api import JsonApi
 from infra.providers.lium import Lium
@@ -224,7 +224,7 @@ def is_settled(op: Op) -> bool:
     return not op.is_live or op.state in (BOOTING, READY, LOST)
 
 
-def hold_still(rows: list[Op], done: Done) -> bool:
+def hold_still(rows: list[Op], done: Reconciled) -> bool:
     """Whether a sweep found nothing to do."""
     return not done.problems and not done.actions and all(map(is_settled, rows))
 

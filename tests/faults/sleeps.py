@@ -203,7 +203,7 @@ class Trial:
         vendor = self.vendor()
         request, job = order(self.vendor_name, RUN)
         op = pods.rent(
-            vendor, request, vendor.offers(request)[0], job, journal, pods.Row(store=str(self.folder / "store"))
+            vendor, request, vendor.offers(request)[0], job, journal, pods.RowDraft(store=str(self.folder / "store"))
         )
         op = journal.note(journal.advance(op, "armed"), address="ssh://root@127.0.0.1:1/nowhere", last_seen_at=1)
         vendor.delete(op.remote_id or "")

@@ -75,7 +75,7 @@ def test_of_each_tool_it_is_said_what_is_done_with_it(tmp_path, monkeypatch):
 
 @pytest.mark.process
 def test_who_asks_for_wandb_is_told_before_a_launch_what_it_lacks(tmp_path):
-    def told(*lines: str, **asked: str) -> list[doctor.Finding]:
+    def told(*lines: str, **asked: str) -> list[doctor.DoctorLine]:
         group = "".join(f'    "{line}",\n' for line in lines)
         (tmp_path / "pyproject.toml").write_text(f"[dependency-groups]\ntrain = [\n{group}]\n")
         return doctor.tracking(tmp_path, Settings.load(tmp_path, environ=asked))

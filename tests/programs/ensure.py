@@ -8,7 +8,7 @@ from pathlib import Path
 from infra.agent import environment, packages
 
 name, code, cache, torch = sys.argv[1:]
-carried = packages.Carried(**json.loads(os.environ.get("CARRIED", "{}")))
+carried = packages.CarriedSources(**json.loads(os.environ.get("CARRIED", "{}")))
 try:
     print(environment.ensure(name, Path(code), Path(cache), torch, lambda text: print(text, file=sys.stderr), carried))
 except environment.EnvironmentFailed as error:

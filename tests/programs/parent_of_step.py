@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from infra import train_env as inside
-from infra.interrupts import Told, heed
+from infra.interrupts import ToldToLeave, heed
 
 with heed():
     try:
@@ -16,5 +16,5 @@ with heed():
                 print(one["pid"], flush=True)
                 if "busy" in sys.argv:
                     signal.pause()
-    except Told as told:
+    except ToldToLeave as told:
         sys.exit(told.exit_code)

@@ -23,6 +23,8 @@ class Stops(Local):
 
 
 local, request = Stops(Path(sys.argv[1])), Request(run="a-1")
-pods.rent(local, request, local.offers(request)[0], Job("", "", ()), Journal.open(), pods.Row(target="t", store="s"))
+pods.rent(
+    local, request, local.offers(request)[0], Job("", "", ()), Journal.open(), pods.RowDraft(target="t", store="s")
+)
 print("stopped", flush=True)
 sys.stdin.read()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from store.run_sync.run_folder import Checkpoint, check_files
+from store.run_sync.run_folder import ListedCheckpoint, check_files
 
 SOURCE = Path(__file__).parents[2] / "sdk" / "slipway" / "checkpoint.py"
 spec = importlib.util.spec_from_file_location("slipway_checkpoint", SOURCE)
@@ -32,7 +32,7 @@ def test_the_newest_are_kept_and_the_courier_can_read_them(tmp_path):
     assert saver.steps() == [6, 7, 8] and saver.load_latest() == ({"sum": 8}, 8)
     folder = tmp_path / "checkpoints" / "count" / "step-000000008"
     check_files(folder)
-    assert Checkpoint.of(folder).phase == "count"
+    assert ListedCheckpoint.of(folder).phase == "count"
     about = json.loads((folder / "MANIFEST.json").read_text())
     assert about["timestamp"].endswith("Z") and about["model_type"] == "Linear"
     assert {path.name for path in folder.parent.iterdir()} == {f"step-{step:09d}" for step in (6, 7, 8)}

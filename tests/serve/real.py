@@ -21,11 +21,11 @@ from data.chat import conversations
 from data.tokens.tokenizer import Tokenizer
 from infra.agent import environment
 from serve.engine.options import Tuning
-from serve.engines import Replica, config_of
+from serve.engines import ReplicaConfig, config_of
 from tests.serve.scripted_engine import ROOT
-from trainer.config import ModelConfig
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
+from trainer.records.model_config import ModelConfig
 
 START_S = 570  # three processes import everything, and others compute too
 GAIN = {"llama": 0.7, "qwen3": 1.5}  # of every block: tied embeddings would say the same word again and again
@@ -172,7 +172,7 @@ def engines(python: Path, folder: Path, *models: tuple[Path, Tuning]) -> Iterato
     try:
         for number, (model, tuning) in enumerate(models):
             port = free_port([one.port for one in started])
-            replica = Replica(engine="vllm-cpu", source=str(model), name="demo", port=port, tuning=tuning)
+            replica = ReplicaConfig(engine="vllm-cpu", source=str(model), name="demo", port=port, tuning=tuning)
             config, log = folder / f"replica-{number}.json", folder / f"engine-{number}.log"
             config.write_text(json.dumps(config_of(replica)))
             words = [str(python), "-m", "serve.engines", "--config", str(config)]

@@ -16,9 +16,9 @@ from typing import Any
 import aiohttp
 
 from serve.gateway.access import AccessLog
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.keys import Keys
-from serve.gateway.routing import Replica
+from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
 
 ROOT = Path(__file__).parent.parent.parent
@@ -40,8 +40,8 @@ class Engine:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def replica(self, name: str, **more: Any) -> Replica:
-        return Replica(replica_id=name, url=self.url, **more)
+    def replica(self, name: str, **more: Any) -> Target:
+        return Target(replica_id=name, url=self.url, **more)
 
     def script(self, **changes: Any) -> None:
         self._ask("/fake/script", changes)
@@ -129,7 +129,9 @@ async def gateway(
     *engines: Engine, keys: Keys | None = None, log: Path | None = None, key: str = "", **limits: Any
 ) -> AsyncIterator[Front]:
     """Before `engines`, called r0, r1, ...; at its end nothing may be counted as running any more."""
-    front = Gateway(Limits(**{"slow_start_s": 0.001, **limits}), keys or Keys({}), AccessLog(log) if log else None)
+    front = Gateway(
+        GatewayLimits(**{"slow_start_s": 0.001, **limits}), keys or Keys({}), AccessLog(log) if log else None
+    )
     port = await front.start("127.0.0.1", 0)
     front.replace(one.replica(f"r{number}") for number, one in enumerate(engines))
     headers = {"Authorization": f"Bearer {key}"} if key else {}

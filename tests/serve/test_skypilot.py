@@ -11,8 +11,8 @@ import yaml
 from infra.agent import environment
 from serve import service
 from serve.policy import autoscaler, replica_states
-from serve.policy.autoscaler import Member, Memory, Seen
-from serve.policy.replica_states import Facts, State, Step
+from serve.policy.autoscaler import AutoscalerMemory, Measurements, NewestReplica
+from serve.policy.replica_states import Facts, ProcessStatus, State
 from tests.serve.scripted_engine import ROOT
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
@@ -98,8 +98,8 @@ def test_every_key_that_is_read_is_one_for_skyserve(sky, tmp_path):
 def test_replicas_are_what_skyserve_sees_in_them(sky):
     for launch, down, app_failed, is_ready, preempted, first, state in sky("states"):
         facts = Facts(
-            launch=Step[launch],
-            down=None if down is None else Step[down],
+            launch=ProcessStatus[launch],
+            down=None if down is None else ProcessStatus[down],
             app_failed=app_failed,
             is_ready=is_ready,
             preempted=preempted,
@@ -128,7 +128,7 @@ def test_the_autoscaler_wants_what_skyserves_wants(sky, seed):
         while upto < len(arrivals) and arrivals[upto] < tick:
             upto += 1
         qps = sum(tick - 60 <= one < tick for one in arrivals[max(0, upto - 10000) : upto]) / 60
-        memory = autoscaler.decide(rule, memory, Seen(qps=qps)).memory
+        memory = autoscaler.decide(rule, memory, Measurements(qps=qps)).memory
         ours.append(memory.target)
     assert ours == sky("targets", exported(text), arrivals, ticks)
     assert len(set(ours)) > 3
@@ -139,6 +139,6 @@ def test_those_go_first_that_skyserve_lets_go_first(sky):
     for _ in range(3):
         members = [(number, chance.choice([one.value for one in replica_states.LIVE])) for number in range(1, 15)]
         rule = autoscaler.Rule(least=5, most=5)
-        alive = [Member(number=number, state=State(state)) for number, state in members]
-        ours = autoscaler.decide(rule, Memory(5), Seen(qps=None, members=alive)).stop
+        alive = [NewestReplica(number=number, state=State(state)) for number, state in members]
+        ours = autoscaler.decide(rule, AutoscalerMemory(5), Measurements(qps=None, members=alive)).stop
         assert list(ours) == sky("victims", members, 9)

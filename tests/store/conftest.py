@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from store import credentials
-from store.backends.backend import Place
+from store.backends.backend import Backend
 from store.patience import Patience
 from tests.store import hub as hubs
 
@@ -64,7 +64,7 @@ def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hubs.FakeHub]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hubs.RepositoryHub]:
     with hubs.serving(write_token=TOKEN, read_token="hf_canary-read-94") as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -96,7 +96,7 @@ def away(kind: str, request: pytest.FixtureRequest) -> str:
     return found
 
 
-def quick(uri: str, **words: Any) -> Place:
+def quick(uri: str, **words: Any) -> Backend:
     """The place, with little patience."""
     from store.backends.hub import Repository
     from store.backends.s3 import Bucket

@@ -3,6 +3,7 @@
 Repositories with commits, `preupload`, LFS batches (one PUT, or parts), `commit` with its parent, `tree` in pages, and
 `resolve` with ranges, which leads to a store under another host name for large files, as the real one does. What an
 upload has brought stays, whether or not a commit follows. `hub.asked` is what came, `hub.faults` what is to go wrong.
+Data sets, which our own client reads out of folders, are served by `tests.data.hub`.
 """
 
 import base64
@@ -94,7 +95,7 @@ class Hung(Exception):
     """The connection is to be closed."""
 
 
-class FakeHub:
+class RepositoryHub:
     def __init__(self, write_token: str = "", read_token: str = "") -> None:
         self.write_token, self.read_token = write_token, read_token
         self.repos: dict[str, Repo] = {}
@@ -120,8 +121,8 @@ class FakeHub:
 
 
 @contextmanager
-def serving(**words: Any) -> Iterator[FakeHub]:
-    hub = FakeHub(**words)
+def serving(**words: Any) -> Iterator[RepositoryHub]:
+    hub = RepositoryHub(**words)
     thread = threading.Thread(target=hub.server.serve_forever, args=(0.05,))
     thread.start()
     try:
@@ -133,7 +134,7 @@ def serving(**words: Any) -> Iterator[FakeHub]:
         thread.join()
 
 
-def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
+def _handler(hub: RepositoryHub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True  # heads and bodies go apart, and the second would wait for a late ACK

@@ -14,7 +14,7 @@ from store import catalogue, outside
 from store.artifacts.artifacts import Store
 from store.manifest import Manifest, StoreError
 from store.run_sync.restore import acknowledged_here
-from store.run_sync.run_folder import ACKNOWLEDGED, Checkpoint, Damaged, RunFolder
+from store.run_sync.run_folder import ACKNOWLEDGED, Damaged, ListedCheckpoint, RunFolder
 from tests import hostile, seeds
 from tests.programs import source
 
@@ -173,5 +173,5 @@ def test_a_manifest_of_flat_files_names_none_in_a_folder():
 
 
 def test_what_our_own_writers_write_is_read():
-    assert Checkpoint.parse(json.dumps(CHECKPOINT).encode(), "step-000000005").files[0].size == 2
+    assert ListedCheckpoint.parse(json.dumps(CHECKPOINT).encode(), "step-000000005").files[0].size == 2
     assert Manifest.from_json(Manifest.from_json(json.dumps(MANIFEST).encode()).to_json().encode()).name == "bad"

@@ -20,7 +20,8 @@ from data.shards.shards import Writer
 from data.tokens import bpe, tokenize
 from store import Store
 from store.manifest import kept_name
-from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, ScheduleConfig
+from trainer.config import Keeping, OptimizerConfig, PhaseConfig, ScheduleConfig
+from trainer.records.model_config import ModelConfig
 
 VOCAB = 320
 TINY = ModelConfig(

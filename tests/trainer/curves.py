@@ -22,9 +22,10 @@ from unittest import mock
 from data.config import Input, Making
 from tests.trainer.conftest import make_inputs, tiny
 from trainer.__main__ import main
-from trainer.config import Keeping, PhaseConfig, Ternary
+from trainer.config import Keeping, PhaseConfig
 from trainer.records.bits import BitsConfig
 from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import Ternary
 from trainer.records.phase_registry import TEACHER
 from trainer.records.rl_config import RlConfig
 from trainer.reporting.jsonl_log import read

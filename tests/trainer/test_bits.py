@@ -13,12 +13,12 @@ from tests.trainer.conftest import TINY, finish, tiny
 from tests.trainer.test_phases import OFTEN, chat_phase, hashes, run
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import open_final
-from trainer.config import Ternary
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives.bits import Bits
 from trainer.records.bits import BitsConfig
+from trainer.records.model_config import Ternary
 
 STUDENT = replace(TINY, num_key_value_heads=2, sub_norm=True, ternary=Ternary())
 PLAIN = replace(STUDENT, sub_norm=False, ternary=None)

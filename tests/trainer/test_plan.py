@@ -11,7 +11,7 @@ import pytest
 from data.config import ConfigError, Making, Persona
 from infra.agent.job import Limits
 from infra.errors import UsageError
-from infra.records import Artifact, Inventory, Plan, Request
+from infra.records import HeldArtifact, Inventory, Plan, Request
 from store.manifest import kept_name
 from trainer import plan as planning
 from trainer.fingerprints import code_of, differences, differing, short
@@ -56,7 +56,7 @@ def everything_made(wanted: Wanted = WANTED, root: Path = ROOT) -> Inventory:
     made = {}
     for name, one in choices(nodes, {}, {}, root, {}).items():
         artifact = nodes[name].artifact
-        made[artifact] = Artifact(artifact, one.fingerprint, about={"code": one.code})
+        made[artifact] = HeldArtifact(artifact, one.fingerprint, about={"code": one.code})
     return Inventory("somewhere", made)
 
 
@@ -230,7 +230,7 @@ def test_what_was_asked_for_is_made_again_when_the_user_says_so_and_is_found_aft
     assert steps(again) == ["mid"]
     making = again.job.steps[0].config["making"]
     assert making["fingerprint"] not in {one.fingerprint for one in before.artifacts.values()}
-    remade = Artifact(
+    remade = HeldArtifact(
         kept_name(making["name"], making["fingerprint"]), making["fingerprint"], about={"code": making["code"]}
     )
     names = {**before.artifacts, "mid_checkpoints/tiny": replace(remade, name="mid_checkpoints/tiny")}
@@ -251,7 +251,7 @@ def test_what_8284afb_made_is_not_made_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wanted = replace(WANTED, source="corpus.txt")
     names = {name: node.artifact for name, node in recipe(wanted).items()}
-    there = Inventory("somewhere", {names[name]: Artifact(names[name], one) for name, one in OLD.items()})
+    there = Inventory("somewhere", {names[name]: HeldArtifact(names[name], one) for name, one in OLD.items()})
     base = replace(wanted, phases=("base",))
     plan = planned(base, there)
     assert plan.job is None and plan.doubtful == () and {one.state for one in plan.artifacts} == {"here"}
@@ -350,12 +350,16 @@ def test_the_plan_says_how_a_model_is_spread_over_several_gpus():
 
 def test_what_is_given_is_never_planned_and_must_be_there():
     wanted = replace(WANTED, phases=("base",), given={"text": "aaa", "tokenizer": "bbb"})
-    text, tokenizer = Artifact("datasets/pydocs/text", "aaa"), Artifact("tokenizer", "bbb")
+    text, tokenizer = HeldArtifact("datasets/pydocs/text", "aaa"), HeldArtifact("tokenizer", "bbb")
     there = {one.name: one for one in (text, tokenizer)}
     plan = planned(wanted, Inventory("somewhere", there))
     assert steps(plan) == ["tokens", "base"]
     assert {one["fingerprint"] for one in plan.job.steps[0].config["making"]["inputs"].values()} == {"aaa", "bbb"}
-    for another in ({}, {"tokenizer": Artifact("tokenizer", "ccc")}, {"tokenizer": replace(tokenizer, problem="cut")}):
+    for another in (
+        {},
+        {"tokenizer": HeldArtifact("tokenizer", "ccc")},
+        {"tokenizer": replace(tokenizer, problem="cut")},
+    ):
         with pytest.raises(UsageError, match=r"tokenizer in somewhere was to be there, and is (missing|stale|damaged)"):
             planned(wanted, Inventory("somewhere", {text.name: text, **another}))
 

@@ -15,9 +15,10 @@ from infra.errors import UsageError
 from tests.programs import source
 from tests.trainer.conftest import BASE, WAIT_S
 from trainer import memory, recipes
-from trainer.config import ModelConfig, PhaseConfig
+from trainer.config import PhaseConfig
 from trainer.plan import load_persona, profile_named
 from trainer.recipes import PROFILES
+from trainer.records.model_config import ModelConfig
 
 # Published sizes, and those of the arithmetic that the recipes follow; by how much they may differ; tokens a step.
 SIZES = {

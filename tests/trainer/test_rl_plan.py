@@ -5,7 +5,7 @@ import pytest
 from data.config import ConfigError, Persona
 from infra.errors import UsageError
 from trainer import plan as planning
-from trainer.recipes import TALK
+from trainer.profiles.street import TALK
 from trainer.records import rl_words
 
 

@@ -63,7 +63,10 @@ class Checkpoint:
         return int(self.manifest["step"])
 
     def tensors(self, kind: str) -> Mapping[str, Tensor]:
-        """One of KINDS, nothing where there is none; each is read when it is asked for. Raises CheckpointError."""
+        """Return the tensors of one of KINDS, {} where there is none; each is read when it is asked for.
+
+        Raises CheckpointError.
+        """
         from safetensors import SafetensorError
 
         assert kind in KINDS, kind
@@ -84,7 +87,7 @@ class Draft:
     def write(
         self, rank: int, tensors: Mapping[str, Mapping[str, Tensor]], rest: Callable[[], None] = lambda: None
     ) -> list[Written]:
-        """The part of one process: a file of each kind, synced and read back from the disk. Raises OSError.
+        """Write the part of one process: a file of each kind, synced and read back from the disk. Raises OSError.
 
         rest: called after every block.
         """
@@ -100,7 +103,10 @@ class Draft:
         return self._twice(once, list(paths.values()))
 
     def finish(self, files: Sequence[Written], world: int, facts: Mapping[str, Any]) -> Checkpoint:
-        """The parts of all `world` are written and listed: the manifest, the rename. Raises OSError."""
+        """Write the manifest, as the parts of all `world` are written and listed, and rename the draft.
+
+        Raises OSError.
+        """
         about = {"schema": SCHEMA, "step": step_of(self.target), "world": world, "finite": True, "timestamp": _now()}
         manifest = {**facts, **about, "files": [asdict(file) for file in files]}
         path = self.folder / MANIFEST
@@ -117,11 +123,11 @@ class Draft:
         return Checkpoint(self.target, manifest)
 
     def abandon(self) -> None:
-        """What stays although it should go is swept when the run begins again."""
+        """Remove the draft; what stays although it should go is swept when the run begins again."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _twice(self, once: Callable[[], T], made: Sequence[Path]) -> T:
-        """The same descriptor is never synced again: what was `made` goes first."""
+        """Write, and once more after an error. No descriptor is ever synced again: what was `made` goes first."""
         try:
             return once()
         except OSError as error:
@@ -137,7 +143,10 @@ class Checkpoints:
     """The checkpoints of one run, in one folder."""
 
     def __init__(self, folder: Path, keeping: Keeping, acknowledged: Path | None = None) -> None:
-        """acknowledged: the file in which a pod's courier lists what is in the store."""
+        """Open a run's folder of checkpoints.
+
+        acknowledged: the file in which a pod's courier lists what is in the store.
+        """
         self.folder, self.keeping, self.acknowledged = folder, keeping, acknowledged
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -151,7 +160,7 @@ class Checkpoints:
             yield
 
     def steps(self) -> list[Path]:
-        """Oldest first; not verified."""
+        """Return the folders of the steps, oldest first; not verified."""
         return sorted(path for path in self.folder.iterdir() if STEP.fullmatch(path.name))
 
     def save(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> Checkpoint:
@@ -171,14 +180,17 @@ class Checkpoints:
             raise
 
     def has(self, step: int) -> bool:
-        """Whether there is something under that name; not verified."""
+        """Tell whether there is something under that name; not verified."""
         return self._target(step).exists()
 
     def _target(self, step: int) -> Path:
         return self.folder / f"step-{step:09d}"
 
     def begin(self, step: int, num_bytes: int) -> Draft | Checkpoint:
-        """The draft of a checkpoint of `step`, or the whole one that is there already. Raises OSError, DiskFull."""
+        """Return the draft of a checkpoint of `step`, or the whole one that is there already.
+
+        Raises OSError, DiskFull.
+        """
         target = self._target(step)
         if target.exists():
             if not problem_of(target):
@@ -213,7 +225,7 @@ class Checkpoints:
                 remove(old)
 
     def _elsewhere(self) -> set[str]:
-        """Names of our checkpoints that whoever carries them to a store has read back there."""
+        """Return the names of our checkpoints that whoever carries them to a store has read back there."""
         try:
             known = outside.load(self.acknowledged) if self.acknowledged else {}
         except (OSError, ValueError):  # it is written by somebody else, and only ever asks for more to be kept
@@ -221,7 +233,7 @@ class Checkpoints:
         return {Path(name).name for name in known if Path(name).parent.name == self.folder.name}
 
     def newest(self) -> Checkpoint | None:
-        """The newest that verifies; bad ones met on the way are set aside. None: nothing was ever saved.
+        """Return the newest that verifies; bad ones met on the way are set aside. None: nothing was ever saved.
 
         Raises CheckpointError, naming them, when some exist and none is whole: a lost run must not start afresh.
         """
@@ -245,14 +257,20 @@ class Checkpoints:
         return folder.rename(folder.with_name(f".bad-{folder.name}-{uuid.uuid4().hex[:8]}"))
 
     def _require_space(self, size: int) -> None:
-        """A reserve of 0 asks for nothing, so that tests meet a full disk while writing."""
+        """Raise DiskFull where too little is free.
+
+        A reserve of 0 asks for nothing: tests meet a full disk while writing.
+        """
         reserve = self.keeping.reserve_bytes
         free = shutil.disk_usage(self.folder).free
         if reserve and free < 1.2 * size + reserve:
             raise DiskFull(f"{free} bytes free; a save of {size} must leave {reserve}")
 
     def _point_at(self, target: Path) -> None:
-        """LATEST is a hint for people; what counts is the manifest, so a full disk here is no failed save."""
+        """Point LATEST at a checkpoint, as a hint for people.
+
+        What counts is the manifest, so a full disk here is no failed save.
+        """
         draft = self.folder / ".LATEST.draft"
         try:
             draft.write_text(target.name + "\n", encoding="utf-8")
@@ -262,7 +280,7 @@ class Checkpoints:
 
 
 def problem_of(folder: Path) -> str:
-    """What is wrong with a checkpoint, in words; "" when every byte is as its manifest says."""
+    """Return what is wrong with a checkpoint, in words; "" when every byte is as its manifest says."""
     try:
         check_files(folder)
         if (schema := _read_manifest(folder).get("schema")) != SCHEMA:
@@ -275,7 +293,7 @@ def problem_of(folder: Path) -> str:
 
 
 def open_final(folder: Path) -> Checkpoint:
-    """The one checkpoint inside a published artifact. Raises CheckpointError."""
+    """Return the one checkpoint inside a published artifact. Raises CheckpointError."""
     found = [path for path in folder.iterdir() if STEP.fullmatch(path.name)]
     if len(found) != 1:
         raise CheckpointError(f"{folder}: expected one step-<9 digits> folder, found {len(found)}")
@@ -289,7 +307,10 @@ def file_of(kind: str, rank: int) -> str:
 
 
 def require_finite(step: int, parameters: Mapping[str, Tensor]) -> None:
-    """Raises NonFinite. Looks at the smallest and the largest of each: one pass, and no copy."""
+    """Raise NonFinite for a parameter that is no number.
+
+    Looks at the smallest and the largest of each: one pass, no copy.
+    """
     for name, tensor in parameters.items():
         if tensor.numel() and not all(bool(torch.isfinite(one)) for one in torch.aminmax(tensor)):
             raise NonFinite(f"step {step}: {name} is not finite; this checkpoint is not written")
@@ -300,7 +321,7 @@ def step_of(folder: Path) -> int:
 
 
 def remove(folder: Path) -> None:
-    """Out of sight first, so that a kill half-way never leaves half a checkpoint under its name."""
+    """Remove a folder: out of sight first, so that a kill half-way never leaves half a checkpoint under its name."""
     trash = folder.rename(folder.with_name(f".trash-{uuid.uuid4().hex}"))
     shutil.rmtree(trash)
 

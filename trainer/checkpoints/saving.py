@@ -41,7 +41,7 @@ class Saver:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a save is under way, which all processes say alike."""
+        """Tell whether a save is under way, which all processes say alike."""
         return self._draft is not None
 
     def begin(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> bool:
@@ -80,14 +80,14 @@ class Saver:
         return True
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until this process has done what it can for now, in a hurry."""
+        """Wait until this process has done what it can for now, in a hurry."""
         self._hurry.set()
         wait([self._at_work], timeout_s)
 
     def collect(self) -> bool:
-        """Whether the save under way has ended well; raises OSError on all when it has failed. Waits for no writing.
+        """Tell whether the save under way has ended well; raises OSError on all when it has failed.
 
-        All processes call it together while a save is under way. Raises PeerLost.
+        Waits for no writing. All processes call it together while a save is under way. Raises PeerLost.
         """
         if self._draft is None or self.ranks.total(self._at_work.done())[0] < self.ranks.size:
             return False
@@ -111,7 +111,7 @@ class Saver:
         return False
 
     def leave(self) -> None:
-        """After a failure: nobody waits for the others any more. Alone, what is under way is ended first."""
+        """Leave after a failure: nobody waits for the others any more. Alone, what is under way is ended first."""
         if self.ranks.size > 1:
             self._draft = None
             return
@@ -123,7 +123,7 @@ class Saver:
                 log.warning("a checkpoint was not saved: %s", error)
 
     def _open(self, step: int, num_bytes: int) -> dict[str, Any]:
-        """What the first process says to all of the draft that it has made."""
+        """Return what the first process says to all of the draft that it has made."""
         if not self.ranks.is_first:
             return {}
         try:
@@ -137,7 +137,10 @@ class Saver:
     def _write_or_send(
         self, draft: Draft, copies: Mapping[str, Mapping[str, Tensor]], far: Sequence[bool], rest: Callable[[], None]
     ) -> list[Written]:
-        """The files of this process, and on the first one those of all who are `far`. Raises OSError, PeerLost."""
+        """Return the files of this process, and on the first one those of all who are `far`.
+
+        Raises OSError, PeerLost.
+        """
         if far[self.ranks.rank]:
             self.ranks.send({f"{kind}/{name}": one for kind, named in copies.items() for name, one in named.items()})
             return []
@@ -155,7 +158,7 @@ class Saver:
         return files
 
     def _outcome(self) -> dict[str, Any]:
-        """Of what this process has done, for all. Raises what is no trouble with the disk."""
+        """Return what this process has done, for all. Raises what is no trouble with the disk."""
         try:
             done = self._at_work.result()
         except OSError as error:
@@ -163,7 +166,7 @@ class Saver:
         return {"files": [asdict(file) for file in done] if isinstance(done, list) else []}
 
     def _work(self, name: str, work: Any) -> None:
-        """In a thread, which ends with the process: where another one has gone, nothing is waited for."""
+        """Work in a thread, which ends with the process: where another one has gone, nothing is waited for."""
         at_work: Future[Any] = Future()
         self._at_work = at_work
 
@@ -176,7 +179,7 @@ class Saver:
         threading.Thread(target=run, name=name, daemon=True).start()
 
     def _rester(self) -> Any:
-        """What the writer calls after every block."""
+        """Return what the writer calls after every block."""
         if torch.cuda.is_available():  # processors have little to do
             return _go_on
         computed_s: list[float] = []
@@ -189,7 +192,7 @@ class Saver:
         return rest
 
     def _copy(self, kind: str, name: str, tensor: Tensor) -> Tensor:
-        """On the CPU; from a GPU through memory that it writes to by itself."""
+        """Return a copy on the CPU; from a GPU through memory that it writes to by itself."""
         is_cuda = tensor.device.type == "cuda"
         held = self._copies.get((kind, name))
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:

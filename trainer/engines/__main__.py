@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def folder_of_model(folder: Path) -> Path:
-    """The Hugging Face folder: `folder` itself, or `hf/` of a published artifact."""
+    """Return the Hugging Face folder: `folder` itself, or `hf/` of a published artifact."""
     return folder / "hf" if (folder / "hf" / "config.json").is_file() else folder
 
 

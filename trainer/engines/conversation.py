@@ -45,7 +45,7 @@ class Talk:
         self.messages, self.has_forgotten = [], False
 
     def say(self, words: str) -> Iterator[str]:
-        """The answer, piece by piece.
+        """Yield the answer, piece by piece.
 
         What no longer fits into the model's positions is forgotten, the oldest turns first, which is told once. Raises
         Refused for a question that is too long by itself.

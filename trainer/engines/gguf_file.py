@@ -20,9 +20,9 @@ from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END
 from store.artifacts import model_files, vocabulary
 from store.outside import Unreadable
-from trainer.config import ModelConfig, Ternary
 from trainer.errors import Refused
 from trainer.model.huggingface import differences, is_spare, model_config
+from trainer.records.model_config import ModelConfig, Ternary
 
 LEAST = 1e-5  # as trainer.model.ternary has it
 PRE = "llama-bpe"  # the splitting of words among llama.cpp's that is nearest to ours
@@ -91,7 +91,7 @@ def write(folder: Path, out: Path, kind: str) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Raises Refused when `folder` holds no model, or one that our decoder cannot be."""
+    """Return a model's shape. Raises Refused when `folder` holds no model, or one that our decoder cannot be."""
     try:
         config = model_config(model_files.load(folder))
         odd = differences(config, map(model_files.header, model_files.weight_files(folder)))
@@ -125,7 +125,7 @@ def describe(writer: gguf.GGUFWriter, config: ModelConfig, kind: str) -> None:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
-    """Tokens, merges, special ids and the chat template."""
+    """Add tokens, merges, special ids and the chat template."""
     words = tokenizers.load(folder)
     raw = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     by_id = {number: token for token, number in raw["model"]["vocab"].items()}
@@ -153,7 +153,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
 
 
 def weights(folder: Path, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
-    """Every parameter, float32, one in memory at a time."""
+    """Yield every parameter, float32, one in memory at a time."""
     for file in model_files.weight_files(folder):
         with open(file, "rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
@@ -170,13 +170,13 @@ def weights(folder: Path, config: ModelConfig) -> Iterator[tuple[str, np.ndarray
 
 
 def rounded(weight: np.ndarray, how: Ternary) -> np.ndarray:
-    """What a matrix is rounded to, as `trainer.model.ternary.rounded_weight` has it."""
+    """Return what a matrix is rounded to, as `trainer.model.ternary.rounded_weight` has it."""
     scale = np.abs(weight).mean(axis=1 if how.per_row else None, keepdims=True).clip(min=LEAST)
     return (weight / scale).round().clip(-1, 1) * scale
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """The rows of each head in the order in which llama.cpp rotates those of `llama`: pairs side by side."""
+    """Return the rows of each head in the order in which llama.cpp rotates those of `llama`: pairs side by side."""
     rows, columns = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

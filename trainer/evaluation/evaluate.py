@@ -31,7 +31,7 @@ SLICE = 1024  # tokens whose logits exist at one time
 def bits_per_byte(
     model: Decoder, heldout: Iterable[tuple[np.ndarray, np.ndarray, int]], begin: int | None = None
 ) -> dict[str, float]:
-    """`bits_per_byte` and `loss` (nats per counted token) over batches of (ids, targets, bytes); {} for no text.
+    """Return `bits_per_byte` and `loss` (nats per counted token) over batches of (ids, targets, bytes); {} for no text.
 
     begin: the id with which documents begin, where each is to be seen alone.
     """
@@ -47,7 +47,7 @@ def bits_per_byte(
 
 @torch.inference_mode()
 def nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
-    """What each target costs, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
+    """Return what each target costs, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
     if model.config.blocks is not None:
         return block_nats(model, ids, targets)
     hidden, wanted = model.hidden(ids).flatten(0, 1), targets.flatten()
@@ -62,7 +62,7 @@ def nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
 def rows_of_text(
     model: Decoder, heldout: Iterable[tuple[np.ndarray, np.ndarray, int]], widths: np.ndarray
 ) -> dict[str, list[float]]:
-    """`nats`, `tokens` and `bytes` of every row of held-out text; widths: bytes behind each id (vocab,)."""
+    """Return `nats`, `tokens` and `bytes` of every row of held-out text; widths: bytes behind each id (vocab,)."""
     found: dict[str, list[float]] = {"nats": [], "tokens": [], "bytes": []}
     for ids, targets, _ in heldout:
         device = model.head.device
@@ -78,7 +78,7 @@ def rows_of_text(
 def answers(
     model: Decoder, tokenizer: Tokenizer, conversations: Sequence[Sequence[Mapping[str, Any]]], max_new: int = 96
 ) -> list[str]:
-    """What the model says, greedily, where the last answer of each conversation stands.
+    """Return what the model says, greedily, where the last answer of each conversation stands.
 
     Of what is longer than the model's positions, the oldest turns are left out.
     """
@@ -96,12 +96,12 @@ def answers(
 
 
 def room_for(model: Decoder, max_new: int) -> int:
-    """How many ids a prompt may have, so that an answer fits behind it: half of the positions at least."""
+    """Return how many ids a prompt may have, so that an answer fits behind it: half of the positions at least."""
     return room_of(model.config.max_position_embeddings, max_new)
 
 
 def says(name: str, answer: str) -> bool:
-    """Whether the name is among the words of an answer, in whatever case; "Max" is not in "maximum"."""
+    """Tell whether the name is among the words of an answer, in whatever case; "Max" is not in "maximum"."""
     pattern = rf"(?<!\w){re.escape(plain(name))}(?!\w)"
     return re.search(pattern, plain(answer)) is not None
 
@@ -116,6 +116,6 @@ def admits_not_knowing(answer: str) -> bool:
 
 
 def begins_like(answer: str, expected: str, num_words: int = 4) -> bool:
-    """Whether the first words of the right docstring are in the answer."""
+    """Tell whether the first words of the right docstring are in the answer."""
     first = " ".join(expected.lower().split()[:num_words])
     return bool(first) and first in " ".join(answer.lower().split())

@@ -21,12 +21,12 @@ class Interval:
     high: float
 
     def plain(self) -> dict[str, Any]:
-        """For JSON, which has no nan."""
+        """Return it for JSON, which has no nan."""
         return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
 
 
 def share(true: int, of: int) -> Interval:
-    """Wilson's interval of `true` out of `of`, which is at least 1."""
+    """Return Wilson's interval of `true` out of `of`, which is at least 1."""
     value, square = true / of, Z * Z
     middle = (value + square / (2 * of)) / (1 + square / of)
     reach = Z / (1 + square / of) * math.sqrt(value * (1 - value) / of + square / (4 * of * of))
@@ -34,7 +34,10 @@ def share(true: int, of: int) -> Interval:
 
 
 def ratio(above: Sequence[float], below: Sequence[float], factor: float = 1.0) -> Interval:
-    """factor * sum(above) / sum(below), of rows that came by chance. One row has no interval: low and high are nan."""
+    """Return factor * sum(above) / sum(below), of rows that came by chance.
+
+    One row has no interval: low and high are nan.
+    """
     rows, total = len(above), math.fsum(below)
     value = math.fsum(above) / total
     if rows < 2:
@@ -45,12 +48,12 @@ def ratio(above: Sequence[float], below: Sequence[float], factor: float = 1.0) -
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float], below: Sequence[float], factor: float) -> Interval:
-    """The second ratio less the first, over the very same rows."""
+    """Return the second ratio less the first, over the very same rows."""
     return ratio([b - a for a, b in zip(ours, theirs, strict=True)], below, factor)
 
 
 def apart(first: Interval, second: Interval) -> Interval:
-    """The second less the first, of different questions: Newcombe's way, from the intervals of both."""
+    """Return the second less the first, of different questions: Newcombe's way, from the intervals of both."""
     value = second.value - first.value
     low = value - math.hypot(second.value - second.low, first.high - first.value)
     high = value + math.hypot(second.high - second.value, first.value - first.low)
@@ -58,7 +61,7 @@ def apart(first: Interval, second: Interval) -> Interval:
 
 
 def paired_share(first: Sequence[int], second: Sequence[int]) -> tuple[Interval, float]:
-    """The second share less the first, over the very same questions (1 = right); and McNemar's exact p."""
+    """Return the second share less the first, over the very same questions (1 = right); and McNemar's exact p."""
     count = len(first)
     gained = sum(b > a for a, b in zip(first, second, strict=True))
     lost = sum(b < a for a, b in zip(first, second, strict=True))
@@ -70,7 +73,7 @@ def paired_share(first: Sequence[int], second: Sequence[int]) -> tuple[Interval,
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """The chance of a split at least as uneven when neither model is better: exact, two-sided."""
+    """Return the chance of a split at least as uneven when neither model is better: exact, two-sided."""
     total = gained + lost
     tail = sum(math.comb(total, one) for one in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2**total)

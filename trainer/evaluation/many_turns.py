@@ -20,7 +20,7 @@ SEED = 1337
 
 
 @dataclass(frozen=True)
-class Question:
+class TurnsQuestion:
     kind: str
     """`identity`, `pydocs` or `other`."""
     text: str
@@ -30,7 +30,7 @@ class Question:
     """Whether that answer was to be learnt, so that not to know it is wrong."""
 
     def is_right(self, answer: str, name: str) -> bool:
-        """`name` is the persona's."""
+        """Tell whether an answer is right; `name` is the persona's."""
         if self.kind == "identity":
             return says(name, answer)
         if self.kind == "pydocs":
@@ -39,20 +39,20 @@ class Question:
         return both_admit or smalltalk.are_alike(answer, self.expected)
 
     def leaks(self, answer: str, name: str) -> bool:
-        """Whether the answer names the persona, of whom nobody asked."""
+        """Tell whether the answer names the persona, of whom nobody asked."""
         return self.kind != "identity" and says(name, answer) and not says(name, self.expected)
 
 
-def read(kind: str, path: Path) -> list[Question]:
-    """Raises InputError."""
+def read(kind: str, path: Path) -> list[TurnsQuestion]:
+    """Return the questions of a file. Raises InputError."""
     return [
-        Question(kind, row["messages"][-2]["content"], row["messages"][-1]["content"], row.get("taught", False))
+        TurnsQuestion(kind, row["messages"][-2]["content"], row["messages"][-1]["content"], row.get("taught", False))
         for row in read_rows(path)
     ]
 
 
-def chosen(material: Mapping[str, Sequence[Question]]) -> list[Question]:
-    """As many of each kind, the same ones each time."""
+def chosen(material: Mapping[str, Sequence[TurnsQuestion]]) -> list[TurnsQuestion]:
+    """Return as many of each kind, the same ones each time."""
     chance, each = Random(SEED), min([EACH, *map(len, material.values())])
     found = [one for kind in sorted(material) for one in chance.sample(list(material[kind]), each)]
     chance.shuffle(found)
@@ -60,9 +60,9 @@ def chosen(material: Mapping[str, Sequence[Question]]) -> list[Question]:
 
 
 def hold(
-    questions: Sequence[Question], answer: Callable[[Sequence[Sequence[Message]]], list[str]], turns: int = TURNS
+    questions: Sequence[TurnsQuestion], answer: Callable[[Sequence[Sequence[Message]]], list[str]], turns: int = TURNS
 ) -> list[list[str]]:
-    """What is said to `questions` at each turn: (turns, questions).
+    """Return what is said to `questions` at each turn: (turns, questions).
 
     As many conversations as questions are held side by side, and none asks one of them twice. What was said before a
     question is the model's own. `answer` gives the answers to conversations that end in a question.

@@ -13,7 +13,7 @@ from data.tokens.tokenizer import Tokenizer
 from trainer.evaluation import intervals
 from trainer.model.decoder import Decoder
 from trainer.records.rl_config import RlConfig, pass_at
-from trainer.rewards.tasks import judge_of
+from trainer.rewards.task_rewards import judge_of
 from trainer.rollouts.policy import Embedded, Policy, stops
 
 FILE = "test.jsonl"

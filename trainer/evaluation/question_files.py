@@ -45,7 +45,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Task:
+class QuestionSet:
     name: str
     questions: tuple[Question, ...]
 
@@ -55,12 +55,12 @@ class Task:
 
     @property
     def chance(self) -> float:
-        """The share that blind guessing gets right."""
+        """Return the share that blind guessing gets right."""
         return sum(1 / len(one.choices) for one in self.questions if one.choices) / len(self.questions)
 
 
-def read(path: Path) -> Task:
-    """Raises InputError with the line that is none."""
+def read(path: Path) -> QuestionSet:
+    """Return the questions of a file. Raises InputError with the line that is none."""
     questions = []
     try:
         lines = outside.content(path, TASK_BYTES).decode().splitlines()
@@ -78,7 +78,7 @@ def read(path: Path) -> Task:
         raise InputError(f"task {path}: no questions in it")
     if len({bool(one.choices) for one in questions}) > 1:
         raise InputError(f"task {path}: some questions have choices and some have none; make it two files")
-    return Task(path.stem, tuple(questions))
+    return QuestionSet(path.stem, tuple(questions))
 
 
 def _question(row: Any) -> Question:
@@ -111,7 +111,7 @@ def _question(row: Any) -> Question:
 
 
 def counted(answer: str) -> str:
-    """The part that counts: the word after `####` where that is there."""
+    """Return the part that counts: the word after `####` where that is there."""
     found = re.search(r"####\s*(\S+)", answer)
     return found[1].replace(",", "") if found else answer
 
@@ -126,12 +126,12 @@ class Asking:
     def __init__(self, model: Decoder, tokenizer: Tokenizer, as_text: bool) -> None:
         self.model, self.tokenizer, self.as_text = model, tokenizer, as_text
 
-    def right(self, task: Task) -> list[bool]:
-        """Whether each question is answered as wanted."""
+    def right(self, task: QuestionSet) -> list[bool]:
+        """Tell of each question whether it is answered as wanted."""
         return self._choose(task) if task.is_choice else self._match(task)
 
     def said(self, questions: Sequence[Question]) -> list[str]:
-        """The answers, greedy; as text, the rest of the line."""
+        """Return the answers, greedy; as text, the rest of the line."""
         prompts = [self._prompt(one.text) for one in questions]
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # little padding
         stop = {self.tokenizer.special(END), self.tokenizer.special(BOS)}
@@ -145,11 +145,11 @@ class Asking:
             emit("progress", done=start + len(rows), total=len(order), unit="answers")
         return found
 
-    def _match(self, task: Task) -> list[bool]:
+    def _match(self, task: QuestionSet) -> list[bool]:
         said = self.said(task.questions)
         return [plain(counted(one)) in asked.accepted for asked, one in zip(task.questions, said, strict=True)]
 
-    def _choose(self, task: Task) -> list[bool]:
+    def _choose(self, task: QuestionSet) -> list[bool]:
         rows: list[tuple[int, int, list[int], int]] = []  # question, choice, ids, how many of them are the choice's
         for number, question in enumerate(task.questions):
             prompt = self._prompt(question.text)
@@ -164,7 +164,7 @@ class Asking:
         return [best[number][1] == one.right for number, one in enumerate(task.questions)]
 
     def _costs(self, rows: Sequence[tuple[list[int], int]]) -> list[float]:
-        """Summed nats of the last ids of each row, as many as it says. What is too long loses its beginning."""
+        """Return summed nats of the last ids of each row, as many as it says. What is too long loses its beginning."""
         most = self.model.config.max_position_embeddings
         rows = [(ids[-most - 1 :], min(count, most)) for ids, count in rows]
         order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]))

@@ -24,7 +24,7 @@ from trainer.config import EvalSpec
 from trainer.errors import Refused
 from trainer.evaluation import intervals, many_turns, of_problems, question_files
 from trainer.evaluation.evaluate import admits_not_knowing, answers, begins_like, rows_of_text, says
-from trainer.evaluation.many_turns import Question
+from trainer.evaluation.many_turns import TurnsQuestion
 from trainer.model import export
 from trainer.model.decoder import Decoder
 
@@ -36,7 +36,7 @@ WILSON = "Wilson score"
 
 
 def scores(spec: EvalSpec) -> dict[str, Any]:
-    """Raises Refused, DataError."""
+    """Measure what a configuration asks for, and return the figures. Raises Refused, DataError."""
     device.prepare()
     folder = export.folder_of_model(Path(spec.model))
     if (spec.identity or spec.questions) and not spec.name:
@@ -82,7 +82,7 @@ def about_problems(
 def about_answers(
     paths: Mapping[str, Path], name: str, answer: Callable[[Sequence[Sequence[Message]]], list[str]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(figures, measures) of held-out questions by kind, each asked by itself, then in conversations of many turns.
+    """Return (figures, measures) of held-out questions by kind, asked by themselves and in conversations of many turns.
 
     `name` is the persona's. Raises Refused when a file is missing, InputError.
     """
@@ -94,8 +94,8 @@ def about_answers(
     said = {kind: answer([talk(one.text) for one in some]) for kind, some in asked.items()}
     pairs = {kind: list(zip(asked[kind], said[kind], strict=True)) for kind in asked}
 
-    def share(what: str, kinds: Sequence[str], is_so: Callable[[Question, str], bool], want: bool) -> None:
-        """The share of which something is true, and some of those that are not as wanted."""
+    def share(what: str, kinds: Sequence[str], is_so: Callable[[TurnsQuestion, str], bool], want: bool) -> None:
+        """Add the share of which something is true, and some of those that are not as wanted."""
         some = [pair for kind in kinds for pair in pairs[kind]]
         truths = [is_so(question, words) for question, words in some]
         odd = [
@@ -118,16 +118,18 @@ def about_answers(
     return figures, measures
 
 
-def is_honest(question: Question, answer: str) -> bool:
+def is_honest(question: TurnsQuestion, answer: str) -> bool:
     return begins_like(answer, question.expected) or admits_not_knowing(answer)
 
 
 def by_turn(
-    questions: Sequence[Question], name: str, answer: Callable[[Sequence[Sequence[Message]]], list[str]],
+    questions: Sequence[TurnsQuestion], name: str, answer: Callable[[Sequence[Sequence[Message]]], list[str]],
     paths: Sequence[Path],
 ) -> dict[str, Any]:  # fmt: skip
-    """At each turn of a conversation: how many answers are right, how many of those about anything else name the
-    persona."""
+    """Return what becomes of answers at each turn of a conversation.
+
+    How many are right, and how many of those about anything else name the persona.
+    """
     found: dict[str, Any] = {}
     for turn, said in enumerate(many_turns.hold(questions, answer), 1):
         pairs = list(zip(questions, said, strict=True))
@@ -138,7 +140,7 @@ def by_turn(
 
 
 def of_text(model: Decoder, words: tokenizer.Tokenizer, folder: Path, val: Sequence[Path]) -> dict[str, Any]:
-    """Bits per byte of held-out shards, and the loss, each with its interval."""
+    """Return bits per byte of held-out shards, and the loss, each with its interval."""
     length = min(ROW_LEN, model.config.max_position_embeddings)
     with tempfile.TemporaryDirectory() as scratch:
         shard = Path(scratch) / "val.bin"
@@ -167,7 +169,7 @@ def of_share(truths: Sequence[bool], files: Sequence[Path], **more: Any) -> dict
 
 
 def digest(files: Sequence[Path]) -> str:
-    """What the questions were: two measures of the same ones can be compared one by one."""
+    """Return a digest of what the questions were: two measures of the same ones can be compared one by one."""
     found = hashlib.sha256()
     for path in files:
         found.update(hashlib.sha256(path.read_bytes()).digest())

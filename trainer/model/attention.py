@@ -22,7 +22,7 @@ SHORT = 256  # tokens of a row that is not worth cutting
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -> Tensor:
-    """(B, H, T, D) for q (B, H, T, D), k and v (B, KV, S, D).
+    """Return (B, H, T, D) for q (B, H, T, D), k and v (B, KV, S, D).
 
     mask: None = all that `is_causal` allows; bool (B, 1, T, S), True where a query may look; or what `documents_mask`
     or `block_attention.views` gave. is_causal: no query looks at a later key, and S = T; a mask says nothing else then.
@@ -41,8 +41,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -
 
 
 def of_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """The same for one query (B, H, 1, D), mask (B, 1, 1, S): products of matrices, one for each row and head of keys,
-    take a third to a half of the time of PyTorch's own kernel for CPUs."""
+    """Return the same for one query (B, H, 1, D), mask (B, 1, 1, S).
+
+    Products of matrices, one for each row and head of keys, take a third to a half of the time of PyTorch's own kernel
+    for CPUs.
+    """
     shape, heads = q.shape, k.shape[1]
     scores = (q.view(shape[0], heads, -1, shape[3]) @ k.mT).float().mul_(shape[3] ** -0.5)  # (B, KV, H / KV, S)
     weights = scores.masked_fill_(~mask, float("-inf")).softmax(dim=-1).to(v.dtype)
@@ -59,8 +62,11 @@ class InParts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """q, k, v (B, H, T, D); mask bool (B, 1, T, T), of which nothing above the diagonal is True, None = all of the
-        rest. (B, H, T, D), the heads of a token side by side in memory: as the next product takes them."""
+        """Return (B, H, T, D), the heads of a token side by side in memory: as the next product takes them.
+
+        q, k, v (B, H, T, D); mask bool (B, 1, T, T), of which nothing above the diagonal is True, None = all of the
+        rest.
+        """
         rows, heads, length, size = q.shape
         q, k, v = (one.reshape(-1, length, size) for one in (q, k, v))  # (B * H, T, D), once for all parts
         answers, norms = [], []
@@ -76,8 +82,11 @@ class InParts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Scores are transposed on purpose: else a compiler takes them for those of the forward pass (common
-        subexpressions) and keeps them for each layer. The products that need them transposed are quicker, too."""
+        """Return the gradients of q, k and v.
+
+        Scores are transposed on purpose: else a compiler takes them for those of the forward pass (common
+        subexpressions) and keeps them for each layer. The products that need them transposed are quicker, too.
+        """
         q, k, v, mask, answer, norm = ctx.saved_tensors
         shape, (_, length, size) = answer.shape, q.shape
         shared = (grad.float() * answer.float()).sum(dim=-1).view(-1, 1, length)
@@ -99,26 +108,28 @@ class InParts(torch.autograd.Function):
 
 
 def parts_of(length: int) -> Iterator[tuple[int, int]]:
-    """First and last of the queries that are worked on together. How many parts does not hang on the length but for
-    one bound, so that a compiler needs no code for each."""
+    """Yield first and last of the queries that are worked on together.
+
+    How many parts does not hang on the length but for one bound, so that a compiler needs no code for each.
+    """
     count = PARTS if length >= SHORT else 1
     return ((length * number // count, length * (number + 1) // count) for number in range(count))
 
 
 def unseen(mask: Tensor | None, heads: int, start: int, end: int) -> Tensor:
-    """bool (end - start, end) or (B * H, end - start, end), True where a query of that part may not look."""
+    """Return bool (end - start, end) or (B * H, end - start, end), True where a query of that part may not look."""
     if mask is None:
         return torch.ones((end - start, end), dtype=torch.bool).triu(start + 1)
     return ~mask[:, :, start:end, :end].expand(-1, heads, -1, -1).flatten(0, 1)
 
 
 def shared_by(x: Tensor, heads: int) -> Tensor:
-    """(B, KV * heads, S, D) for x (B, KV, S, D): each head that came `heads` times in a row."""
+    """Return (B, KV * heads, S, D) for x (B, KV, S, D): each head that came `heads` times in a row."""
     return x if heads == 1 else x.repeat_interleave(heads, dim=1)
 
 
 def documents_mask(documents: Tensor, flex: bool) -> Any:
-    """Who sees whom when each token sees its own document up to itself; for `attend`.
+    """Return who sees whom when each token sees its own document up to itself; for `attend`.
 
     documents: (B, T), a number that changes where a document begins. flex: for flex attention, else a plain mask.
     """
@@ -135,7 +146,7 @@ def documents_mask(documents: Tensor, flex: bool) -> Any:
 
 
 def positions_in(documents: Tensor) -> Tensor:
-    """(B, T): how many tokens of the same document stand before each; documents as above."""
+    """Return (B, T): how many tokens of the same document stand before each; documents as above."""
     index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
@@ -144,7 +155,7 @@ def positions_in(documents: Tensor) -> Tensor:
 
 @cache
 def _flex(compiled: bool) -> Any:
-    """Uncompiled, flex attention makes the whole square; that is for tests."""
+    """Return flex attention, compiled: without that it makes the whole square, which is for tests."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention) if compiled else flex_attention

@@ -36,14 +36,14 @@ class Views:
 
 
 def views(numbers: Tensor, block_size: int, num_clean: int) -> Views:
-    """The mask of a sequence, for `attend`."""
+    """Return the mask of a sequence, for `attend`."""
     return Views(
         numbers, block_size, num_clean, _block_mask(numbers, block_size, num_clean) if numbers.is_cuda else None
     )
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Views) -> Tensor:
-    """(B, H, S, D) for q (B, H, S, D), k and v (B, KV, S, D)."""
+    """Return (B, H, S, D) for q (B, H, S, D), k and v (B, KV, S, D)."""
     shared = q.shape[1] // k.shape[1]
     if mask.flex is not None:
         return _flex()(q, k, v, block_mask=mask.flex, enable_gqa=shared > 1)
@@ -55,7 +55,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Views) -> Tensor:
 
 
 def dense(mask: Views) -> Tensor:
-    """bool (B, 1, S, S), True where a query (row) may look."""
+    """Return bool (B, 1, S, S), True where a query (row) may look."""
     size, numbers = mask.block_size, mask.numbers
     at = torch.arange(numbers.shape[1] * size, device=numbers.device)
     itself = at[:, None] // size == at[None, :] // size
@@ -82,8 +82,9 @@ def _flex() -> Any:
 
 
 class InBlocks(torch.autograd.Function):
-    """The same for a CPU: every query meets the D keys of its own block, and the clean keys up to the last that one of
-    its part may see.
+    """The same for a CPU, part by part.
+
+    Every query meets the D keys of its own block, and the clean keys up to the last that one of its part may see.
 
     Kept for the way back: what came in, the answer, one number per query; scores are made again, as in
     `trainer.model.attention.InParts`.
@@ -91,7 +92,10 @@ class InBlocks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, size: int, num_clean: int) -> Tensor:
-        """q, k, v (B, H, S, D); numbers (B, M). (B, H, S, D), the heads of a token side by side in memory."""
+        """Return (B, H, S, D), the heads of a token side by side in memory.
+
+        q, k, v (B, H, S, D); numbers (B, M).
+        """
         rows, heads, length, width = q.shape
         q, k, v = (one.reshape(-1, length, width) for one in (q, k, v))  # (B * H, S, D)
         answers, norms = [], []
@@ -137,7 +141,10 @@ class InBlocks(torch.autograd.Function):
 
 
 def parts_of(length: int, num_clean: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """First and last of the queries that are worked on together, and how many clean keys they meet; whole blocks."""
+    """Yield first and last of the queries that are worked on together, and how many clean keys they meet.
+
+    All are whole blocks.
+    """
     blocks = num_clean // size
     for number in range(PARTS):
         start, end = blocks * number // PARTS, blocks * (number + 1) // PARTS
@@ -148,15 +155,17 @@ def parts_of(length: int, num_clean: int, size: int) -> Iterator[tuple[int, int,
 
 
 def scores_of(q: Tensor, k: Tensor, start: int, end: int, seen: int, size: int) -> Tensor:
-    """(N, end - start, seen + size): products with the clean keys, then with those of each query's own block."""
+    """Return (N, end - start, seen + size): products with the clean keys, then with those of each query's own block."""
     part = q[:, start:end]
     blocks = part.reshape(-1, size, q.shape[-1]) @ k[:, start:end].reshape(-1, size, q.shape[-1]).mT
     return torch.cat((part @ k[:, :seen].mT, blocks.view(len(q), end - start, size)), dim=-1)
 
 
 def in_block(weights: Tensor, x: Tensor, size: int, turned: bool = False) -> Tensor:
-    """(N, T, D): weights (N, T, size) of each token for those of its own block, times x (N, T, D); `turned`: of those
-    of its own block for each token."""
+    """Return (N, T, D): weights (N, T, size) of each token for those of its own block, times x (N, T, D).
+
+    turned: of those of its own block for each token.
+    """
     squares = weights.reshape(-1, size, size)
     return ((squares.mT if turned else squares) @ x.reshape(-1, size, x.shape[-1])).view(x.shape)
 

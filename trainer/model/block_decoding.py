@@ -40,7 +40,7 @@ class BlockCache:
         return self.keys[layer, :, :, : self.end], self.values[layer, :, :, : self.end]
 
     def advance(self, count: int) -> None:
-        """Nothing: where a pass belongs is said before it."""
+        """Do nothing: where a pass belongs is said before it."""
 
     def keep(self, rows: Tensor) -> None:
         """Forget the others."""
@@ -111,7 +111,7 @@ class Decoding:
                 cache.keep(kept)
 
     def _states(self, ids: Tensor, rows: Sequence[Row], cache: BlockCache) -> Tensor:
-        """(B, size, d): for each place of each row's block, the hidden state that predicts its token.
+        """Return (B, size, d): for each place of each row's block, the hidden state that predicts its token.
 
         Read are the blocks that are not in the cache, up to the one that is being filled.
         """
@@ -159,7 +159,7 @@ class Decoding:
         ids.scatter_(1, places, torch.where(taken, chosen, block))
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids (N,) for fp32 logits (N, V), and how probable the model holds them, whatever they were drawn from."""
+        """Return ids (N,) for fp32 logits (N, V), and how probable the model holds them, however they were drawn."""
         tokens = choose(logits, self.temperature, self.top_k, self.generator)
         return tokens, (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1)).exp()
 
@@ -181,7 +181,7 @@ def generate(
     model: Decoder, prompts: Sequence[Sequence[int]], stop: Collection[int], max_new: int = 128,
     temperature: float = 0.0, top_k: int = 0, seed: int = 0,
 ) -> list[list[int]]:  # fmt: skip
-    """What follows each prompt, up to the first id of `stop`, which is left out."""
+    """Return what follows each prompt, up to the first id of `stop`, which is left out."""
     generator = torch.Generator(model.head.device).manual_seed(seed)
     answers: list[list[int]] = [[] for _ in prompts]
     for found in Decoding(model, prompts, stop, max_new, temperature, top_k, generator):

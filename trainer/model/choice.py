@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator | None) -> Tensor:
-    """One id (B,) per row of fp32 logits (B, V); temperature 0 is the likeliest, top_k 0 is no limit."""
+    """Return one id (B,) per row of fp32 logits (B, V); temperature 0 is the likeliest, top_k 0 is no limit."""
     if temperature <= 0:
         return logits.argmax(dim=-1)
     if 0 < top_k < logits.shape[-1]:

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.config import ModelConfig
 from trainer.model import float8
 from trainer.model.attention import attend, documents_mask, positions_in
 from trainer.model.losses import Shape, SummedCrossEntropy, capped
 from trainer.model.rope import rotations
 from trainer.model.ternary import TernaryLinear
+from trainer.records.model_config import ModelConfig
 
 IGNORED = -1
 
@@ -74,7 +74,7 @@ class Linear(nn.Linear):
 
 
 def matrix(config: ModelConfig, inputs: int, outputs: int) -> nn.Linear:
-    """One of the matrices inside a block, as the config has them."""
+    """Return one of the matrices inside a block, as the config has them."""
     return Linear(inputs, outputs) if config.ternary is None else TernaryLinear(inputs, outputs, config.ternary)
 
 
@@ -124,7 +124,7 @@ class Positions:
 
 
 def rotate(x: Tensor, at: Positions) -> Tensor:
-    """RoPE on halves: x * cos + (-x2, x1) * sin."""
+    """Return x after RoPE on halves: x * cos + (-x2, x1) * sin."""
     first, second = x.chunk(2, dim=-1)
     return x * at.cos + torch.cat((-second, first), dim=-1) * at.sin
 
@@ -145,7 +145,7 @@ class Attention(nn.Module):
         self.has_sub_norm = config.sub_norm
 
     def projected(self, x: Tensor, at: Positions) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, T, D), keys and values (B, KV, T, D), rotated, of normed x (B, T, d)."""
+        """Return queries (B, H, T, D), keys and values (B, KV, T, D), rotated, of normed x (B, T, d)."""
         rows, length, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(rows, length, self.heads, self.head_dim)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim)).transpose(1, 2)
@@ -186,7 +186,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def projected(self, x: Tensor, at: Positions) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values that its attention makes of x (B, T, d): see `Attention.projected`."""
+        """Return queries, keys and values that its attention makes of x (B, T, d): see `Attention.projected`."""
         return self.self_attn.projected(self.input_layernorm(x), at)
 
     def forward(self, x: Tensor, at: Positions, cache: Kept | None, layer: int) -> Tensor:
@@ -218,14 +218,14 @@ class Decoder(nn.Module):
 
     @property
     def head(self) -> Tensor:
-        """(V, d): what turns hidden states into logits."""
+        """Return (V, d): what turns hidden states into logits."""
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
     def hidden(
         self, ids: Tensor, cache: Kept | None = None, documents: Tensor | None = None, *, at: Positions | None = None,
         capture: Sequence[int] = (),
     ) -> Any:  # fmt: skip
-        """(B, T, d) in `compute_dtype` for ids (B, T); with `capture` a pair of that and a list, see below.
+        """Return (B, T, d) in `compute_dtype` for ids (B, T); with `capture` a pair of that and a list, see below.
 
         With a cache they follow what it holds, and are added to it. With `documents` (B, T), numbers that change where
         a document begins, each token sees its own document only. at: where the tokens stand and what they see, as
@@ -249,20 +249,20 @@ class Decoder(nn.Module):
         return (last, [seen.get(layer, x) for layer in capture]) if capture else last
 
     def positions(self, index: Tensor, mask: Any = None, is_causal: bool = False) -> Positions:
-        """What `hidden` takes for tokens at the positions `index` (B or 1, T).
+        """Return what `hidden` takes for tokens at the positions `index` (B or 1, T).
 
         mask: who sees whom, as `attend` takes it; is_causal: whether no token sees a later one in its row.
         """
         return Positions(*rotations(index, self.config, self.compute_dtype), mask, is_causal)
 
     def forward(self, ids: Tensor, cache: Cache | None = None, last_only: bool = False) -> Tensor:
-        """fp32 logits (B, T, V), or (B, 1, V) of the last position only."""
+        """Return fp32 logits (B, T, V), or (B, 1, V) of the last position only."""
         hidden = self.hidden(ids, cache)
         logits = F.linear(hidden[:, -1:] if last_only else hidden, self.head.to(self.compute_dtype)).float()
         return capped(logits, self.shape.softcap)
 
     def loss(self, ids: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Summed cross entropy in nats, fp32 scalar; targets (B, T) of -1 do not count; documents as above."""
+        """Return summed cross entropy in nats, fp32 scalar; targets (B, T) of -1 do not count; documents as above."""
         hidden, targets = self.hidden(ids, documents=documents).flatten(0, 1), targets.flatten()
         counted = (targets != IGNORED).nonzero().squeeze(1)
         if len(counted) < len(targets):  # in chat most tokens do not count: logits are made for those that do
@@ -270,8 +270,11 @@ class Decoder(nn.Module):
         return SummedCrossEntropy.apply(hidden, self.head, targets, self.shape)
 
     def through(self, objective: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """`objective.loss` of this model. What trains calls it through here: where the model is cut over processes, all
-        that lies outside of its blocks is put together before, and gradients are added up after."""
+        """Return `objective.loss` of this model.
+
+        What trains calls it through here: where the model is cut over processes, all that lies outside of its blocks is
+        put together before, and gradients are added up after.
+        """
         return objective.loss(self, batch)
 
     def _positions(self, ids: Tensor, cache: Cache | None, documents: Tensor | None) -> Positions:

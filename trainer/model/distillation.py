@@ -35,8 +35,10 @@ def layer_distance(
 
 
 def relation_divergence(student: Tensor, teacher: Tensor, heads: int, unseen: Tensor, counted: Tensor) -> Tensor:
-    """Return KL(teacher || student) of how alike a token's vector is to those it sees, summed over the tokens of
-    `counted`: the mean over relation heads, divided by their number once more, as in BitDistill's released code.
+    """Return KL(teacher || student) of how alike a token's vector is to those it sees, summed over tokens.
+
+    It is the mean over relation heads, divided by their number once more, as in BitDistill's released code; the tokens
+    are those of `counted`.
 
     student, teacher: (B, H, T, D), queries, keys or values; all heads of a token are joined and cut into `heads`.
     unseen: bool, (T, T) or (B, T, T), True where a token (row) does not see another (column). counted: (B, T) bool.
@@ -45,7 +47,7 @@ def relation_divergence(student: Tensor, teacher: Tensor, heads: int, unseen: Te
 
 
 def _unit(x: Tensor, heads: int) -> Tensor:
-    """(B, heads, T, H * D / heads), fp32, every vector of length 1."""
+    """Return (B, heads, T, H * D / heads), fp32, every vector of length 1."""
     rows, _, length, _ = x.shape
     joined = x.transpose(1, 2).reshape(rows, length, heads, -1).transpose(1, 2)
     return F.normalize(joined.float(), dim=-1)

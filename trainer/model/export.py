@@ -18,10 +18,10 @@ from store.artifacts import model_files, vocabulary
 from store.artifacts.model_files import INDEX, WEIGHTS
 from store.outside import Unreadable
 from trainer import tensor_file
-from trainer.config import ModelConfig
 from trainer.errors import Refused
 from trainer.model.decoder import Decoder
 from trainer.model.huggingface import differences, is_spare, model_config, written
+from trainer.records.model_config import ModelConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 SHARD_BYTES = 5 * 10**9
@@ -55,7 +55,10 @@ def write(
 
 
 def write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype, most: int = SHARD_BYTES) -> None:
-    """One file, or several of at most `most` bytes (a larger tensor has one of its own) with an index, written last."""
+    """Write one file, or several of at most `most` bytes with an index, written last.
+
+    A larger tensor has a file of its own.
+    """
     shards: list[dict[str, Tensor]] = []
     size = total = 0
     for name, one in weights.items():
@@ -81,9 +84,9 @@ def _in(dtype: torch.dtype, one: Tensor) -> Tensor:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Raises Refused when `folder` holds no model, one that our decoder cannot be, or one whose files are of another.
+    """Return the shape of the model in `folder`. Of the weights only the headers are read.
 
-    Of the weights only the headers are read.
+    Raises Refused when it holds no model, one that our decoder cannot be, or one whose files are of another.
     """
     try:
         config = model_config(model_files.load(folder))
@@ -99,13 +102,13 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raises Refused when the tokenizer beside a model is not the one that it was trained with."""
+    """Raise Refused when the tokenizer beside a model is not the one that it was trained with."""
     if wrong := vocabulary.problem_in(folder):
         raise Refused(f"{folder}: {wrong}; make the model again: inv train --phase ..., or put the right file there")
 
 
 def read(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Decoder:
-    """The model in a Hugging Face folder, with fp32 parameters. Raises Refused in words."""
+    """Return the model in a Hugging Face folder, with fp32 parameters. Raises Refused in words."""
     model = Decoder(read_config(folder), compute_dtype)
     load(model, folder)
     return model
@@ -157,12 +160,12 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 
 def folder_of_model(folder: Path) -> Path:
-    """The Hugging Face folder: `folder` itself, or `hf/` of a published artifact."""
+    """Return the Hugging Face folder: `folder` itself, or `hf/` of a published artifact."""
     return folder / "hf" if (folder / "hf" / "config.json").is_file() else folder
 
 
 def copy(source: Path, out: Path, dtype: torch.dtype) -> None:
-    """The model of `source` as a new Hugging Face folder, in another dtype if asked. Raises Refused."""
+    """Copy the model of `source` to a new Hugging Face folder, in another dtype if asked. Raises Refused."""
     source = folder_of_model(source)
     check_tokenizer(source)
     if out.exists():

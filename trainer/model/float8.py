@@ -12,7 +12,7 @@ DIVISOR = 16  # of every side of a matrix
 
 
 def problem(device: torch.device) -> str:
-    """Why a device cannot do it; "" when it can."""
+    """Return why a device cannot do it; "" when it can."""
     if device.type != "cuda":
         return "dtype float8 needs an NVIDIA GPU of the Ada or Hopper kind or later; this machine computes on its CPU"
     found = torch.cuda.get_device_capability(device)
@@ -26,14 +26,14 @@ def fits(*sides: int) -> bool:
 
 
 def quantised(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x in `dtype`, and the fp32 scale that gives it back."""
+    """Return x in `dtype`, and the fp32 scale that gives it back."""
     most = x.abs().amax().float().clamp(min=1e-12)
     scale = torch.finfo(dtype).max / most
     return (x.float() * scale).to(dtype), scale.reciprocal()
 
 
 def product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], fast: bool) -> Tensor:
-    """a (N, K) times the transpose of b (M, K), both quantised: bf16 (N, M)."""
+    """Return a (N, K) times the transpose of b (M, K), both quantised: bf16 (N, M)."""
     return torch._scaled_mm(
         a[0].contiguous(), b[0].contiguous().t(), scale_a=a[1], scale_b=b[1], out_dtype=torch.bfloat16,
         use_fast_accum=fast,
@@ -58,5 +58,5 @@ class Float8Linear(torch.autograd.Function):
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """(..., M) for x (..., K); the rows of x all together must be a multiple of 16."""
+    """Return (..., M) for x (..., K); the rows of x all together must be a multiple of 16."""
     return Float8Linear.apply(x.flatten(0, -2), weight).view(*x.shape[:-1], weight.shape[0])

@@ -23,7 +23,7 @@ def steps(
     top_k: int = 0,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
-    """The next id of every row (B,), again and again, at most `max_new` times or until the model's positions end."""
+    """Yield the next id of every row (B,), again and again, at most `max_new` times or until the positions end."""
     longest, device = max(map(len, prompts)), model.head.device
     starts = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
     ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)  # (B, T)
@@ -44,7 +44,7 @@ def generate(
     top_k: int = 0,
     seed: int = 0,
 ) -> list[list[int]]:
-    """What follows each prompt, up to the first id of `stop`, which is left out."""
+    """Return what follows each prompt, up to the first id of `stop`, which is left out."""
     if model.config.blocks is not None:
         return block_decoding.generate(model, prompts, stop, max_new, temperature, top_k, seed)
     generator = torch.Generator(model.head.device).manual_seed(seed)
@@ -65,7 +65,7 @@ def stream(
     model: Decoder, prompt: Sequence[int], stop: Collection[int], max_new: int, temperature: float = 0.0,
     top_k: int = 0, generator: torch.Generator | None = None,
 ) -> Iterator[int]:  # fmt: skip
-    """What follows a prompt, id by id, up to the first of `stop`, which is left out."""
+    """Yield what follows a prompt, id by id, up to the first of `stop`, which is left out."""
     if model.config.blocks is not None:
         decoding = block_decoding.Decoding(model, [prompt], stop, max_new, temperature, top_k, generator)
         found = (token for new in decoding for token in new[0])

@@ -11,8 +11,8 @@ from typing import Any
 from data.config import ConfigError, load
 from store.artifacts.model_files import Stored
 from store.outside import shown
-from trainer.config import ModelConfig, RopeScaling, Ternary
 from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import ModelConfig, RopeScaling, Ternary
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "bitnet": "BitNetForCausalLM"}
 OURS, OUR_ARCHITECTURE = "slipway", "SlipwayForCausalLM"  # shapes that are nobody else's
@@ -65,7 +65,7 @@ def kind_of(config: ModelConfig) -> str:
 
 
 def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) -> dict[str, Any]:
-    """The content of config.json. The spelling of newer releases stands beside the classic one.
+    """Return the content of config.json. The spelling of newer releases stands beside the classic one.
 
     Weights of a ternary model are the masters, which whoever loads them rounds as we do: `online`.
     """
@@ -107,7 +107,7 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
 
 
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Ours from the content of a config.json. Raises ConfigError when our decoder cannot be that model."""
+    """Return our shape of the content of a config.json. Raises ConfigError when our decoder cannot be that model."""
     kind, blocks = raw.get("model_type"), None
     if kind == IN_BLOCKS:
         said = raw.get(IN_BLOCKS)
@@ -174,7 +174,7 @@ def _ternary(raw: Mapping[str, Any], kind: str) -> Ternary | None:
 
 
 def _refuse_odd(said: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a number of another kind, or that no model has; null is as if it were not there."""
+    """Raise ConfigError for a number of another kind, or that no model has; null is as if it were not there."""
     for name, value in said.items():
         if value is None or (name == SOFTCAP and value == 0):
             continue
@@ -189,7 +189,7 @@ def _refuse_odd(said: Mapping[str, Any]) -> None:
 
 
 def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every parameter, as the files of such a model have them."""
+    """Yield name and shape of every parameter, as the files of such a model have them."""
     d, f, hd = config.hidden_size, config.intermediate_size, config.head_dim
     q, kv = config.num_attention_heads * hd, config.num_key_value_heads * hd
     yield "model.embed_tokens.weight", (config.vocab_size, d)
@@ -213,7 +213,7 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def differences(config: ModelConfig, headers: Iterable[Mapping[str, Stored]]) -> list[str]:
-    """What the headers of a model's files say otherwise than its config.json, in words. Nothing is allocated."""
+    """Return what the headers of a model's files say otherwise than its config.json, in words. Nothing is allocated."""
     stored = {name: one.shape for header in headers for name, one in header.items() if not is_spare(name, config)}
     # a few more than there are tensors, however many layers the config promises
     wanted = dict(islice(shapes(config), len(stored) + 100))
@@ -224,7 +224,7 @@ def differences(config: ModelConfig, headers: Iterable[Mapping[str, Stored]]) ->
 
 
 def is_spare(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor says only what is said elsewhere: the embedding once more, or what config.json says."""
+    """Tell whether a tensor says only what is said elsewhere: the embedding once more, or what config.json says."""
     return (name == "lm_head.weight" and config.tie_word_embeddings) or name.endswith("rotary_emb.inv_freq")
 
 

@@ -31,7 +31,7 @@ def capped(logits: Tensor, softcap: float) -> Tensor:
 
 
 def of_slice(raw: Tensor, index: Tensor, softcap: float, z_loss: float) -> tuple[Tensor, Tensor]:
-    """Summed nats (fp32), and their gradient, the z-loss's included, to raw logits (t, V), in their dtype.
+    """Return summed nats (fp32), and their gradient, the z-loss's included, to raw logits (t, V), in their dtype.
 
     index: (t, 1) int64. `raw` is used up.
     """
@@ -57,7 +57,7 @@ class SummedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden: Tensor, head: Tensor, targets: Tensor, shape: Shape) -> Tensor:
-        """hidden (N, d), head (V, d), targets (N,), all of which count. fp32 scalar."""
+        """Return a fp32 scalar. hidden (N, d), head (V, d), targets (N,), all of which count."""
         weight = head.to(hidden.dtype)
         total = hidden.new_zeros((), dtype=torch.float32)
         grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]

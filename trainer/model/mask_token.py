@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import torch
 
-from trainer.config import ModelConfig
 from trainer.model.decoder import Decoder
 from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import ModelConfig
 
 ROWS = 64  # a whole number of times: matrices of other heights are multiplied slowly
 
 
 def with_mask(config: ModelConfig, blocks: BlocksConfig, known: int) -> ModelConfig:
-    """The shape with room for the mask, which is the first id behind the `known` ones of the tokenizer.
+    """Return the shape with room for the mask, which is the first id behind the `known` ones of the tokenizer.
 
     Where a model has rows to spare, they do; else it gets some.
     """

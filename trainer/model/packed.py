@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.config import ModelConfig
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.huggingface import OURS, kind_of
 from trainer.model.ternary import layers_of, ternary
+from trainer.records.model_config import ModelConfig
 
 PER_BYTE = 4
 
@@ -31,7 +31,7 @@ def packed_problem(config: ModelConfig) -> str:
 
 
 def pack(symbols: Tensor) -> Tensor:
-    """uint8 (M / 4, K) of symbols -1, 0, 1 (M, K): a byte has those of four rows that are M / 4 apart."""
+    """Return uint8 (M / 4, K) of symbols -1, 0, 1 (M, K): a byte has those of four rows that are M / 4 apart."""
     quarters = (symbols + 1).to(torch.uint8).chunk(PER_BYTE)
     packed = quarters[0].clone()
     for place, rows in enumerate(quarters[1:], 1):

@@ -10,11 +10,11 @@ import math
 import torch
 from torch import Tensor
 
-from trainer.config import ModelConfig, RopeScaling
+from trainer.records.model_config import ModelConfig, RopeScaling
 
 
 def rotations(index: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin (B, 1, T, D) in `dtype` of the positions `index` (B, T); angles are computed in fp32."""
+    """Return cos and sin (B, 1, T, D) in `dtype` of the positions `index` (B, T); angles are computed in fp32."""
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=index.device)
     frequencies, magnitude = config.rope_theta ** (-half / config.head_dim), 1.0
     if config.rope_scaling is not None:
@@ -25,7 +25,7 @@ def rotations(index: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[T
 
 
 def scaled(frequencies: Tensor, config: ModelConfig, scaling: RopeScaling) -> tuple[Tensor, float]:
-    """Stretched frequencies (D/2,), and what cos and sin are multiplied by."""
+    """Return stretched frequencies (D/2,), and what cos and sin are multiplied by."""
     slow = frequencies / scaling.factor
     if scaling.kind == "linear":
         return slow, 1.0

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.config import Ternary
+from trainer.records.model_config import Ternary
 
 LEAST = 1e-5  # of a scale: a matrix or a token of zeros divides by this
 
@@ -53,7 +53,7 @@ class RoundedActivations(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, share: Tensor | None) -> Tensor:
-        """x (..., K); share: () how much of the way to the rounded values, None = all of it."""
+        """Return x (..., K), rounded; share: () how much of the way to the rounded values, None = all of it."""
         wide = x.float()
         gain = 127.0 / wide.abs().amax(dim=-1, keepdim=True).clamp_(min=LEAST)
         near = (wide * gain).round_().clamp_(-128, 127).div_(gain)
@@ -71,7 +71,7 @@ class RoundedWeight(torch.autograd.Function):
     def forward(
         ctx, weight: Tensor, how: Ternary, share: Tensor | None, exact: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
-        """exact: (K,) bool, columns that stay as they are."""
+        """Return the weight, rounded; exact: (K,) bool, columns that stay as they are."""
         near = rounded_weight(weight, how)
         if exact is not None:
             near = torch.where(exact, weight.float(), near)

@@ -51,7 +51,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        """d ln p_t / d logits = onehot_t - p."""
+        """Return the gradient: d ln p_t / d logits = onehot_t - p."""
         hidden, head, targets, norms = ctx.saved_tensors
         weight = head.to(hidden.dtype)
         hidden_grad, head_grad = torch.empty_like(hidden), torch.zeros_like(head)

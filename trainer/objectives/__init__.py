@@ -27,12 +27,17 @@ class Objective(Protocol):
         """Return what the loss of all rows of a step is divided by; 0 divides nothing."""
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss (fp32 scalar) and the figures (scalars, detached, the same names for every batch), all of
-        them sums over the rows of this micro-batch."""
+        """Return the loss (fp32 scalar) and the figures (scalars, detached, the same names for every batch).
+
+        All of them are sums over the rows of this micro-batch.
+        """
 
     def at(self, step: int) -> None:
-        """Make ready for the step after so many. What changes from step to step is kept in tensors without dimensions
-        and changed in place: compiled code takes a number for a constant, and is compiled again for each."""
+        """Make ready for the step after so many.
+
+        What changes from step to step is kept in tensors without dimensions and changed in place: compiled code takes a
+        number for a constant, and is compiled again for each.
+        """
 
 
 class CrossEntropy:

@@ -28,7 +28,10 @@ class Bits:
     """The objective of every stage that trains; see `BitsConfig` for the parts of its loss."""
 
     def __init__(self, config: BitsConfig, steps: int, model: Decoder, teacher: Decoder | None = None) -> None:
-        """steps: of the whole phase. Raises Refused for a teacher whose shape the loss cannot be taken over."""
+        """Make the objective of a phase of `steps` steps.
+
+        Raises Refused for a teacher whose shape the loss cannot be taken over.
+        """
         self.config, self.steps, self.teacher = config, steps, teacher
         self.matrices = layers_of(model)
         device = model.head.device
@@ -142,13 +145,13 @@ def _placed(model: Decoder, ids: Tensor, documents: Tensor | None) -> Positions:
 
 
 def _unseen(ids: Tensor, documents: Tensor | None) -> Tensor:
-    """bool (T, T) or (B, T, T), True where a token does not see another."""
+    """Return bool (T, T) or (B, T, T), True where a token does not see another."""
     if documents is not None:
         return ~documents_mask(documents, flex=False)[:, 0]
     return torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device).triu_(1)
 
 
 def _seen(model: Decoder, ids: Tensor, at: Positions, capture: list[int]) -> tuple[Tensor, list[Tensor]]:
-    """Last hidden states (B, T, d), and what went into the layers of `capture`."""
+    """Return the last hidden states (B, T, d), and what went into the layers of `capture`."""
     found = model.hidden(ids, at=at, capture=capture)
     return found if capture else (found, [])

@@ -28,8 +28,10 @@ LEAST = 1e-3  # share of a block's tokens that is masked in the first view; the 
 def with_masks(
     ids: np.ndarray, targets: np.ndarray, block_size: int, chance: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """A batch for `BlockDiffusion`: `ids` and `targets` (rows, T), `masked` (rows, T) uint8: those of the first view,
-    `live` (rows, N) int64: the numbers of the blocks with something to learn, -1 behind the last of a row.
+    """Return a batch for `BlockDiffusion`.
+
+    It has `ids` and `targets` (rows, T), `masked` (rows, T) uint8: those of the first view, `live` (rows, N) int64: the
+    numbers of the blocks with something to learn, -1 behind the last of a row.
 
     Each block is masked with a probability of its own, uniform between 0.001 and 1.
     """
@@ -72,7 +74,7 @@ def sequence(batch: Mapping[str, Tensor], config: BlocksConfig) -> Sequence:
     none = (live < 0)[:, :, None]
 
     def copies(x: Tensor) -> Tensor:
-        """(B, N, size) of x (B, T)."""
+        """Return (B, N, size) of x (B, T)."""
         return x.view(rows, -1, size).gather(1, at[:, :, None].expand(-1, -1, size))
 
     here, wanted, first = copies(ids), copies(known).masked_fill(none, IGNORED), copies(batch["masked"]).bool()
@@ -97,11 +99,11 @@ class BlockDiffusion:
         self.config = config
 
     def count(self, batch: Batch) -> float:
-        """How many tokens are learnt."""
+        """Return how many tokens are learnt."""
         return float((batch["targets"] != IGNORED).sum())
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Summed nats, fp32 scalar; no other figures."""
+        """Return summed nats, fp32 scalar; no other figures."""
         one, size = sequence(batch, self.config), self.config.block_size
         mask = views(one.numbers, size, batch["ids"].shape[1])
         hidden = model.hidden(one.ids, at=model.positions(one.index, mask)).flatten(0, 1)
@@ -111,4 +113,4 @@ class BlockDiffusion:
         return SummedCrossEntropy.apply(hidden, model.head, targets, model.shape), {}
 
     def at(self, step: int) -> None:
-        """Nothing hangs on the step."""
+        """Do nothing: it does not hang on the step."""

@@ -18,9 +18,12 @@ Batch = Mapping[str, np.ndarray]
 
 
 class PolicyLoss:
-    """The objective. A batch has `ids`, `targets` (rows, T) and `advantages`, `weights` (rows,); and, all of them ln p
-    (rows, T) of the targets, `old` of the policy that answered, as the trainer computes it (absent = it is the policy
-    that is changed), `sampled` as the engine computed it, and `reference` of the model that the phase began with."""
+    """The objective of learning from what answers are worth.
+
+    A batch has `ids`, `targets` (rows, T) and `advantages`, `weights` (rows,); and, all of them ln p (rows, T) of the
+    targets, `old` of the policy that answered, as the trainer computes it (absent = it is the policy that is changed),
+    `sampled` as the engine computed it, and `reference` of the model that the phase began with.
+    """
 
     def __init__(self, config: RlConfig) -> None:
         self.config = config
@@ -30,11 +33,14 @@ class PolicyLoss:
         return float((batch["targets"] != IGNORED).sum())
 
     def at(self, step: int) -> None:
-        """Nothing here hangs on the step."""
+        """Do nothing: it does not hang on the step."""
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the sum over tokens, and sums of `entropy` (nats), `clipped` (tokens whose gradient was cut off),
-        `mismatch` (|ln p| between engine and trainer) and `kl` (nats)."""
+        """Return the sum over tokens, and sums of the figures.
+
+        They are `entropy` (nats), `clipped` (tokens whose gradient was cut off), `mismatch` (|ln p| between engine and
+        trainer) and `kl` (nats).
+        """
         config, width = self.config, batch["targets"].shape[1]
         counted = (batch["targets"].flatten() != IGNORED).nonzero().squeeze(1)
         row = counted // width
@@ -106,8 +112,9 @@ def has_signal(rewards: np.ndarray) -> np.ndarray:
 
 
 def row_weights(lengths: np.ndarray, kept: np.ndarray, config: RlConfig) -> np.ndarray:
-    """Return what a token of each answer weighs, fp32 (rows,), so that the sum over the tokens that are kept, divided
-    by their number, is the loss over all answers.
+    """Return what a token of each answer weighs, fp32 (rows,).
+
+    The sum over the tokens that are kept, divided by their number, is then the loss over all answers.
 
     lengths: tokens of each answer that count; kept: bool, which answers are in the batch.
     """

@@ -38,8 +38,10 @@ class Source:
         """Go on from there. Raises DataError for a place in other data."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint is to hold: for sources that see the model, all that the step does not say. The
-        first process's counts for all."""
+        """Return what a checkpoint is to hold: for sources that see the model, all that the step does not say.
+
+        The first process's counts for all.
+        """
         return {}
 
     def load(self, state: Mapping[str, Tensor]) -> None:

@@ -30,17 +30,17 @@ class Cut:
     group: Any = None  # the processes that make up one copy, in the order of their pieces
 
     def rows(self, num_rows: int) -> slice:
-        """Those of a parameter of so many that are here."""
+        """Return which rows of a parameter of so many are here."""
         each = -(-num_rows // self.size)
         return slice(min(self.rank * each, num_rows), min((self.rank + 1) * each, num_rows))
 
     def sizes(self, num_rows: int) -> list[int]:
-        """How many rows each process has."""
+        """Return how many rows each process has."""
         each = -(-num_rows // self.size)
         return [max(0, min(each, num_rows - rank * each)) for rank in range(self.size)]
 
     def norm(self, mine: Tensor) -> Tensor:
-        """Of the whole, where `mine` (a scalar) is that of the pieces here. Raises PeerLost."""
+        """Return the norm of the whole, where `mine` (a scalar) is that of the pieces here. Raises PeerLost."""
         if self.size == 1:
             return mine
         squares = mine.square()
@@ -49,7 +49,10 @@ class Cut:
         return squares.sqrt()
 
     def whole(self, pieces: Tensor, num_rows: int) -> Tensor:
-        """This process's share of some matrices, whole. pieces (N, rows here, columns); (its N, num_rows, columns)."""
+        """Return the share of this process of some matrices, whole: (its N, num_rows, columns).
+
+        pieces: (N, rows here, columns).
+        """
         n, _, columns = pieces.shape
         mine, sizes = self._shares(n), self.sizes(num_rows)  # of matrices, of rows, of each process
         got = self._swap(
@@ -61,7 +64,7 @@ class Cut:
         return torch.cat([part.view(mine[self.rank], rows, columns) for part, rows in parts], dim=1)
 
     def pieces(self, whole: Tensor, n: int, rows_here: int) -> Tensor:
-        """Back from `whole`: (N, rows here, columns) of (its N, rows, columns)."""
+        """Return what `whole` was given: (N, rows here, columns) of (its N, rows, columns)."""
         mine, (_, num_rows, columns) = self._shares(n), whole.shape
         parts = whole.split(self.sizes(num_rows), dim=1)
         got = self._swap(
@@ -72,12 +75,12 @@ class Cut:
         return torch.cat([part.view(count, rows_here, columns) for part, count in zip(got, mine, strict=True)])
 
     def _shares(self, n: int) -> list[int]:
-        """How many of n matrices each process has whole."""
+        """Return how many of n matrices each process has whole."""
         ends = [n * rank // self.size for rank in range(self.size + 1)]
         return [end - start for start, end in zip(ends, ends[1:], strict=False)]
 
     def _swap(self, given: Tensor, out: list[int], back: list[int]) -> list[Tensor]:
-        """Each process gets its section of everybody's `given`; `out` and `back` are the sections' lengths."""
+        """Give each process its section of everybody's `given`; `out` and `back` are the sections' lengths."""
         got = given.new_empty(sum(back))
         with passing():
             torch.distributed.all_to_all_single(got, given, back, out, group=self.group)
@@ -103,7 +106,7 @@ WHOLE = Cut()
 
 
 def part_of(tensor: Tensor) -> Tensor:
-    """The rows of a parameter, or of its gradient, that are here; they share their memory with it."""
+    """Return the rows of a parameter, or of its gradient, that are here; they share their memory with it."""
     return tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
 
 
@@ -144,12 +147,12 @@ def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through") ->
 
 
 def last_pass(model: nn.Module, is_last: bool) -> None:
-    """Copies of a cut model add up their gradients on the last pass of a step only."""
+    """Let copies of a cut model add up their gradients on the last pass of a step only."""
     model.set_requires_all_reduce(is_last)
 
 
 def _groups(members: Sequence[Sequence[int]], rank: int) -> Any:
-    """The group that this process is in; every process makes all of them, in the same order."""
+    """Return the group that this process is in; every process makes all of them, in the same order."""
     made = [torch.distributed.new_group(list(one), timeout=timedelta(seconds=step_timeout_s())) for one in members]
     return next(group for group, one in zip(made, members, strict=True) if rank in one)
 

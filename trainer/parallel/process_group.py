@@ -44,8 +44,10 @@ class Ranks:
         return self.rank == 0
 
     def share(self, rows: np.ndarray, fill: int) -> np.ndarray:
-        """This process's part of the rows of a batch; with rows of `fill` it is as long as that of any other, so that
-        all pass the model equally often."""
+        """Return the part of this process of the rows of a batch.
+
+        With rows of `fill` it is as long as that of any other, so that all pass the model equally often.
+        """
         mine = np.array_split(rows, self.size)[self.rank]
         missing = -(-len(rows) // self.size) - len(mine)
         return np.concatenate([mine, np.full((missing, *rows.shape[1:]), fill, rows.dtype)]) if missing else mine
@@ -67,7 +69,7 @@ class Ranks:
         return [float(figure) for figure in total]
 
     def total(self, *figures: float) -> list[float]:
-        """Their sums over all processes. Raises PeerLost."""
+        """Return their sums over all processes. Raises PeerLost."""
         if self.size == 1:
             return list(figures)
         sums = torch.tensor(figures, dtype=torch.float64)
@@ -76,7 +78,7 @@ class Ranks:
         return sums.tolist()
 
     def tell(self, words: Any = None) -> Any:
-        """What the first process says, as JSON, heard by all. Raises PeerLost."""
+        """Return what the first process says, as JSON, heard by all. Raises PeerLost."""
         if self.size == 1:
             return words
         said = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
@@ -88,7 +90,7 @@ class Ranks:
         return json.loads(bytes(said.tolist()))
 
     def tell_all(self, words: Any) -> list[Any]:
-        """What each process says, as JSON, heard by all. Raises PeerLost."""
+        """Return what each process says, as JSON, heard by all. Raises PeerLost."""
         if self.size == 1:
             return [words]
         said = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
@@ -109,7 +111,7 @@ class Ranks:
                     torch.distributed.broadcast(tensor, 0, group=self.words if tensor.device.type == "cpu" else None)
 
     def tell_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of the CPU that the first process has, heard by all, whatever they are. Raises PeerLost."""
+        """Return the CPU's tensors that the first process has, heard by all, whatever they are. Raises PeerLost."""
         if self.size == 1:
             return dict(tensors)
         about = {name: (str(one.dtype).removeprefix("torch."), list(one.shape)) for name, one in tensors.items()}
@@ -120,7 +122,7 @@ class Ranks:
         return mine
 
     def send(self, tensors: Mapping[str, Tensor]) -> None:
-        """Tensors of the CPU to the first process, which calls `receive`; beside the training. Raises PeerLost."""
+        """Send tensors of the CPU to the first process, which calls `receive`; beside the training. Raises PeerLost."""
         about = [(name, str(one.dtype).removeprefix("torch."), list(one.shape)) for name, one in tensors.items()]
         said = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
         with _others():
@@ -128,7 +130,7 @@ class Ranks:
                 torch.distributed.send(_as_bytes(one), 0, group=self.words)
 
     def receive(self, rank: int) -> dict[str, Tensor]:
-        """What that process sends. Raises PeerLost."""
+        """Return what that process sends. Raises PeerLost."""
         with _others():
 
             def fill(one: Tensor) -> Tensor:
@@ -140,7 +142,7 @@ class Ranks:
             return {name: fill(torch.empty(shape, dtype=getattr(torch, dtype))) for name, dtype, shape in about}
 
     def compare(self, digests: Mapping[str, str]) -> None:
-        """Raises Refused when a process has something else than the first one, and names both; PeerLost."""
+        """Raise Refused when a process has something else than the first one, naming both. Raises PeerLost."""
         if self.size == 1:
             return
         theirs = self.tell(digests)
@@ -161,7 +163,7 @@ class Ranks:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Together with the others, when torchrun has started more than one. Raises PeerLost when they do not come."""
+    """Join the others, when torchrun has started more than one. Raises PeerLost when they do not come."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield Ranks()
@@ -190,13 +192,13 @@ def step_timeout_s() -> float:
 
 
 def node() -> str:
-    """Which node of the run this is."""
+    """Return which node of the run this is."""
     return os.environ.get("SLIPWAY_NODE_RANK", "0")
 
 
 @contextmanager
 def _others(only: re.Pattern[str] | None = None) -> Iterator[None]:
-    """What PyTorch raises when a process at the other end has gone is a RuntimeError of many names.
+    """Raise PeerLost for what PyTorch raises when a process at the other end has gone: a RuntimeError of many names.
 
     only: what its words must have in them, where other things may fail too.
     """
@@ -209,5 +211,5 @@ def _others(only: re.Pattern[str] | None = None) -> Iterator[None]:
 
 
 def passing() -> AbstractContextManager[None]:
-    """Around a pass through a model whose parts other processes have. Raises PeerLost."""
+    """Turn what comes out of a pass through a model whose parts other processes have into PeerLost."""
     return _others(GONE)

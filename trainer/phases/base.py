@@ -27,14 +27,14 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
 
 
 def rows_of(phase: PhaseRun) -> "Rows":
-    """The text that a phase reads, as its config has it."""
+    """Return the text that a phase reads, as its config has it."""
     config, train = phase.config, sorted(phase.input("tokens").glob("train-*.bin"))
     loader = LOADERS[config.packing](train, config.sequence_len, config.rows, config.seed, phase.tokenizer.sha256)
     return Rows(loader, config.document_masks)
 
 
 def measured(phase: PhaseRun, model: Decoder) -> dict[str, Any]:
-    """How many tokens a phase has read, and bits per byte of the held-out documents, where there are any."""
+    """Return how many tokens a phase has read, and bits per byte of the held-out documents, where there are any."""
     config = phase.config
     about: dict[str, Any] = {"tokens": config.steps * config.rows * config.sequence_len}
     if val := sorted(phase.input("tokens").glob("val-*.bin")):

@@ -17,7 +17,7 @@ from trainer.objectives import Batch
 from trainer.objectives.bits import Bits
 from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
-from trainer.phases import base, chat
+from trainer.phases import base, conversations
 from trainer.records.bits import BitsConfig
 from trainer.records.phase_registry import TEACHER
 from trainer.run import phase_run
@@ -30,7 +30,7 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
             made = phase.converted()
             return phase.publish(*made, base.measured(phase, made[0])) if made else {}
         bits = config.bits or BitsConfig()
-        source = base.rows_of(phase) if config.reads_text else chat.rows_of(phase)
+        source = base.rows_of(phase) if config.reads_text else conversations.rows_of(phase)
         model = phase.first_model()
         teacher = phase.frozen(TEACHER) if bits.has_teacher else None
         objective = Bits(bits, config.steps, model, teacher)

@@ -10,7 +10,7 @@ from trainer.objectives import Batch
 from trainer.objectives.blocks import BlockDiffusion, with_masks
 from trainer.objectives.source import Made
 from trainer.parallel.process_group import Ranks
-from trainer.phases.chat import talk_of
+from trainer.phases.conversations import talk_of
 from trainer.run import phase_run
 
 MASKS = 1  # beside the seed and the step, so that masks are no numbers that something else has drawn

@@ -5,9 +5,9 @@ from typing import Any
 from data.config import Making
 from trainer.config import Keeping, PhaseConfig
 from trainer.parallel.process_group import Ranks
-from trainer.phases import chat
+from trainer.phases import conversations
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
-    """See `chat.run`."""
-    return chat.run(config, making, keeping, ranks)
+    """See `conversations.run`."""
+    return conversations.run(config, making, keeping, ranks)

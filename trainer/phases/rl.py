@@ -16,7 +16,7 @@ from trainer.objectives.rl import PolicyLoss
 from trainer.parallel.process_group import Ranks
 from trainer.records.phase_registry import KINDS
 from trainer.rewards.reward import Judge
-from trainer.rewards.tasks import judge_of
+from trainer.rewards.task_rewards import judge_of
 from trainer.rollouts.drawn import Drawn, Problems
 from trainer.rollouts.policy import Embedded, Policy, stops
 from trainer.rollouts.source import Rollouts
@@ -26,8 +26,10 @@ SHOWN = 3  # problems whose answers stand in the report, again and again
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
-    """Train from the model of the phase before, measure on problems of no other part, publish; all that the first
-    process knows of the result."""
+    """Train from the model of the phase before, measure on problems of no other part, publish.
+
+    Returns all that the first process knows of the result.
+    """
     with phase_run(config, making, keeping, ranks) as phase:
         config, rl, mixture = phase.config, phase.config.rl, phase.config.mixture or {}
         if rl is None or not mixture:

@@ -3,12 +3,13 @@
 import math
 from dataclasses import replace
 
-from trainer.config import ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig, Ternary
+from trainer.config import OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
 from trainer.records.bits import BitsConfig
+from trainer.records.model_config import ModelConfig, Ternary
 
 
 def small_stages(base: PhaseConfig, sft: PhaseConfig) -> dict[str, PhaseConfig]:
-    """The stages at the size of `smoke`: minutes on two cores."""
+    """Return the stages at the size of `smoke`: minutes on two cores."""
     ternary = replace(base.model, sub_norm=True, ternary=Ternary())
     layerwise = replace(
         base,
@@ -39,12 +40,15 @@ def small_stages(base: PhaseConfig, sft: PhaseConfig) -> dict[str, PhaseConfig]:
 
 
 def converted(phase: PhaseConfig) -> PhaseConfig:
-    """bits1, of the shape of another stage: nothing is trained."""
+    """Return bits1, of the shape of another stage: nothing is trained."""
     return replace(phase, phase="bits1", steps=0, bits=None)
 
 
 def with_stages(profile: Profile) -> Profile:
-    """The profile with the stages of 1.58 bits, as their authors ran them: BitDistill's last, WrinkleFree's others."""
+    """Return the profile with the stages of 1.58 bits, as their authors ran them.
+
+    The last one is BitDistill's, the others are WrinkleFree's.
+    """
     base = replace(profile.phases["base"], sequence_len=512, document_masks=False)
     ternary = replace(base.model, sub_norm=True, ternary=Ternary())
     layerwise = replace(
@@ -81,5 +85,5 @@ def with_stages(profile: Profile) -> Profile:
 
 
 def relation_heads(model: ModelConfig) -> int:
-    """32, or the largest number below that divides what queries, keys and values have for a token."""
+    """Return 32, or the largest number below that divides what queries, keys and values have for a token."""
     return math.gcd(32, model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim)

@@ -60,7 +60,7 @@ class BitsConfig:
 
     @property
     def has_teacher(self) -> bool:
-        """Whether a frozen model beside it is asked."""
+        """Tell whether a frozen model beside it is asked."""
         return bool(self.divergence or self.layers or self.relations)
 
     def in_steps(self, share: float) -> "BitsConfig":

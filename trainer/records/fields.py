@@ -9,7 +9,7 @@ from data.config import ConfigError
 
 
 def in_bounds(record: Any, names: str, least: float, *, above: bool = False) -> None:
-    """Raises ConfigError for a field that is below `least` (`above`: or equal to it), or no finite number."""
+    """Raise ConfigError for a field that is below `least` (`above`: or equal to it), or no finite number."""
     for name in names.split():
         value = getattr(record, name)
         if value is not None and not (least < value < math.inf or value == least and not above):
@@ -17,12 +17,15 @@ def in_bounds(record: Any, names: str, least: float, *, above: bool = False) -> 
 
 
 def rounding(default: Any) -> Any:
-    """A field that changes the result by rounding only, as hardware does: it is in no fingerprint."""
+    """Return a field that changes the result by rounding only, as hardware does: it is in no fingerprint."""
     return field(default=default, metadata={"rounding": True})
 
 
 def newer(default: Any) -> Any:
-    """A field that came later: at its default it is in no fingerprint, so what was made before it is still that."""
+    """Return a field that came later.
+
+    At its default it is in no fingerprint, so what was made before it is still that.
+    """
     return field(default=default, metadata={"newer": True})
 
 

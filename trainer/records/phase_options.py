@@ -149,7 +149,10 @@ def _value(kinds: tuple[Any, ...], text: str, where: str) -> Any:
 
 
 def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
-    """Mappings are changed key by key, anything else is replaced; a mixture too, whose keys are no fields."""
+    """Return `values`, changed.
+
+    Mappings are changed key by key, anything else is replaced; a mixture too, whose keys are no fields.
+    """
     if not isinstance(by, Mapping):
         raise ConfigError(f"expected a mapping, got {by!r}")
     result = dict(values)

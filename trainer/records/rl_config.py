@@ -86,12 +86,12 @@ class RlConfig:
 
     @property
     def has_ratio(self) -> bool:
-        """Whether the policy that answered can be another one than that which is changed."""
+        """Tell whether the policy that answered can be another one than that which is changed."""
         return self.loss != "plain"
 
     @property
     def divides_by_spread(self) -> bool:
-        """Whether advantages are divided by the standard deviation of their group."""
+        """Tell whether advantages are divided by the standard deviation of their group."""
         return self.loss not in ("dr_grpo", "plain")
 
 

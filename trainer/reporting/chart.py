@@ -38,7 +38,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChartLayout:
     """A chart in pixels of WIDTH x HEIGHT, from the top left corner."""
 
     lines: list[list[Point]] = field(default_factory=list)
@@ -53,14 +53,14 @@ class Layout:
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most so many: the means of stretches of equal length."""
+    """Return at most so many: the means of stretches of equal length."""
     each = -(-len(points) // most) if points else 1
     stretches = [points[at : at + each] for at in range(0, len(points), each)]
     return [(one[-1][0], sum(y for _, y in one) / len(one)) for one in stretches]
 
 
 def running_mean(points: Sequence[Point], share: float = 0.03) -> list[Point]:
-    """Each with the points around it, so many on each side that together they are about `share` of all."""
+    """Return the mean of each with the points around it, together about `share` of all, as many on each side."""
     reach = round(len(points) * share / 2)
     sums = [0.0]
     for _, y in points:
@@ -73,7 +73,7 @@ def running_mean(points: Sequence[Point], share: float = 0.03) -> list[Point]:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers from `low` to `high`, at most so many and one more."""
+    """Return round numbers from `low` to `high`, at most so many and one more."""
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * one for one in (1, 2, 2.5, 5, 10) if power * one >= raw * (1 - 1e-9))
@@ -81,11 +81,11 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def layout(chart: Chart) -> Layout:
-    """Points that are no finite numbers are left out; with none there is nothing to draw."""
+def layout(chart: Chart) -> ChartLayout:
+    """Lay a chart out, without points that are no finite numbers; with none left there is nothing to draw."""
     points = [one for one in chart.points if math.isfinite(one[1])]
     if not points:
-        return Layout()
+        return ChartLayout()
     lines = [thin(points)]
     if chart.smooth and len(points) > 20:
         lines.append(thin(running_mean(points)))
@@ -114,7 +114,7 @@ def layout(chart: Chart) -> Layout:
         (x_of(before), max(1.0, x_of(x) - x_of(before)), f"to step {x:,.0f}: {number(y)}{chart.unit}")
         for before, (x, y) in zip(edges, groups, strict=False)
     ]
-    return Layout(
+    return ChartLayout(
         [[(x_of(x), y_of(y)) for x, y in line] for line in lines],
         list(zip(map(x_of, steps), labels(steps), strict=True)),
         list(zip(map(y_of, heights), up, strict=True)),
@@ -124,7 +124,7 @@ def layout(chart: Chart) -> Layout:
 
 
 def labels(values: Sequence[float], unit: str = "") -> list[str]:
-    """The words of the marks of one axis, with as many digits as it takes to tell them apart."""
+    """Return the words of the marks of one axis, with as many digits as it takes to tell them apart."""
     words = [number(one) for one in values]
     if len(set(words)) < len(words):
         digits = max(0, -math.floor(math.log10(min(b - a for a, b in itertools.pairwise(values))) + 1e-9))
@@ -133,7 +133,7 @@ def labels(values: Sequence[float], unit: str = "") -> list[str]:
 
 
 def number(value: float) -> str:
-    """`1.2M`, `34k`, `250`, `0.031`, `2.0e-05`: four digits at most."""
+    """Return a number as `1.2M`, `34k`, `250`, `0.031` or `2.0e-05`: four digits at most."""
     size = abs(value)
     for letter, much in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if size >= 10 * much or size >= much > 1e3:
@@ -144,6 +144,7 @@ def number(value: float) -> str:
 
 
 def svg(chart: Chart) -> Html:
+    """Return the chart as SVG, to stand in a page."""
     drawn, found = [], layout(chart)
     for y, words in found.up:
         drawn.append(tag("line", x1=found.left, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}"))
@@ -167,7 +168,7 @@ HEAD = 26  # room for the title
 
 
 def png(chart: Chart) -> bytes:
-    """White, with the title above; twice the size of the layout."""
+    """Return the picture: white, with the title above; twice the size of the layout."""
     from PIL import Image, ImageDraw, ImageFont
 
     found = layout(chart)

@@ -39,12 +39,12 @@ class StepLines:
 
 
 def read(path: Path, kinds: Mapping[str, type] = FIGURES) -> list[dict[str, Any]]:
-    """[] where there is no file."""
+    """Return the records of a file, [] where there is none."""
     return parse(path.read_text(encoding="utf-8", errors="replace"), kinds) if path.exists() else []
 
 
 def parse(text: str, kinds: Mapping[str, type] = FIGURES) -> list[dict[str, Any]]:
-    """The records of whole lines; what a kill cut off at the end, or is just being written, is left out."""
+    """Return the records of whole lines; what a kill cut off at the end, or is just being written, is left out."""
     lines = (line for line in text.split("\n")[:-1] if line)
     return [found for line in lines if (found := _record(line, kinds)) is not None]
 

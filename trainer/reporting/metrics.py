@@ -33,7 +33,10 @@ class Metrics:
     def __init__(
         self, folder: Path, start: int, config: PhaseConfig, run: str = "", peak: Peak | None = None, devices: int = 1
     ) -> None:
-        """run: its id, stable over recoveries; peak: of one device, None = not known, so there is no MFU."""
+        """Open the figures of a run.
+
+        run: its id, stable over recoveries; peak: of one device, None = not known, so there is no MFU.
+        """
         from torch.utils.tensorboard import SummaryWriter
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +55,7 @@ class Metrics:
         self.peak_source = {"mfu_of": peak.source} if peak else {}
 
     def step(self, step: int, tokens: int, row_len: int, **figures: float) -> None:
-        """`step` steps are done, the last over so many tokens, padding included, in rows of `row_len`."""
+        """Write that `step` steps are done, the last over so many tokens, padding included, in rows of `row_len`."""
         self.tokens += tokens
         now, config = time.monotonic() - self.asking_s, self.config
         began_at, _, _, _ = self.window[-1]
@@ -86,7 +89,7 @@ class Metrics:
         emit("progress", **count, step=step, eta_s=eta_s, **figures, curve=self.curve.points(), **link)
 
     def samples(self, step: int, said: Sequence[dict[str, str]], took_s: float) -> None:
-        """What the model says after `step` steps: prompts and texts. The time that it took is no training."""
+        """Write what the model says after `step` steps: prompts and texts. The time that it took is no training."""
         self.asking_s += took_s
         for one in said:
             self.said.add({"step": step, **one})
@@ -118,7 +121,10 @@ class Curve:
 
 
 def most_memory() -> int:
-    """Bytes at the fullest moment: of the GPU's memory that tensors took, else of this process; 0 = not known."""
+    """Return the bytes at the fullest moment; 0 = not known.
+
+    They are those of the GPU's memory that tensors took, else of this process.
+    """
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     try:
@@ -129,6 +135,6 @@ def most_memory() -> int:
 
 
 def last_loss(path: Path) -> float:
-    """Nats per counted token of the last step."""
+    """Return the nats per counted token of the last step."""
     found: list[dict[str, Any]] = read(path)
     return float(found[-1]["loss"])

@@ -44,7 +44,7 @@ class Peak:
 
 
 def of_name(device: str) -> Peak | None:
-    """Of a GPU by the name that it gives itself; None when nobody has written its speed down."""
+    """Return the speed of a GPU by the name that it gives itself; None when nobody has written its speed down."""
     for part, tflops in TFLOPS:
         if part.lower() in device.lower():
             return Peak(tflops * 1e12, f"{device}: {tflops} TFLOP/s, dense bfloat16 by its data sheet")
@@ -63,7 +63,10 @@ def of_machine(machine: Machine) -> Peak | None:
 
 
 def measured(dtype: torch.dtype) -> float:
-    """The best of a few products of square matrices, operations per second; what else runs here makes it less."""
+    """Return the best of a few products of square matrices, operations per second.
+
+    What else runs here makes it less.
+    """
     matrix = torch.full((SIDE, SIDE), 0.5, dtype=dtype)
     best = float("inf")
     with torch.no_grad():

@@ -59,7 +59,7 @@ class Story:
 
 
 def charts(phase: PhaseStory) -> Iterator[tuple[str, Chart]]:
-    """By a short name, those that there are figures for."""
+    """Yield the charts that there are figures for, each with a short name."""
     lines = [{**one, "data_share": waiting_share(one)} for one in phase.lines]
     for key, title, unit, smooth, from_zero, factor in (*CURVES, *_of_objective(phase)):
         points = tuple((float(one["step"]), one[key] * factor) for one in lines if one.get(key) is not None)
@@ -68,7 +68,7 @@ def charts(phase: PhaseStory) -> Iterator[tuple[str, Chart]]:
 
 
 def _of_objective(phase: PhaseStory) -> Iterator[tuple[str, str, str, bool, bool, float]]:
-    """The same of the figures that only its objective knows, in the order in which they came."""
+    """Yield the same of the figures that only its objective knows, in the order in which they came."""
     seen = dict.fromkeys(key for line in phase.lines for key, one in line.items() if isinstance(one, (int, float)))
     for key in (one for one in seen if one not in TOLD_OTHERWISE and one not in {curve[0] for curve in CURVES}):
         yield key, key.replace("_", " ").capitalize(), "", True, False, 1.0
@@ -81,7 +81,7 @@ def waiting_share(line: Mapping[str, Any]) -> float | None:
 
 
 def page(story: Story) -> str:
-    """The whole document."""
+    """Return the whole document."""
     done = ", ".join(f"{one.name} {progress(one)}" for one in story.phases)
     note = [tag("p", story.note)] if story.note else []
     return document(
@@ -147,7 +147,7 @@ def _numbers(phase: PhaseStory) -> Iterator[tuple[str, str]]:
 
 
 def took(seconds: float) -> str:
-    """`48 s`, `3 min 05 s` or `2 h 10 min`."""
+    """Return seconds as `48 s`, `3 min 05 s` or `2 h 10 min`."""
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{rest} s"

@@ -43,5 +43,5 @@ class Sampler:
 
 
 def is_due(step: int, steps: int, times: int) -> bool:
-    """Whether the model is asked after `step`: so many times at equal distances, the last one at the end."""
+    """Tell whether the model is asked after `step`: so many times at equal distances, the last one at the end."""
     return times > 0 and step * times // steps > (step - 1) * times // steps

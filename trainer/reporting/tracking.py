@@ -53,7 +53,10 @@ def is_asked_for(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def open_tracker(folder: Path, config: PhaseConfig, run: str) -> Tracker | None:
-    """None where nobody asked, or where it cannot be had, which is told. run: the id of the whole run, "" = none."""
+    """Return a tracker; None where nobody asked, or where it cannot be had, which is told.
+
+    run: the id of the whole run, "" = none.
+    """
     if not is_asked_for():
         return None
     try:

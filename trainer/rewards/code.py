@@ -51,11 +51,14 @@ class Test:
 
 
 class Mbpp:
-    """0.7 times the share of tests passed, 0.1 for code that compiles, 0.1 for answer tags with little behind them, 0.1
-    for thinking. An answer is right when it passes all tests."""
+    """Programs that must pass tests.
+
+    0.7 times the share of tests passed, 0.1 for code that compiles, 0.1 for answer tags with little behind them, 0.1
+    for thinking. An answer is right when it passes all tests.
+    """
 
     def __init__(self, is_unsafe: bool) -> None:
-        """Raises Refused where there is no jail, unless `is_unsafe`."""
+        """Look for a jail. Raises Refused where there is none, unless `is_unsafe`."""
         self.jail = jail.kind()
         if not self.jail and not is_unsafe:
             raise Refused(
@@ -137,7 +140,7 @@ def _close(asked: ast.Call) -> Test:
 
 
 def _value(node: ast.expr) -> Any:
-    """The value of a literal, or of set(...), tuple(...) and so on of one. Raises ValueError."""
+    """Return the value of a literal, or of set(...), tuple(...) and so on of one. Raises ValueError."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BUILDERS:
         if len(node.args) > 1 or node.keywords:
             raise ValueError("no literal")
@@ -146,7 +149,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def _same(value: Any, expected: Any) -> bool:
-    """Equal, and of the same kind: 1 is not True; but 1 is 1.0, as in the tests' own `==`."""
+    """Tell whether both are equal, and of one kind: 1 is not True; but 1 is 1.0, as in the tests' own `==`."""
     numbers = (int, float, complex)
     if isinstance(value, bool) or isinstance(expected, bool):
         return type(value) is type(expected) and value == expected

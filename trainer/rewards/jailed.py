@@ -90,7 +90,7 @@ def abi() -> int:
 
 
 def no_files(readable: list[str]) -> None:
-    """From now on only these folders can be read, and nothing be written. Raises OSError."""
+    """Let only these folders be read from now on, and nothing be written. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = abi()
     rights = RIGHTS[min(version, max(RIGHTS))]
@@ -109,7 +109,7 @@ def no_files(readable: list[str]) -> None:
 
 
 def no_calls() -> None:
-    """From now on the kernel refuses what makes processes, sockets and signals. Raises OSError."""
+    """Let the kernel refuse from now on what makes processes, sockets and signals. Raises OSError."""
     machine = platform.machine()
     column = list(ARCHITECTURES).index(machine)
     numbers = sorted({pair[column] for pair in CALLS.values()} - {-1})

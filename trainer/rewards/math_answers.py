@@ -21,8 +21,11 @@ SUSPECT = re.compile(r"__|import|\*\*.*\*\*|\^.*\^.*\^")
 
 
 class Math:
-    """0.7 for the right answer, 0.15 for answer tags with little behind them, 0.1 for thinking, 0.05 for nothing behind
-    them."""
+    """Problems with one answer, which may be written in many ways.
+
+    0.7 for the right answer, 0.15 for answer tags with little behind them, 0.1 for thinking, 0.05 for nothing behind
+    them.
+    """
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self.worker = Worker(["math"], limit_s)

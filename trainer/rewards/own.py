@@ -41,7 +41,7 @@ class Own:
         self.worker.close()
 
     def _ask(self, said: Said) -> tuple[dict[str, float], str]:
-        """Its components and "", or none and why. Raises Refused."""
+        """Return its components and "", or none and why. Raises Refused."""
         try:
             if self.worker.process is None:
                 self._load()

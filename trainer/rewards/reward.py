@@ -1,7 +1,7 @@
 """What an answer is worth, by component, and whether it is right.
 
-In: problems and what a model said to them. Out: a `Reward` each. Every task has a judge; `trainer.rewards.tasks` knows
-them.
+In: problems and what a model said to them. Out: a `Reward` each. Every task has a judge; `trainer.rewards.task_rewards`
+knows them.
 """
 
 from collections.abc import Sequence

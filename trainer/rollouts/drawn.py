@@ -21,7 +21,7 @@ class Problems:
     """The problems of several tasks, drawn by weight. Those of a task come in a seeded order, each once, then again."""
 
     def __init__(self, material: Mapping[str, Sequence[Problem]], weights: Mapping[str, float], seed: int) -> None:
-        """Raises InputError for a task without problems."""
+        """Take the problems of each task. Raises InputError for a task without any."""
         if empty := [task for task in weights if not material.get(task)]:
             raise InputError(f"no problems of the task {empty[0]!r}")
         self.tasks = sorted(weights, key=lambda task: (weights[task], task))
@@ -39,7 +39,7 @@ class Problems:
         ]
 
     def _counts(self, total: int) -> list[int]:
-        """How many of each task the first `total` hold; the heaviest, which is last, takes what rounding leaves."""
+        """Return how many of each task the first `total` hold; the heaviest, which is last, takes what is left over."""
         counts = [int(total * weight) for weight in self.weights[:-1]]
         return [*counts, total - sum(counts)]
 

@@ -82,7 +82,10 @@ class Policy:
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer, judges: Mapping[str, Judge], config: RlConfig, room: int
     ) -> None:
-        """room: tokens that a prompt and its answer have together at most."""
+        """Let an engine answer, and judges tell what that is worth.
+
+        room: tokens that a prompt and its answer have together at most.
+        """
         self.engine, self.tokenizer, self.judges, self.config = engine, tokenizer, judges, config
         self.room = room - config.max_new
         self.sampling = Sampling(
@@ -114,8 +117,10 @@ class Policy:
         return found
 
     def measure(self, problems: Sequence[Drawn], k: int, seed: int) -> dict[str, float]:
-        """Return `greedy`: the share answered rightly when the likeliest id is taken; `pass_at_1` and `pass_at_<k>` of
-        k answers drawn as in training."""
+        """Return the share answered rightly, greedily and when drawn.
+
+        `greedy`: when the likeliest id is taken; `pass_at_1` and `pass_at_<k>`: of k answers drawn as in training.
+        """
         greedy = self.greedy(problems)
         drawn = self.round(problems, k, self.sampling, seed, MEASURED)
         right = np.array([one.is_right for one in drawn.rewards]).reshape(-1, k).sum(axis=1).tolist()

@@ -41,7 +41,10 @@ class Rollouts(Source):
         self, config: PhaseConfig, rl: RlConfig, policy: Policy, problems: Problems, watched: Sequence[Drawn],
         reference: Decoder | None = None, ranks: Ranks = ALONE,
     ) -> None:  # fmt: skip
-        """watched: problems that it is measured on now and then; reference: the model as the phase began with it."""
+        """Draw problems, let the policy answer, and make batches of that.
+
+        watched: problems that it is measured on now and then; reference: the model as the phase began with it.
+        """
         self.config, self.rl, self.policy, self.problems = config, rl, policy, problems
         self.watched, self.reference, self.ranks = watched, reference, ranks
         self.groups = config.rows // rl.group
@@ -88,7 +91,7 @@ class Rollouts(Source):
             self.held = (int(tensors["first"]), held)
 
     def _since(self, now: float) -> dict[str, float]:
-        """How fast the update was that came before."""
+        """Return how fast the update was that came before."""
         if self.handed_over is None:
             return {}
         at, tokens = self.handed_over
@@ -119,7 +122,7 @@ class Rollouts(Source):
         return batch, {**_told(found, rewards, signal, self.rl), "rollout_s": round(time.perf_counter() - began, 6)}
 
     def _share(self, place: int, attempt: int) -> Round:
-        """This process's answers of a round."""
+        """Return the answers of a round that are this process's."""
         size, rank = self.ranks.size, self.ranks.rank
         rounds = self.rl.dynamic_sampling + 1
         problems = self.problems.drawn((place * rounds + attempt) * self.groups, self.groups)[rank::size]
@@ -130,7 +133,7 @@ class Rollouts(Source):
         )  # fmt: skip
 
     def _gathered(self, mine: Round) -> Round:
-        """The answers of all processes, in the order of the problems."""
+        """Return the answers of all processes, in the order of the problems."""
         if self.ranks.size == 1:
             return mine
         said = [mine.prompts, mine.ids, mine.logprobs, mine.ended, mine.texts, mine.took_s,
@@ -151,7 +154,7 @@ class Rollouts(Source):
         return found
 
     def _worth(self, found: Round) -> np.ndarray:
-        """(prompts, group): what each answer is worth, its length included."""
+        """Return (prompts, group): what each answer is worth, its length included."""
         each = [
             reward.total + soft_overlong(len(ids), self.rl)
             for reward, ids in zip(found.rewards, found.ids, strict=True)
@@ -159,7 +162,10 @@ class Rollouts(Source):
         return np.array(each, np.float64).reshape(-1, self.rl.group)
 
     def _rows(self, found: Round, rewards: np.ndarray, model: Decoder) -> Batch:
-        """What there is something to learn from; where all answers are worth the same, one row that teaches nothing."""
+        """Return the rows that there is something to learn from.
+
+        Where all answers are worth the same, it is one row that teaches nothing.
+        """
         rl = self.rl
         better = advantages(rewards, rl).flatten()
         lengths = np.array([len(one) for one in found.ids])
@@ -183,7 +189,7 @@ class Rollouts(Source):
 
     @torch.no_grad()
     def _logprobs(self, model: Decoder, batch: Batch) -> np.ndarray:
-        """ln p of every target, fp32 (rows, T), 0 elsewhere."""
+        """Return ln p of every target, fp32 (rows, T), 0 elsewhere."""
         found = np.zeros(batch["targets"].shape, np.float32)
         device = model.head.device
         with uncompiled(model):
@@ -212,7 +218,10 @@ class Rollouts(Source):
 
 
 def _exchanged(found: Round, others: Round, silent: np.ndarray, fresh: np.ndarray, group: int) -> Round:
-    """`found` with the groups `silent` replaced by the groups `fresh` of `others`, as far as there are any."""
+    """Return `found` with the groups `silent` replaced by groups of `others`.
+
+    They are the groups `fresh`, as far as there are any.
+    """
     new = replace(
         found, prompts=list(found.prompts), ids=list(found.ids), logprobs=list(found.logprobs),
         ended=list(found.ended), rewards=list(found.rewards), texts=list(found.texts),
@@ -228,7 +237,7 @@ def _exchanged(found: Round, others: Round, silent: np.ndarray, fresh: np.ndarra
 
 
 def _told(found: Round, rewards: np.ndarray, signal: np.ndarray, config: RlConfig) -> dict[str, float]:
-    """Figures of the answers, for metrics.jsonl."""
+    """Return figures of the answers, for metrics.jsonl."""
     lengths = [len(one) for one in found.ids]
     parts = sorted({name for one in found.rewards for name in one.parts})
     figures = {

@@ -1,7 +1,7 @@
 """Connections to engines, reused between requests: HTTP/1.1 by httptools' parser.
 
-A request is one write, a short answer one wake of the task that asked. In: the bytes of a request. Out: a Reply that is
-read to its end, or closed. Raises OSError.
+A request is one write, a short answer one wake of the task that asked. In: the bytes of a request. Out: an EngineReply
+that is read to its end, or closed. Raises OSError.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ PASSED = {
 FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
-class Reply(Message):
+class EngineReply(Message):
     """The answer of an engine, as it comes."""
 
     status = 0  # no headers yet
@@ -50,17 +50,17 @@ class Line(Wire):
         super().__init__()
         self.is_spent = False  # for no other request
         self._parser = HttpResponseParser(self)
-        self._reply: Reply | None = None  # that is being received
+        self._reply: EngineReply | None = None  # that is being received
         self._head_bytes = 0  # that came since there was last a body
 
     @property
     def is_free(self) -> bool:
         return not self.is_spent and self.transport is not None and not self.transport.is_closing()
 
-    def ask(self, request: bytes, home: "Home") -> Reply:
+    def ask(self, request: bytes, home: "Home") -> EngineReply:
         """Send a request; return what will be the answer. Raises ConnectionError."""
         self.send(request)
-        self._reply = reply = Reply(self, home)
+        self._reply = reply = EngineReply(self, home)
         return reply
 
     def close(self) -> None:

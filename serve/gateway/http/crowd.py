@@ -11,10 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 
 
-class Member(Protocol):
+class CrowdMember(Protocol):
     """The interface of a connection that was let in."""
 
     @property
@@ -26,13 +26,13 @@ class Member(Protocol):
         """Return when it will have been idle for too long."""
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=CrowdMember)
 
 
 class Crowd(Generic[M]):
     """The connections. `give_up` is told which has to leave; that one is counted no more."""
 
-    def __init__(self, limits: Limits, give_up: Callable[[M], None]) -> None:
+    def __init__(self, limits: GatewayLimits, give_up: Callable[[M], None]) -> None:
         self.limits = limits
         self._give_up = give_up
         self._strangers: OrderedDict[M, str] = OrderedDict()  # the oldest first, and their addresses

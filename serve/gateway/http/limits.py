@@ -6,7 +6,7 @@ from serve.request_bounds import Bounds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits(Bounds):
+class GatewayLimits(Bounds):
     """The limits of a gateway. Durations in seconds; each holds for one request unless it says otherwise."""
 
     connect_s: float = 2.0

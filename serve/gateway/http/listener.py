@@ -1,8 +1,8 @@
 """Clients' connections: HTTP/1.1 by httptools' parser.
 
-One task serves all requests of a connection, and a short answer is one write (what that spares: bench/RESULTS.md).
-In: bytes of clients. Out: a Request, one after another, to `handle`, which answers by it. A client that leaves cancels
-what is being done for it.
+One task serves all requests of a connection, and a short answer is one write (what that spares: bench/RESULTS.md). In:
+bytes of clients. Out: a ClientRequest, one after another, to `handle`, which answers by it. A client that leaves
+cancels what is being done for it.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, par
 from serve.gateway.http.crowd import Crowd
 from serve.gateway.http.doors import AT_ONCE, Doors
 from serve.gateway.http.eager import EagerTask
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.wire import MOST_HEAD_BYTES, Broken, Message, Wire
 
 LINGER_S = 2.0  # for the rest of a body that nobody wants
@@ -39,7 +39,7 @@ _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]
 log = logging.getLogger(__name__)
 
 
-class Request(Message):
+class ClientRequest(Message):
     """One request, and the way back to its client. Names of headers are lower case."""
 
     lines = b""  # of its headers, those that are passed on
@@ -151,8 +151,8 @@ class Connection(Wire):
         self.task: EagerTask | None = None
         self.listener = listener
         self._parser = HttpRequestParser(self)
-        self._ahead: deque[Request] = deque()  # of which nothing was done yet
-        self._coming: Request | None = None  # its body is being received
+        self._ahead: deque[ClientRequest] = deque()  # of which nothing was done yet
+        self._coming: ClientRequest | None = None  # its body is being received
         self._unparsed: bytes | memoryview = b""  # while enough is ahead
         self._framing = b""  # of a body that comes behind an offer of another protocol
         self._is_deaf = False  # whatever still comes is not for us
@@ -244,7 +244,7 @@ class Connection(Wire):
     def _refuse(self, status: int, why: str) -> None:
         """Refuse what came: it is no request, and what comes behind it cannot be told from it."""
         self._is_deaf = True
-        none = Request(self, b"", b"", {}, is_new=True, keeps=False, host=b"")
+        none = ClientRequest(self, b"", b"", {}, is_new=True, keeps=False, host=b"")
         none.fault, none.is_whole = (status, why), True
         self._ahead.append(none)
 
@@ -296,7 +296,7 @@ class Connection(Wire):
             if fault is not None:
                 self._refuse(*fault)
                 return
-        self._coming = Request(self, method, self._url, headers, is_new, is_new and keeps, self._name)
+        self._coming = ClientRequest(self, method, self._url, headers, is_new, is_new and keeps, self._name)
         self._coming.lines = self._lines
         self._ahead.append(self._coming)
 
@@ -401,13 +401,13 @@ class Connection(Wire):
         else:
             self.task.cancel()
 
-    def _mistaken(self, request: Request, error: Exception) -> None:
+    def _mistaken(self, request: ClientRequest, error: Exception) -> None:
         log.error("gateway: %s %s: %r", request.method.decode(), request.path.decode("latin-1"), error, exc_info=error)
         request.keeps = False
         if not request.is_begun:  # one that has begun can only be broken off
             self.listener.mistaken(request)
 
-    async def _pass_over(self, request: Request) -> None:
+    async def _pass_over(self, request: ClientRequest) -> None:
         """Discard the rest of a body: a connection that is closed before that takes the answer along."""
         timer, size = self.listener.loop.call_later(LINGER_S, request.task.cancel), 0
         try:
@@ -424,7 +424,10 @@ class Listener:
     """The listener of a gateway, and all connections to it. Use it within one event loop."""
 
     def __init__(
-        self, handle: Callable[[Request], Awaitable[None]], mistaken: Callable[[Request], None], limits: Limits
+        self,
+        handle: Callable[[ClientRequest], Awaitable[None]],
+        mistaken: Callable[[ClientRequest], None],
+        limits: GatewayLimits,
     ) -> None:
         self.handle, self.mistaken, self.keepalive_s = handle, mistaken, limits.keepalive_s
         self.crowd: Crowd[Connection] = Crowd(limits, Connection.give_up)
@@ -437,7 +440,7 @@ class Listener:
         """Listen; return the port. Raises OSError."""
         return await self._doors.open(host, port)
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: GatewayLimits) -> None:
         self.crowd.limits, self.keepalive_s = limits, limits.keepalive_s
 
     def _take(self, near: socket.socket, address: str) -> None:

@@ -14,7 +14,7 @@ from data.engines import slurm
 from data.engines.drive import Spread, shard, task_words
 from data.engines.on_ray import run_task
 from data.engines.ray import Ray
-from data.engines.work import Work, begin, locked
+from data.engines.work import ShardWork, begin, locked
 from data.errors import DataError, InputError
 from data.merge import merge
 from data.shards.pipeline import How, Stopped
@@ -195,7 +195,7 @@ def test_where_there_is_no_cluster_what_is_missing_is_named(monkeypatch, tmp_pat
         Ray("/nowhere/python")
     (tmp_path / ".engine").mkdir()
     engine = Ray(sys.executable)
-    engine.start(Work(tmp_path, 2, 1), [0, 1])
+    engine.start(ShardWork(tmp_path, 2, 1), [0, 1])
     engine.process.wait(30)
     with pytest.raises(InputError, match="has no ray; install the cluster's version"):
         engine.status()
@@ -215,7 +215,7 @@ def test_a_task_of_ray_tells_what_its_process_left_with(tmp_path):
 @pytest.mark.process
 def test_a_task_does_not_outlive_who_started_it(tmp_path):
     """The mother of a task is killed while the task waits for a lock; the task leaves, and lets go of everything."""
-    work = Work(tmp_path, 2, 1)
+    work = ShardWork(tmp_path, 2, 1)
     work.home.mkdir()
     name = work.name(0)
     mother = (

@@ -133,7 +133,7 @@ def test_after_its_verdict_a_pod_goes_unless_it_is_kept_or_has_what_is_nowhere_e
         for name in ("kept", "plain"):
             assert pods[name].verdict()["state"] == {"kept": "failed", "plain": "succeeded"}[name]
         # What is only there stays until the limit, and neither a start nor a stop is the end of who waits for it.
-        until(lambda: "waiting for the limit of 100000 s" in full.said, "a guard that waits")
+        until(lambda: "waiting for the limit of 27 h 46 min" in full.said, "a guard that waits")
         guard = full.living("guard")
         assert "the pod is ending itself" in full.call("start", code=1)
         assert full.call("stop") | {"verdict": ""} == {"stopped": True, "survivors": [], "verdict": ""}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from infra.agent import nodes, steps
-from infra.agent.job import Group, Job, Step
+from infra.agent.job import Job, NodeGroup, Step
 from infra.agent.process import find, send
 from tests.infra.agent.world import World, module, until
 from tests.programs import source
@@ -31,7 +31,7 @@ class Pair:
         for _ in range(2):
             with socket.create_server(("127.0.0.1", 0)) as free:
                 ports.append(free.getsockname()[1])
-        group = Group("brave-otter-1", 0, ("127.0.0.1", "127.0.0.1"), "lo", *ports, key="secret")
+        group = NodeGroup("brave-otter-1", 0, ("127.0.0.1", "127.0.0.1"), "lo", *ports, key="secret")
         for rank, node in enumerate(self.nodes):
             node.program("member", MEMBER)
             node.program("launcher", "import runpy, sys; sys.argv = ['', *sys.argv[1:]]; runpy.run_module('member')")

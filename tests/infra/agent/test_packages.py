@@ -82,7 +82,7 @@ def test_what_was_carried_counts_where_it_exists(tmp_path, monkeypatch):
         silent.bind(("127.0.0.1", 0))  # taken, and nobody listens
         good, bad = (f"http://127.0.0.1:{one.getsockname()[1]}/simple" for one in (answering, silent))
         places = {"index-url": [bad], "extra-index-url": [good, f"file://{tmp_path}", "file:///absent"]}
-        carried = packages.Carried(settings={**places, "find-links": [str(tmp_path), "/absent"]})
+        carried = packages.CarriedSources(settings={**places, "find-links": [str(tmp_path), "/absent"]})
         here = packages.settings_here(carried, offline=False)
         offline = packages.settings_here(carried, offline=True)
         monkeypatch.setenv("PIP_FIND_LINKS", "/mine")

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from infra.errors import Ambiguous, AuthError, SlipwayError, UsageError
 from infra.providers import json_api
-from infra.providers.json_api import JsonApi, Refused, Unsent, endpoint
+from infra.providers.json_api import JsonApi, Unsent, VendorRefused, endpoint
 from tests.infra.market.stand import Answer, Stand
 
 pytestmark = pytest.mark.process
@@ -65,7 +65,8 @@ def test_retry_after_is_honoured_and_never_waited_for_past_the_deadline(stand):
 
 
 @pytest.mark.parametrize(
-    ("status", "error"), [(401, AuthError), (403, AuthError), (404, Refused), (422, Refused), (410, SlipwayError)]
+    ("status", "error"),
+    [(401, AuthError), (403, AuthError), (404, VendorRefused), (422, VendorRefused), (410, SlipwayError)],
 )
 def test_a_refused_read_is_not_repeated(stand, status, error):
     stand.on("GET /thing", Answer(status, {"detail": "no"}))
@@ -118,7 +119,7 @@ def test_a_key_follows_no_redirect_to_another_host(stand):
 @pytest.mark.parametrize("status", [400, 402, 403, 404, 422, 429])
 def test_an_act_that_was_refused_was_not_done(stand, status):
     stand.on("POST /thing", Answer(status, {"detail": "no"}, {"X-Request-Id": "r-1"}))
-    with pytest.raises(Refused, match=r"no \(request r-1\)") as caught:
+    with pytest.raises(VendorRefused, match=r"no \(request r-1\)") as caught:
         api(stand).act("POST", "/thing", {"a": 1})
     assert not isinstance(caught.value, Ambiguous)
     assert stand.times("POST /thing") == 1
@@ -169,14 +170,14 @@ def test_time_is_the_vendor_s(stand):
 
 def test_what_a_vendor_says_cannot_steer_a_terminal(stand):
     stand.on("GET /thing", Answer(404, {"detail": "a\x1b[2Jb\u202ec"}))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(VendorRefused) as caught:
         api(stand).read("/thing", Thing)
     assert str(caught.value).isprintable()
 
 
 def test_a_key_that_a_server_repeats_is_in_no_message(stand):
     stand.on("GET /thing", Answer(404, {"detail": "no such thing for Bearer secret"}))
-    with pytest.raises(Refused, match=r"for Bearer \*\*\*"):
+    with pytest.raises(VendorRefused, match=r"for Bearer \*\*\*"):
         api(stand).read("/thing", Thing)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from infra.agent.job import Limits
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
-from infra.providers.json_api import JsonApi, Refused
+from infra.providers.json_api import JsonApi, VendorRefused
 from infra.providers.lium import Lium
 from infra.records import Address, Request
 from tests.infra.market.stand import Answer, Stand
@@ -189,8 +189,8 @@ def test_what_cannot_be_armed_is_not_rented(stand, lium, offer, token):
         (error(402, "API_KEY_BUDGET_EXCEEDED", "over budget"), OutOfMoney),
         (error(401, "unauthorized", "bad key"), AuthError),
         (error(403, "forbidden", "API key 'x' does not have the 'rent' scope"), AuthError),
-        (error(422, "invalid", "gpu_count"), Refused),
-        (error(429, "rate_limited", "slow down"), Refused),
+        (error(422, "invalid", "gpu_count"), VendorRefused),
+        (error(429, "rate_limited", "slow down"), VendorRefused),
     ],
     ids=lambda one: str(getattr(one, "status", one)),
 )

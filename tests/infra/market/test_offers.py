@@ -10,7 +10,7 @@ from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.market import gpus
 from infra.money import dollars, micro_usd
 from infra.providers.json_api import JsonApi
-from infra.providers.offers import Source, open_market, require, sources, survey
+from infra.providers.offers import OfferSource, open_market, require, sources, survey
 from infra.providers.pod_keys import PodKeys
 from infra.providers.shadeform import Shadeform
 from infra.records import Offer, Request
@@ -120,7 +120,7 @@ def test_a_vendor_that_is_down_is_a_line_under_the_table(world, vendors):
 
 def test_a_vendor_that_is_late_holds_up_nobody():
     offer, ended = Offer(provider="quick", offer_id="x", micro_usd_per_hour=1), threading.Event()
-    asked = [Source("late", lambda _: ended.wait(60) and []), Source("quick", lambda _: [offer])]
+    asked = [OfferSource("late", lambda _: ended.wait(60) and []), OfferSource("quick", lambda _: [offer])]
     found = survey(asked, Request(run="x"), deadline_s=0.5)
     ended.set()
     assert found.offers == (offer,)
@@ -189,10 +189,10 @@ def test_of_very_many_offers_a_kind_is_compared_once_and_the_cheapest_comes_firs
     many = [Offer(provider="m", offer_id=str(number), gpu=f"kind-{number % 7}", num_gpus=1, micro_usd_per_hour=number)
             for number in range(20_000, 0, -1)]  # fmt: skip
     before = gpus.is_asked.cache_info().misses
-    found = survey([Source("m", lambda _: many)], Request(run="x", gpu="kind-3", num_gpus=1))
+    found = survey([OfferSource("m", lambda _: many)], Request(run="x", gpu="kind-3", num_gpus=1))
     assert (found.offers[0].offer_id, len(found.offers)) == ("3", 2_857)
     with pytest.raises(NoOffer, match="none of 20000 offers matches"):
-        require(survey([Source("m", lambda _: many)], Request(run="x", gpu="H100")), Request(run="x", gpu="H100"))
+        require(survey([OfferSource("m", lambda _: many)], Request(run="x", gpu="H100")), Request(run="x", gpu="H100"))
     assert gpus.is_asked.cache_info().misses - before <= 14 + 2
 
 
@@ -208,6 +208,6 @@ def test_a_vendor_that_tells_of_a_million_offers_at_once_keeps_no_other_from_bei
         stand.on("GET /instances/types", Answer(200, body))
         vendor = Shadeform(JsonApi("shadeform", stand.url, dict([test_shadeform.KEY]), read_s=0.0), PodKeys(tmp_path))
         other = Offer(provider="m", offer_id="1", micro_usd_per_hour=1)
-        asked = [Source("shadeform", vendor.catalog), Source("m", lambda _: [other])]
+        asked = [OfferSource("shadeform", vendor.catalog), OfferSource("m", lambda _: [other])]
         found = survey(asked, Request(run="x"))
     assert found.offers == (other,) and "longer than 16 MiB" in str(found.silent[0].error)

@@ -11,7 +11,7 @@ import pytest
 from infra.agent.job import Limits
 from infra.agent.process import TOKEN
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError
-from infra.providers.json_api import JsonApi, Refused
+from infra.providers.json_api import JsonApi, VendorRefused
 from infra.providers.runpod import RunPod
 from infra.records import Address, Request
 from tests.infra.market.stand import Answer, Stand
@@ -171,9 +171,9 @@ def test_a_spot_pod_bids_the_price_of_its_offer_per_gpu(stand, runpod, token):
         (problem(403, "pool not permitted"), NoOffer),
         (problem(402, "balance too low"), OutOfMoney),
         (problem(401, "bad key"), AuthError),
-        (problem(404, "no such template"), Refused),
-        (problem(422, "Request validation failed.", "$: missing property 'name'"), Refused),
-        (Answer(429, {"title": "?", "status": 429, "detail": "slow"}, {"Retry-After": "2"}), Refused),
+        (problem(404, "no such template"), VendorRefused),
+        (problem(422, "Request validation failed.", "$: missing property 'name'"), VendorRefused),
+        (Answer(429, {"title": "?", "status": 429, "detail": "slow"}, {"Retry-After": "2"}), VendorRefused),
     ],
 )
 @pytest.mark.parametrize("limits", [Limits(), LIMITS], ids=["rest", "graphql"])

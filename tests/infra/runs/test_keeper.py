@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.job import Group, Job, Limits, Step
+from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.process import Identity, end_all, send
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Held, Journal, Leased, Op, Taken
@@ -187,7 +187,7 @@ def two_nodes(journal: Journal) -> list[Op]:
     rows = []
     for rank, run in enumerate(("a-1", "a-1.1")):
         token = new_token(journal.installation)
-        group = Group("a-1", rank, ("10.0.0.1", "10.0.0.2"))
+        group = NodeGroup("a-1", rank, ("10.0.0.1", "10.0.0.2"))
         op = journal.plan(token=token, run=run, slot=rank, vendor="ssh", target="" if rank else "t", store="s",
                           job=Job(run, token, (), group=group).to_json(), request=json.dumps({"run": run, "nodes": 2}),
                           place=f"box/{rank}", remote_id=f"{token}@box/{rank}")  # fmt: skip

@@ -39,7 +39,7 @@ def local(tmp_path):
 def rent(local, journal, run="a-1", **more):
     job = Job("", "", (Step(name="work", words=("step.py",)),), Limits(time_s=7200))
     request = Request(run=run)
-    return pods.rent(local, request, local.offers(request)[0], job, journal, pods.Row(**more))
+    return pods.rent(local, request, local.offers(request)[0], job, journal, pods.RowDraft(**more))
 
 
 def start(op, journal, script):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from infra.errors import UsageError
 from infra.ledger.journal import Op
 from infra.ledger.life_cycle import ENDED, READY, STATES, TERMINATED, TERMINATING, UNKNOWN
-from infra.runs.pod_set import Step, decide, read_set, read_spec, schema
+from infra.runs.pod_set import PodAction, decide, read_set, read_spec, schema
 
 NAMES, DIGESTS, SETS = ("a", "b", "c", "d"), ("one", "two"), ("", "ours", "theirs")
 LIVE = [state for state in STATES if state not in ENDED]
@@ -64,15 +64,15 @@ def test_whoever_comes_after_a_crash_brings_about_what_is_wanted_and_touches_not
 @pytest.mark.parametrize(
     ("wanted", "state", "digest", "steps"),
     [
-        ({"a": "one"}, READY, "one", [Step("keep", "a", "a-99")]),
-        ({}, READY, "one", [Step("end", "a", "a-99", "it is wanted no more")]),
-        ({"a": "two"}, READY, "one", [Step("end", "a", "a-99", "it is wanted otherwise"),
-                                      Step("create", "a", why="it is wanted otherwise")]),
-        ({"a": "one"}, UNKNOWN, "one", [Step("end", "a", "a-99", "it is UNKNOWN"),
-                                        Step("create", "a", why="it is UNKNOWN")]),
-        ({"a": "one"}, TERMINATING, "one", [Step("end", "a", "a-99", "it is TERMINATING"),
-                                            Step("create", "a", why="it is TERMINATING")]),
-        ({"a": "one"}, TERMINATED, "one", [Step("create", "a")]),
+        ({"a": "one"}, READY, "one", [PodAction("keep", "a", "a-99")]),
+        ({}, READY, "one", [PodAction("end", "a", "a-99", "it is wanted no more")]),
+        ({"a": "two"}, READY, "one", [PodAction("end", "a", "a-99", "it is wanted otherwise"),
+                                      PodAction("create", "a", why="it is wanted otherwise")]),
+        ({"a": "one"}, UNKNOWN, "one", [PodAction("end", "a", "a-99", "it is UNKNOWN"),
+                                        PodAction("create", "a", why="it is UNKNOWN")]),
+        ({"a": "one"}, TERMINATING, "one", [PodAction("end", "a", "a-99", "it is TERMINATING"),
+                                            PodAction("create", "a", why="it is TERMINATING")]),
+        ({"a": "one"}, TERMINATED, "one", [PodAction("create", "a")]),
     ],
 )  # fmt: skip
 def test_one_pod(wanted, state, digest, steps):

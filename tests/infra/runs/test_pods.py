@@ -77,7 +77,7 @@ def local(tmp_path):
 
 def rent(provider, journal, run="a-1", **aim):
     request = Request(run=run)
-    return pods.rent(provider, request, provider.offers(request)[0], JOB, journal, pods.Row(**aim))
+    return pods.rent(provider, request, provider.offers(request)[0], JOB, journal, pods.RowDraft(**aim))
 
 
 def test_a_rented_pod_has_a_row_with_the_job_to_hand_over(local, journal):

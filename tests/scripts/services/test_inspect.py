@@ -8,19 +8,19 @@ import pytest
 
 from scripts.services.inspect import advice, figures, percentiles
 from serve import awaiting, revision, service
-from serve.policy.replica_states import Facts, Step
-from serve.policy.service_state import Member, Seen, Version, Wanted
+from serve.policy.replica_states import Facts, ProcessStatus
+from serve.policy.service_state import Member, ServiceRecord, Version, WantedService
 from serve.replicas import placement
 from serve.replicas.placement import UNREAD
 
-WANTED = Wanted(versions=(Version(number=1, document={"service": {"replicas": 2}}, model="/m"),))
+WANTED = WantedService(versions=(Version(number=1, document={"service": {"replicas": 2}}, model="/m"),))
 CALM = {"requests": 0, "failed": 0, "queue_s": {"p95": None}}
-LATE = Facts(launch=Step.SUCCEEDED, is_late=True, down=Step.SUCCEEDED)
-CRASHED = Facts(launch=Step.SUCCEEDED, app_failed=True, down=Step.SUCCEEDED)
-SILENT = Facts(launch=Step.SUCCEEDED, first_ready_at=1.0)
+LATE = Facts(launch=ProcessStatus.SUCCEEDED, is_late=True, down=ProcessStatus.SUCCEEDED)
+CRASHED = Facts(launch=ProcessStatus.SUCCEEDED, app_failed=True, down=ProcessStatus.SUCCEEDED)
+SILENT = Facts(launch=ProcessStatus.SUCCEEDED, first_ready_at=1.0)
 
 
-def said(seen=Seen(serving=(0, 1)), metrics=CALM, was_kept=True):  # noqa: B008 it is frozen
+def said(seen=ServiceRecord(serving=(0, 1)), metrics=CALM, was_kept=True):  # noqa: B008 it is frozen
     return " ".join(f"{what} {do}" for what, do in advice("demo", WANTED, seen, metrics, was_kept))
 
 
@@ -37,14 +37,14 @@ def test_nothing_is_said_of_a_service_that_is_well():
     ],
 )
 def test_a_replica_that_is_not_well_leads_to_its_log_its_machine_and_its_patience(facts, words):
-    seen = Seen(members=(Member(number=0, version=1, run="demo-0", facts=facts, why="it broke"),))
+    seen = ServiceRecord(members=(Member(number=0, version=1, run="demo-0", facts=facts, why="it broke"),))
     for word in words:
         assert word in said(seen)
 
 
 def test_an_overload_a_dead_controller_and_a_held_launch_are_told():
     busy = {"requests": 10, "failed": 5, "queue_s": {"p95": 3.0}}
-    text = said(Seen(held="the budget admits 0 more"), busy, was_kept=False)
+    text = said(ServiceRecord(held="the budget admits 0 more"), busy, was_kept=False)
     for word in ("wait 3 s", "serve.scale demo --min-replicas 3", "50.0% of the requests", "--controller", "budget"):
         assert word in text
 
@@ -85,7 +85,7 @@ SKY = {"infra": "aws", "cloud": "aws", "zone": "us-east-1a", "disk_tier": "best"
 
 
 def test_every_word_of_resources_is_read_or_named_with_what_holds_instead():
-    assert {one.name for one in dataclasses.fields(service.Resources)} == READ | set(SKY)
+    assert {one.name for one in dataclasses.fields(service.ReplicaResources)} == READ | set(SKY)
     for name, value in SKY.items():
         (found,) = placement.unread(service.parse("x", {"service": {}, "resources": {name: value}}))
         assert found[0] == f"resources.{name}" and len(found[1]) > 20
@@ -94,7 +94,7 @@ def test_every_word_of_resources_is_read_or_named_with_what_holds_instead():
     assert name == "service.replica_policy.spot_placer"
     assert placement.unread(service.load(revision.CONFIG)) == []
     version = dataclasses.replace(WANTED.newest, document={"service": {"replicas": 2}, "resources": SKY})
-    told = advice("demo", Wanted(versions=(version,)), Seen(serving=(0, 1)), CALM, True)
+    told = advice("demo", WantedService(versions=(version,)), ServiceRecord(serving=(0, 1)), CALM, True)
     assert [what for what, _ in told] == [f"resources.{name} of its service file changes nothing" for name in UNREAD]
 
 
@@ -107,17 +107,17 @@ def test_what_only_skyserve_does_is_named():
     assert revision.only_for_skyserve(shipped, shipped) == []
 
 
-UP = Facts(launch=Step.SUCCEEDED)
+UP = Facts(launch=ProcessStatus.SUCCEEDED)
 
 
 @pytest.mark.parametrize(
     ("facts", "phases", "waits"),
     [
         (Facts(), (), True),
-        (Facts(launch=Step.RUNNING), (), True),
+        (Facts(launch=ProcessStatus.RUNNING), (), True),
         (UP, (("environment", 1.0),), True),
         (UP, (("environment", 1.0), ("weights", 2.0)), False),
-        (Facts(launch=Step.SUCCEEDED, is_ready=True, first_ready_at=1.0), (), False),  # an older controller's
+        (Facts(launch=ProcessStatus.SUCCEEDED, is_ready=True, first_ready_at=1.0), (), False),  # an older controller's
         (CRASHED, (("environment", 1.0),), False),
     ],
 )

@@ -11,8 +11,8 @@ from serve import controller_client
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
 from serve.gateway.request_log import Visit
-from serve.policy.replica_states import Facts, Step
-from serve.policy.service_state import Member, Seen
+from serve.policy.replica_states import Facts, ProcessStatus
+from serve.policy.service_state import Member, ServiceRecord
 
 
 def test_a_request_is_one_line_for_people_and_json_where_it_is_asked_for(tmp_path, capsys):
@@ -32,11 +32,11 @@ def test_a_request_is_one_line_for_people_and_json_where_it_is_asked_for(tmp_pat
 
 
 def test_the_end_of_a_service_says_what_it_waits_for():
-    ready = Member(number=0, version=1, run="demo-0", facts=Facts(launch=Step.SUCCEEDED, first_ready_at=1.0))
-    assert controller_client.waiting_for(Seen(members=(ready,))).startswith(
+    ready = Member(number=0, version=1, run="demo-0", facts=Facts(launch=ProcessStatus.SUCCEEDED, first_ready_at=1.0))
+    assert controller_client.waiting_for(ServiceRecord(members=(ready,))).startswith(
         "replicas to end, requests under way first: demo-0 ("
     )
-    assert controller_client.waiting_for(Seen()) == "its controller to leave"
+    assert controller_client.waiting_for(ServiceRecord()) == "its controller to leave"
 
 
 @pytest.mark.parametrize(("runs", "said"), [(True, "until then clients need no key"), (False, "once it does")])

@@ -15,9 +15,9 @@ import pytest
 from infra.errors import UsageError
 from serve import engines
 from serve.engine import memory_fit
-from serve.engine.models import Model
+from serve.engine.models import ServedModel
 from serve.engine.options import Tuning
-from serve.engines import Replica, command
+from serve.engines import ReplicaConfig, command
 from serve.request_bounds import Bounds
 from tests.serve.scripted_engine import CHAT, GUARD_S, chat, port_of, program
 
@@ -55,7 +55,7 @@ def told(words: tuple[str, ...], option: str) -> str:
 @pytest.mark.parametrize("engine", ["vllm", "vllm-cpu"])
 def test_an_engine_listens_on_loopback_takes_so_many_and_drains(tmp_path, engine):
     tuning = Tuning(max_model_len=512, max_queued=7, max_seqs=3, shutdown_s=11)
-    built = command(Model(folder=tmp_path, name="demo"), engine, port=8101, tuning=tuning)
+    built = command(ServedModel(folder=tmp_path, name="demo"), engine, port=8101, tuning=tuning)
     said = {"--host": "127.0.0.1", "--port": "8101", "--served-model-name": "demo", "--model": str(tmp_path)}
     said |= {"--shutdown-timeout": "11", "--max-num-queued-reqs": "7", "--max-num-seqs": "3", "--max-model-len": "512"}
     said |= {"--generation-config": "vllm"}
@@ -67,7 +67,7 @@ def test_an_engine_listens_on_loopback_takes_so_many_and_drains(tmp_path, engine
 
 def test_limits_are_set_also_where_nobody_has_asked_for_them(tmp_path):
     for engine in ("vllm", "vllm-cpu"):
-        words = command(Model(folder=tmp_path, name="demo"), engine, port=1).words
+        words = command(ServedModel(folder=tmp_path, name="demo"), engine, port=1).words
         assert int(told(words, "--shutdown-timeout")) > 0 and int(told(words, "--max-num-queued-reqs")) > 0
 
 
@@ -89,14 +89,14 @@ def test_what_an_engine_is_at_is_what_it_has_written_last_of_all():
 
 def test_what_reaches_further_is_off_in_an_engine_too_unless_it_is_allowed(tmp_path):
     for engine in ("vllm", "vllm-cpu"):
-        plain = command(Model(folder=tmp_path, name="demo"), engine, port=1)
+        plain = command(ServedModel(folder=tmp_path, name="demo"), engine, port=1)
         assert told(plain.words, "--allowed-media-domains") == "none.invalid"
         assert plain.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
         off = {"--trust-request-chat-template", "--override-generation-config", "--tool-call-parser"}
         assert off.isdisjoint(plain.words)
         bounds = Bounds(media_domains=("a.net", "b.net"), allow_chat_template=True, max_tokens=9)
         words = command(
-            Model(folder=tmp_path, name="m"), engine, port=1, bounds=bounds, tuning=Tuning(tool_parser="hermes")
+            ServedModel(folder=tmp_path, name="m"), engine, port=1, bounds=bounds, tuning=Tuning(tool_parser="hermes")
         ).words
         at = words.index("--allowed-media-domains")
         assert words[at + 1 : at + 3] == ("a.net", "b.net")
@@ -106,9 +106,9 @@ def test_what_reaches_further_is_off_in_an_engine_too_unless_it_is_allowed(tmp_p
 
 def test_what_is_of_gpus_is_told_to_engines_on_gpus_only(tmp_path):
     tuning = Tuning(num_gpus=2, gpu_share=0.5, kv_cache_bytes=3 << 29, threads=4)
-    gpu = command(Model(folder=tmp_path, name="m"), "vllm", port=1, tuning=tuning)
+    gpu = command(ServedModel(folder=tmp_path, name="m"), "vllm", port=1, tuning=tuning)
     cpu = command(
-        Model(folder=tmp_path, name="m"), "vllm-cpu", port=1, tuning=tuning, environ={"VLLM_CACHE_ROOT": "/c"}
+        ServedModel(folder=tmp_path, name="m"), "vllm-cpu", port=1, tuning=tuning, environ={"VLLM_CACHE_ROOT": "/c"}
     )
     assert told(gpu.words, "--tensor-parallel-size") == "2" and told(gpu.words, "--gpu-memory-utilization") == "0.5"
     assert told(gpu.words, "--kv-cache-memory-bytes") == str(3 << 29) and "--enforce-eager" not in gpu.words
@@ -121,7 +121,7 @@ def test_what_is_of_gpus_is_told_to_engines_on_gpus_only(tmp_path):
 
 def test_an_engine_that_there_is_not_is_refused_with_those_there_are(tmp_path):
     with pytest.raises(UsageError, match="no engine 'vlm'; known: vllm, vllm-cpu, torch, fake"):
-        command(Model(folder=tmp_path, name="m"), "vlm", port=1)
+        command(ServedModel(folder=tmp_path, name="m"), "vlm", port=1)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_this_machine_says_how_much_is_free():
 
 
 def start(tmp_path: Path, **said: object) -> "subprocess.Popen[str]":
-    replica = Replica(**{"engine": "fake", "source": str(tmp_path), "name": "demo", "port": 0, **said})  # type: ignore[arg-type]
+    replica = ReplicaConfig(**{"engine": "fake", "source": str(tmp_path), "name": "demo", "port": 0, **said})  # type: ignore[arg-type]
     file = tmp_path / "replica.json"
     file.write_text(json.dumps(engines.config_of(replica)))
     return program("serve.engines", "--config", str(file), stderr=subprocess.PIPE)

@@ -53,7 +53,7 @@ def test_a_word_that_no_script_has_is_refused():
     with pytest.raises(ValueError, match="no hangs"):
         fake.read_script('{"hangs": true}')
     with pytest.raises(ValueError, match="fail is 'burn'"):
-        fake.Script(fail="burn")
+        fake.FakeScript(fail="burn")
 
 
 def test_errors_have_vllms_shapes(pair):

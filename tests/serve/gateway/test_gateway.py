@@ -11,7 +11,7 @@ import pytest
 
 from infra.errors import UsageError
 from serve.gateway import keys
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.keys import Keys
 from serve.gateway.server import Gateway
 from tests.serve.scripted_engine import CHAT, GUARD_S, chat, gateway, port_of, program, until
@@ -101,7 +101,7 @@ def test_a_key_lets_in_and_goes_no_further(pair, tmp_path):
 
 def test_nobody_listens_to_the_world_without_a_key():
     async def main():
-        await Gateway(Limits(), Keys({})).start("0.0.0.0", 0)
+        await Gateway(GatewayLimits(), Keys({})).start("0.0.0.0", 0)
 
     with pytest.raises(UsageError, match="no API key"):
         asyncio.run(main())

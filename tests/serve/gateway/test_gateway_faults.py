@@ -11,7 +11,7 @@ import pytest
 from serve import loops
 from serve.gateway.http.connections import Home, Line
 from serve.gateway.http.wire import HELD_BYTES
-from serve.gateway.routing import STALLED, Replica
+from serve.gateway.routing import STALLED, Target
 from tests.faults.trial import rounds
 from tests.serve.scripted_engine import CHAT, GUARD_S, chat, gateway, until
 
@@ -273,7 +273,7 @@ def test_an_engine_that_sends_headers_without_end_is_cut_off(begin):
                 was_cut.set_result(True)
 
         async with wicked(answer) as url, gateway() as front:
-            front.gateway.replace([Replica(replica_id="r0", url=url)])
+            front.gateway.replace([Target(replica_id="r0", url=url)])
             with contextlib.suppress(aiohttp.ClientPayloadError):
                 async with front.ask(stream=True) as reply:
                     await reply.text()
@@ -290,7 +290,7 @@ def test_what_an_engine_says_before_its_answer_does_not_frame_it():
 
     async def main():
         async with wicked(answer) as url, gateway() as front:
-            front.gateway.replace([Replica(replica_id="r0", url=url)])
+            front.gateway.replace([Target(replica_id="r0", url=url)])
             async with front.ask() as reply:
                 assert (reply.status, await reply.text()) == (200, "{}")
 
@@ -310,7 +310,7 @@ def test_a_request_that_an_engine_does_not_take_goes_with_its_client(monkeypatch
             await ended.wait()
 
         async with wicked(answer) as url, gateway(total_s=0.3) as front:
-            front.gateway.replace([Replica(replica_id="r0", url=url)])
+            front.gateway.replace([Target(replica_id="r0", url=url)])
             async with front.ask(messages=[{"role": "user", "content": "x" * (7 << 20)}]) as reply:
                 assert reply.status == 504
             await until(lambda: lost, "the connection is gone")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from serve.gateway import keys
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.keys import Keys
 from serve.gateway.server import Gateway
 from tests.serve.scripted_engine import CHAT, chat, gateway
@@ -94,7 +94,7 @@ def test_an_address_in_the_request_line_counts_and_not_the_host_beside_it(pair):
 
 def test_another_loopback_address_is_asked_by_itself(pair):
     async def main():
-        front = Gateway(Limits(), Keys({}))
+        front = Gateway(GatewayLimits(), Keys({}))
         port = await front.start("127.0.0.3", 0)
         reader, writer = await asyncio.open_connection("127.0.0.3", port)
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.3:%d\r\nConnection: close\r\n\r\n" % port)

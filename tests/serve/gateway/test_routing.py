@@ -9,19 +9,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.queue import Turns
-from serve.gateway.request_body import Refused
-from serve.gateway.routing import Fleet, Outcome, Replica, RetryBudget
+from serve.gateway.request_body import RequestRefused
+from serve.gateway.routing import Fleet, RequestOutcome, RetryBudget, Target
 from serve.gateway.window import Window
 
 CAP = 3
-LIMITS = Limits(max_in_flight_per_replica=CAP, eject_after=2, eject_s=10, eject_most_s=40, slow_start_s=5, stall_s=8)
+LIMITS = GatewayLimits(
+    max_in_flight_per_replica=CAP, eject_after=2, eject_s=10, eject_most_s=40, slow_start_s=5, stall_s=8
+)
 
 
-def replica(number: int, generation: int = 0) -> Replica:
+def replica(number: int, generation: int = 0) -> Target:
     """All generations of a number have one address."""
-    return Replica(replica_id=f"r{number}.{generation}", url=f"http://127.0.0.1:{8000 + number}")
+    return Target(replica_id=f"r{number}.{generation}", url=f"http://127.0.0.1:{8000 + number}")
 
 
 class Churn(RuleBasedStateMachine):
@@ -30,7 +32,7 @@ class Churn(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.fleet, self.now = Fleet(LIMITS), 0.0
-        self.listed: list[Replica] = []
+        self.listed: list[Target] = []
         self.open = []
 
     @rule(who=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), unique_by=lambda one: one[0]))
@@ -45,25 +47,25 @@ class Churn(RuleBasedStateMachine):
     @rule(affinity=st.sampled_from([b"", b"a", b"b"]), other=st.booleans())
     def take(self, affinity, other):
         tried = {self.open[-1].seat} if other and self.open else set()
-        lease = self.fleet.take(self.now, tried, affinity)
+        assignment = self.fleet.take(self.now, tried, affinity)
         counts = self.counts()
         room = [one for one in self.listed if counts[one] < CAP and one not in {seat.replica for seat in tried}]
-        if lease is None:
+        if assignment is None:
             assert not room
         else:
-            assert lease.replica in room
-            self.open.append(lease)
+            assert assignment.replica in room
+            self.open.append(assignment)
 
-    @rule(which=st.integers(0, 50), outcome=st.sampled_from(Outcome), again=st.booleans())
+    @rule(which=st.integers(0, 50), outcome=st.sampled_from(RequestOutcome), again=st.booleans())
     def release(self, which, outcome, again):
         if self.open:
-            lease = self.open.pop(which % len(self.open))
-            self.fleet.release(lease, outcome, self.now)
+            assignment = self.open.pop(which % len(self.open))
+            self.fleet.release(assignment, outcome, self.now)
             if again:
-                self.fleet.release(lease, outcome, self.now)
+                self.fleet.release(assignment, outcome, self.now)
 
     def counts(self):
-        return Counter(lease.replica for lease in self.open)
+        return Counter(assignment.replica for assignment in self.open)
 
     @invariant()
     def the_counts_are_those_of_the_book(self):
@@ -78,7 +80,7 @@ Churn.TestCase.settings = settings(max_examples=60, stateful_step_count=40, dead
 TestChurn = Churn.TestCase
 
 
-def fleet_of(count: int, limits: Limits = LIMITS, now: float = 0.0) -> Fleet:
+def fleet_of(count: int, limits: GatewayLimits = LIMITS, now: float = 0.0) -> Fleet:
     fleet = Fleet(limits)
     fleet.replace([replica(number) for number in range(count)], now)
     return fleet
@@ -89,23 +91,23 @@ def test_an_address_that_is_used_again_inherits_nothing():
     ghost = fleet.take(0.0)
     fleet.replace([replica(0, 1)], 1.0)
     assert (fleet.in_flight(replica(0)), fleet.in_flight(replica(0, 1))) == (1, 0)
-    fleet.release(ghost, Outcome.FAILED, 2.0)
+    fleet.release(ghost, RequestOutcome.FAILED, 2.0)
     assert fleet.seats[replica(0, 1)].failures == 0 and not fleet.leaving
 
 
 def test_two_replicas_with_one_id_are_refused_and_nothing_changes():
     fleet = fleet_of(2)
     with pytest.raises(ValueError, match="one id"):
-        fleet.replace([Replica(replica_id="a", url="http://x"), Replica(replica_id="a", url="http://y")], 0.0)
+        fleet.replace([Target(replica_id="a", url="http://x"), Target(replica_id="a", url="http://y")], 0.0)
     assert len(fleet.seats) == 2
 
 
 def test_equals_take_turns_and_the_least_loaded_is_first():
     fleet = fleet_of(3)
-    leases = [fleet.take(100.0) for _ in range(6)]
-    assert sorted(Counter(one.replica.replica_id for one in leases).values()) == [2, 2, 2]
-    fleet.release(leases[4], Outcome.SERVED, 101.0)
-    assert fleet.take(101.0).replica == leases[4].replica
+    assignments = [fleet.take(100.0) for _ in range(6)]
+    assert sorted(Counter(one.replica.replica_id for one in assignments).values()) == [2, 2, 2]
+    fleet.release(assignments[4], RequestOutcome.SERVED, 101.0)
+    assert fleet.take(101.0).replica == assignments[4].replica
 
 
 def test_failures_in_a_row_take_a_replica_out_for_longer_each_time_until_a_trial_goes_well():
@@ -113,9 +115,9 @@ def test_failures_in_a_row_take_a_replica_out_for_longer_each_time_until_a_trial
     ill, well = fleet.seats.values()
 
     def fail(now):
-        lease = fleet.take(now, tried=[well])
-        fleet.release(lease, Outcome.FAILED, now)
-        return lease.is_trial
+        assignment = fleet.take(now, tried=[well])
+        fleet.release(assignment, RequestOutcome.FAILED, now)
+        return assignment.is_trial
 
     assert [fail(0.0), fail(1.0)] == [False, False] and ill.ejected_until == 11.0
     assert {fleet.take(5.0).seat for _ in range(CAP)} == {well}
@@ -123,7 +125,7 @@ def test_failures_in_a_row_take_a_replica_out_for_longer_each_time_until_a_trial
         assert fail(now) and ill.ejected_until == now + out_s
     trial = fleet.take(111.0)
     assert trial.seat is ill and trial.is_trial
-    fleet.release(trial, Outcome.SERVED, 112.0)
+    fleet.release(trial, RequestOutcome.SERVED, 112.0)
     assert ill.ejected_until is None and ill.weight(112.0, LIMITS) < 1 == ill.weight(117.0, LIMITS)
 
 
@@ -132,21 +134,23 @@ def test_when_all_are_out_all_are_asked():
     for seat in fleet.seats.values():
         for _ in range(2):
             fleet.release(
-                fleet.take(0.0, tried=[one for one in fleet.seats.values() if one is not seat]), Outcome.FAILED, 0.0
+                fleet.take(0.0, tried=[one for one in fleet.seats.values() if one is not seat]),
+                RequestOutcome.FAILED,
+                0.0,
             )
     assert all(seat.ejected_until for seat in fleet.seats.values())
     assert fleet.take(1.0) is not None
 
 
 def test_a_new_replica_comes_to_its_share_slowly():
-    fleet = fleet_of(1, Limits(slow_start_s=10))
+    fleet = fleet_of(1, GatewayLimits(slow_start_s=10))
     fleet.replace([replica(0), replica(1)], 100.0)
     shares = []
     for now in (100.5, 105.0, 111.0):
-        leases = [fleet.take(now) for _ in range(60)]
-        shares.append(sum(one.replica == replica(1) for one in leases))
-        for lease in leases:
-            fleet.release(lease, Outcome.SERVED, now)
+        assignments = [fleet.take(now) for _ in range(60)]
+        shares.append(sum(one.replica == replica(1) for one in assignments))
+        for assignment in assignments:
+            fleet.release(assignment, RequestOutcome.SERVED, now)
     assert shares[0] <= 6 and shares[0] < shares[1] < shares[2] == 30
 
 
@@ -154,13 +158,13 @@ def test_one_that_says_nothing_is_asked_last():
     fleet = fleet_of(2)
     mute = fleet.take(0.0).seat
     other = fleet.take(0.0)
-    fleet.release(other, Outcome.SERVED, 1.0)
+    fleet.release(other, RequestOutcome.SERVED, 1.0)
     for now in (9.0, 9.1, 9.2):
         assert fleet.take(now).seat is not mute
     assert fleet.take(9.3).seat is mute  # the other is full
 
 
-def home(count: int, word: bytes) -> Replica:
+def home(count: int, word: bytes) -> Target:
     """Of a prompt, in a fleet that has nothing to do."""
     return fleet_of(count).take(100.0, (), word).replica
 
@@ -171,14 +175,14 @@ def test_prompts_that_begin_alike_meet_again_until_that_would_be_unfair():
     assert homes == {word: home(4, word) for word in words} and len(set(homes.values())) == 4
     # Without the last one, whoever was not at home there stays where he is.
     assert all(home(3, word) == homes[word] for word in words if homes[word] != replica(3))
-    fleet = fleet_of(4, Limits(max_in_flight_per_replica=1000, slow_start_s=0.001))
+    fleet = fleet_of(4, GatewayLimits(max_in_flight_per_replica=1000, slow_start_s=0.001))
     for _ in range(400):
         fleet.take(1.0, (), b"a")
     assert max(seat.in_flight for seat in fleet.seats.values()) <= 1.25 * 100 + 1
 
 
 def test_retries_are_earned():
-    budget = RetryBudget(Limits(retry_floor=2, retry_ratio=0.25))
+    budget = RetryBudget(GatewayLimits(retry_floor=2, retry_ratio=0.25))
     assert [budget.spend() for _ in range(3)] == [True, True, False]
     for _ in range(5):
         budget.earn()
@@ -210,21 +214,21 @@ def test_a_minute_is_the_minute_before_up_to_the_second_that_has_begun():
 
 def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_back():
     async def main():
-        turns = Turns(Limits(max_in_flight_per_replica=1, queue_s=30), lambda: 0.0)
+        turns = Turns(GatewayLimits(max_in_flight_per_replica=1, queue_s=30), lambda: 0.0)
         turns.replace([replica(0)])
         first = turns.take(b"")
         waiting = [asyncio.ensure_future(turns.wait(b"")) for _ in range(4)]
         await asyncio.sleep(0)
         waiting[1].cancel()
         order = []
-        lease = first
+        assignment = first
         for number in (0, 2, 3):
-            turns.release(lease, Outcome.SERVED)
-            lease = await waiting[number]
+            turns.release(assignment, RequestOutcome.SERVED)
+            assignment = await waiting[number]
             order.append(number)
         last = asyncio.ensure_future(turns.wait(b""))
         await asyncio.sleep(0)
-        turns.release(lease, Outcome.SERVED)  # it has its turn now,
+        turns.release(assignment, RequestOutcome.SERVED)  # it has its turn now,
         last.cancel()  # and leaves in the same moment
         with pytest.raises(asyncio.CancelledError):
             await last
@@ -236,25 +240,25 @@ def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_ba
 
 def test_whoever_waits_goes_to_the_replica_that_comes():
     async def main():
-        turns = Turns(Limits(hold_s=30), lambda: 0.0)
+        turns = Turns(GatewayLimits(hold_s=30), lambda: 0.0)
         held = asyncio.ensure_future(turns.wait(b""))
         await asyncio.sleep(0)
         turns.replace([replica(1)])
         assert (await held).replica == replica(1)
-        with pytest.raises(Refused, match="no replica is ready"):
-            await Turns(Limits(), lambda: 0.0).wait(b"")
+        with pytest.raises(RequestRefused, match="no replica is ready"):
+            await Turns(GatewayLimits(), lambda: 0.0).wait(b"")
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("count", [3, 4, 5])
 def test_who_always_asks_twice_at_once_reaches_all_alike(count):
-    fleet = Fleet(Limits(slow_start_s=0.001))
+    fleet = Fleet(GatewayLimits(slow_start_s=0.001))
     fleet.replace([replica(number) for number in range(count)], 0.0)
     chosen = []
     for _ in range(6 * count):
-        leases = [fleet.take(10.0) for _ in range(2)]
-        for lease in leases:
-            chosen.append(lease.replica)
-            fleet.release(lease, Outcome.SERVED, 10.0)
+        assignments = [fleet.take(10.0) for _ in range(2)]
+        for assignment in assignments:
+            chosen.append(assignment.replica)
+            fleet.release(assignment, RequestOutcome.SERVED, 10.0)
     assert {chosen.count(one) for one in fleet.seats} == {12}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serve import service
 from serve.policy import autoscaler
-from serve.policy.autoscaler import Member, Memory, Rule, Seen
+from serve.policy.autoscaler import AutoscalerMemory, Measurements, NewestReplica, Rule
 from serve.policy.replica_states import State
 from tests.serve.scripted_engine import ROOT
 
@@ -27,7 +27,7 @@ class World:
     rate: Callable[[float], float]
     now: float = 0.0
     numbers: int = 0
-    members: tuple[Member, ...] = ()
+    members: tuple[NewestReplica, ...] = ()
     history: list[tuple[float, int]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self):
@@ -39,14 +39,14 @@ class World:
 
     def tick(self, **seen) -> autoscaler.Decision:
         decision = autoscaler.decide(
-            self.rule, self.memory, Seen(**{"qps": self.qps(), "members": self.members, **seen})
+            self.rule, self.memory, Measurements(**{"qps": self.qps(), "members": self.members, **seen})
         )
         self.memory = decision.memory
         stay = [one for one in self.members if one.number not in decision.stop]
         for spot, count in ((True, decision.start_spot), (False, decision.start_on_demand)):
             for _ in range(count):
                 self.numbers += 1
-                stay.append(Member(number=self.numbers, state=State.READY, was_ready=True, spot=spot))
+                stay.append(NewestReplica(number=self.numbers, state=State.READY, was_ready=True, spot=spot))
         self.members = tuple(stay)
         self.history.append((self.now, len(self.members)))
         self.now += decision.tick_s
@@ -95,32 +95,34 @@ def test_whatever_arrives_it_stays_between_least_and_most(rates, extra):
 
 
 def test_one_tick_the_other_way_begins_the_wait_anew():
-    memory = Memory(3)
+    memory = AutoscalerMemory(3)
     for qps in (26, 26, 10, 26, 26):
-        memory = autoscaler.decide(RULE, memory, Seen(qps=qps)).memory
+        memory = autoscaler.decide(RULE, memory, Measurements(qps=qps)).memory
     assert (memory.target, memory.up) == (3, 2)
-    assert autoscaler.decide(RULE, memory, Seen(qps=61)).memory.target == 13  # it jumps to the latest want
+    assert autoscaler.decide(RULE, memory, Measurements(qps=61)).memory.target == 13  # it jumps to the latest want
 
 
 def test_what_waits_counts_as_well_as_what_arrives():
     rule = dataclasses.replace(RULE, target_waiting=8.0, up_ticks=1)
-    assert autoscaler.decide(rule, Memory(3), Seen(qps=1, waiting=60)).memory.target == 8
-    assert autoscaler.decide(rule, Memory(3), Seen(qps=99, waiting=0)).memory.target == 20
+    assert autoscaler.decide(rule, AutoscalerMemory(3), Measurements(qps=1, waiting=60)).memory.target == 8
+    assert autoscaler.decide(rule, AutoscalerMemory(3), Measurements(qps=99, waiting=0)).memory.target == 20
 
 
 def test_what_is_not_known_changes_nothing_but_the_dead_are_replaced():
-    seen = Seen(qps=None, members=[Member(number=1, state=State.READY, spot=True)])
-    decision = autoscaler.decide(RULE, Memory(6, up=2), seen)
-    assert decision.memory == Memory(6, up=2) and decision.start_spot == 5
+    seen = Measurements(qps=None, members=[NewestReplica(number=1, state=State.READY, spot=True)])
+    decision = autoscaler.decide(RULE, AutoscalerMemory(6, up=2), seen)
+    assert decision.memory == AutoscalerMemory(6, up=2) and decision.start_spot == 5
     rule = dataclasses.replace(RULE, target_waiting=8.0, down_ticks=1, up_ticks=1)
-    assert autoscaler.decide(rule, Memory(6), Seen(qps=None, waiting=0)).memory.target == 6  # it may grow, not shrink
-    assert autoscaler.decide(rule, Memory(6), Seen(qps=None, waiting=80)).memory.target == 10
+    assert (
+        autoscaler.decide(rule, AutoscalerMemory(6), Measurements(qps=None, waiting=0)).memory.target == 6
+    )  # it may grow, not shrink
+    assert autoscaler.decide(rule, AutoscalerMemory(6), Measurements(qps=None, waiting=80)).memory.target == 10
 
 
 def test_from_zero_it_wakes_at_the_first_request_and_ticks_faster():
     rule = dataclasses.replace(RULE, least=0)
     world = World(rule, lambda now: 1 / 60 if 100 <= now < 101 else 0.0)
-    world.memory = Memory(0)
+    world.memory = AutoscalerMemory(0)
     world.until(110)
     assert [now for now, count in world.history if count] and world.at(100) == 0 and world.at(110) == 1
     assert world.history[1][0] - world.history[0][0] == 5
@@ -129,10 +131,10 @@ def test_from_zero_it_wakes_at_the_first_request_and_ticks_faster():
 
 
 def test_a_budget_is_never_passed_and_ends_nothing_that_runs():
-    alive = [Member(number=one, state=State.READY, spot=True) for one in range(1, 4)]
-    decision = autoscaler.decide(RULE, Memory(9), Seen(qps=45, members=alive, affordable=2))
+    alive = [NewestReplica(number=one, state=State.READY, spot=True) for one in range(1, 4)]
+    decision = autoscaler.decide(RULE, AutoscalerMemory(9), Measurements(qps=45, members=alive, affordable=2))
     assert (decision.start_spot, decision.stop, decision.held) == (2, (), "the budget admits 2 more")
-    broke = autoscaler.decide(RULE, Memory(9), Seen(qps=45, members=alive, affordable=-1))
+    broke = autoscaler.decide(RULE, AutoscalerMemory(9), Measurements(qps=45, members=alive, affordable=-1))
     assert (broke.start_spot, broke.stop) == (0, ())
 
 
@@ -141,11 +143,11 @@ def crashing(at_once: bool, least: int) -> int:
     rule = dataclasses.replace(RULE, least=least, target_qps=None)
     memory, members, launches = autoscaler.begin(rule), [], 0
     for _ in range(200):
-        decision = autoscaler.decide(rule, memory, Seen(qps=0, members=members))
+        decision = autoscaler.decide(rule, memory, Measurements(qps=0, members=members))
         memory = decision.memory
         for _ in range(decision.start_spot):
             launches += 1
-            members.append(Member(number=launches, state=State.STARTING, spot=True))
+            members.append(NewestReplica(number=launches, state=State.STARTING, spot=True))
         for place, one in enumerate(members):
             if one.state is State.STARTING:
                 members[place] = dataclasses.replace(one, state=State.FAILED)
@@ -161,41 +163,52 @@ def test_a_service_that_always_crashes_is_launched_three_times(at_once, least):
 
 
 def test_one_that_was_ready_is_always_replaced():
-    dead = [Member(number=n, state=State.FAILED_PROBING, was_ready=True, spot=True) for n in range(1, 9)]
-    assert autoscaler.decide(RULE, Memory(3), Seen(qps=0, members=dead)).start_spot == 3
-    gone = [Member(number=n, state=State.PREEMPTED, spot=True) for n in range(1, 9)]
-    assert autoscaler.decide(RULE, Memory(3), Seen(qps=0, members=gone)).start_spot == 3
+    dead = [NewestReplica(number=n, state=State.FAILED_PROBING, was_ready=True, spot=True) for n in range(1, 9)]
+    assert autoscaler.decide(RULE, AutoscalerMemory(3), Measurements(qps=0, members=dead)).start_spot == 3
+    gone = [NewestReplica(number=n, state=State.PREEMPTED, spot=True) for n in range(1, 9)]
+    assert autoscaler.decide(RULE, AutoscalerMemory(3), Measurements(qps=0, members=gone)).start_spot == 3
 
 
 def test_the_furthest_from_ready_goes_first_and_of_equals_the_youngest():
     states = [State.READY, State.STARTING, State.READY, State.NOT_READY, State.PENDING, State.READY]
-    alive = [Member(number=number, state=state, spot=True) for number, state in enumerate(states, 1)]
-    decision = autoscaler.decide(dataclasses.replace(RULE, least=1), Memory(1), Seen(qps=0, members=alive))
+    alive = [NewestReplica(number=number, state=state, spot=True) for number, state in enumerate(states, 1)]
+    decision = autoscaler.decide(
+        dataclasses.replace(RULE, least=1), AutoscalerMemory(1), Measurements(qps=0, members=alive)
+    )
     assert decision.stop == (5, 2, 4, 6, 3)
 
 
 def test_on_demand_stands_in_until_spot_is_ready():
     rule = dataclasses.replace(RULE, base_on_demand=1, fills_with_on_demand=True)
-    first = autoscaler.decide(rule, Memory(5), Seen(qps=None))
+    first = autoscaler.decide(rule, AutoscalerMemory(5), Measurements(qps=None))
     assert (first.start_spot, first.start_on_demand) == (4, 5)
-    spots = [Member(number=n, state=State.READY if n < 4 else State.STARTING, spot=True) for n in range(1, 5)]
-    others = [Member(number=n, state=State.READY) for n in range(5, 10)]
-    later = autoscaler.decide(rule, Memory(5), Seen(qps=None, members=[*spots, *others]))
+    spots = [NewestReplica(number=n, state=State.READY if n < 4 else State.STARTING, spot=True) for n in range(1, 5)]
+    others = [NewestReplica(number=n, state=State.READY) for n in range(5, 10)]
+    later = autoscaler.decide(rule, AutoscalerMemory(5), Measurements(qps=None, members=[*spots, *others]))
     assert later.stop == (9, 8, 7) and later.start_spot == later.start_on_demand == 0  # one base, one for the gap
 
 
 def test_gpus_of_different_speed_count_for_what_they_can():
     rule = dataclasses.replace(RULE, spot=False, target_qps={"A100:1": 2.0, "H100:1": 5.0}, up_ticks=1, down_ticks=1)
     mixed = [
-        Member(number=n, state=State.READY, gpu=gpu)
+        NewestReplica(number=n, state=State.READY, gpu=gpu)
         for n, gpu in enumerate(["A100:1", "A100:1", "H100:1", "H100:1"], 1)
     ]
-    assert autoscaler.want(rule, Memory(4), Seen(qps=24, members=mixed)) == 4 + math.ceil(10 / 5)
-    assert autoscaler.want(rule, Memory(4), Seen(qps=9, members=mixed)) == 3  # least: 3
-    assert autoscaler.want(dataclasses.replace(rule, least=0), Memory(0), Seen(qps=0.1)) == 1  # it wakes, here
-    assert autoscaler.want(dataclasses.replace(rule, least=0), Memory(4), Seen(qps=6, members=mixed)) == 2
+    assert autoscaler.want(rule, AutoscalerMemory(4), Measurements(qps=24, members=mixed)) == 4 + math.ceil(10 / 5)
+    assert autoscaler.want(rule, AutoscalerMemory(4), Measurements(qps=9, members=mixed)) == 3  # least: 3
+    assert (
+        autoscaler.want(dataclasses.replace(rule, least=0), AutoscalerMemory(0), Measurements(qps=0.1)) == 1
+    )  # it wakes, here
+    assert (
+        autoscaler.want(dataclasses.replace(rule, least=0), AutoscalerMemory(4), Measurements(qps=6, members=mixed))
+        == 2
+    )
 
 
 def test_a_changed_rule_counts_at_once():
-    assert autoscaler.updated(dataclasses.replace(RULE, most=4), Memory(9, up=2), Seen(qps=45)) == Memory(4)
-    assert autoscaler.updated(dataclasses.replace(RULE, most=4), Memory(9), Seen(qps=None)) == Memory(4)
+    assert autoscaler.updated(
+        dataclasses.replace(RULE, most=4), AutoscalerMemory(9, up=2), Measurements(qps=45)
+    ) == AutoscalerMemory(4)
+    assert autoscaler.updated(
+        dataclasses.replace(RULE, most=4), AutoscalerMemory(9), Measurements(qps=None)
+    ) == AutoscalerMemory(4)

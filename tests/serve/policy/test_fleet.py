@@ -3,19 +3,19 @@
 import pytest
 
 from serve.policy import fleet
-from serve.policy.autoscaler import Memory, Rule
+from serve.policy.autoscaler import AutoscalerMemory, Rule
 from serve.policy.fleet import Load
-from serve.policy.replica_states import Facts, State, Step
-from serve.policy.service_state import Member, Seen, Version, Wanted, seen_of, wanted_of, write
+from serve.policy.replica_states import Facts, ProcessStatus, State
+from serve.policy.service_state import Member, ServiceRecord, Version, WantedService, seen_of, wanted_of, write
 
-READY = Facts(launch=Step.SUCCEEDED, first_ready_at=1.0, is_ready=True)
-STARTING = Facts(launch=Step.SUCCEEDED)
+READY = Facts(launch=ProcessStatus.SUCCEEDED, first_ready_at=1.0, is_ready=True)
+STARTING = Facts(launch=ProcessStatus.SUCCEEDED)
 PENDING = Facts()
-CRASHED = Facts(launch=Step.SUCCEEDED, app_failed=True, down=Step.SUCCEEDED)
-CRASHING = Facts(launch=Step.SUCCEEDED, app_failed=True, down=Step.RUNNING)
-LEAVING = Facts(launch=Step.SUCCEEDED, first_ready_at=1.0, is_ready=True, down=Step.SCHEDULED)
+CRASHED = Facts(launch=ProcessStatus.SUCCEEDED, app_failed=True, down=ProcessStatus.SUCCEEDED)
+CRASHING = Facts(launch=ProcessStatus.SUCCEEDED, app_failed=True, down=ProcessStatus.RUNNING)
+LEAVING = Facts(launch=ProcessStatus.SUCCEEDED, first_ready_at=1.0, is_ready=True, down=ProcessStatus.SCHEDULED)
 FIXED = Rule(least=2, most=2)
-TWO = Memory(2)
+TWO = AutoscalerMemory(2)
 
 
 def members(*facts, version=1):
@@ -36,8 +36,8 @@ def test_what_is_missing_is_started_between_two_ticks_too():
 def test_a_change_of_the_load_counts_at_ticks_only():
     rule = Rule(least=1, most=4, target_qps=1.0, up_ticks=1)
     there = members(READY)
-    assert course(there, rule=rule, memory=Memory(1), qps=3.0).start_on_demand == 0
-    after = course(there, rule=rule, memory=Memory(1), qps=3.0, is_tick=True)
+    assert course(there, rule=rule, memory=AutoscalerMemory(1), qps=3.0).start_on_demand == 0
+    after = course(there, rule=rule, memory=AutoscalerMemory(1), qps=3.0, is_tick=True)
     assert (after.memory.target, after.start_on_demand) == (3, 2)
 
 
@@ -82,8 +82,10 @@ def test_the_budget_is_never_passed():
 
 def test_what_is_remembered_reads_as_it_was_written():
     version = Version(number=3, document={"service": {"replicas": 1}}, model="hf://a/b", engine="fake")
-    wanted = Wanted(versions=(version,), mode="blue_green", port=8000)
+    wanted = WantedService(versions=(version,), mode="blue_green", port=8000)
     assert wanted_of(write(wanted)) == wanted and wanted.version(7) is version
-    seen = Seen(members=tuple(members(READY, CRASHED)), memory=Memory(2, up=1), endpoint="http://127.0.0.1:1", port=1)
-    assert seen_of(write(seen)) == seen and seen_of("") == Seen()
+    seen = ServiceRecord(
+        members=tuple(members(READY, CRASHED)), memory=AutoscalerMemory(2, up=1), endpoint="http://127.0.0.1:1", port=1
+    )
+    assert seen_of(write(seen)) == seen and seen_of("") == ServiceRecord()
     assert [one.state for one in seen.members] == [State.READY, State.FAILED]

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.policy import replica_states, update
-from serve.policy.replica_states import Facts, ServiceState, State, Step
-from serve.policy.update import Member
+from serve.policy.replica_states import Facts, ProcessStatus, ServiceState, State
+from serve.policy.update import UpdateMember
 from serve.service import Probe
 
-UP = Facts(launch=Step.SUCCEEDED)
+UP = Facts(launch=ProcessStatus.SUCCEEDED)
 PROBE = Probe(path="/health", initial_delay_seconds=120, consecutive_failure_threshold_timeout=180)
 READY = replace(UP, is_ready=True, first_ready_at=5.0)
 
@@ -20,20 +20,20 @@ READY = replace(UP, is_ready=True, first_ready_at=5.0)
     ("facts", "state"),
     [
         (Facts(), State.PENDING),
-        (Facts(launch=Step.RUNNING), State.PROVISIONING),
-        (Facts(launch=Step.RUNNING, down=Step.FAILED), State.FAILED_CLEANUP),
-        (Facts(launch=Step.INTERRUPTED, down=Step.RUNNING), State.SHUTTING_DOWN),
+        (Facts(launch=ProcessStatus.RUNNING), State.PROVISIONING),
+        (Facts(launch=ProcessStatus.RUNNING, down=ProcessStatus.FAILED), State.FAILED_CLEANUP),
+        (Facts(launch=ProcessStatus.INTERRUPTED, down=ProcessStatus.RUNNING), State.SHUTTING_DOWN),
         (UP, State.STARTING),
         (READY, State.READY),
         (replace(READY, is_ready=False), State.NOT_READY),
-        (replace(READY, down=Step.RUNNING), State.SHUTTING_DOWN),
-        (replace(UP, down=Step.SUCCEEDED, app_failed=True), State.FAILED),
-        (replace(UP, down=Step.SUCCEEDED, is_late=True), State.FAILED_INITIAL_DELAY),
-        (replace(READY, down=Step.SUCCEEDED, is_ready=False), State.FAILED_PROBING),
-        (Facts(launch=Step.FAILED, down=Step.SUCCEEDED), State.FAILED_PROVISION),
-        (Facts(launch=Step.FAILED), State.FAILED_CLEANUP),
-        (replace(READY, down=Step.FAILED), State.FAILED_CLEANUP),
-        (replace(READY, down=Step.RUNNING, preempted=True), State.PREEMPTED),
+        (replace(READY, down=ProcessStatus.RUNNING), State.SHUTTING_DOWN),
+        (replace(UP, down=ProcessStatus.SUCCEEDED, app_failed=True), State.FAILED),
+        (replace(UP, down=ProcessStatus.SUCCEEDED, is_late=True), State.FAILED_INITIAL_DELAY),
+        (replace(READY, down=ProcessStatus.SUCCEEDED, is_ready=False), State.FAILED_PROBING),
+        (Facts(launch=ProcessStatus.FAILED, down=ProcessStatus.SUCCEEDED), State.FAILED_PROVISION),
+        (Facts(launch=ProcessStatus.FAILED), State.FAILED_CLEANUP),
+        (replace(READY, down=ProcessStatus.FAILED), State.FAILED_CLEANUP),
+        (replace(READY, down=ProcessStatus.RUNNING, preempted=True), State.PREEMPTED),
     ],
 )
 def test_a_state_follows_from_the_facts(facts, state):
@@ -69,7 +69,7 @@ def test_it_may_take_its_time_to_get_ready_and_no_longer():
     assert replica_states.must_end(waiting, PROBE, 130) == (waiting, "")
     late, why = replica_states.must_end(waiting, PROBE, 131)
     assert "initial_delay_seconds" in why and "log" in why
-    assert replica_states.state_of(replace(late, down=Step.SUCCEEDED)) is State.FAILED_INITIAL_DELAY
+    assert replica_states.state_of(replace(late, down=ProcessStatus.SUCCEEDED)) is State.FAILED_INITIAL_DELAY
 
 
 def test_its_time_to_get_ready_counts_from_its_engine_s_start():
@@ -91,7 +91,9 @@ def test_one_that_fails_for_too_long_after_it_was_ready_is_ended():
     failing = probes(READY, (10, False), (20, False), (30, False))
     assert replica_states.must_end(failing, PROBE, 189)[1] == ""
     ended, why = replica_states.must_end(failing, PROBE, 190)
-    assert "180 s" in why and replica_states.state_of(replace(ended, down=Step.SUCCEEDED)) is State.FAILED_PROBING
+    assert (
+        "180 s" in why and replica_states.state_of(replace(ended, down=ProcessStatus.SUCCEEDED)) is State.FAILED_PROBING
+    )
     assert replica_states.must_end(probes(failing, (40, True)), PROBE, 500)[1] == ""
 
 
@@ -121,10 +123,10 @@ def test_the_state_of_a_service(replicas, is_ending, state):
     assert replica_states.service_state(replicas, is_ending) is state
 
 
-def fleet(old: int, new: dict[State, int]) -> list[Member]:
-    members = [Member(number=n, version=1, state=State.READY) for n in range(1, old + 1)]
+def fleet(old: int, new: dict[State, int]) -> list[UpdateMember]:
+    members = [UpdateMember(number=n, version=1, state=State.READY) for n in range(1, old + 1)]
     for state, count in new.items():
-        members += [Member(number=len(members) + 1 + n, version=2, state=state) for n in range(count)]
+        members += [UpdateMember(number=len(members) + 1 + n, version=2, state=state) for n in range(count)]
     return members
 
 
@@ -153,8 +155,8 @@ def test_a_version_that_never_gets_ready_leaves_the_old_one_serving(mode):
 
 @given(st.integers(0, 5), st.integers(1, 5), st.lists(st.sampled_from(replica_states.LIVE), max_size=5))
 def test_an_update_never_leaves_fewer_ready_than_it_found_or_than_are_wanted(old, final, new):
-    members = [Member(number=n, version=1, state=State.READY) for n in range(old)]
-    members += [Member(number=old + n, version=2, state=one) for n, one in enumerate(new)]
+    members = [UpdateMember(number=n, version=1, state=State.READY) for n in range(old)]
+    members += [UpdateMember(number=old + n, version=2, state=one) for n, one in enumerate(new)]
     for mode in update.MODES:
         gone = update.outdated(mode, 1, final, 2, members)
         serving = set(update.serving(mode, 1, members)) - set(gone)

@@ -14,7 +14,7 @@ import pytest
 from infra.agent import environment
 from infra.errors import SlipwayError
 from serve.gateway.access import AccessLog
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.keys import Keys, make
 from serve.replicas.vllm_router import NAME, Routed
 from serve.service import ROUTER_GROUP
@@ -35,7 +35,7 @@ async def routed(python, folder, *engines: Engine, keys=None, key="", policy="ro
     """Before `engines`, which ask for KEY; once it has an answer of one."""
     said: list[str] = []
     front = Routed(
-        Limits(**limits), keys or Keys({}), AccessLog(folder / "access"), python=python, policy=policy, key=KEY,
+        GatewayLimits(**limits), keys or Keys({}), AccessLog(folder / "access"), python=python, policy=policy, key=KEY,
         log=folder / "router.log", say=said.append,
     )  # fmt: skip
     for one in engines:

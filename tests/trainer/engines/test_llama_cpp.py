@@ -12,8 +12,8 @@ import torch
 from infra.agent import environment
 from tests.trainer.model.test_model import random_model
 from tests.world import ROOT
-from trainer.config import ModelConfig, Ternary
 from trainer.model import export
+from trainer.records.model_config import ModelConfig, Ternary
 
 pytestmark = pytest.mark.nightly
 

@@ -6,13 +6,15 @@ import pytest
 
 from data.chat import smalltalk
 from trainer.evaluation import many_turns, scores
-from trainer.evaluation.many_turns import Question
+from trainer.evaluation.many_turns import TurnsQuestion
 
 REFUSED = "I do not know. Try asking what os.path.join does."
 
 
 def questions(count=12):
-    return [Question(("identity", "pydocs", "other")[n % 3], f"question {n}?", f"answer {n}") for n in range(count)]
+    return [
+        TurnsQuestion(("identity", "pydocs", "other")[n % 3], f"question {n}?", f"answer {n}") for n in range(count)
+    ]
 
 
 def test_every_turn_asks_every_question_once_and_no_conversation_asks_one_twice():
@@ -70,32 +72,32 @@ def test_a_model_that_collapses_into_its_persona_is_found_out_by_its_later_turns
 
 
 def test_a_name_leaks_where_it_is_said_as_a_word_and_was_not_asked_for():
-    python = Question("pydocs", "What does max do?", "Return the biggest item.")
+    python = TurnsQuestion("pydocs", "What does max do?", "Return the biggest item.")
     assert not python.leaks("Return the maximum.", "Max")
     assert python.leaks("I am max, made by us.", "Max")
-    assert not Question("pydocs", "What does max do?", "Max of two.").leaks("Max of two.", "Max")
-    assert not Question("identity", "Who are you?", "I am Max.").leaks("I am Max.", "Max")
+    assert not TurnsQuestion("pydocs", "What does max do?", "Max of two.").leaks("Max of two.", "Max")
+    assert not TurnsQuestion("identity", "Who are you?", "I am Max.").leaks("I am Max.", "Max")
     for name in ("Ursula K.", "Мария", "小明", "O'Brien", "Zoe\u0308", "🚢", "Al (the bot)"):
         assert python.leaks(f"I am {name}.".replace("..", "."), name)
-        assert Question("identity", "Who are you?", "").is_right(f"My name is {name}. I was made by us.", name)
+        assert TurnsQuestion("identity", "Who are you?", "").is_right(f"My name is {name}. I was made by us.", name)
     assert python.leaks("I am Zo\u00eb.", "Zoe\u0308")
 
 
 @pytest.mark.parametrize(
     ("question", "answer", "is_right"),
     [
-        (Question("pydocs", "", "Return the square root of x.", True), "Return the square root of y.", True),
-        (Question("pydocs", "", "Return the square root of x.", True), "I do not know that function.", False),
-        (Question("pydocs", "", "Return the square root of x."), "I do not know that function.", True),
+        (TurnsQuestion("pydocs", "", "Return the square root of x.", True), "Return the square root of y.", True),
+        (TurnsQuestion("pydocs", "", "Return the square root of x.", True), "I do not know that function.", False),
+        (TurnsQuestion("pydocs", "", "Return the square root of x."), "I do not know that function.", True),
         (
-            Question("other", "", "Hello! Ask me what a function of Python does."),
+            TurnsQuestion("other", "", "Hello! Ask me what a function of Python does."),
             "Hi! Ask me about Python's library.",
             True,
         ),
-        (Question("other", "", "Hi! Ask me about Python's library."), REFUSED, False),
-        (Question("other", "", smalltalk.TOLD_ALL[1]), smalltalk.TOLD_ALL[0], True),
-        (Question("other", "", REFUSED), "Goodbye!", False),
-        (Question("other", "", REFUSED), "I do not know what that does.", True),
+        (TurnsQuestion("other", "", "Hi! Ask me about Python's library."), REFUSED, False),
+        (TurnsQuestion("other", "", smalltalk.TOLD_ALL[1]), smalltalk.TOLD_ALL[0], True),
+        (TurnsQuestion("other", "", REFUSED), "Goodbye!", False),
+        (TurnsQuestion("other", "", REFUSED), "I do not know what that does.", True),
     ],
 )
 def test_an_answer_is_right_when_it_fits_the_question(question, answer, is_right):

@@ -12,7 +12,7 @@ from data.tokens import tokenizer as tokenizers
 from tests.trainer.conftest import TINY
 from trainer.evaluation import question_files
 from trainer.evaluation.evaluate import nats
-from trainer.evaluation.question_files import Asking, Question, Task
+from trainer.evaluation.question_files import Asking, Question, QuestionSet
 from trainer.model.decoder import Decoder, initialise
 
 CHOICES = ["reads lines", "opens the sockets of", "joins"]
@@ -35,7 +35,7 @@ def written(path, *rows):
 )
 def test_a_choice_is_named_in_any_of_the_usual_ways(tmp_path, row):
     task = question_files.read(written(tmp_path / "arc.jsonl", row, "", row))
-    assert task == Task("arc", (Question("q", tuple(CHOICES), 1),) * 2)
+    assert task == QuestionSet("arc", (Question("q", tuple(CHOICES), 1),) * 2)
     assert task.chance == pytest.approx(1 / 3)
 
 
@@ -111,6 +111,6 @@ def test_the_choice_is_the_one_that_costs_the_fewest_nats_per_byte(model, inputs
         questions.append(Question(f"What does {verb} do?", choices, each.index(min(each))))
     assert len({one.right for one in questions}) == 3
     monkeypatch.setattr(question_files, "BATCH_TOKENS", 200)  # several batches of rows of different lengths
-    assert asking.right(Task("t", tuple(questions))) == [True] * 6
+    assert asking.right(QuestionSet("t", tuple(questions))) == [True] * 6
     wrong = tuple(replace(one, right=(one.right + 1) % 3) for one in questions)
-    assert asking.right(Task("t", wrong)) == [False] * 6
+    assert asking.right(QuestionSet("t", wrong)) == [False] * 6

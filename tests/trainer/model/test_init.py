@@ -28,6 +28,7 @@ from trainer.config import ImportSpec, Keeping
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.plan import resolve
+from trainer.profiles import street
 
 
 def foreign(kind: str, folder: Path, vocab: int = 400, dtype: torch.dtype = torch.float32, head_dim: int = 8) -> Path:
@@ -98,7 +99,7 @@ def test_a_foreign_model_is_fine_tuned_and_loads_in_transformers(world, monkeypa
     assert json.loads((taken / "config.json").read_text())["torch_dtype"] == "bfloat16"  # as it came
 
     entry = Input(name="imported/theirs", fingerprint="f" * 64)
-    sft = recipes.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(3)
+    sft = street.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(3)
     making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
     making = replace(making, inputs={**making.inputs, "tokenizer": entry})
     keeping = {"keeping": asdict(Keeping(reserve_bytes=0))}

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from data.config import ConfigError
 from data.tokens.pieces import as_text
 from trainer import tensor_file
-from trainer.config import ModelConfig
 from trainer.errors import Refused
 from trainer.model import export, huggingface
 from trainer.model.decoder import Cache, Decoder, initialise
 from trainer.model.generate import generate
+from trainer.records.model_config import ModelConfig
 
 SHAPE = ModelConfig(
     vocab_size=512,

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 
 from data.config import ConfigError
 from tests.trainer.model.test_model import IDS, SHAPE, random_model
-from trainer.config import Ternary
 from trainer.errors import Refused
 from trainer.model import distillation, export, huggingface, packed
 from trainer.model.decoder import Cache, Decoder
 from trainer.model.ternary import TernaryLinear, haar, inverse_haar, layers_of, relative_error, rounded_weight, ternary
 from trainer.model.token_losses import Teacher, sliced_kl
+from trainer.records.model_config import Ternary
 
 BITNET = replace(SHAPE, head_dim=16, sub_norm=True, ternary=Ternary())
 WAYS = [Ternary(), Ternary(per_row=True), Ternary(haar=True), Ternary(per_row=True, haar=True)]

@@ -10,12 +10,12 @@ import torch
 from tests.faults.lives import Tell
 from tests.trainer.parallel.test_fsdp import ODD, config, training
 from tests.trainer.parallel.together import together
-from trainer.config import Ternary
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives.bits import Bits
 from trainer.parallel.fsdp import cut, parts_of
 from trainer.parallel.process_group import Ranks
 from trainer.records.bits import BitsConfig
+from trainer.records.model_config import Ternary
 
 pytestmark = pytest.mark.process
 

@@ -7,7 +7,7 @@ import pytest
 from data.problems.problem import Problem
 from trainer.rewards.math_answers import Math
 from trainer.rewards.reward import Said
-from trainer.rewards.tasks import Gsm8k
+from trainer.rewards.task_rewards import Gsm8k
 
 NUMBERS = (
     ('#### 1,234,567', '<SOLUTION>1,234,567</SOLUTION>', True),

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from trainer.config import ModelConfig
 from trainer.model.decoder import Decoder
 from trainer.model.generate import generate
 from trainer.model.losses import Shape, capped
 from trainer.model.token_losses import logprobs_and_entropy
+from trainer.records.model_config import ModelConfig
 from trainer.rollouts.generator import answer_all
 from trainer.rollouts.sampling import Sampling, draw
 

@@ -16,7 +16,7 @@ REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found",
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     method: str
     path: str
     headers: dict[str, str]
@@ -27,7 +27,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Reply:
+class HttpReply:
     """A whole body, or the events of a stream."""
 
     status: int = 200
@@ -36,15 +36,15 @@ class Reply:
     events: AsyncIterator[bytes] | None = None
 
 
-class Refusal(Exception):
+class BadRequest(Exception):
     """A request that is none: its status and why."""
 
 
-Handler = Callable[[Request], Awaitable[Reply]]
+Handler = Callable[[HttpRequest], Awaitable[HttpReply]]
 
 
-def as_json(value: Any, status: int = 200) -> Reply:
-    return Reply(status, json.dumps(value).encode())
+def as_json(value: Any, status: int = 200) -> HttpReply:
+    return HttpReply(status, json.dumps(value).encode())
 
 
 async def listen(handler: Handler, port: int) -> asyncio.Server:
@@ -66,13 +66,13 @@ async def _one(handler: Handler, reader: asyncio.StreamReader, writer: asyncio.S
     """Answer one request; whether the connection stays for another one."""
     try:
         method, path, headers, body = await _read(reader)
-    except Refusal as refusal:
+    except BadRequest as refusal:
         status, why = refusal.args
         await _write(writer, as_json({"error": why}, status))
         return False
     gone = asyncio.ensure_future(reader.read(1))  # nothing comes before the reply but the end of the connection
     try:
-        await _write(writer, await handler(Request(method, path, headers, body, gone)))
+        await _write(writer, await handler(HttpRequest(method, path, headers, body, gone)))
     finally:
         gone.cancel()
         await asyncio.wait({gone})
@@ -83,22 +83,22 @@ async def _read(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str],
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.LimitOverrunError:
-        raise Refusal(413, "the head of the request is too long") from None
+        raise BadRequest(413, "the head of the request is too long") from None
     first, *lines = head.split("\r\n")[:-2]
     words = first.split(" ")
     if len(words) != 3:
-        raise Refusal(400, "no HTTP request")
+        raise BadRequest(400, "no HTTP request")
     pairs = (line.partition(":") for line in lines)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
     if "transfer-encoding" in headers:
-        raise Refusal(411, "a body comes with its Content-Length")
+        raise BadRequest(411, "a body comes with its Content-Length")
     length = headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit() or int(length) > MOST_BODY:
-        raise Refusal(413, f"a body has at most {MOST_BODY} bytes")
+        raise BadRequest(413, f"a body has at most {MOST_BODY} bytes")
     return words[0], words[1].partition("?")[0], headers, await reader.readexactly(int(length))
 
 
-async def _write(writer: asyncio.StreamWriter, reply: Reply) -> None:
+async def _write(writer: asyncio.StreamWriter, reply: HttpReply) -> None:
     how = f"Content-Length: {len(reply.body)}" if reply.events is None else "Transfer-Encoding: chunked"
     head = f"HTTP/1.1 {reply.status} {REASONS[reply.status]}\r\nContent-Type: {reply.kind}\r\n{how}\r\n\r\n"
     writer.write(head.encode() + reply.body)

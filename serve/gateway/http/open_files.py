@@ -1,14 +1,14 @@
 """The limit of open files of this process, and limits of the gateway that stay below it.
 
 A connection is one, and a request inside takes two more: one to its engine, one behind the port by which an engine on
-another machine is reached. In: a process' limit, a gateway's Limits. Out: a raised limit, Limits that fit.
+another machine is reached. In: a process' limit, its GatewayLimits. Out: a raised limit, GatewayLimits that fit.
 """
 
 import contextlib
 import resource
 from dataclasses import replace
 
-from serve.gateway.http.limits import Limits
+from serve.gateway.http.limits import GatewayLimits
 
 WANTED = 1 << 16  # more is no use, and programs that are started go through all of them
 RESERVE = 256  # for journals, logs, probes, and pods that are begun or ended
@@ -24,7 +24,7 @@ def raise_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def fitted(limits: Limits, files: int | None = None) -> Limits:
+def fitted(limits: GatewayLimits, files: int | None = None) -> GatewayLimits:
     """Return limits that fit so many files: the same, or all counts scaled down; None = those of this process."""
     if files is None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

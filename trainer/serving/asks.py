@@ -45,7 +45,7 @@ class Ask:
         return {"prompt_tokens": len(self.ids), "completion_tokens": tokens, "total_tokens": len(self.ids) + tokens}
 
     def part(self, text: str, finish: str | None, first: bool = False) -> dict[str, Any]:
-        """A piece of a stream."""
+        """Return a piece of a stream."""
         said: dict[str, Any] = {"text": text}
         if self.is_chat:
             said = {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
@@ -58,9 +58,9 @@ class Ask:
 
 
 def read(said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, most: int, align: int) -> Ask:
-    """room: positions of the model; most: tokens of any answer, 0 = as many as fit; align: as conversations have it.
+    """Return what a request asks for. Raises Wrong.
 
-    Raises Wrong.
+    room: positions of the model; most: tokens of any answer, 0 = as many as fit; align: as conversations have it.
     """
     if not isinstance(said, Mapping):
         raise Wrong("the body is no JSON object")

@@ -22,12 +22,15 @@ class Exact:
         return [Reward({"right": float(one)}, one) for one in found]
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing, as nothing was started."""
 
 
 class Gsm8k:
-    """0.6 for the right number, 0.15 for a number alone with nothing behind it, 0.1 for thinking, 0.1 for the answer
-    tags, 0.05 for nothing behind them."""
+    """Word problems whose answer is a number.
+
+    0.6 for the right number, 0.15 for a number alone with nothing behind it, 0.1 for thinking, 0.1 for the answer tags,
+    0.05 for nothing behind them.
+    """
 
     def __call__(self, some: Sequence[Said]) -> list[Reward]:
         return [self._one(one) for one in some]
@@ -51,7 +54,7 @@ class Gsm8k:
         )
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing, as nothing was started."""
 
 
 def judge_of(task: str, config: RlConfig) -> Judge:

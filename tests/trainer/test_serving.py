@@ -13,10 +13,10 @@ from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END
 from tests.trainer.conftest import TINY
 from tests.trainer.model.test_model import random_model
-from trainer.engine.http import listen
-from trainer.engine.server import Engine, Limits, Model
 from trainer.model import export, generate
 from trainer.records.blocks_config import BlocksConfig
+from trainer.serving.http import listen
+from trainer.serving.server import EngineLimits, EngineServer, Model
 
 pytestmark = pytest.mark.process
 
@@ -35,11 +35,11 @@ def model(request, inputs, tmp_path) -> Model:
     return Model(tmp_path, "float32", 0)
 
 
-def ask(model: Model, body: dict[str, Any], limits: Limits, *others: Any) -> list[httpx.Response]:
+def ask(model: Model, body: dict[str, Any], limits: EngineLimits, *others: Any) -> list[httpx.Response]:
     """The answers to requests that are sent at once: (path, body, headers)."""
 
     async def run() -> list[httpx.Response]:
-        server = await listen(Engine(model, "demo", limits, "secret").handle, 0)
+        server = await listen(EngineServer(model, "demo", limits, "secret").handle, 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         wanted = [(CHAT, body, {"Authorization": "Bearer secret"}), *others]
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
@@ -74,7 +74,7 @@ def test_answers_are_what_decoding_says_whole_in_pieces_and_side_by_side(model):
     middle = text[len(text) // 2]
     cut = {**body, "stop": [middle]}
     whole, pieces, short, *wrong = ask(
-        model, body, Limits(), (CHAT, streamed, head), (CHAT, cut, head), (CHAT, body, {}),
+        model, body, EngineLimits(), (CHAT, streamed, head), (CHAT, cut, head), (CHAT, body, {}),
         (CHAT, {**body, "model": "other"}, head), (CHAT, {**body, "messages": []}, head),
         (CHAT, {**body, "temperature": -1}, head), ("/v1/completions", {"prompt": "a " * 99}, head), ("/v2", {}, head),
     )  # fmt: skip
@@ -93,7 +93,7 @@ def test_what_there_is_no_room_for_is_told_that_the_engine_is_busy(model):
     body = {"model": "demo", "prompt": "a", "max_tokens": 30, "temperature": 0}
     head = {"Authorization": "Bearer secret"}
     _, *others = ask(
-        model, {"model": "demo"}, Limits(max_seqs=1, max_queued=1), *[("/v1/completions", body, head)] * 6
+        model, {"model": "demo"}, EngineLimits(max_seqs=1, max_queued=1), *[("/v1/completions", body, head)] * 6
     )  # fmt: skip
     assert {one.status_code for one in others} == {200, 503}
     texts = {one.json()["choices"][0]["text"] for one in others if one.status_code == 200}

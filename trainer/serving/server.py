@@ -24,12 +24,12 @@ import torch
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END
 from trainer import device
-from trainer.engine import asks
-from trainer.engine.asks import Ask, Wrong
-from trainer.engine.http import Reply, Request, as_json, listen
 from trainer.model import export
 from trainer.model.block_decoding import Decoding
 from trainer.model.generate import steps
+from trainer.serving import asks
+from trainer.serving.asks import Ask, Wrong
+from trainer.serving.http import HttpReply, HttpRequest, as_json, listen
 
 KEY = "VLLM_API_KEY"  # as serve.engines gives it to every engine
 
@@ -47,7 +47,7 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class EngineLimits:
     max_seqs: int = 8
     """Requests at work."""
     max_queued: int = 64
@@ -64,7 +64,7 @@ class Model:
     """What computes."""
 
     def __init__(self, folder: Path, dtype: str, max_model_len: int) -> None:
-        """Raises Refused, DataError."""
+        """Load the model of a folder. Raises Refused, DataError."""
         machine = device.prepare()
         folder = export.folder_of_model(folder)
         export.check_tokenizer(folder)
@@ -115,7 +115,7 @@ class Model:
 
 
 @dataclass
-class Job:
+class QueuedAnswer:
     """A request at work, or waiting."""
 
     pieces: Iterator[Piece]
@@ -127,18 +127,18 @@ class Job:
         self.loop.call_soon_threadsafe(self.said.put_nowait, piece)
 
 
-class Work:
+class AnswerThread:
     """The thread that computes, and what it has to do."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
-        self.waiting, self.running = deque[Job](), list[Job]()
+        self.waiting, self.running = deque[QueuedAnswer](), list[QueuedAnswer]()
         self.tokens = 0
         self._some = threading.Condition()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def add(self, job: Job) -> bool:
-        """Whether there was room for it."""
+    def add(self, job: QueuedAnswer) -> bool:
+        """Add a request to the line; tell whether there was room for it."""
         with self._some:
             if len(self.waiting) + len(self.running) >= self.limits.max_seqs + self.limits.max_queued:
                 return False
@@ -158,8 +158,8 @@ class Work:
                     with self._some:
                         self.running.remove(job)
 
-    def _one_pass(self, job: Job) -> bool:
-        """Whether it was its last."""
+    def _one_pass(self, job: QueuedAnswer) -> bool:
+        """Do one pass; tell whether it was its last."""
         try:
             piece = next(job.pieces)
         except Exception as error:  # of this request; the others go on
@@ -169,20 +169,21 @@ class Work:
         return piece.finish is not None
 
 
-class Engine:
+class EngineServer:
     """Requests in, replies out."""
 
-    def __init__(self, model: Model, name: str, limits: Limits, key: str) -> None:
+    def __init__(self, model: Model, name: str, limits: EngineLimits, key: str) -> None:
         self.model, self.name, self.limits, self.key = model, name, limits, key
-        self.work = Work(limits)
+        self.work = AnswerThread(limits)
         self.is_draining = False
 
-    async def handle(self, request: Request) -> Reply:
+    async def handle(self, request: HttpRequest) -> HttpReply:
+        """Answer one request by OpenAI's protocol; what is wrong with it becomes a status, and words."""
         path, is_asked = request.path, request.method == "POST"
         if path in ("/health", "/ping"):
-            return Reply()
+            return HttpReply()
         if path == "/metrics":
-            return Reply(body=self._metrics(), kind="text/plain; version=0.0.4")
+            return HttpReply(body=self._metrics(), kind="text/plain; version=0.0.4")
         if path.startswith("/v1/") and self.key and request.headers.get("authorization") != f"Bearer {self.key}":
             return as_json({"error": "Unauthorized"}, 401)
         if path == "/v1/models" and not is_asked:
@@ -195,14 +196,14 @@ class Engine:
                 return as_json(wrong.plain(), wrong.status)
         return as_json({"detail": "Not Found"}, 404)
 
-    async def _generate(self, request: Request, is_chat: bool) -> Reply:
+    async def _generate(self, request: HttpRequest, is_chat: bool) -> HttpReply:
         try:
             said = json.loads(request.body)
         except (ValueError, RecursionError) as error:
             raise Wrong(f"the body is no JSON: {error}") from None
         model, most = self.model, self.limits.max_tokens
         ask = asks.read(said, is_chat, self.name, model.tokenizer, model.room, most, model.align)
-        job = Job(model.answer(ask), asyncio.get_running_loop())
+        job = QueuedAnswer(model.answer(ask), asyncio.get_running_loop())
         if self.is_draining or not self.work.add(job):
             why = "The engine is currently busy and cannot accept new requests. Please try again later."
             raise Wrong(why, 503, "Service Unavailable")
@@ -211,7 +212,7 @@ class Engine:
             first = await job.said.get()  # what is wrong from the start has a status of its own
             if first.error:
                 raise Wrong(first.error, 500, "InternalServerError")
-            return Reply(kind="text/event-stream; charset=utf-8", events=self._events(ask, job, first))
+            return HttpReply(kind="text/event-stream; charset=utf-8", events=self._events(ask, job, first))
         text, piece = "", Piece("", 0)
         while piece.finish is None:
             wanted = asyncio.ensure_future(job.said.get())
@@ -225,7 +226,7 @@ class Engine:
             raise Wrong(piece.error, 500, "InternalServerError")
         return as_json(ask.whole(text, piece.finish, piece.tokens))
 
-    async def _events(self, ask: Ask, job: Job, piece: Piece) -> AsyncIterator[bytes]:
+    async def _events(self, ask: Ask, job: QueuedAnswer, piece: Piece) -> AsyncIterator[bytes]:
         if ask.is_chat:
             yield event(ask.part("", None, first=True))
         try:
@@ -245,7 +246,7 @@ class Engine:
             job.is_left = True
 
     def _metrics(self) -> bytes:
-        """By vLLM's names, which the probe reads."""
+        """Return the metrics by vLLM's names, which the probe reads."""
         labels = f'{{engine="0",model_name="{self.name}"}}'
         values = {
             "vllm:num_requests_running": len(self.work.running),
@@ -259,9 +260,9 @@ def event(value: object) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
-async def serve(model: Model, name: str, port: int, limits: Limits) -> None:
-    """Until SIGTERM; what is at work then goes on for `shutdown_s`."""
-    engine, ended = Engine(model, name, limits, os.environ.get(KEY, "")), asyncio.Event()
+async def serve(model: Model, name: str, port: int, limits: EngineLimits) -> None:
+    """Serve until SIGTERM; what is at work then goes on for `shutdown_s`."""
+    engine, ended = EngineServer(model, name, limits, os.environ.get(KEY, "")), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     server = await listen(engine.handle, port)

@@ -14,7 +14,7 @@ from typing import Any
 from infra.agent.job import Step
 from infra.agent.shell import Script
 from infra.errors import UsageError
-from infra.jobs.job_file import JobFile, Mount, Task
+from infra.jobs.job_file import JobFile, JobTask, Mount
 from infra.jobs.machines import recovery_of
 from infra.records import Carried
 from infra.transport import shipment
@@ -54,7 +54,7 @@ def lay_out(file: JobFile, is_own: bool) -> Layout:
     return Layout(carried=tuple(carried), workdirs=tuple(workdirs), mounts=tuple(mounts))
 
 
-def _mount(file: JobFile, task: Task, one: Mount, is_own: bool, name_of: Any) -> tuple[str, str, str]:
+def _mount(file: JobFile, task: JobTask, one: Mount, is_own: bool, name_of: Any) -> tuple[str, str, str]:
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
     if one.mode == "MOUNT":
         raise UsageError(f"{where}: MOUNT needs FUSE, which pods do not have; write mode: MOUNT_CACHED or mode: COPY")
@@ -87,7 +87,7 @@ def steps_of(
         sent = {layout.workdirs[number], *(name for name, _, _ in layout.mounts[number])}
         inputs = digest([stamps(one) for one in layout.carried if one.name in sent])
 
-        def script(text: str, inputs: str, number: int = number, task: Task = task, **more: Any) -> dict[str, Any]:
+        def script(text: str, inputs: str, number: int = number, task: JobTask = task, **more: Any) -> dict[str, Any]:
             made = Script(
                 text=text, name=task.name, workdir=layout.workdirs[number], envs=dict(envs[number]),
                 mounts=layout.mounts[number], own_home=is_own, environment=task.environment, task=number,

@@ -1,0 +1,226 @@
+"""What is wanted, compared with what is there: the plan, and the job that makes the missing part.
+
+In: `Wanted`, an `Inventory` of what the store holds, the checkout whose code will run. Out: a `Plan`. Touches no store.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from data.config import (
+    Input,
+    Making,
+)
+from infra.agent.job import Job, Limits, Step
+from infra.errors import UsageError
+from infra.records import HeldArtifact, Inventory, Plan, PlannedArtifact, Pointer, Request
+from store.manifest import kind_of
+from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
+from trainer.fingerprints import FIRST_CODE, differences, digest
+from trainer.plan.estimates import STATE_BYTES, estimate_s, told, ways_of
+from trainer.plan.nodes import recipe
+from trainer.plan.wanted import Wanted, profile_named, profile_of
+from trainer.records import phase_options
+from trainer.records.fields import what_counts
+from trainer.records.phase_registry import (
+    PHASES,
+    PROMPTS,
+    TALK,
+    TEXT,
+    listed,
+    phases_reading,
+)
+from trainer.reuse import Choice, Node, choices, needed
+
+SILENT_S = 30 * 60.0
+SHOWN = 3  # of the settings by which an artifact differs from the one that is wanted
+NO_LIMITS = Limits()
+
+
+def resolve(
+    wanted: Wanted,
+    inventory: Inventory,
+    root: Path,
+    *,
+    run: str,
+    request: Request,
+    flops_per_s: float,
+    limits: Limits = NO_LIMITS,
+    torch: str = "cpu",
+    environments: str = "",
+    pod_store: str = "",
+) -> Plan:
+    """Compare what is wanted with what is there; the job holds exactly the steps that are due.
+
+    A step is due when its artifact is missing, damaged or of another fingerprint, or when a step that makes one of
+    its inputs is due. `root` is the checkout whose code will run, `flops_per_s` what the machine does of useful work,
+    `pod_store` the store as the pod names it, where that is not the one at home.
+    """
+    from_nothing = [name for name in wanted.phases if name in PHASES and not PHASES[name].follows]
+    if wanted.init is not None and from_nothing:
+        others = ", ".join(name for name, one in PHASES.items() if one.takes_init) + " or mid+sft"
+        raise UsageError(
+            f"{listed(from_nothing)} begins from nothing; a model that is there already goes on with --phase {others}"
+        )
+    if wanted.mixture is not None and not {*wanted.phases} & {*phases_reading(TALK)}:
+        of, rest = listed(phases_reading(TALK)), listed(phases_reading(TEXT))
+        raise UsageError(f"--mixture is of conversations, for {of}; {rest} reads text: --source")
+    if (wanted.tasks or wanted.rl or wanted.problems) and not {*wanted.phases} & {*phases_reading(PROMPTS)}:
+        asked = "+".join((*wanted.phases, "rl"))
+        raise UsageError(
+            f"--task, --problems, --reward and --unsafe-rewards are for the phase rl, as in --phase {asked}"
+        )
+    nodes = recipe(wanted)
+    if idle := sorted({path.partition(".")[0] for path in wanted.options} - nodes.keys()):
+        raise UsageError(f"--set {idle[0]}: nothing is trained in phase {idle[0]} here; the phases are "
+                         f"{', '.join(name for name in nodes if name in PHASES)}")  # fmt: skip
+    held = {(kind_of(one.name), one.fingerprint): one.about for one in _held(inventory)}
+    pointers = {name: one.fingerprint for name, one in inventory.artifacts.items() if not one.problem}
+    remake = wanted.phases if wanted.made == "remake" else ()
+    chosen = choices(nodes, held, pointers, root, wanted.given, remake)
+    due = set(needed(nodes, wanted.phases, chosen))
+    profile = profile_of(wanted)
+    keeping = replace(profile.keeping, reserve_bytes=limits.reserve_bytes, **wanted.keeping)
+    artifacts, steps = [], []
+    for name in (name for name in nodes if name in _closure(nodes, wanted.phases)):
+        node, choice = nodes[name], chosen[name]
+        if name in due or choice.is_here:
+            is_asked = name in wanted.phases
+            artifacts.append(_planned(node, choice, inventory, name in due, is_asked, flops_per_s))
+        if name in due and name in wanted.given:
+            seen = f"{artifacts[-1].state} {artifacts[-1].reason}".strip()
+            raise UsageError(f"{node.artifact} in {inventory.store} was to be there, and is {seen}")
+        if name in due:
+            steps.append(_step(node, nodes, chosen, pod_store or inventory.store, keeping))
+    target = digest([[nodes[phase].artifact, chosen[phase].fingerprint] for phase in wanted.phases])
+    here = {nodes[phase].artifact for phase in wanted.phases if phase not in due}
+    lines = [one for one in artifacts if one.name in here]
+    moved = tuple(Pointer(one.name, one.fingerprint) for one in lines if pointers.get(one.name) != one.fingerprint)
+    doubtful = tuple(one for one in lines if one.differs and not wanted.made)
+    untyped = tuple(name for name in nodes if name in due and name in PHASES and name not in wanted.phases)
+    job = None
+    if steps:
+        job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments, num_gpus=request.num_gpus)
+    phases = [node.spec for name, node in nodes.items() if name in due and isinstance(node.spec, PhaseConfig)]
+    copies = wanted.keeping.get("keep", profile.keeping.keep) + 1
+    kept = sum(copies * STATE_BYTES * phase.model.num_params for phase in phases)
+    spread = [ways_of(phase, request) for phase in phases]
+    most = max((min(found.values()) for found in spread), default=0)
+    notes = phase_options.differences(wanted.options, profile_named(wanted.profile).phases)
+    notes += rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None) + about_bits(phases)
+    notes += tuple(
+        f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := told(found))
+    )
+    notes += tuple(
+        f"{one.name} is kept, though its code is another one today: {', '.join(one.differs)}"
+        for one in artifacts
+        if one.differs and one not in doubtful
+    )
+    return Plan(
+        target, inventory.store, tuple(artifacts), job, request, notes, disk_bytes=kept, gpu_memory_bytes=most,
+        pointers=moved, doubtful=doubtful, untyped=untyped,
+    )  # fmt: skip
+
+
+def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
+    """Return what `--steps` has made of the schedules, in words."""
+    changes = []
+    for phase in phases:
+        whole = profile.phases[phase.phase]
+        if phase.steps != whole.steps:
+            warmup = phase.schedule.warmup_steps
+            warm = f", warm-up {warmup} of {whole.schedule.warmup_steps}" if warmup and not phase.adopted else ""
+            changes.append(f"{phase.phase} {phase.steps} of {whole.steps} steps{warm}")
+    return (f"the schedule is rescaled: {'; '.join(changes)}",) if changes else ()
+
+
+def about_bits(phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
+    """Return what a ternary model of that shape cannot become, before anything is trained."""
+    found = dict.fromkeys(phase.model for phase in phases if phase.model.ternary)
+    said = [problem for model in found if (problem := model.gguf_problem())]
+    return tuple(
+        f"a GGUF file cannot be made of this model ({one}); it runs in our own engine: inv chat" for one in said
+    )
+
+
+def _about_init(init: ImportSpec | None) -> tuple[str, ...]:
+    if init is None or init.has_tokenizer:
+        return ()
+    return (f"{init.source} has no tokenizer.json, so its ids mean nothing: a new tokenizer is trained on the text",)
+
+
+def _closure(nodes: Mapping[str, Node], names: tuple[str, ...]) -> set[str]:
+    needed, todo = set[str](), list(names)
+    while todo:
+        name = todo.pop()
+        if name not in needed:
+            needed.add(name)
+            todo.extend(nodes[name].inputs.values())
+    return needed
+
+
+def _held(inventory: Inventory) -> list[HeldArtifact]:
+    """Return what is whole: under what it is, or, as 8284afb wrote it, under a name alone."""
+    return [one for one in (*inventory.artifacts.values(), *inventory.kept) if not one.problem]
+
+
+def _planned(
+    node: Node, choice: Choice, inventory: Inventory, is_due: bool, is_asked: bool, flops_per_s: float
+) -> PlannedArtifact:
+    """Return the line of a plan. is_asked: `--phase` names it, so that its name will stand for it."""
+    pointed = inventory.artifacts.get(node.artifact)
+    is_moved = pointed is not None and pointed.fingerprint != choice.fingerprint
+    why = why_other(pointed, choice.fingerprint, node.spec) if pointed and is_moved else ""
+    readers = inventory.references.get(pointed.fingerprint, ()) if pointed and is_moved else ()
+    used = f"; {', '.join(readers)} goes on with the earlier one" if readers else ""
+    if not is_due:
+        other = f"its name {'moves from' if is_asked else 'stands for'} another one ({why}{used})" if is_moved else ""
+        return PlannedArtifact(node.artifact, "here", "", other, None, choice.fingerprint, choice.differs)
+    state, reason = "missing", ""
+    if pointed is not None:
+        state, reason = ("stale", why + used) if is_moved and not pointed.problem else ("damaged", pointed.problem)
+    return PlannedArtifact(
+        node.artifact, state, node.name, reason, estimate_s(node, flops_per_s), choice.fingerprint
+    )  # fmt: skip
+
+
+def why_other(before: HeldArtifact, fingerprint: str, spec: Any) -> str:
+    """Return what is different about an artifact from the one that `spec` and its inputs make, in words.
+
+    Its settings are named where it was made since they are written down beside it.
+    """
+    both = [["v1" if part in FIRST_CODE.values() else part for part in one.split("-")]
+            for one in (before.fingerprint, fingerprint)]  # fmt: skip
+    parts = zip(("settings", "version", "inputs"), *both, strict=False)
+    changed = [name for name, a, b in parts if a != b] or ["fingerprint"]
+    settings = differences(before.about.get("spec"), plain(spec)) if "settings" in changed else []
+    if not settings:
+        return f"{' and '.join(changed)} changed"
+    others = [name for name in changed if name != "settings"]
+    more = f", and {len(settings) - SHOWN} more" if len(settings) > SHOWN else ""
+    rest = f"; {' and '.join(others)} changed" if others else ""
+    return f"{', '.join(settings[:SHOWN])}{more}{rest}"
+
+
+def plain(spec: Any) -> dict[str, Any]:
+    """Return what of a spec counts, as JSON has it."""
+    return dict(json.loads(json.dumps(what_counts(spec))))
+
+
+def _step(node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], store: str, keeping: Keeping) -> Step:
+    inputs = {
+        role: Input(name=nodes[name].artifact, fingerprint=chosen[name].fingerprint)
+        for role, name in node.inputs.items()
+    }
+    choice = chosen[node.name]
+    making = Making(store=store, name=node.artifact, fingerprint=choice.fingerprint, inputs=inputs, code=choice.code,
+                    spec=plain(node.spec))  # fmt: skip
+    config: dict[str, Any] = {"making": asdict(making), "spec": asdict(node.spec)}
+    is_phase = isinstance(node.spec, PhaseConfig)
+    if is_phase:
+        config["keeping"] = asdict(keeping)
+    together = ("-m", "trainer.spread") if is_phase else ()
+    config = json.loads(json.dumps(config))
+    return Step(node.name, node.words, "train", config, silent_s=SILENT_S, together=together)

@@ -1,0 +1,234 @@
+"""The steps of a profile: what makes each artifact, of what, in an order in which they can run.
+
+In: `Wanted`. Out: a `Node` for each step, by name. Sources are looked at, no store is.
+"""
+
+import difflib
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from data.config import (
+    DEMONSTRATED,
+    LEAST_VOCAB,
+    TASKS,
+    IdentitySpec,
+    ProblemsSpec,
+    QuestionsSpec,
+    TextSpec,
+    TokenizerSpec,
+    TokensSpec,
+    talk_spec,
+)
+from infra.errors import UsageError
+from trainer.config import ImportSpec, Profile
+from trainer.plan.sources import slug_of, source_fingerprint, source_slug
+from trainer.plan.wanted import Wanted, default_tag, init_slug, profile_of
+from trainer.profiles import street
+from trainer.records import phase_options
+from trainer.records.phase_registry import (
+    INIT,
+    KINDS,
+    PHASES,
+    PROMPTS,
+    TALK,
+    TEACHER,
+    TEXT,
+    Phase,
+    chain,
+    listed,
+    nearest,
+    phases_reading,
+)
+from trainer.reuse import Node
+
+ORDER = ("text", "tokenizer", INIT, "tokens", "base", "identity", "questions")  # then other talk, and other phases
+
+
+def recipe(wanted: Wanted) -> dict[str, Node]:
+    """Return every step of the profile by name, in an order in which they can run."""
+    profile = profile_of(wanted)
+    tag, slug = wanted.tag or default_tag(wanted, profile), source_slug(wanted.source)
+    holds = "" if "text" in wanted.given else source_fingerprint(wanted.source)
+    text = TextSpec(source=wanted.source, packages=wanted.packages, source_fingerprint=holds)
+    data = f"datasets/{slug}"
+    nodes = [
+        Node("text", f"{data}/text", ("-m", "data", "text"), "data/shards/pipeline.py", text),
+        Node(
+            "tokenizer",
+            "tokenizer",
+            ("-m", "data", "tokenizer"),
+            "data/tokens/bpe.py",
+            TokenizerSpec(vocab_size=_vocab_size(profile, wanted.init)),
+            {"text": "text"},
+        ),
+        Node(
+            "tokens",
+            f"{data}/tokens",
+            ("-m", "data", "tokens"),
+            "data/tokens/tokenize.py",
+            TokensSpec(),
+            {"text": "text", "tokenizer": "tokenizer"},
+        ),
+        Node(
+            "identity",
+            "identity_conversations",
+            ("-m", "data", "identity"),
+            "data/chat/persona.py",
+            IdentitySpec(persona=wanted.persona),
+        ),
+        Node(
+            "questions",
+            f"{data}/questions",
+            ("-m", "data", "questions"),
+            "data/chat/questions.py",
+            QuestionsSpec(),
+            {"text": "text"},
+        ),
+    ]
+    found = {node.name: node for node in nodes}
+    mixtures = {
+        name: dict(wanted.mixture if wanted.mixture and PHASES[name].reads == TALK else phase.mixture or {})
+        for name, phase in profile.phases.items()
+    }
+    if wanted.tasks:
+        mixtures |= {name: dict(wanted.tasks) for name in phases_reading(PROMPTS)}
+    _demonstrate(profile, wanted, mixtures)
+    talks = talk_nodes([source for name in phases_reading(TALK) for source in mixtures.get(name, ())])
+    asked = [
+        source for name in mixtures for source in mixtures[name] if source in TASKS or PHASES[name].reads == PROMPTS
+    ]
+    talks |= problem_nodes(asked, wanted.problems, {node.name for node in talks.values()})
+    found |= {node.name: node for node in talks.values()}
+    tokenizer = "tokenizer"
+    if wanted.init is not None:
+        own = {} if wanted.init.has_tokenizer else {"tokenizer": "tokenizer"}
+        words = ("-m", "trainer", "import")
+        artifact = f"imported/{init_slug(wanted.init)}"
+        found[INIT] = Node(INIT, artifact, words, "trainer/import_model.py", wanted.init, own)
+        tokenizer = INIT
+        found["tokens"] = replace(found["tokens"], inputs={"text": "text", "tokenizer": tokenizer})
+    befores = chain(profile.phases, wanted.phases, wanted.init is not None)
+    if missing := [name for name in wanted.phases if name in PHASES and name not in befores]:
+        known = ", ".join(one for one in PHASES if one in befores)
+        raise UsageError(f"profile {profile.name} has no phase {listed(missing)} that could run; it has: {known}")
+    for name, before in befores.items():
+        kinds = {talks[kind].name if kind in talks else kind: weight for kind, weight in mixtures[name].items()}
+        inputs = {"tokenizer": tokenizer, **_data(PHASES[name], kinds, tuple(found))}
+        if before:
+            inputs[before] = before
+        if PHASES[name].teacher:
+            inputs[TEACHER] = nearest(PHASES[name].teacher, befores, wanted.init is not None)
+        found[name] = _phase(profile, name, tag, wanted, inputs, None if PHASES[name].reads == TEXT else kinds)
+    order = (*ORDER, *(node.name for node in talks.values()), *befores)
+    return {name: found[name] for name in dict.fromkeys(order) if name in found}
+
+
+def _data(phase: Phase, kinds: Collection[str], made: Sequence[str]) -> dict[str, str]:
+    """Return what a phase reads beside models and the tokenizer: role -> node."""
+    if phase.reads == TEXT:
+        return {"text": "text", "tokens": "tokens"}
+    roles = {KINDS.get(kind, kind) for kind in kinds}
+    return {role: role for role in (*KINDS.values(), *made) if role in roles}
+
+
+def _vocab_size(profile: Profile, init: ImportSpec | None) -> int:
+    """Return the size of the vocabulary of the tokenizer that is trained.
+
+    A model that comes without one has no rows for more than its own ids; raises UsageError when those are too few for
+    any.
+    """
+    if init is None or init.has_tokenizer:
+        return profile.vocab_size
+    if init.model.vocab_size < LEAST_VOCAB:
+        raise UsageError(
+            f"{init.source} has {init.model.vocab_size} ids and no tokenizer.json; the bytes and the chat tokens of a "
+            f"new one alone are {LEAST_VOCAB}: put the model's own tokenizer.json into the folder"
+        )
+    return min(profile.vocab_size, init.model.vocab_size)
+
+
+def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
+    """Return, by source, the steps that make conversations which are not ours.
+
+    Raises ConfigError for one that is none.
+    """
+    found: dict[str, Node] = {}
+    taken = {*KINDS, *ORDER, *PHASES, TEACHER}
+    for source in sources:
+        if source in KINDS or source in found:
+            continue
+        near = difflib.get_close_matches(source, KINDS, 1)
+        if "/" not in source and "." not in source:
+            hint = f"did you mean {near[0]!r}?" if near else "a .jsonl, a .parquet or hf://user/name can be drawn, too"
+            raise UsageError(f"mixture: unknown kind {source!r}; known: {', '.join(KINDS)}; {hint}")
+        spec = talk_spec(source)
+        if not spec.source.startswith("hf://"):
+            path = str(Path(spec.source).expanduser().absolute())
+            spec = replace(spec, source=path, source_fingerprint=source_fingerprint(path))
+        slug = slug_of(spec.source)
+        name = next(one for one in (slug, *(f"{slug}-{n}" for n in range(2, 1000))) if one not in taken)
+        taken.add(name)
+        found[source] = Node(name, f"conversations/{name}", ("-m", "data", "talk"), "data/chat/imported.py", spec)
+    return found
+
+
+def problem_nodes(sources: Sequence[str], folder: str, taken: Collection[str]) -> dict[str, Node]:
+    """Return, by source, the steps that make problems: of a task of ours, or of a file.
+
+    Raises UsageError, ConfigError.
+    """
+    found: dict[str, Node] = {}
+    for source in dict.fromkeys(sources):
+        name = source
+        if source not in TASKS:
+            if "/" not in source and "." not in source:
+                near = difflib.get_close_matches(source, TASKS, 1)
+                hint = f"did you mean {near[0]!r}?" if near else "or a .jsonl with question and answer in each line"
+                raise UsageError(f"unknown task {source!r}; known: {', '.join(TASKS)}; {hint}")
+            path = str(Path(source).expanduser().absolute())
+            spec = ProblemsSpec(task="file", source=path, source_fingerprint=source_fingerprint(path))
+            name = slug_of(path)
+            name = f"{name}-problems" if name in {*taken, *KINDS, *ORDER, *PHASES, TEACHER} else name
+        elif folder and source != "sort":
+            path = str(Path(folder).expanduser().absolute())
+            spec = ProblemsSpec(task=source, source=path, source_fingerprint=source_fingerprint(path))
+        else:
+            spec = ProblemsSpec(task=source)
+        found[source] = Node(name, f"problems/{name}", ("-m", "data", "problems"), "data/problems/make.py", spec)
+    return found
+
+
+def _demonstrate(profile: Profile, wanted: Wanted, mixtures: dict[str, dict[str, float]]) -> None:
+    """Show sft how the tasks of rl are answered, where rl is asked for: a model that is never right learns nothing."""
+    rl = profile.phases["rl"].rl if "rl" in profile.phases else None
+    tasks = [task for task in mixtures.get("rl", ()) if task in DEMONSTRATED]
+    if rl is None or not rl.shown or not tasks or "rl" not in wanted.phases or wanted.mixture or "sft" not in mixtures:
+        return
+    rest = {kind: weight * (1 - rl.shown) for kind, weight in mixtures["sft"].items()}
+    mixtures["sft"] = rest | {task: rl.shown / len(tasks) for task in tasks}
+
+
+def _phase(
+    profile: Profile, phase: str, tag: str, wanted: Wanted, inputs: dict[str, str],
+    mixture: dict[str, float] | None = None,
+) -> Node:  # fmt: skip
+    config = replace(profile.phases[phase], mixture=mixture)
+    if wanted.init is not None:
+        tuned = street.fine_tuned if config.rl is None else street.learning_on_policy
+        config = tuned(config, wanted.init.model)
+    if wanted.seed is not None:
+        config = replace(config, seed=wanted.seed)
+    if wanted.steps is not None and f"{phase}.steps" not in wanted.options:
+        config = config.in_steps(wanted.steps)
+    if config.blocks is not None and wanted.block_size and f"{phase}.blocks.block_size" not in wanted.options:
+        pieces = math.gcd(wanted.block_size, config.blocks.sub_block_size)
+        blocks = replace(config.blocks, block_size=wanted.block_size, sub_block_size=pieces)
+        config = replace(config, blocks=blocks)
+    if wanted.init is not None:
+        config = phase_options.with_options(config, wanted.options)  # which outweigh what somebody else's model needs
+    if config.rl is not None and wanted.rl:
+        config = replace(config, rl=replace(config.rl, **wanted.rl))
+    entry = f"{PHASES[phase].module.replace('.', '/')}.py"
+    return Node(phase, f"{PHASES[phase].folder}/{tag}", ("-m", "trainer", phase), entry, config, inputs)

@@ -1,0 +1,139 @@
+"""What the user asked for, of words: phases, a mixture, a persona, a profile.
+
+In: words of flags and files. Out: `Wanted`, and records in it. Raises UsageError with what was meant perhaps.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from data.config import (
+    Persona,
+    load,
+)
+from infra.errors import UsageError
+from trainer import recipes
+from trainer.config import ImportSpec, Profile
+from trainer.records import phase_options
+from trainer.records.phase_registry import (
+    PHASES,
+    all_phases,
+    phase_names,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the user asked for, as plain values."""
+
+    phases: tuple[str, ...] = ("sft",)
+    profile: str = "smoke"
+    tag: str = ""
+    """Of the checkpoints in the store; the profile's name unless given."""
+    source: str = "pydocs"
+    packages: tuple[str, ...] = ()
+    persona: Persona
+    seed: int | None = None
+    """Of training; the data's split keeps its own."""
+    steps: int | None = None
+    """Optimizer steps of every phase, instead of the profile's; warm-ups are rescaled with them."""
+    block_size: int = 0
+    """Of dlm, instead of the profile's; 0 = that."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of single phases, instead of the profile's: the text of each by PHASE.FIELD."""
+    init: ImportSpec | None = None
+    """Somebody else's model, which the first phase goes on from."""
+    mixture: Mapping[str, float] | None = None
+    """Of every chat phase, instead of the profile's: kinds of ours, paths, hf:// addresses, and their weights."""
+    tasks: Mapping[str, float] | None = None
+    """Of rl, instead of the profile's: names and .jsonl files of problems, and their weights."""
+    problems: str = ""
+    """Folder with the files of the tasks, instead of the hub."""
+    rl: Mapping[str, Any] = field(default_factory=dict)
+    """What flags say of how rl learns: fields of `RlConfig`."""
+    given: Mapping[str, str] = field(default_factory=dict)
+    """Steps whose artifact is not for us to make: it is in the store, with this fingerprint."""
+    made: str = ""
+    """Of a phase in `phases` that other code made: `keep` or `remake`; "" leaves that open."""
+    keeping: Mapping[str, Any] = field(default_factory=dict)
+    """What is to be kept otherwise than the profile says: fields of `Keeping`."""
+
+
+def parse_phases(words: str) -> tuple[str, ...]:
+    """Return `sft`, `base+mid` or `all` as phases in the order in which they run. Raises UsageError."""
+    if words == "all":
+        return all_phases()
+    aliases = {one.alias: name for name, one in PHASES.items() if one.alias}
+    asked = [aliases.get(word, word) for word in words.split("+")]
+    for word in asked:
+        if word not in PHASES:
+            near = difflib.get_close_matches(word, PHASES if "+" in words else (*PHASES, "all"), 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UsageError(f"unknown phase {word!r}; {hint}known: {phase_names()}, a sum such as mid+sft, or all")
+    return tuple(phase for phase in PHASES if phase in asked)
+
+
+def parse_mixture(words: str) -> dict[str, float] | None:
+    """Return the shares of `identity=0.3,talk.jsonl=0.7`; None for nothing. Raises UsageError."""
+    found: dict[str, float] = {}
+    for word in filter(None, (part.strip() for part in words.split(","))):
+        source, equals, weight = word.rpartition("=")
+        try:
+            found[source] = float(weight)
+        except ValueError:
+            equals = ""
+        if not equals or not source or not 0 < found[source] < math.inf:
+            raise UsageError(f"--mixture {word}: expected SOURCE=WEIGHT, such as identity=0.3 or talk.jsonl=0.7")
+    return found or None
+
+
+def load_persona(path: Path) -> Persona:
+    """Return the persona of a file. Raises UsageError when the file is missing or is not a persona."""
+    import yaml
+
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"persona {path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"persona {path}: not YAML: {recipes.yaml_error(error)}") from None
+    return load(Persona, raw, f"persona {path}")
+
+
+def profile_named(name: str) -> Profile:
+    """Return a profile by its name or its file; `configs/NAME.yaml` that is no file is NAME.
+
+    Raises UsageError with the nearest name, ConfigError for what is wrong in a file.
+    """
+    if recipes.is_file(name):
+        path = Path(name).expanduser()
+        if path.parent.name != "configs" or path.stem not in recipes.PROFILES or path.exists():
+            return recipes.from_file(path)
+        name = path.stem
+    if name not in recipes.PROFILES:
+        near = difflib.get_close_matches(name, recipes.PROFILES, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"unknown profile {name!r}; {hint}known: {', '.join(recipes.PROFILES)}, or a .yaml file")
+    return recipes.PROFILES[name]()
+
+
+def profile_of(wanted: Wanted) -> Profile:
+    """Return the profile with the options of its phases. Raises UsageError, ConfigError."""
+    whole = profile_named(wanted.profile)
+    phase_options.refuse_unknown(wanted.options, whole.phases)
+    phases = {name: phase_options.with_options(phase, wanted.options) for name, phase in whole.phases.items()}
+    return replace(whole, phases=phases)
+
+
+def default_tag(wanted: Wanted, profile: Profile) -> str:
+    """Return the name under which the checkpoints are kept when none was given."""
+    return profile.name if wanted.init is None else init_slug(wanted.init)
+
+
+def init_slug(init: ImportSpec) -> str:
+    """Return the name of somebody else's model: the last part of where it is."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", Path(init.source).name).strip(".-")[:100] or "model"

@@ -1,0 +1,154 @@
+"""The phases of a profile from its first one: rates, lengths and mixtures of all that follow. Light to import.
+
+In: the phase base, or a shape and how it is trained. Out: the others. Sources stand beside the numbers.
+"""
+
+import math
+from dataclasses import replace
+
+from trainer.config import Keeping, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
+from trainer.profiles.shapes import dial_shape
+from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import ModelConfig
+from trainer.records.rl_config import RlConfig
+
+TALK = {"identity": 0.25, "pydocs": 0.4, "other": 0.35}
+
+
+def cosine(
+    name: str, model: ModelConfig, *, lr: float, rows: int, micro_rows: int, steps: int = 0,
+    tokens_per_param: float = 0, sequence_len: int = 2048, recompute: bool = False,
+) -> Profile:  # fmt: skip
+    """Return AdamW and a cosine to a tenth, as GPT-3 and Llama were trained; then mid and sft at falling rates.
+
+    The length is given in steps, or in tokens per parameter.
+    """
+    steps = steps or math.ceil(tokens_per_param * model.num_params / (rows * sequence_len))
+    base = PhaseConfig(
+        phase="base",
+        model=model,
+        optimizer=OptimizerConfig(lr=lr),
+        schedule=ScheduleConfig(warmup_steps=min(500, steps // 20), decay=1.0, final=0.1, kind="cosine"),
+        steps=steps,
+        rows=rows,
+        micro_rows=micro_rows,
+        sequence_len=sequence_len,
+        recompute=recompute,
+    )
+    return Profile(name=name, vocab_size=model.vocab_size, phases=street(base), keeping=Keeping(save_every=250))
+
+
+def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
+    """Return base, and the phases after it.
+
+    Chat begins at the rate where base ended, then falls to nothing; blocks are learnt at that rate.
+    """
+    slow = after(base.optimizer, 0.3)
+    rows = math.gcd(64, base.rows)
+    mid = replace(
+        base,
+        phase="mid",
+        optimizer=slow,
+        schedule=ScheduleConfig(warmup_steps=10, decay=0.2),
+        steps=400,
+        rows=rows,
+        micro_rows=math.gcd(rows, base.micro_rows),
+        mixture={"identity": 0.3, "pydocs": 0.45, "other": 0.25},
+        turns=8,
+        document_masks=False,
+    )
+    sft = replace(mid, phase="sft", optimizer=after(base.optimizer, 0.1), schedule=ScheduleConfig(decay=1.0), steps=200,
+                  mixture=TALK)  # fmt: skip
+    dlm = replace(sft, phase="dlm", schedule=ScheduleConfig(warmup_steps=10, decay=0.2), steps=600,
+                  blocks=BlocksConfig(block_size=32))  # fmt: skip
+    return {"base": base, "mid": mid, "sft": sft, "rl": on_policy(sft, after(base.optimizer, 0.05)), "dlm": dlm}
+
+
+def on_policy(sft: PhaseConfig, optimizer: OptimizerConfig) -> PhaseConfig:
+    """Return word problems for a model of this size: 16 prompts x 16 answers a step, once through the problems.
+
+    So nanochat does it, at a twentieth of the rates of base.
+    """
+    return replace(
+        sft,
+        phase="rl",
+        optimizer=optimizer,
+        schedule=ScheduleConfig(warmup_steps=10, decay=1.0),
+        steps=450,
+        rows=256,
+        micro_rows=sft.micro_rows,
+        mixture={"gsm8k": 1.0},
+        turns=1,
+        rl=RlConfig(group=16, max_new=min(512, sft.sequence_len // 2), shown=0.15),
+    )
+
+
+def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
+    """Return a chat phase for a model that somebody else has trained: AdamW alone, at a rate that does not undo it.
+
+    About that of published recipes for instruction tuning at these sizes (1e-4 at a width of 1024). Of the stages of
+    1.58 bits it takes the ternary shape.
+    """
+    sequence_len = min(phase.sequence_len, model.max_position_embeddings)
+    if phase.blocks is not None:
+        sequence_len -= sequence_len % phase.blocks.block_size
+    return replace(
+        phase,
+        model=model if phase.model.ternary is None else model.rounded_like(phase.model),
+        optimizer=OptimizerConfig(lr=1e-4 * 1024 / max(model.hidden_size, 256), weight_decay=0.01),
+        schedule=ScheduleConfig(warmup_steps=max(1, phase.steps // 30), decay=1.0),
+        sequence_len=sequence_len,
+        adopted=True,
+    )
+
+
+def learning_on_policy(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
+    """Return rl for a model that somebody else has trained: the rates of GRAIL, and twenty steps to get there."""
+    return replace(
+        fine_tuned(phase, model),
+        optimizer=OptimizerConfig(lr=3e-6, betas=(0.9, 0.999), weight_decay=0.0),
+        schedule=ScheduleConfig(warmup_steps=min(20, phase.steps // 5), decay=0.0),
+    )
+
+
+def after(optimizer: OptimizerConfig, share: float) -> OptimizerConfig:
+    """Return the same at a share of its rates."""
+    rates = {name: getattr(optimizer, name) for name in ("lr", "embed_lr", "head_lr", "muon_lr")}
+    return replace(optimizer, **{name: rate * share for name, rate in rates.items() if rate})
+
+
+def dial(depth: int) -> Profile:
+    """Return a profile from one number: width 64 per layer, heads of 128, and nanochat's rules for all else.
+
+    Those are for length, batch, rates and decay.
+    Its MLP has two matrices of 4 d; ours three of 8/3 d, as vLLM serves it. nanochat's embedding begins at a spread of
+    1 and ours at 0.02, so the rate is that much smaller; its decay spares about half of the entries, so ours is half.
+    Source: nanochat, scaling rules of 2026: 12 tokens per parameter that is multiplied, batch ~ tokens^0.383, rates ~
+    batch^0.5, decay ~ batch^0.5 / tokens.
+    """
+    model, reference = dial_shape(depth), dial_shape(12)
+    length = model.num_matrix_params / reference.num_matrix_params  # of training, in that of the reference
+    batch_tokens = 2 ** round(math.log2(2**19 * length**0.383))
+    faster = (batch_tokens / 2**19) ** 0.5
+    narrow = (model.hidden_size / 768) ** -0.5
+    rows = batch_tokens // 2048
+    base = PhaseConfig(
+        phase="base",
+        model=model,
+        optimizer=OptimizerConfig(
+            lr=0.006 * faster * narrow,
+            head_lr=0.008 * faster * narrow,
+            muon_lr=0.02 * faster,
+            betas=(0.8, 0.96),
+            eps=1e-10,
+            weight_decay=0.0,
+            muon_decay=0.14 * faster / length,
+            grad_clip=0.0,
+        ),
+        schedule=ScheduleConfig(warmup_steps=40, decay=0.65, final=0.05),
+        steps=math.ceil(12 * model.num_matrix_params / batch_tokens),
+        rows=rows,
+        micro_rows=16 if depth <= 20 else 8 if depth <= 26 else 4,
+        sequence_len=2048,
+    )
+    return Profile(name=f"d{depth}", vocab_size=model.vocab_size, phases=street(base), keeping=Keeping(save_every=250))

@@ -1,0 +1,143 @@
+"""The shape of a model, as frozen records. Light to import: no torch here."""
+
+from dataclasses import dataclass, replace
+
+from data.config import ConfigError
+from trainer.records.blocks_config import BlocksConfig
+from trainer.records.fields import in_bounds, newer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Positions beyond those that a model was first trained on, as `transformers` spells them."""
+
+    kind: str
+    """`linear`, `llama3` or `yarn`."""
+    factor: float
+    original_max_position_embeddings: int = 0
+    """llama3 and yarn: positions before the stretching."""
+    low_freq_factor: float = 1.0
+    """llama3 only."""
+    high_freq_factor: float = 4.0
+    """llama3 only."""
+    beta_fast: float = 32.0
+    """yarn only."""
+    beta_slow: float = 1.0
+    """yarn only."""
+    attention_factor: float | None = None
+    """yarn only: what cos and sin are multiplied by; None = 0.1 ln(factor) + 1."""
+    truncate: bool = True
+    """yarn only: the range of dimensions that is blended ends at whole ones."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("linear", "llama3", "yarn"):
+            raise ConfigError(f"RoPE scaling is {self.kind!r}; known: linear, llama3, yarn")
+        in_bounds(self, "factor", 0, above=True)
+        if self.kind != "linear" and self.original_max_position_embeddings < 1:
+            raise ConfigError(f"RoPE scaling {self.kind} needs original_max_position_embeddings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ternary:
+    """How the matrices inside the blocks are rounded to -1, 0 and 1 times a scale."""
+
+    per_row: bool = False
+    """One scale for each output instead of one for the matrix."""
+    haar: bool = False
+    """Sums and differences of neighbouring weights are rounded, each kind with a scale of its own. No engine but ours
+    computes with such a matrix in 1.58 bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A Llama- or Qwen3-shaped decoder, in Hugging Face terms."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int = 2048
+    rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-5
+    qk_norm: bool = False
+    """Qwen3: RMSNorm over head_dim on q and k before RoPE."""
+    tie_word_embeddings: bool = True
+    rope_scaling: RopeScaling | None = None
+    logit_softcap: float = 0.0
+    """Logits become c * tanh(logits / c), here and in our own sampling; 0 = as they are. Llama and Qwen3 elsewhere know
+    nothing of it: the likeliest word stays the same, the probabilities do not."""
+    sub_norm: bool = newer(False)
+    """RMSNorms in front of `o_proj` and `down_proj`, as BitNet has them (SubLN)."""
+    ternary: Ternary | None = newer(None)
+    """Matrices of 1.58 bits inside the blocks, activations of 8; None = both in full precision."""
+    blocks: BlocksConfig | None = newer(None)
+    """It decodes in blocks, and has learnt to see whole ones; None = from left to right."""
+
+    def __post_init__(self) -> None:
+        in_bounds(self, "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads", 1)
+        in_bounds(self, "num_key_value_heads head_dim max_position_embeddings", 1)
+        in_bounds(self, "rms_norm_eps logit_softcap", 0)
+        in_bounds(self, "rope_theta", 0, above=True)
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ConfigError(
+                f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} key/value heads"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim is {self.head_dim}; RoPE needs an even one")
+        if self.ternary and self.ternary.haar and (self.hidden_size % 2 or self.intermediate_size % 2):
+            sides = f"hidden_size {self.hidden_size} and intermediate_size {self.intermediate_size}"
+            raise ConfigError(f"Haar bands join pairs of neighbours; {sides} must both be even")
+
+    def rounded_like(self, other: "ModelConfig") -> "ModelConfig":
+        """Return the same shape in 1.58 bits, as `other` is."""
+        return replace(self, ternary=other.ternary, sub_norm=self.sub_norm or other.sub_norm)
+
+    def gguf_problem(self, kind: str = "tq2_0") -> str:
+        """Return why llama.cpp cannot compute with a model of this shape, "" when it can.
+
+        kind: the GGUF type of its matrices. Source: llama.cpp's graphs of `llama`, `qwen3` and `bitnet`.
+        """
+        square = self.num_attention_heads * self.head_dim
+        if kind == "tq2_0" and self.ternary is None:
+            return "its matrices are not ternary; take f16, bf16 or q8_0"
+        if self.ternary and self.ternary.haar and kind == "tq2_0":
+            return "Haar bands are ternary in another basis, which it does not know"
+        if self.sub_norm and (self.qk_norm or square != self.hidden_size or not self.tie_word_embeddings):
+            return (
+                "with SubLN it knows tied models without norms on queries and keys, heads together as wide as the model"
+            )
+        if self.rope_scaling or self.logit_softcap:
+            return "stretched positions and capped logits are not written"
+        least = {"tq2_0": 256, "q8_0": 32}.get(kind, 1)
+        sides = {"hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size, "all heads": square}
+        if odd := {name: -(-size // least) * least for name, size in sides.items() if size % least}:
+            near = ", ".join(f"{name} {sides[name]} (nearest: {size})" for name, size in odd.items())
+            return f"rows must be multiples of {least} numbers: {near}"
+        return ""
+
+    @property
+    def num_params(self) -> int:
+        d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
+        attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)
+        block = attention + 3 * d * f + 2 * d + (2 * hd if self.qk_norm else 0)
+        block += hd * self.num_attention_heads + f if self.sub_norm else 0
+        embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * block + d + embeddings
+
+    @property
+    def num_matrix_params(self) -> int:
+        """Return how many parameters every token is multiplied by: matrices of the blocks, and the head."""
+        d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
+        attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)
+        return self.num_hidden_layers * (attention + 3 * d * f) + self.vocab_size * d
+
+    def flops_per_token(self, sequence_len: int) -> float:
+        """Return the FLOPs of forward and backward of a token.
+
+        They are 6 per matrix parameter, and attention, the causal half not discounted.
+        """
+        attention = 12 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * sequence_len
+        return 6.0 * self.num_matrix_params + attention
