@@ -12,7 +12,7 @@ from pathlib import Path
 
 from infra.agent import environment
 from infra.agent.job import PodFolder
-from infra.agent.packages import Carried
+from infra.agent.packages import CarriedSources
 from infra.agent.state import read_json
 from infra.agent.step_zero import packages_of
 
@@ -21,7 +21,7 @@ CODE = Path(__file__).resolve().parents[2]
 
 def main(words: list[str]) -> int:
     """Become that module. Return an exit code when the environment cannot be made."""
-    carried = Carried(**read_json(packages_of(PodFolder(CODE.parent))))
+    carried = CarriedSources(**read_json(packages_of(PodFolder(CODE.parent))))
     try:
         python = environment.ensure("control", CODE, environment.default_cache(), "", _say, carried)
     except environment.EnvironmentFailed as error:

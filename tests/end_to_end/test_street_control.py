@@ -1,11 +1,17 @@
 """A control host: a real sshd with a home of its own, and laptops whose commands all run there."""
 
+import fcntl
 import json
 import os
+import pty
+import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +27,7 @@ from tests.hosts import hosts as hosts
 from tests.hosts import sshd as sshd
 from tests.world import ROOT, World, until
 
+COLUMNS = 117
 pytestmark = [pytest.mark.process, pytest.mark.needs("sshd", "ssh-keygen"), pytest.mark.timeout(300)]
 
 
@@ -78,6 +85,34 @@ def end_all(sshd):
             continue
 
 
+def on_terminal(world, *words, press, within_s=60.0):
+    """What a command shows on a terminal, and its exit code; when it shows the first of `press`, that key is struck."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 31, COLUMNS, 0, 0))
+    before = termios.tcgetattr(theirs)
+
+    def begin():
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    line = [sys.executable, "-m", "invoke", *words]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    environ = {name: value for name, value in world.environ.items() if name not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(line, cwd=ROOT, env={**environ, "TERM": "xterm"}, preexec_fn=begin, **streams)
+    shown, (pattern, key), deadline = b"", press, time.monotonic() + within_s
+    while process.poll() is None:
+        assert time.monotonic() < deadline, shown[-2000:]
+        if select.select([ours], [], [], 0.1)[0]:
+            shown += os.read(ours, 1 << 16)
+        if key and pattern in shown:
+            os.write(ours, key)
+            key = b""
+    assert termios.tcgetattr(theirs) == before
+    os.close(theirs)
+    os.close(ours)
+    return shown, process.returncode
+
+
 def test_commands_run_on_the_control_host_and_everything_comes_home(laptop, sshd, tmp_path):
     places = places_of(sshd)
     up = laptop.json("control.up", laptop.host)
@@ -98,6 +133,10 @@ def test_commands_run_on_the_control_host_and_everything_comes_home(laptop, sshd
     assert [row["run"] for row in other.json("status")] == [done["run"]]
     assert not other.journal.exists()
     assert "another installation" in failed(other, "control.up", laptop.host)
+    # On a terminal it is as at home: its width, its keys, and the terminal as it was before.
+    shown, code = on_terminal(laptop, "status", "--watch", press=(b"Ctrl-C ends", b"\x03"))
+    assert code == 130 and b"\x1b[?1049h" in shown
+    assert max(map(len, shown.split(b"\r\n"))) >= COLUMNS
     # Where the connection cannot be made, what was known last is told.
     sshd.stop()
     said = failed(laptop, "status", code=1)
