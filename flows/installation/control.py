@@ -18,8 +18,8 @@ from flows import supervise
 from infra import journal_moves
 from infra.checkout import ROOT
 from infra.control import archive, homes
-from infra.control.host import ControlHost, Copy, folder_of, settings_to_send
-from infra.control.places import checkout_id
+from infra.control.host import ControlHost, settings_to_send
+from infra.control.places import HERE, checkout_id
 from infra.control.ties import refuse_ties
 from infra.errors import SlipwayError, UsageError
 from infra.installation import this_machine
@@ -54,6 +54,8 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
 
     Raises UsageError when it may not move, SlipwayError when a step fails; the same again goes on from there.
     """
+    if name in ("", HERE):
+        raise UsageError("name the machine: an alias of ~/.ssh/config, [user@]host[:port], or one of the inventory")
     state_file = settings.state_file
     before = journal_moves.moved_to(state_file)
     if before and before != name:
@@ -150,11 +152,6 @@ def pull(path: str, to: str, settings: Settings) -> str:
         source = there.places.find(path, checkout_id(ROOT))
         homes.fetch_path(host.machine, source, target)
     return str(target)
-
-
-def seen(settings: Settings, name: str) -> Copy:
-    """Return what this machine has kept of a control host."""
-    return Copy(folder_of(name, settings.state_file))
 
 
 def _still_there(host: ControlHost) -> bool:

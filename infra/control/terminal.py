@@ -98,7 +98,11 @@ def _listen(exchange: Exchange, outbox: "queue.SimpleQueue[bytes | None]") -> Ou
                 said = outside.mapping(content)
                 return Outcome(int(said["code"]), copy.decode(), str(said["digest"]), str(said["problem"]))
     words = exchange.errors.decode(errors="replace").strip()
-    raise SlipwayError(words.removeprefix("inv: ") or f"the control host ended it with exit code {exchange.exited}")
+    raise SlipwayError(
+        words.removeprefix("inv: ")
+        or "the control host has heard nothing from here for too long, as when a laptop "
+        f"sleeps, and has left the command to itself (exit code {exchange.exited}); look: ./inv status"
+    )
 
 
 def _write(number: int, content: bytes) -> None:

@@ -48,7 +48,7 @@ def run_there(tasks: Sequence[Any], collection: Any, words: Sequence[str], after
                 f"the connection to {name} is gone, and what was begun goes on there ({error}); look: ./inv status"
             ) from None
         except Unreachable as error:
-            tell_of_copy(host, settings)
+            tell_of_copy(host)
             raise SlipwayError(f"the control host {name} cannot be reached: {error}{_what_then(host)}") from None
     if done.problem:
         render.tell(f"{name}: no copy of its journal could be made: {done.problem}")
@@ -75,7 +75,7 @@ def without_control(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def tell_of_copy(host: Any, settings: Settings) -> None:
+def tell_of_copy(host: Any) -> None:
     """Say when it was last seen alive, and what was at work then."""
     from infra.control import archive
 
