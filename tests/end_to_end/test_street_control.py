@@ -233,7 +233,7 @@ def billing(world):
 @pytest.mark.timeout(600)
 def test_after_a_boot_cron_starts_what_must_go_on_and_a_run_that_was_taken_away_meanwhile_succeeds(renting, sshd):
     assert renting.up()["boot"] == "cron"
-    run = renting.laptop.json("launch", *SPOT, "--phase", "sft", "--detach")["run"]
+    run = renting.laptop.json("launch", *SPOT, "--phase", "base", "--detach")["run"]
     until(lambda: renting.row(run).get("step") == "base", "work", within_s=300)
     end_all(sshd)
     (pod,) = billing(renting.world)
@@ -244,7 +244,7 @@ def test_after_a_boot_cron_starts_what_must_go_on_and_a_run_that_was_taken_away_
     environ = {"HOME": str(renting.home), "PATH": os.environ["PATH"], "SHELL": "/bin/sh"}
     subprocess.run(["sh", "-c", line.removeprefix("@reboot ")], env=environ, cwd="/", check=True, timeout=60)
     assert "brings it home" in renting.places.log.read_text()
-    until(lambda: renting.row(run).get("state") in ENDED, "the end of the run", within_s=400)
+    until(lambda: renting.row(run).get("state") in ENDED, "the end of the run", within_s=500)
     assert (renting.row(run)["state"], renting.row(run)["recoveries"]) == ("succeeded", 1)
     assert renting.laptop.json("audit")["machines"] == []
 
@@ -253,7 +253,7 @@ def test_after_a_boot_cron_starts_what_must_go_on_and_a_run_that_was_taken_away_
 @pytest.mark.timeout(600)
 def test_a_control_host_that_is_gone_for_good_costs_no_pod_and_its_runs_go_on(renting, sshd, tmp_path):
     renting.up()
-    first = renting.laptop.json("launch", *SPOT, "--phase", "sft", "--detach")["run"]
+    first = renting.laptop.json("launch", *SPOT, "--phase", "base", "--detach")["run"]
     (copy,) = (renting.laptop.folder / "state").glob("journal-control/*/copy")
     shutil.copy(copy, tmp_path / "copy")
     second = renting.laptop.json("launch", *SPOT, "--phase", "base", "--profile", "smoke", "--detach")["run"]
