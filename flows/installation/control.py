@@ -42,7 +42,7 @@ class Up:
 
 
 @dataclass(frozen=True)
-class Home:
+class CameHome:
     """An installation that is home again. `started`: the leases of what looks after its runs from here."""
 
     host: str
@@ -94,7 +94,7 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
     return Up(name, str(about["installation"]), str(about["boot"]))
 
 
-def down(settings: Settings, tell: Say) -> Home:
+def down(settings: Settings, tell: Say) -> CameHome:
     """Bring the installation home from its control host. Raises SlipwayError; the same again goes on from there."""
     name = _moved(settings)
     host = ControlHost.of(name, settings)
@@ -110,10 +110,10 @@ def down(settings: Settings, tell: Say) -> Home:
         archive.unpack(text, settings.state_file)
         host.call(there, "forget")
     host.copy.forget()
-    return Home(name, tuple(supervise.ensure(settings, tell, also=released["left"])))
+    return CameHome(name, tuple(supervise.ensure(settings, tell, also=released["left"])))
 
 
-def lost(settings: Settings, tell: Say) -> Home:
+def lost(settings: Settings, tell: Say) -> CameHome:
     """Rebuild the journal from the last copy that came from a control host which is gone, and from vendors' listings.
 
     Pods that the copy does not know are kept: they may be at work. Raises UsageError while the host answers.
@@ -135,7 +135,7 @@ def lost(settings: Settings, tell: Say) -> Home:
     with Journal.open(settings.state_file) as journal:
         settle(journal, settings, tell)
     host.copy.forget()
-    return Home(name, ())
+    return CameHome(name, ())
 
 
 def pull(path: str, to: str, settings: Settings) -> str:

@@ -17,12 +17,12 @@ from typing import Any
 
 from infra.checkout import ROOT
 from infra.control import archive, host_side
-from infra.control.places import Places
+from infra.control.places import HostPlaces
 from infra.errors import SlipwayError
 
 
 def main(words: list[str]) -> int:
-    places = Places.of_code(ROOT)
+    places = HostPlaces.of_code(ROOT)
     os.umask(0o077)
     if words == ["relay"]:
         from infra.control.relay import Relay
@@ -45,7 +45,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _copy(places: Places) -> tuple[str, str]:
+def _copy(places: HostPlaces) -> tuple[str, str]:
     text = archive.pack(places.state_file)
     return text, archive.digest(text)
 

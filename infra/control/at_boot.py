@@ -8,7 +8,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from infra.control.places import BOOT_LINE, HERE, Places
+from infra.control.places import BOOT_LINE, HERE, HostPlaces
 from infra.transport.protocol import ThisMachine
 
 SYSTEMD, CRON, NOBODY = "systemd", "cron", "whoever connects"
@@ -37,7 +37,7 @@ cd {code} && exec {python} -m infra.control.begin invoke --search-root . control
 """
 
 
-def arm(places: Places) -> str:
+def arm(places: HostPlaces) -> str:
     """Have every boot run `places.start`; return who does that."""
     exports = [f"export SLIPWAY_CONTROL={HERE}"]
     if found := os.environ.get("SLIPWAY_ENVIRONMENTS"):
@@ -49,7 +49,7 @@ def arm(places: Places) -> str:
     return SYSTEMD if _arm_systemd(places) else CRON if _arm_cron(places) else NOBODY
 
 
-def disarm(places: Places) -> None:
+def disarm(places: HostPlaces) -> None:
     """Take that back."""
     places.start.unlink(missing_ok=True)
     if _unit().exists():
@@ -60,7 +60,7 @@ def disarm(places: Places) -> None:
         _write_cron([line for line in table.splitlines() if BOOT_LINE not in line])
 
 
-def _arm_systemd(places: Places) -> bool:
+def _arm_systemd(places: HostPlaces) -> bool:
     """Tell whether the user's systemd runs it at boot, also while nobody is logged in."""
     if _said("systemctl", "--user", "show-environment") is None or _said("loginctl", "enable-linger") is None:
         return False
@@ -72,7 +72,7 @@ def _arm_systemd(places: Places) -> bool:
     )
 
 
-def _arm_cron(places: Places) -> bool:
+def _arm_cron(places: HostPlaces) -> bool:
     table = _said("crontab", "-l", none="no crontab")
     if table is None:
         return False

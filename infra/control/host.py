@@ -16,7 +16,7 @@ from typing import Any
 from infra.agent.job import PodFolder, write_durably
 from infra.checkout import ROOT
 from infra.control import archive, terminal
-from infra.control.places import HERE, Places, checkout_id
+from infra.control.places import HERE, HostPlaces, checkout_id
 from infra.errors import SlipwayError, UsageError
 from infra.machines import inventory
 from infra.settings import Settings, is_secret, table
@@ -51,7 +51,7 @@ GIVING = ("-e", "--env", "--secret")  # flags whose bare name takes the shell's 
 class There:
     """What a control host has said of itself."""
 
-    places: Places
+    places: HostPlaces
     about: dict[str, Any]  # {} = it is none (any more)
     is_new: bool  # to this checkout
 
@@ -74,8 +74,8 @@ class ControlHost:
         return ControlHost(name, machine, folder)
 
     @property
-    def copy(self) -> "Copy":
-        return Copy(self.folder)
+    def copy(self) -> "JournalCopy":
+        return JournalCopy(self.folder)
 
     def ask(self) -> There:
         """Return what it says of itself, and make a place for this checkout's code. Raises SlipwayError."""
@@ -84,7 +84,7 @@ class ControlHost:
         if not root.startswith("/"):
             raise SlipwayError(f"{self.name}: its folder cannot be made: {done.stderr.strip()}")
         self.copy.note_seen()
-        return There(Places(Path(root)), outside.mapping(about[0].encode()) if about else {}, known == "new")
+        return There(HostPlaces(Path(root)), outside.mapping(about[0].encode()) if about else {}, known == "new")
 
     def send_code(self, there: There) -> Pushed:
         """Push this checkout, and what it takes to make an environment where this checkout is new."""
@@ -105,7 +105,7 @@ class ControlHost:
         self.copy.note_seen()
         return outside.mapping(done.stdout.encode())
 
-    def run(self, there: There, words: Sequence[str]) -> terminal.Outcome:
+    def run(self, there: There, words: Sequence[str]) -> terminal.RemoteOutcome:
         """Run a command there, on our terminal; return how it ended. A copy of the journal is kept here.
 
         Raises Lost.
@@ -132,7 +132,7 @@ class ControlHost:
 
 
 @dataclass(frozen=True)
-class Copy:
+class JournalCopy:
     """The last copy of a control host's journal, and of the keys of its pods, in `folder`."""
 
     folder: Path

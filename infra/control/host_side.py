@@ -13,7 +13,7 @@ from infra import journal_moves
 from infra.agent.job import write_durably
 from infra.agent.process import boot_id
 from infra.control import archive, at_boot
-from infra.control.places import HERE, Places
+from infra.control.places import HERE, HostPlaces
 from infra.control.ties import refuse_ties
 from infra.errors import UsageError
 from infra.installation import this_machine
@@ -27,14 +27,14 @@ LOOK_AGAIN_S = 60.0  # between looks, whenever somebody connects, at whether all
 OF_PLACES = {"SLIPWAY_STORE": "artifacts", "SLIPWAY_PODS": "pods", "SLIPWAY_WORKSPACE": "workspace"}
 
 
-def about_of(places: Places) -> dict[str, Any]:
+def about_of(places: HostPlaces) -> dict[str, Any]:
     """Return whose control host this is, {} when it is none."""
     with contextlib.suppress(FileNotFoundError):
         return outside.mapping(places.about.read_bytes())
     return {}
 
 
-def settle_in(places: Places, code: Path) -> None:
+def settle_in(places: HostPlaces, code: Path) -> None:
     """Make a pushed checkout one of this host's: its settings are those of the host, and a boot begins with it.
 
     Whatever must go on and has stopped is started again, in the background.
@@ -57,7 +57,7 @@ def settle_in(places: Places, code: Path) -> None:
 
 def state_of(state_file: Path) -> str:
     """Return what `status` says of this control host; "" = this machine is none."""
-    places = Places.beside(state_file)
+    places = HostPlaces.beside(state_file)
     if not places.is_control_host:
         return ""
     last, how = outside.mapping(places.started.read_bytes()), about_of(places).get("boot", at_boot.NOBODY)
@@ -68,7 +68,7 @@ def state_of(state_file: Path) -> str:
     )
 
 
-def is_due(places: Places) -> bool:
+def is_due(places: HostPlaces) -> bool:
     """Tell whether it is time to look after what must go on: after a boot, or a minute after the last look."""
     try:
         last = outside.mapping(places.started.read_bytes())
@@ -77,7 +77,7 @@ def is_due(places: Places) -> bool:
         return True
 
 
-def note_start(places: Places) -> None:
+def note_start(places: HostPlaces) -> None:
     """Write down that what must go on is looked after now."""
     write_durably(places.started, json.dumps({"boot_id": boot_id(), "at": time.time()}))
 
@@ -89,12 +89,12 @@ def line_of(about: dict[str, Any], code: Path) -> tuple[list[str], str, dict[str
     return words, str(folder if folder.is_dir() else code), _environ(about["environ"])
 
 
-def is_in_use(places: Places) -> bool:
+def is_in_use(places: HostPlaces) -> bool:
     """Tell whether there is a journal here that has not moved away."""
     return places.state_file.exists() and not journal_moves.moved_to(places.state_file)
 
 
-def accept(places: Places, code: Path, said: dict[str, Any]) -> dict[str, Any]:
+def accept(places: HostPlaces, code: Path, said: dict[str, Any]) -> dict[str, Any]:
     """Take in an installation, or the keys of the one that is here anew. Raises UsageError: another one is here."""
     before = about_of(places)
     if before and before["installation"] != said["installation"]:
@@ -119,7 +119,7 @@ def accept(places: Places, code: Path, said: dict[str, Any]) -> dict[str, Any]:
     return about
 
 
-def release(places: Places, to: str) -> dict[str, Any]:
+def release(places: HostPlaces, to: str) -> dict[str, Any]:
     """Stop whatever looks after runs here, leave the journal as one that has moved `to`, and give all of it out.
 
     May be repeated. Raises UsageError when something of this machine's own is at work.
@@ -134,7 +134,7 @@ def release(places: Places, to: str) -> dict[str, Any]:
     return {"archive": archive.pack(places.state_file), "left": left}
 
 
-def forget(places: Places) -> dict[str, Any]:
+def forget(places: HostPlaces) -> dict[str, Any]:
     """Remove keys, settings and what a boot starts; the journal stays beside what it told of, and is not used again."""
     at_boot.disarm(places)
     places.about.unlink(missing_ok=True)

@@ -22,20 +22,20 @@ BOOT_LINE = "# Slipway's control host"
 
 
 @dataclass(frozen=True)
-class Places:
+class HostPlaces:
     """The files below `root`, on the control host."""
 
     root: Path
 
     @staticmethod
-    def of_code(code: Path) -> "Places":
+    def of_code(code: Path) -> "HostPlaces":
         """Return those that a pushed checkout belongs to."""
-        return Places(code.parents[2])
+        return HostPlaces(code.parents[2])
 
     @staticmethod
-    def beside(state_file: Path) -> "Places":
+    def beside(state_file: Path) -> "HostPlaces":
         """Return those that a journal would belong to if this machine were a control host."""
-        return Places(state_file.absolute().parent.parent)
+        return HostPlaces(state_file.absolute().parent.parent)
 
     @property
     def is_control_host(self) -> bool:

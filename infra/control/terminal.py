@@ -30,7 +30,7 @@ SIZE_BEFORE = (24, 80)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RemoteOutcome:
     code: int
     archive: str  # the copy of the journal; "" = it is as it was
     digest: str  # of that; "" = none could be made
@@ -57,7 +57,7 @@ def size(streams: list[bool]) -> tuple[int, int]:
     return SIZE_BEFORE
 
 
-def lend(exchange: Exchange, about: dict[str, Any]) -> Outcome:
+def lend(exchange: Exchange, about: dict[str, Any]) -> RemoteOutcome:
     """Run the command that `about` says on these streams, to its end. Raises Lost; SlipwayError: it did not begin."""
     streams = tty()
     outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -77,7 +77,7 @@ def lend(exchange: Exchange, about: dict[str, Any]) -> Outcome:
         outbox.put(None)
 
 
-def _listen(exchange: Exchange, outbox: "queue.SimpleQueue[bytes | None]") -> Outcome:
+def _listen(exchange: Exchange, outbox: "queue.SimpleQueue[bytes | None]") -> RemoteOutcome:
     reader, copy = frames.Reader(), bytearray()
     gone: set[bytes] = set()
     while piece := exchange.receive():
@@ -96,7 +96,7 @@ def _listen(exchange: Exchange, outbox: "queue.SimpleQueue[bytes | None]") -> Ou
                 copy += content
             elif kind == OVER:
                 said = outside.mapping(content)
-                return Outcome(int(said["code"]), copy.decode(), str(said["digest"]), str(said["problem"]))
+                return RemoteOutcome(int(said["code"]), copy.decode(), str(said["digest"]), str(said["problem"]))
     words = exchange.errors.decode(errors="replace").strip()
     raise SlipwayError(
         words.removeprefix("inv: ")

@@ -51,7 +51,7 @@ class Command(Task):
         more: list[type] = [flags.Environment] if self.takes_env else []
         more += [flags.Rehearse] if self.world in (FIND, BEGIN) else []
         more += [flags.Apart] if self.world else []
-        more += [] if self.is_here else [flags.Control]
+        more += [] if self.is_here else [flags.ThroughHost]
         own = flags_of(self.record) if self.record else ()
         return (*own, *(one for record in more for one in flags_of(record)))
 

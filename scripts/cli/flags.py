@@ -41,7 +41,7 @@ class Apart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Control:
+class ThroughHost:
     """A command that a control host can do."""
 
     control: str = flag(

@@ -3,7 +3,7 @@
 from flows import supervise
 from flows.installation import control
 from infra.control import host_side
-from infra.control.places import Places
+from infra.control.places import HostPlaces
 from scripts.cli import command_hints, context, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.control.flags import DownFlags, PullFlags, StartFlags, UpFlags
@@ -43,7 +43,7 @@ def down(spec: DownFlags) -> None:
 
 def start(spec: StartFlags) -> None:
     settings = context.settings()
-    places = Places.beside(settings.state_file)
+    places = HostPlaces.beside(settings.state_file)
     if places.is_control_host:
         host_side.note_start(places)
     started = supervise.ensure(settings, render.tell, command_hints.flags(), spec.leases)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from infra.agent import environment
-from infra.control.places import Places
+from infra.control.places import HostPlaces
 from infra.journal_file import Moved
 from infra.ledger.journal import Journal
 from infra.rehearsal import attach
@@ -71,7 +71,7 @@ def laptop(tmp_path, sshd):
 
 
 def places_of(sshd):
-    return Places(sshd.folder / ".slipway" / "control")
+    return HostPlaces(sshd.folder / ".slipway" / "control")
 
 
 def end_all(sshd):
@@ -186,7 +186,7 @@ class Renting:
     """A laptop and a control host that rent on the same market."""
 
     laptop: Laptop
-    places: Places
+    places: HostPlaces
     home: Path  # of the control host
     world: attach.Running
 
@@ -264,10 +264,9 @@ def test_a_control_host_that_is_gone_for_good_costs_no_pod_and_its_runs_go_on(re
     assert "control.down --lost" in failed(renting.laptop, "control.down", code=1)
     renting.laptop.json("control.down", "--lost", "--yes")
     rows = {row["run"]: row["state"] for row in renting.laptop.json("status")}
-    assert rows[first] == "running" and len(rows) == 2 and second not in rows
-    assert len(billing(renting.world)) == 2  # the one that no row knew is found, and kept
-    found = next(run for run in rows if run != first)
-    assert renting.laptop.json("down", found)["ended"] == [found]
+    assert rows == {first: "running", second: "lost"}  # which no row knew: it is found, and kept
+    assert len(billing(renting.world)) == 2
+    assert renting.laptop.json("down", second)["ended"] == [second]
     assert renting.laptop.json("keep", first)["state"] == "succeeded"
     assert renting.laptop.json("audit")["machines"] == []
 
