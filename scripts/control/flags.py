@@ -7,7 +7,7 @@ from scripts.cli.flags import Output, Questions
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpFlags(Output):
+class ControlUpFlags(Output):
     host: str = flag(
         "", "an always-on machine of your own: an alias of ~/.ssh/config, a machine of the inventory, or "
         "[user@]host[:port]",
@@ -16,18 +16,18 @@ class UpFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DownFlags(Output, Questions):
+class ControlDownFlags(Output, Questions):
     lost: bool = flag(
         False, "the control host is gone for good: rebuild its journal from the last copy and from vendors' listings"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartFlags(Output):
+class ControlStartFlags(Output):
     leases: tuple[str, ...] = flag((), "also what looked after these until now: keep:RUN", word=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PullFlags(Output):
+class ControlPullFlags(Output):
     path: str = flag("", "a file or folder there, from the checkout on", word=True)
     to: str = flag("", "where it is put here (default: the same place in this checkout)", unit="PATH")

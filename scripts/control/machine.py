@@ -6,7 +6,7 @@ from infra.control import host_side
 from infra.control.places import HostPlaces
 from scripts.cli import command_hints, context, prompts, render
 from scripts.cli.invoke_patch import print_json
-from scripts.control.flags import DownFlags, PullFlags, StartFlags, UpFlags
+from scripts.control.flags import ControlDownFlags, ControlPullFlags, ControlStartFlags, ControlUpFlags
 
 BOOTS = {
     "systemd": "after a boot its systemd starts again what must go on",
@@ -16,7 +16,7 @@ BOOTS = {
 }
 
 
-def up(spec: UpFlags) -> None:
+def up(spec: ControlUpFlags) -> None:
     done = control.up(spec.host, context.settings(), render.tell)
     if spec.json:
         print_json(done)
@@ -25,7 +25,7 @@ def up(spec: UpFlags) -> None:
     render.say("bring it home: ./inv control.down")
 
 
-def down(spec: DownFlags) -> None:
+def down(spec: ControlDownFlags) -> None:
     settings = context.settings()
     if spec.lost:
         render.say("a control host that still lives somewhere goes on by itself: switch it off first")
@@ -41,7 +41,7 @@ def down(spec: DownFlags) -> None:
         render.say(f"the journal is home from {home.host}, and commands run here")
 
 
-def start(spec: StartFlags) -> None:
+def start(spec: ControlStartFlags) -> None:
     settings = context.settings()
     places = HostPlaces.beside(settings.state_file)
     if places.is_control_host:
@@ -53,7 +53,7 @@ def start(spec: StartFlags) -> None:
         render.say("nothing to start: whatever must go on does")
 
 
-def pull(spec: PullFlags) -> None:
+def pull(spec: ControlPullFlags) -> None:
     brought = control.pull(spec.path, spec.to, context.settings())
     if spec.json:
         print_json({"path": brought})

@@ -5,7 +5,7 @@ from scripts.cli.command import APART, command
 DOES, FLAGS = "scripts.control.machine", "scripts.control.flags"
 
 
-@command(DOES, f"{FLAGS}:UpFlags", world=APART, is_here=True, example="inv control.up my-server")
+@command(DOES, f"{FLAGS}:ControlUpFlags", world=APART, is_here=True, example="inv control.up my-server")
 def up(c, spec):
     """Move the journal and its keys to an always-on machine.
 
@@ -13,7 +13,7 @@ def up(c, spec):
     """
 
 
-@command(DOES, f"{FLAGS}:DownFlags", world=APART, is_here=True, example="inv control.down")
+@command(DOES, f"{FLAGS}:ControlDownFlags", world=APART, is_here=True, example="inv control.down")
 def down(c, spec):
     """Bring the journal and its keys home from the control host.
 
@@ -21,7 +21,7 @@ def down(c, spec):
     """
 
 
-@command(DOES, f"{FLAGS}:StartFlags", world=APART, example="inv control.start")
+@command(DOES, f"{FLAGS}:ControlStartFlags", world=APART, example="inv control.start")
 def start(c, spec):
     """Start again whatever looks after runs and services.
 
@@ -29,6 +29,6 @@ def start(c, spec):
     """
 
 
-@command(DOES, f"{FLAGS}:PullFlags", world=APART, is_here=True, example="inv control.pull var/reports")
+@command(DOES, f"{FLAGS}:ControlPullFlags", world=APART, is_here=True, example="inv control.pull var/reports")
 def pull(c, spec):
     """Bring a file or a folder here from the control host."""
