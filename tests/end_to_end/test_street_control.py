@@ -264,10 +264,12 @@ def test_a_control_host_that_is_gone_for_good_costs_no_pod_and_its_runs_go_on(re
     assert "control.down --lost" in failed(renting.laptop, "control.down", code=1)
     renting.laptop.json("control.down", "--lost", "--yes")
     rows = {row["run"]: row["state"] for row in renting.laptop.json("status")}
-    assert rows == {first: "running", second: "lost"}  # which no row knew: it is found, and kept
-    assert len(billing(renting.world)) == 2
+    # No row knew the second one: it is found, and kept. The first may be through by now.
+    assert rows.pop(second) == "lost" and rows in ({first: "running"}, {first: "succeeded"})
+    assert billing(renting.world)
     assert renting.laptop.json("down", second)["ended"] == [second]
-    assert renting.laptop.json("keep", first)["state"] == "succeeded"
+    assert renting.laptop.json("keep", first)["state"] in ("succeeded", "over")
+    assert renting.row(first)["state"] == "succeeded"
     assert renting.laptop.json("audit")["machines"] == []
 
 
