@@ -1,7 +1,7 @@
 """`python -m data STEP --config FILE`: make one artifact of text, tokens or conversations.
 
 STEP is text, merge, report, tokenizer, adopt (a published tokenizer), compression, tokens, identity, questions,
-talk or problems.
+talk, problems or push (a folder to the hub).
 FILE is JSON, either of
 
     {"making": {...}, "spec": {...}}                            take the inputs from the store, publish the result
@@ -22,6 +22,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from data import card
 from data.config import (
     ConfigError,
     IdentitySpec,
@@ -136,6 +137,12 @@ def problems(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> 
     return maker.make(load(ProblemsSpec, raw, "spec"), folder)
 
 
+def push(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
+    from data import push as sender
+
+    return sender.push(load(sender.PushSpec, raw, "spec"), folder)
+
+
 STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, Any]], tuple[str, ...]]] = {
     "text": (text, ()),
     "merge": (merge, ()),
@@ -148,8 +155,11 @@ STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, 
     "questions": (questions, ("text",)),
     "talk": (talk, ()),
     "problems": (problems, ()),
+    "push": (push, ()),
 }
 """What makes an artifact, and the roles of the inputs it needs."""
+CARRIED = (text, merge, identity, questions, talk, problems)
+"""What leaves a card beside its files, so that `datasets` reads them."""
 
 
 def main(words: list[str] | None = None) -> int:
@@ -198,7 +208,10 @@ def _run(step: str, config: dict[str, Any]) -> dict[str, Any]:
             out.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise InputError(f"{out} is a file; --out must name a folder") from None
-        return {**make(spec, given, out, True), "out": str(out)}
+        made = make(spec, given, out, True)
+        if make in CARRIED:
+            card.write(out)
+        return {**made, "out": str(out)}
     return _publish(load(Making, config["making"], "making"), make, roles, spec)
 
 
@@ -212,6 +225,8 @@ def _publish(making: Making, make: Callable[..., dict[str, Any]], roles: tuple[s
         with _draft(making, goes_on=make is tokens) as folder:
             about = make(spec, inputs, folder, False)
             flat = making.name == "identity_conversations"  # users look for this file at the root of the store
+            if make in CARRIED and not flat:
+                card.write(folder)
             store.publish(folder, making.name, making.fingerprint, {**about, **making.provenance}, flat=flat)
     except StoreError as error:
         raise DataError(str(error)) from error
@@ -272,8 +287,22 @@ def spare_numpy() -> None:
         del sys.modules["numpy"]
 
 
+def needs_datasets() -> bool:
+    """Tell whether this step reads by the library `datasets`, which needs numpy."""
+    from data.text.inputs import needs_numpy
+
+    try:
+        spec = _read(Path(sys.argv[sys.argv.index("--config") + 1])).get("spec", {})
+        return any(
+            needs_numpy(str(spec.get(name) or "pydocs"), str(spec.get("split", "train")))
+            for name in ("source", "validation")
+        )
+    except (ValueError, IndexError, AttributeError, DataError, OSError):
+        return False  # `main` tells what is wrong
+
+
 if __name__ == "__main__":
     die_with(os.environ.pop(PARENT, ""))
-    if sys.argv[1:2] == ["text"]:
+    if sys.argv[1:2] == ["text"] and not needs_datasets():
         spare_numpy()
     sys.exit(main())

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data import manifest
-from data.errors import DataError
+from data import filters, manifest, references
+from data.errors import ConfigError, DataError
 from store import strict_records
 
 T = TypeVar("T")
@@ -27,13 +27,11 @@ SAID_ALREADY = {"name": ("i am", "i'm", "my name is"), "maker": ("by", "made by"
 JOINERS = "\u200c\u200d"  # invisible, and part of how names are spelt in Persian and Hindi
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 PACKED = {".gz": "gzip", ".zst": "zstd"}
+OF_DATASETS = (".csv", ".tsv", ".json", ".arrow", ".tar")  # files that the library `datasets` reads for us
+ON_DISK = ("state.json", "dataset_dict.json")  # in a folder that `save_to_disk` has written
 DEMONSTRATED = ("sort", "gsm8k", "mbpp")  # tasks of which there are conversations to learn from
 TASKS = ("sort", "gsm8k", "math", "mbpp")  # whose answers we can check
 FORMATS = ("txt", "jsonl", "parquet")
-
-
-class ConfigError(ValueError):
-    """A configuration that names an unknown key or holds a value of the wrong kind."""
 
 
 def load(kind: type[T], raw: Mapping[str, Any], where: str = "config") -> T:
@@ -67,10 +65,15 @@ def source_files(source: str) -> list[Path]:
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        found = sorted(one for one in path.rglob("*") if form_of(one.name)[0] and one.is_file())
-        found = _without_drafts(found, path)
+        readable = (one for one in path.rglob("*") if form_of(one.name)[0] or one.suffix in OF_DATASETS)
+        there = sorted(one for one in readable if one.is_file())
+        found = _without_drafts([one for one in there if form_of(one.name)[0]], path)
+        if is_on_disk(path) or not found:
+            others = [one for one in there if one.suffix in OF_DATASETS and one.name != manifest.MANIFEST]
+            found = _without_drafts(others, path)
         if not found:
-            raise ConfigError(f"source {source}: no {', '.join(SUFFIXES)} file in this folder")
+            known = ", ".join((*SUFFIXES, *OF_DATASETS))
+            raise ConfigError(f"source {source}: no {known} file in this folder")
         return found
     found = [path] if path.exists() else sorted(Path(one) for one in glob.glob(str(path), recursive=True))
     if not found:
@@ -78,11 +81,26 @@ def source_files(source: str) -> list[Path]:
         hint = f"did you mean {near[0]!r}?" if near else "give pydocs, fineweb, or a file, folder or glob that exists"
         raise ConfigError(f"source {source!r}: no such file; {hint}")
     for one in found:
-        if not form_of(one.name)[0] or not one.is_file():
+        if not (form_of(one.name)[0] or one.suffix in OF_DATASETS) or not one.is_file():
             other = "a folder in a glob" if one.is_dir() else "a pipe or a device (--source stdin reads one)"
             seen = (one.suffix or "what has no suffix") if one.is_file() else other
-            raise ConfigError(f"source {one}: cannot read {seen}; {', '.join(SUFFIXES)} files can be")
+            raise ConfigError(f"source {one}: cannot read {seen}; {', '.join((*SUFFIXES, *OF_DATASETS))} files can be")
     return found
+
+
+def is_on_disk(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ON_DISK)
+
+
+def is_of_datasets(reference: references.SetReference) -> bool:
+    """Tell whether the library `datasets` has to resolve it: it is on the hub, has a split, or is of no kind of ours.
+
+    Raises ConfigError for a path with nothing to read.
+    """
+    if reference.is_hub or "://" in reference.place:
+        return reference.is_hub
+    path = Path(reference.place).expanduser()
+    return bool(reference.split) or is_on_disk(path) or not form_of(source_files(reference.place)[0].name)[0]
 
 
 def _without_drafts(found: list[Path], root: Path) -> list[Path]:
@@ -136,7 +154,8 @@ class TextSpec:
 
     source: str = "pydocs"
     """`pydocs`, `fineweb`, `stdin` (lines), `stdin.jsonl`, paths of .txt, .jsonl (.gz, .zst) and .parquet (a file, a
-    folder or a glob), or an https://, s3:// or gs:// address of such files."""
+    folder or a glob), an https://, s3:// or gs:// address of such files, a data set as data/references.py has them, or
+    several of these with weights."""
     dataset: str = "HuggingFaceFW/fineweb"
     """fineweb only: the data set on the hub."""
     config: str = "sample-10BT"
@@ -166,8 +185,18 @@ class TextSpec:
     """`gzip` or `zstd`; parquet is always zstd inside."""
     source_fingerprint: str = ""
     """Of local input files: their content. Filled in by the plan."""
+    text_column: str = field(default="", metadata={"newer": True})
+    """The column with the text where it is not `text`; `json.caption` is a field of a column."""
+    filter: str = field(default="", metadata={"newer": True})
+    """Keep only the rows of which this expression over their columns is true."""
+    exhausted: str = field(default="first", metadata={"newer": True})
+    """When a mixture ends: with the `first` source that does, or when `all` were read at least once."""
 
     def __post_init__(self) -> None:
+        if self.filter:
+            filters.parse(self.filter)
+        if self.exhausted not in ("first", "all"):
+            raise ConfigError(f"exhausted is {self.exhausted!r}; known: first, all")
         if not 0 <= self.val_ratio < 1:
             raise ConfigError(f"val_ratio is {self.val_ratio}; it must lie in [0, 1)")
         if self.lines_per_shard < 1:
@@ -259,7 +288,8 @@ class ProblemsSpec:
     task: str
     """`sort`, `gsm8k`, `math`, `mbpp`, or `file`: the user's own, from `source`."""
     source: str = ""
-    """A folder with the task's files; "" = the hub's data set. For `file`: a .jsonl with question and answer."""
+    """A folder with the task's files, or another data set with its splits; "" = the hub's. For `file`: a .jsonl with
+    question and answer, or a data set as data/references.py has them."""
     revision: str = "main"
     """Of the hub's data set: branch, tag or commit."""
     seed: int = 1337
@@ -278,7 +308,8 @@ class TalkSpec:
     """Files, or a data set of the hub -> conversations."""
 
     source: str
-    """Paths of .jsonl and .parquet (a file, a folder or a glob), or `hf://user/name`."""
+    """Paths of .jsonl and .parquet (a file, a folder or a glob), `hf://user/name[?column=its name]`, or anything else
+    that data/references.py knows."""
     config: str = "default"
     """hf:// only."""
     split: str = "train"
@@ -295,21 +326,14 @@ class TalkSpec:
             raise ConfigError(f"take is {self.take}; it must be at least 1")
 
 
-HUB_TALK = re.compile(
-    r"hf://(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<config>[\w.-]+))?"
-    r"(?::(?P<split>[\w.-]+)(?:\[:(?P<take>\d+)\])?)?"
-)
-
-
 def talk_spec(words: str) -> TalkSpec:
-    """Return the spec of `talk.jsonl`, or `hf://user/name[@revision][/config][:split[[:N]]]`. Raises ConfigError."""
-    if not words.startswith("hf://"):
+    """Return the spec of `talk.jsonl`, or of a data set as data/references.py has them. Raises ConfigError."""
+    if not words.startswith(references.HUB):
         return TalkSpec(source=words)
-    found = HUB_TALK.fullmatch(words)
-    if not found:
-        raise ConfigError(
-            f"{words}: expected hf://user/name, hf://user/name@revision/config:split[:1000] or a part of it"
-        )
-    given = {name: value for name, value in found.groupdict().items() if value and name not in ("name", "take")}
-    take = int(found["take"]) if found["take"] else None
-    return TalkSpec(source=f"hf://{found['name']}", take=take, **given)
+    found = references.parse(words)
+    columns = words[words.index("?") :] if found.columns else ""
+    take = found.first_rows
+    part = {"split": found.split_name if take is not None else found.split} if found.split else {}
+    if found.config:
+        part["config"] = found.config
+    return TalkSpec(source=f"{references.HUB}{found.place}{columns}", revision=found.revision, take=take, **part)

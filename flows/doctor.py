@@ -18,6 +18,7 @@ from store import Store, StoreError, credentials
 
 if TYPE_CHECKING:
     from infra.machines.survey import HostSurvey
+    from infra.transport.large_files import Way
 
 DASHBOARDS = {
     "runpod": "https://console.runpod.io/pods",
@@ -47,7 +48,7 @@ def findings(root: Path, settings: Settings) -> list[DoctorLine]:
             "off",
             "inv ssh on other machines and aliases of ~/.ssh/config need it (apt install openssh-client)",
         ),
-        _tool("rsync", ("--version",), "off", "tests need it (apt install rsync); code is sent without it"),
+        _rsync(),
         _tool("sshd", ("-V",), "off", "tests need it (apt install openssh-server)"),
     ]
     providers = [DoctorLine("local", "ok", "this machine"), *(_vendor(name, settings) for name in VENDORS)]
@@ -74,15 +75,23 @@ def nodes(settings: Settings) -> list[DoctorLine]:
     Raises UsageError when there is no inventory.
     """
     from infra.machines import inventory, survey
-    from infra.machines.host_memory import HostMemory
+    from infra.machines.host_memory import HostMemory, at_once
     from infra.providers.ssh import connections
+    from infra.transport import large_files
 
-    hosts = inventory.load(settings.pools)
-    looks = survey.look(hosts, connections(settings), HostMemory.beside(settings.state_file))
-    return [DoctorLine(f"ssh {one.host.place}", "bad" if one.problem else "ok", _node(one)) for one in looks]
+    connect = connections(settings)
+    looks = survey.look(inventory.load(settings.pools), connect, HostMemory.beside(settings.state_file))
+    there = [one.host for one in looks if one.facts]
+    ways = dict(zip(there, at_once(lambda host: large_files.way(connect(host)), there, survey.LOOK_S), strict=True))
+    return [
+        DoctorLine(f"ssh {one.host.place}", "bad" if one.problem else "ok", _node(one, ways.get(one.host)))
+        for one in looks
+    ]
 
 
-def _node(look: "HostSurvey") -> str:
+def _node(look: "HostSurvey", way: "Way | SlipwayError | None") -> str:
+    from infra.transport.large_files import Way
+
     if not look.facts:
         return look.problem
     gpus = [gpu["name"] for gpu in look.facts["gpus"]]
@@ -93,6 +102,7 @@ def _node(look: "HostSurvey") -> str:
         f"{memory / 1e9:.0f} GB memory" if memory else "memory unknown",
         f"{look.facts['free_bytes'] / 1e9:.0f} GB disk free",
         f"Python {look.facts['python']}",
+        f"large files {'by rsync' if way.program else 'in pieces'} ({way.why})" if isinstance(way, Way) else f"{way}",
     ]
     return f"{look.problem}; {', '.join(has)}" if look.problem else f"reachable: {', '.join(has)}"
 
@@ -141,6 +151,18 @@ def _tool(name: str, version: tuple[str, ...], absent: str, purpose: str) -> Doc
     done = subprocess.run([path, *version], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     said = (done.stdout or done.stderr).strip().splitlines()
     return DoctorLine(name, "ok", f"{path}{': ' + said[0] if said else ''}")
+
+
+def _rsync() -> DoctorLine:
+    """Return whether large files can go by rsync, and what is done without it; `nodes` asks each machine."""
+    from infra.transport import rsync
+
+    found = _tool("rsync", ("--version",), "off", "code and files are sent without it")
+    if rsync.here() is None:
+        return replace(found, state="off", detail=f"{found.detail}; over SSH, files above 32 MB go in pieces of 32 MB, "
+                       "and those that differ are sent; tests need it, too (apt install rsync)")  # fmt: skip
+    why = "over SSH, files above 32 MB go by it where the other machine has it, else in pieces of 32 MB"
+    return replace(found, detail=f"{found.detail}; {why}")
 
 
 def _disk(root: Path, settings: Settings) -> DoctorLine:

@@ -1,14 +1,19 @@
-"""Pods that stay, and are given work: made, set up, put to work. Ended they are as runs are (`flows.stop`)."""
+"""Pods that stay, and are given work: made, set up, put to work. Ended they are as runs are (`flows.stop`).
+
+Also one command on many machines at once.
+"""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from flows import run_leases
 from flows.planning import Work, environments_of, plan_for, work_rate
-from infra import job_environment
+from infra import job_environment, targets
 from infra.agent.job import Job, Limits
 from infra.checkout import ROOT
+from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, Op
 from infra.names import run_name
 from infra.providers import registry
@@ -18,6 +23,10 @@ from infra.runs import snapshot
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings, is_secret
+from infra.targets import TargetMachine
+
+if TYPE_CHECKING:
+    from infra.transport.group_run import CommandOutcome, Listen
 
 
 def make(
@@ -82,3 +91,25 @@ def purpose(op: Op) -> str:
 def scale_of(op: Op, settings: Settings) -> float:
     """Return how many times faster than ours the clock passes by which the pod is billed."""
     return settings.clock_scale if op.vendor in VENDORS else 1.0
+
+
+def run_on(
+    machines: Sequence[TargetMachine], command: str, listen: "Listen", *, sudo: bool, timeout_s: float | None,
+    keeps: bool, interrupted: Callable[[Sequence[str]], None],
+) -> "list[CommandOutcome]":  # fmt: skip
+    """Run a command line on every machine; return how it ended on each, also where it could not begin.
+
+    See `infra.transport.group_run.run`.
+    """
+    from infra.transport import group_run  # Fabric takes a while to be loaded
+
+    outcomes, connections = {}, []
+    for machine in machines:
+        try:
+            connections.append(targets.connection(machine))
+        except SlipwayError as error:
+            outcomes[machine.name] = group_run.CommandOutcome(name=machine.name, problem=str(error))
+    ended = group_run.run(connections, command, listen, sudo=sudo, timeout_s=timeout_s, keeps=keeps,
+                          interrupted=interrupted)  # fmt: skip
+    outcomes |= {one.name: one for one in ended}
+    return [outcomes[machine.name] for machine in machines]

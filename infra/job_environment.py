@@ -3,13 +3,13 @@
 import os
 from collections.abc import Iterable, Mapping
 
-from infra.settings import Settings, is_secret, table
+from infra.settings import Settings, is_secret, sources_of, table
 from store import credentials
 
 
 def asked_at(settings: Settings) -> set[str]:
     """Return the kinds of stores that a step speaks to: what it writes to, and where its text lies."""
-    return {credentials.kind(settings.store), credentials.kind(settings.source)}
+    return {credentials.kind(one) for one in (settings.store, *sources_of(settings.source))}
 
 
 def secrets(settings: Settings) -> dict[str, str]:

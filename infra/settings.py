@@ -23,6 +23,7 @@ from infra.journal_file import default_path
 OVERLAY = "overlay.json"
 POOLS = "ssh_node_pools.yaml"
 NAMED_SOURCES = ("pydocs", "fineweb")
+WEIGHTED = re.compile(r"[^,]+=[\d.]+(,[^,]+=[\d.]+)+")  # sources with weights, which are mixed
 MARKET = "market"  # as a provider: every vendor whose key is set
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
 
@@ -306,7 +307,19 @@ def _convert(text: str, kind: type, one: Field, base: Path, source: str) -> Any:
         if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text):
             raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is not a number of at least 0")
         return float(text)
-    is_name = one.name == "source" and text in NAMED_SOURCES
-    if kind is Path or (one.name in ("store", "source") and "://" not in text and not is_name):
+    if one.name == "source":
+        return ",".join(_located(part, base) for part in sources_of(text))
+    if kind is Path or one.name == "store" and "://" not in text:
         return kind(base / Path(text).expanduser())
     return text
+
+
+def sources_of(source: str) -> list[str]:
+    """Return the sources of a mixture, each with its weight; else the source itself."""
+    return source.split(",") if WEIGHTED.fullmatch(source) else [source]
+
+
+def _located(source: str, base: Path) -> str:
+    """Return a source with its path made whole, where it is one."""
+    is_name = source.partition("=")[0] in NAMED_SOURCES
+    return source if is_name or "://" in source else str(base / Path(source).expanduser())

@@ -80,6 +80,7 @@ class Host:
             "HostKey": self.folder / "host", "AuthorizedKeysFile": self.folder / "user.pub", "PidFile": "none",
             "StrictModes": "no", "UsePAM": "no", "PasswordAuthentication": "no", "ListenAddress": self.listen,
             "MaxStartups": "100", "PerSourcePenalties": "no", "AllowTcpForwarding": "yes",
+            "Subsystem": "sftp internal-sftp",
         }  # fmt: skip
         if not _knows_penalties():
             del options["PerSourcePenalties"]

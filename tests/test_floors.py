@@ -34,7 +34,7 @@ PLAN = (
     "trainer.fingerprints",
     "trainer.sweeps",
 )
-PLAN += ("data.config", "store.manifest", "infra.records", "infra.errors", "infra.agent.job")
+PLAN += ("data.config", "data.references", "store.manifest", "infra.records", "infra.errors", "infra.agent.job")
 # What control code may import of training: its plan, and the light records beside that.
 LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "data.text.remote")
 # From the most special to the most general: whose files, what they may import of the house.
@@ -65,6 +65,7 @@ ORDER = {
         "ledger",
         "runs",
         "control",
+        "drill",
     ),
     "infra.rehearsal": ("vendors",),
     "data": ("text", "shards", "tokens", "chat", "problems", "report", "engines"),

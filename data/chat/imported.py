@@ -8,13 +8,17 @@ chat phase could learn from (roles out of turn, no answer, content that is no te
 import gzip
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data.config import TalkSpec, form_of, source_files
+from data import references
+from data.config import TalkSpec, form_of, is_of_datasets, source_files
 from data.errors import InputError
 from data.events import emit
+from data.references import HUB
 from data.text import fineweb
 from data.text.remote import open_remote
 from store import outside
@@ -22,6 +26,7 @@ from store import outside
 FILE = "conversations.jsonl"
 COLUMNS = ("messages", "conversations", "conversation")
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+TURN = ("system", "user", "assistant")
 TELL_EVERY = 5000
 
 
@@ -31,9 +36,9 @@ def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
     Raises InputError when there is no conversation in it, DataError when the hub cannot be reached.
     """
     kept = skipped = 0
-    uris, about = files(spec)
+    found, about = source_rows(spec)
     with open(folder / FILE, "w", encoding="utf-8") as out:
-        for row in (row for uri in uris for row in rows(uri)):
+        for row in found:
             if spec.take is not None and kept + skipped >= spec.take:
                 break
             messages = normal(row)
@@ -51,16 +56,56 @@ def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
     return {"conversations": kept, "skipped": skipped, "source": spec.source, **about}
 
 
-def files(spec: TalkSpec) -> tuple[list[str], dict[str, Any]]:
-    """Return URIs or paths, and what is known of their origin."""
-    if not spec.source.startswith("hf://"):
-        return [str(path) for path in source_files(spec.source)], {}
-    dataset = spec.source.removeprefix("hf://")
+def source_rows(spec: TalkSpec) -> tuple[Iterator[Any], dict[str, Any]]:
+    """Return the rows in their order, and what is known of their origin. Raises InputError, DataError."""
+    reference = references.parse(spec.source)
+    if reference.is_hub:
+        reference = replace(reference, config=spec.config, split=spec.split, revision=spec.revision)
+        commit, uris = hub_files(reference)
+        if uris and not reference.columns:
+            return (row for uri in uris for row in rows(uri)), {"revision": commit}
+        from data.text import sets  # the library takes seconds to import
+
+        return rows_of_datasets(reference), {"revision": sets.revision(reference)}
+    if is_of_datasets(reference) or reference.columns:
+        return rows_of_datasets(reference), {}
+    return (row for path in source_files(spec.source) for row in rows(str(path))), {}
+
+
+def hub_files(reference: references.SetReference) -> tuple[str, list[str]]:
+    """Return the commit, and the files of a whole split if we read them ourselves; none where `datasets` has to.
+
+    Raises InputError for a data set, revision or split that is not there, DataError when the hub cannot be reached.
+    """
+    is_whole = re.fullmatch(references.NAME, reference.split)
     try:
-        commit, uris = fineweb.files(dataset, spec.config, spec.split, spec.revision)
+        commit, uris = fineweb.files(*asked(reference)) if is_whole else ("", [])
+    except fineweb.Unlisted as error:
+        commit, uris = error.commit, []
     except InputError as error:
-        raise InputError(str(error).replace("source fineweb: ", f"{spec.source}: ")) from None
-    return uris, {"revision": commit}
+        raise InputError(str(error).replace("source fineweb: ", f"{HUB}{reference.place}: ")) from None
+    return commit, uris if all(form_of(uri)[0] in (".jsonl", ".parquet") for uri in uris) else []
+
+
+def asked(reference: references.SetReference) -> tuple[str, str, str, str]:
+    return reference.place, reference.config, reference.split, reference.revision
+
+
+def rows_of_datasets(reference: references.SetReference) -> Iterator[dict[str, Any]]:
+    """Yield the rows as the library `datasets` gives them, with columns by our names beside its own.
+
+    Columns that are named `user` and `assistant` (and `system`) make a conversation of one question.
+    """
+    from data.text import sets  # the library takes seconds to import
+
+    names = dict(reference.columns)
+    for row in sets.rows_of(reference):
+        if missing := [theirs for theirs in names.values() if theirs not in row]:
+            raise InputError(f"{reference.words}: no column {', '.join(missing)}; available: {', '.join(row)}")
+        row = {**row, **{ours: row[theirs] for ours, theirs in names.items()}}
+        if names.keys() >= {"user", "assistant"}:
+            row["messages"] = [{"role": role, "content": row[role]} for role in TURN if role in names]
+        yield row
 
 
 def rows(uri: str) -> Iterator[Any]:

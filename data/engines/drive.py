@@ -20,7 +20,8 @@ from data.config import ConfigError, TextSpec
 from data.engines.work import HOME, MERGE, ROOT, ShardWork, begin, locked, task_words
 from data.errors import DataError, InputError
 from data.events import emit
-from data.shards.pipeline import How, Stopped, check_place, stamps
+from data.shards.asked import stamps
+from data.shards.pipeline import How, Stopped, check_place
 from data.single_writer import PARENT, leave_behind
 from data.text.inputs import STDIN, Share, list_inputs
 

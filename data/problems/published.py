@@ -6,14 +6,16 @@ of the 7,500, 500 held out evenly by subject and level, and 5,000; MBPP 374, 90 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from data import references
 from data.chat.imported import rows as jsonl_rows
-from data.config import ProblemsSpec, form_of, source_files
+from data.chat.imported import rows_of_datasets
+from data.config import ProblemsSpec, form_of, is_of_datasets, source_files
 from data.errors import DataError, InputError
 from data.problems.problem import Problem, of_row
 from data.text import fineweb
@@ -89,7 +91,12 @@ def problems(spec: ProblemsSpec) -> Parts:
 
 def of_file(spec: ProblemsSpec) -> Parts:
     """Return the problems of a file of the user's; a tenth of it is watched, and a tenth kept for the end."""
-    found = [_problem(spec, None, row) for path in source_files(spec.source) for row in table(str(path))]
+    reference = references.parse(spec.source)
+    if is_of_datasets(reference) or reference.columns:
+        rows: Iterator[Any] = rows_of_datasets(reference)
+    else:
+        rows = (row for path in source_files(spec.source) for row in table(str(path)))
+    found = [_problem(spec, None, row) for row in rows]
     if len(found) < 20:
         raise InputError(f"{spec.source}: {len(found)} problems; at least 20 are needed, a tenth of which are held out")
     order = Random(f"problems {spec.seed}").sample(found, len(found))
@@ -117,6 +124,9 @@ def _problem(spec: ProblemsSpec, one: Published | None, row: Any) -> Problem:
 
 
 def _rows(spec: ProblemsSpec, one: Published, part: str) -> Iterator[Row]:
+    if spec.source.startswith(references.HUB):
+        yield from rows_of_datasets(replace(references.parse(spec.source), split=part))
+        return
     if spec.source:
         yield from (row for path in of_part(spec.source, part) for row in table(str(path)))
         return

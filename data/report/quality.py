@@ -18,7 +18,7 @@ from data.errors import InputError
 from data.events import emit
 from data.manifest import read_manifest
 from data.text.batches import open_pieces
-from data.text.inputs import InputFile
+from data.text.documents import InputFile
 from data.verify import parts
 
 MOST_DOCUMENTS = 2_000_000

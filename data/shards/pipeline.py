@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -25,6 +25,9 @@ from data.config import ConfigError, TextSpec
 from data.errors import DataError, InputError
 from data.events import emit
 from data.manifest import MANIFEST, MANIFEST_BYTES, SCHEMA, TOOL, read_manifest, write_json
+from data.references import parse, parse_mixture
+from data.shards.asked import options_of, stamps, weights, workers_for
+from data.shards.mixing import Mixed, mixed, position_of
 from data.shards.seen_documents import Seen
 from data.shards.shards import DRAFT, Cut, Form, Writer, remove_shards
 from data.shards.workers import Position, Task, in_turn
@@ -34,7 +37,6 @@ from data.text.lines import Prepared, keep
 from store import outside
 
 STATE, SEEN = "state.json", "seen.sqlite"
-MOST_WORKERS = 16
 KEEP_BYTES = 64 << 20
 SILENCE_S = 3.0  # what does not move for so long is not waited for once we are to stop
 MOST_WAITING = 4
@@ -113,8 +115,9 @@ def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
             f"{folder} holds {' and '.join(found)}: shards {which} beside it would be mistaken for one set; "
             "remove that, or choose another folder"
         )
-    for source in {spec.source, spec.validation} - {"", "pydocs", "fineweb", *STDIN}:
-        place = Path(source).expanduser()
+    sources = {words for words, _ in parse_mixture(spec.source)} or {spec.source}
+    for source in (sources | {spec.validation}) - {"", "pydocs", "fineweb", *STDIN}:
+        place = Path(parse(source).place).expanduser()
         if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
             raise InputError(f"{folder} lies in the source {source}, which would grow by its shards; choose another")
 
@@ -124,14 +127,16 @@ class Run:
 
     def __init__(self, spec: TextSpec, draft: Path, folders: dict[str, Path], inputs: Inputs, how: How, share: Share):
         self.spec, self.inputs, self.keep_every_s = spec, inputs, how.keep_every_s
-        self.workers = _workers(spec, inputs, how.workers)
+        self.workers = workers_for(spec, inputs, how.workers)
         self.draft, self.share = draft, share
-        self.position, self.documents, self.kept = Position(), 0, 0
+        self.position: Position | Mixed = Position()
+        self.documents = self.kept = 0
         self.counts: Counter[str] = Counter()
         self.raw_bytes = 0
         self.seen: Seen | None = None
-        options = asdict(spec)
+        options = options_of(spec)
         identity = [SCHEMA, TOOL, options, inputs.about, stamps(inputs), share.folder]
+        identity += [one.uri for one in inputs.files if one.stream]  # what a position counts
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self.options = options
         self.about = {"source": spec.source, "options": options, "input": inputs.about} | self._whose()
@@ -141,7 +146,7 @@ class Run:
             (self.draft / STATE).unlink(missing_ok=True)
             (self.draft / SEEN).unlink(missing_ok=True)
         else:
-            self.position = Position(**state["position"])
+            self.position = position_of(state["position"])
             self.documents, self.kept, self.raw_bytes = state["documents"], state["kept"], state["raw_bytes"]
             self.counts.update(state["counts"])
         if spec.dedup:
@@ -159,10 +164,11 @@ class Run:
         """Read the whole source. Raises Stopped when `stop` says so."""
         if self.spec.take is not None and self.kept >= self.spec.take and not self.spec.validation:
             return
-        batches = in_turn(Task(self.spec, self.inputs.files, "train", self.position, self.workers))
+        batches = self._batches()
         try:
             for position, made in batches:
-                self._take(made, is_val=bool(self.inputs.files[position.file].part))
+                is_val = isinstance(position, Position) and bool(self.inputs.files[position.file].part)
+                self._take(made, is_val)
                 self.position = position
                 read_share = self._read_share(made.file_done)
                 now = time.monotonic()
@@ -178,6 +184,13 @@ class Run:
                     break
         finally:
             batches.close()
+
+    def _batches(self) -> Generator[tuple[Position | Mixed, Prepared], None, None]:
+        at = self.position
+        if self.inputs.mixture:
+            return mixed(self.spec, self.inputs, at if isinstance(at, Mixed) else None, self.workers)
+        start = at if isinstance(at, Position) else Position()
+        return in_turn(Task(self.spec, self.inputs.files, "train", start, self.workers))
 
     def keep(self) -> None:
         """Begin to let whole shards appear and to write down where this run stands, while it goes on."""
@@ -292,6 +305,8 @@ class Run:
 
     def _read_share(self, file_done: float) -> float:
         """Return the share of the source that lies before the piece at `position`."""
+        if isinstance(self.position, Mixed):
+            return 0.0  # nobody knows which source ends first
         at = self.position.file
         here = self.weights[at] * file_done if at < len(self.weights) else 0.0
         return (sum(self.weights[:at]) + here) / (sum(self.weights) or 1.0)
@@ -318,31 +333,6 @@ class Run:
             return state if state["key"] == self.key else None
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return None
-
-
-def weights(inputs: Inputs) -> list[float]:
-    """Return the weight of each file, for an estimate of what is left: its bytes, or 1 where they are unknown."""
-    paths = [Path(one.uri) for one in inputs.files]
-    are_here = all(path.is_file() for path in paths)
-    return [float(path.stat().st_size) if are_here else 1.0 for path in paths]
-
-
-def stamps(inputs: Inputs) -> list[Any]:
-    """Return stamps that change when somebody writes into a local file."""
-    paths = [Path(one.uri) for one in inputs.files if "://" not in one.uri]
-    return [[str(path), path.stat().st_mtime_ns] for path in paths if path.exists()]
-
-
-def _workers(spec: TextSpec, inputs: Inputs, asked: int) -> int:
-    first = inputs.files[0].uri
-    if first in STDIN or first == "pydocs":
-        return 1
-    if asked:
-        return asked
-    local = "://" not in first
-    if local and sum(os.path.getsize(one.uri) for one in inputs.files if "://" not in one.uri) < 4 << 20:
-        return 1  # a second process would take longer to start
-    return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
 
 
 def _finished(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:

@@ -313,7 +313,7 @@ def whole_shards(text: Path, part: str, partial: bool = False) -> list[tuple[Pat
 def read(paths: list[Path]) -> Iterator[str]:
     """Yield the documents of these shards, one after another."""
     from data.text.batches import open_pieces
-    from data.text.inputs import InputFile
+    from data.text.documents import InputFile
 
     for path in paths:
         pieces = open_pieces(InputFile(str(path)))

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -24,11 +25,12 @@ from typing import Any
 from data.config import TextSpec
 from data.errors import DataError
 from data.text.batches import open_pieces
-from data.text.inputs import InputFile
+from data.text.documents import InputFile
 from data.text.lines import Prepared, prepare, required_columns, wanted_columns
 
 SLOT_BYTES = 3 << 19
 RING_BYTES = 48 << 20
+LEAVE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Position:
     file: int = 0
     piece: int = 0
     row: int = 0
+    state: dict[str, Any] | None = None
+    """Of a stream, from which it goes on there."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +123,13 @@ def _made(task: Task, number: int) -> Iterator[tuple[Position, Prepared | bool]]
             if piece >= pieces.count:
                 yield Position(at + 1), False
                 break
-            row = 0
-            skip = start.row if (at, piece) == (start.file, start.piece) else 0
-            for batch in pieces.read(piece):
+            here = start if (at, piece) == (start.file, start.piece) else Position()
+            row = here.row if here.state else 0
+            for batch in pieces.read(piece, here.state):
                 row += batch.rows
-                if row > skip:
+                if row > here.row:
                     made = prepare(batch, spec, file.part, task.main)
-                    yield Position(at, piece, row), replace(made, file_done=piece / pieces.count)
+                    yield Position(at, piece, row, batch.state), replace(made, file_done=piece / pieces.count)
                     del made
                 del batch  # a giant is let go of before there is the next
             yield Position(at, piece + 1), True
@@ -199,7 +203,10 @@ class Worker:
     def end(self) -> None:
         self.connection.close()
         self.process.terminate()
-        self.process.join()
+        self.process.join(LEAVE_S)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
         os.close(self.memory)
 
 
@@ -222,7 +229,9 @@ class Stored:
 
 def _work(task: Task, number: int, ring: str, slots: int, connection: Connection, others: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to hear
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # the library of streams makes semaphores, which are to be taken away when it is told to end
+    leave: Any = (lambda *_: sys.exit(143)) if any(one.stream for one in task.files) else signal.SIG_DFL
+    signal.signal(signal.SIGTERM, leave)
     for other in others:  # the end of a pipe that a copy holds, too, would never tell that its owner is gone
         other.close()
     with contextlib.suppress(ConnectionError, EOFError):  # nobody reads any more

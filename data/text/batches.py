@@ -10,7 +10,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -18,12 +18,14 @@ from typing import Any, BinaryIO, Protocol
 from data.config import TextSpec, form_of
 from data.errors import InputError
 from data.manifest import MANIFEST, is_shard
-from data.text.document_batch import Listed, Texts, is_blank, mend, of_arrow
-from data.text.documents import COLUMNS, Document
+from data.text.document_batch import Listed, is_blank, mend
+from data.text.documents import COLUMNS, Batch, Document, InputFile
 from data.text.escapes import unescape, unescape_giant
-from data.text.inputs import STDIN, InputFile, list_inputs
+from data.text.inputs import STDIN, list_inputs
 from data.text.long_documents import GIANT, take_text
 from data.text.remote import BLOCK, open_remote
+from data.text.streams import Streamed
+from data.text.text_column import flat, texts_of, value_at
 from store import outside
 
 BATCH_BYTES = 1 << 20
@@ -31,24 +33,14 @@ RANGE_BYTES = 16 << 20
 MOST_ROWS = 4096
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Some documents in their order: texts in UTF-8, and the requested columns where a file has them."""
-
-    rows: int
-    """Rows of the file that this is made of."""
-    texts: Texts
-    columns: dict[str, list[Any]]
-    invalid_utf8: int = 0
-    """Texts that were not UTF-8; what was wrong in them is replaced by U+FFFD."""
-
-
 class Pieces(Protocol):
     """An opened file, split into pieces."""
 
     count: int
 
-    def read(self, piece: int) -> Iterator[Batch]: ...
+    def read(self, piece: int, state: dict[str, Any] | None = None) -> Iterator[Batch]:
+        """Yield its batches; those of a stream go on from a `state` that one of them had."""
+        ...
 
 
 def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence[str] = ()) -> Pieces:
@@ -60,12 +52,34 @@ def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence
         from data.text import pydocs
 
         return Told(pydocs.documents(file.packages), columns)
-    suffix, packed = (STDIN[file.uri], "") if file.uri in STDIN else form_of(file.uri)
-    if suffix == ".parquet":
-        return Parquet(file.uri, columns, required)
-    if suffix == ".txt" and required:
-        raise InputError(f"{file.uri}: no column {', '.join(required)}; available: text")
-    return Lines(file.uri, suffix, packed, columns, required)
+    named = [file.theirs(name) for name in columns], [file.theirs(name) for name in required]
+    pieces: Pieces
+    if file.stream:
+        pieces = Streamed(file, *named)
+    else:
+        suffix, packed = (STDIN[file.uri], "") if file.uri in STDIN else form_of(file.uri)
+        if suffix == ".parquet":
+            pieces = parquet = Parquet(file.uri, *named, file.theirs("text"))
+            pieces = Ranged(parquet, *file.rows) if file.rows else parquet
+        elif suffix == ".txt" and required:
+            raise InputError(f"{file.uri}: no column {', '.join(required)}; available: text")
+        else:
+            pieces = Lines(file.uri, suffix, packed, *named, file.theirs("text"))
+    return Renamed(pieces, file) if file.names else pieces
+
+
+class Renamed:
+    """Pieces whose columns get our names."""
+
+    def __init__(self, pieces: Pieces, file: InputFile):
+        self.pieces, self.file, self.count = pieces, file, pieces.count
+
+    def read(self, piece: int, state: dict[str, Any] | None = None) -> Iterator[Batch]:
+        names = dict(self.file.names)
+        for one in self.pieces.read(piece, state):
+            mapped = {ours: one.columns[theirs] for ours, theirs in names.items() if theirs in one.columns}
+            yield replace(one, columns={**one.columns, **mapped})
+            del one  # a giant is let go of before there is the next
 
 
 class Told:
@@ -76,7 +90,7 @@ class Told:
     def __init__(self, documents: Iterable[Document], columns: Sequence[str]):
         self.documents, self.columns = documents, columns
 
-    def read(self, piece: int) -> Iterator[Batch]:
+    def read(self, piece: int, state: dict[str, Any] | None = None) -> Iterator[Batch]:
         documents = iter(self.documents)
         while some := list(islice(documents, 512)):
             columns = {name: [getattr(one, name) for one in some] for name in self.columns}
@@ -86,11 +100,11 @@ class Told:
 class Parquet:
     """A parquet file; row groups are pieces. Only the columns that are wanted are read."""
 
-    def __init__(self, uri: str, columns: Sequence[str], required: Sequence[str]):
+    def __init__(self, uri: str, columns: Sequence[str], required: Sequence[str], text: str = "text"):
         import pyarrow
         import pyarrow.parquet
 
-        self.uri = uri
+        self.uri, self.text = uri, text
         try:
             remote = "://" in uri
             self.file = pyarrow.parquet.ParquetFile(
@@ -100,32 +114,34 @@ class Parquet:
             raise InputError(f"{uri}: not a whole parquet file: {str(error).splitlines()[0]}") from None
         schema = self.file.schema_arrow
         there = ", ".join(schema.names)
-        kinds = ("string", "large_string", "string_view", "binary", "large_binary")
-        found = [schema.field(at).type for at in schema.get_all_field_indices("text")]
+        top = text if text in schema.names else text.split(".")[0]
+        found = schema.get_all_field_indices(top)
         if len(found) > 1:
-            raise InputError(f"{uri}: {len(found)} columns are named 'text'; available: {there}")
-        if found and str(getattr(found[0], "value_type", found[0])) not in kinds:
-            raise InputError(f"{uri}: column 'text' is {found[0]}, no text; available: {there}")
+            raise InputError(f"{uri}: {len(found)} columns are named {top!r}; available: {there}")
         if not found:
-            raise InputError(f"{uri}: no text column 'text'; available: {there}")
+            raise InputError(f"{uri}: no text column {text!r}; available: {there}")
+        if wrong := flat(schema.field(found[0]).type, text.removeprefix(top)):
+            raise InputError(f"{uri}: column {text!r} is {wrong}, no text; available: {there}")
         if missing := [name for name in required if name not in schema.names]:
             raise InputError(f"{uri}: no column {', '.join(missing)}; available: {there}")
         self.columns = [name for name in dict.fromkeys([*required, *columns]) if name in schema.names]
         self.count = self.file.num_row_groups
 
-    def read(self, piece: int) -> Iterator[Batch]:
+    def read(self, piece: int, state: dict[str, Any] | None = None) -> Iterator[Batch]:
         import pyarrow
 
         group = self.file.metadata.row_group(piece)
-        paths = [group.column(n).path_in_schema for n in range(group.num_columns)]
-        at = paths.index("text")
-        mean = group.column(at).total_uncompressed_size / max(1, group.num_rows)
+        columns = [group.column(n) for n in range(group.num_columns)]
+        size = sum(
+            one.total_uncompressed_size for one in columns if f"{one.path_in_schema}.".startswith(f"{self.text}.")
+        )
+        mean = size / max(1, group.num_rows)
         rows = max(1, min(MOST_ROWS, int(BATCH_BYTES / max(1.0, mean))))
         try:
             for one in self.file.iter_batches(
-                rows, row_groups=[piece], columns=["text", *self.columns], use_threads=False
+                rows, row_groups=[piece], columns=[self.text, *self.columns], use_threads=False
             ):
-                texts, invalid = of_arrow(one.column(0))
+                texts, invalid = texts_of(one, self.text)
                 yield Batch(
                     len(one), texts, {name: one.column(name).to_pylist() for name in self.columns}, invalid_utf8=invalid
                 )
@@ -133,11 +149,43 @@ class Parquet:
             raise InputError(f"{self.uri}: row group {piece}: damaged: {str(error).splitlines()[0]}") from None
 
 
+class Ranged:
+    """Some rows of a parquet file: the row groups that they lie in are pieces."""
+
+    def __init__(self, file: Parquet, start: int, stop: int):
+        self.file = file
+        self.groups: list[tuple[int, int, int]] = []
+        first = 0
+        for group in range(file.count):
+            rows = file.file.metadata.row_group(group).num_rows
+            least, most = max(start - first, 0), min(stop - first, rows)
+            if least < most:
+                self.groups.append((group, least, most))
+            first += rows
+        self.count = len(self.groups)
+
+    def read(self, piece: int, state: dict[str, Any] | None = None) -> Iterator[Batch]:
+        group, start, stop = self.groups[piece]
+        at = 0
+        for one in self.file.read(group):
+            wanted = range(max(start - at, 0), min(stop - at, one.rows))
+            at += one.rows
+            if len(wanted) == one.rows:
+                yield one
+            elif wanted:
+                columns = {name: values[wanted.start : wanted.stop] for name, values in one.columns.items()}
+                yield replace(one, texts=one.texts.pick(wanted), columns=columns)
+            if at >= stop:
+                return
+
+
 class Lines:
     """A text file of lines or of JSON objects; ranges of a plain local file are pieces."""
 
-    def __init__(self, uri: str, suffix: str, packed: str, columns: Sequence[str], required: Sequence[str]):
-        self.uri, self.packed, self.required = uri, packed, required
+    def __init__(
+        self, uri: str, suffix: str, packed: str, columns: Sequence[str], required: Sequence[str], text: str = "text"
+    ):
+        self.uri, self.packed, self.required, self.text = uri, packed, required, text
         self.is_json = suffix == ".jsonl"
         self.columns = dict.fromkeys([*required, *columns])
         self.local = uri not in STDIN and "://" not in uri
@@ -146,7 +194,7 @@ class Lines:
         self.size = os.path.getsize(uri) if self.ranges else sys.maxsize
         self.count = max(1, -(-self.size // RANGE_BYTES)) if self.ranges else 1
 
-    def read(self, piece: int) -> Iterator[Batch]:
+    def read(self, piece: int, state: dict[str, Any] | None = None) -> Iterator[Batch]:
         start, stop = (piece * RANGE_BYTES, (piece + 1) * RANGE_BYTES) if self.ranges else (0, sys.maxsize)
         import pyarrow
 
@@ -207,15 +255,14 @@ class Lines:
             if not line or line.isspace():
                 continue
             try:
-                row = take_text(line) if isinstance(line, bytearray) else outside.row(line)
+                is_giant = isinstance(line, bytearray) and self.text == "text"
+                row = take_text(line) if is_giant else outside.row(bytes(line))
             except ValueError as error:
                 raise InputError(f"{self._where(start, number + at)}: not JSON: {error}") from None
-            text = row.get("text") if isinstance(row, dict) else None
-            if text is None and isinstance(row, dict) and "text" in row:  # as in parquet: an empty document
-                text = ""
+            text = value_at(row, self.text) if isinstance(row, dict) else None
             if not isinstance(text, (str, bytearray)):
                 keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-                raise InputError(f"{self._where(start, number + at)}: no string under 'text'; available: {keys}")
+                raise InputError(f"{self._where(start, number + at)}: no string under {self.text!r}; available: {keys}")
             if missing := [name for name in self.required if name not in row]:
                 keys = ", ".join(row)
                 raise InputError(f"{self._where(start, number + at)}: no {', '.join(missing)}; available: {keys}")

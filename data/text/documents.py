@@ -12,6 +12,9 @@ all at once:
 """
 
 from dataclasses import dataclass
+from typing import Any
+
+from data.references import SetReference
 
 
 @dataclass(frozen=True)
@@ -32,3 +35,56 @@ class Document:
 
 
 COLUMNS = tuple(name for name in Document.__dataclass_fields__ if name != "text")
+
+
+@dataclass(frozen=True)
+class RowStream:
+    """Rows that the library `datasets` reads: one of the shards that it has of a split, or some rows of the split."""
+
+    reference: SetReference
+    """The commit is in it, so that every process reads the same."""
+    split: str
+    shard: int | None = None
+    """Which of its shards; None: the rows from `start` on, counted through all of them."""
+    start: int = 0
+    stop: int | None = None
+    is_kept: bool = False
+    """Whether it lies on this machine as the library has kept it, and not where it is published."""
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One file of a source. `uri` is a path, a URL, or `pydocs`, `stdin`, `stdin.jsonl`; of a stream, its name."""
+
+    uri: str
+    part: str = ""
+    """`val` for a file that is held out as a whole."""
+    packages: tuple[str, ...] = ()
+    """pydocs only."""
+    rows: tuple[int, int] | None = None
+    """parquet only: from the first of these rows until before the other."""
+    names: tuple[tuple[str, str], ...] = ()
+    """Our name of a column, such as `text`, and the file's where that is another."""
+    stream: RowStream | None = None
+    """Instead of a file."""
+    source: int = 0
+    """Which of several sources that are mixed."""
+
+    def theirs(self, name: str) -> str:
+        """Return the file's name of a column of ours."""
+        return dict(self.names).get(name, name)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some documents in their order: texts in UTF-8, and the requested columns where a file has them."""
+
+    rows: int
+    """Rows of the file that this is made of."""
+    texts: Any
+    """`Texts` of document_batch.py."""
+    columns: dict[str, list[Any]]
+    invalid_utf8: int = 0
+    """Texts that were not UTF-8; what was wrong in them is replaced by U+FFFD."""
+    state: dict[str, Any] | None = None
+    """Where the stream stands behind them, for who goes on from here."""

@@ -14,6 +14,15 @@ from data.config import form_of
 from data.errors import DataError, InputError
 from data.text.remote import Again, Patience, hub, token_headers
 
+
+class Unlisted(InputError):
+    """Our own reading of a card finds no file of the kinds that we read; `datasets` may know better."""
+
+    def __init__(self, commit: str, words: str):
+        super().__init__(words)
+        self.commit = commit
+
+
 PATIENCE_S = 6.0
 INSTEAD = "type --source pydocs for text that needs no network"
 
@@ -25,22 +34,25 @@ def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, li
     the
     hub cannot be reached.
     """
-    info = _in_time(lambda: _ask(dataset, revision))
+    info = in_time(lambda: ask(dataset, revision))
     names = sorted(one.rfilename for one in info.siblings or () if form_of(one.rfilename)[0])
     configs = {one["config_name"]: one for one in _configs(info)}
     if configs:
-        _known("configuration", config, configs, dataset)
+        if config == "default" and config not in configs and len(configs) == 1:
+            raise Unlisted(info.sha, f"{dataset} has no configuration 'default'; known: {', '.join(configs)}")
+        known("configuration", config, configs, dataset)
         patterns = _patterns(configs[config], split, dataset)
     else:  # a data set that says nothing of itself: all of it is one split
-        _known("split", split, ("train",), dataset)
+        known("split", split, ("train",), dataset)
         patterns = ["*"]
     names = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
     if not names:
-        raise InputError(f"source fineweb: {dataset} {config} {split}: no file matches {', '.join(patterns)}")
+        raise Unlisted(info.sha, f"source fineweb: {dataset} {config} {split}: no file matches {', '.join(patterns)}")
     return info.sha, [f"{hub()}/datasets/{dataset}/resolve/{info.sha}/{quote(name)}" for name in names]
 
 
-def _ask(dataset: str, revision: str) -> Any:
+def ask(dataset: str, revision: str) -> Any:
+    """Return what the hub says of a data set. Raises InputError, DataError."""
     import httpx2
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
@@ -73,7 +85,7 @@ def _ask(dataset: str, revision: str) -> Any:
     return found[0]
 
 
-def _in_time(ask: Any, patience_s: float = PATIENCE_S + 10) -> Any:
+def in_time(ask: Any, patience_s: float = PATIENCE_S + 10) -> Any:
     """Return what `ask` returns. It runs in a thread, because a name look-up knows no time limit."""
     answer: list[Any] = []
 
@@ -109,13 +121,14 @@ def _patterns(config: dict[str, Any], split: str, dataset: str) -> list[str]:
     for one in given:
         name, path = (one["split"], one["path"]) if isinstance(one, dict) else ("train", one)
         splits.setdefault(name, []).extend([path] if isinstance(path, str) else path)
-    _known("split", split, splits, dataset)
+    known("split", split, splits, dataset)
     return splits[split]
 
 
-def _known(what: str, asked: str, known: Iterable[str], dataset: str) -> None:
-    known = list(known)
-    if asked not in known:
-        near = difflib.get_close_matches(asked, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known[:8])}"
+def known(what: str, asked: str, there: Iterable[str], dataset: str) -> None:
+    """Raise InputError, with the nearest of those that are there, for a part that a data set has not."""
+    names = list(there)
+    if asked not in names:
+        near = difflib.get_close_matches(asked, names, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names[:8])}"
         raise InputError(f"source fineweb: {dataset} has no {what} {asked!r}; {hint}")

@@ -3,26 +3,18 @@
 Nothing is read here but names and sizes; `batches.py` reads them.
 """
 
+import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from data.config import ConfigError, TextSpec, form_of, source_files
-from data.errors import InputError
+from data.config import TextSpec, form_of, is_of_datasets, source_files
+from data.errors import ConfigError, InputError
+from data.references import NAME, SetReference, parse, parse_mixture
+from data.text.documents import InputFile
 from data.text.remote import list_remote
 
 STDIN = {"stdin": ".txt", "stdin.jsonl": ".jsonl"}
 HUB_ONLY = ("dataset", "config", "split", "revision")
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """One file of a source. `uri` is a path, a URL, or `pydocs`, `stdin`, `stdin.jsonl`."""
-
-    uri: str
-    part: str = ""
-    """`val` for a file that is held out as a whole."""
-    packages: tuple[str, ...] = ()
-    """pydocs only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +45,7 @@ class Share:
         """
         if self.world == 1:
             return inputs
-        for name, value in (("take", spec.take), ("dedup", spec.dedup)):
+        for name, value in (("take", spec.take), ("dedup", spec.dedup), ("a mixture", inputs.mixture)):
             if value:
                 why = f"{name} looks at all documents, of which a rank reads its share"
                 raise InputError(f"{why}; go without it (--mode prod takes all)")
@@ -73,6 +65,8 @@ class Inputs:
 
     files: tuple[InputFile, ...]
     about: dict[str, Any] = field(default_factory=dict)
+    mixture: tuple[tuple[str, float], ...] = ()
+    """Sources that are mixed, with their weights; `InputFile.source` counts them."""
 
 
 def list_inputs(spec: TextSpec) -> Inputs:
@@ -87,12 +81,40 @@ def list_inputs(spec: TextSpec) -> Inputs:
     others = [one for one in fields(spec) if one.name in HUB_ONLY and getattr(spec, one.name) != one.default]
     if others and "fineweb" not in (spec.source, spec.validation):
         named = ", ".join(f"{one.name} {getattr(spec, one.name)}" for one in others)
-        raise InputError(f"{named}: read with the source fineweb, not with {spec.source!r}")
-    main = _list(spec.source, spec)
+        instead = "; a data set is written hf://user/name@revision/config:split"
+        raise InputError(f"{named}: read with the source fineweb, not with {spec.source!r}{instead}")
+    mixture = parse_mixture(spec.source)
+    if mixture and spec.validation:
+        raise InputError(f"validation {spec.validation}: of a mixture a share is held out; choose a val_ratio")
+    main = _mixed(mixture, spec) if mixture else _list(spec.source, spec)
     held_out = _list(spec.validation, spec) if spec.validation else Inputs(())
-    files = (*main.files, *(InputFile(one.uri, "val", one.packages) for one in held_out.files))
+    files = (*main.files, *(replace(one, part="val") for one in held_out.files))
+    if spec.text_column:
+        files = tuple(one if dict(one.names).get("text") else with_text(one, spec.text_column) for one in files)
     about = main.about | ({"validation": held_out.about} if spec.validation else {})
-    return Inputs(files, about)
+    return Inputs(files, about, tuple(mixture))
+
+
+def with_text(file: InputFile, column: str) -> InputFile:
+    return replace(file, names=(*file.names, ("text", column)))
+
+
+def _mixed(mixture: list[tuple[str, float]], spec: TextSpec) -> Inputs:
+    found = [_list(words, spec) for words, _ in mixture]
+    if alone := next((words for words, _ in mixture if words in STDIN), ""):
+        raise InputError(f"source {alone}: it cannot be read twice, so it cannot be mixed")
+    files = tuple(replace(one, source=number) for number, some in enumerate(found) for one in some.files)
+    both = zip(mixture, found, strict=True)
+    return Inputs(files, {"mixture": [{"source": words, "weight": part, **one.about} for (words, part), one in both]})
+
+
+def needs_numpy(source: str, split: str) -> bool:
+    """Tell whether reading a source takes the library `datasets`, which does not do without numpy."""
+    if source == "fineweb":
+        return not re.fullmatch(NAME, split)
+    if parse_mixture(source):
+        return True
+    return source not in ("pydocs", *STDIN) and is_of_datasets(parse(source))
 
 
 def _list(source: str, spec: TextSpec) -> Inputs:
@@ -100,18 +122,33 @@ def _list(source: str, spec: TextSpec) -> Inputs:
         return Inputs((InputFile("pydocs", packages=spec.packages),))
     if source in STDIN:
         return Inputs((InputFile(source),))
+    if source == "fineweb" and not re.fullmatch(NAME, spec.split):
+        reference = SetReference(
+            place=spec.dataset, is_hub=True, config=spec.config, split=spec.split, revision=spec.revision
+        )
+        return _of_datasets(reference)
     if source == "fineweb":
         from data.text import fineweb
 
         revision, uris = fineweb.files(spec.dataset, spec.config, spec.split, spec.revision)
         about = {"dataset": spec.dataset, "config": spec.config, "split": spec.split, "revision": revision}
         return Inputs(tuple(InputFile(uri) for uri in uris), {**about, "files": len(uris)})
+    reference = parse(source)
+    if is_of_datasets(reference):
+        return _of_datasets(reference)
     if "://" in source:
         uris = _remote(source)
         return Inputs(tuple(InputFile(uri) for uri in uris), {"files": len(uris)})
-    paths = source_files(source)
-    files = [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
-    return Inputs(tuple(InputFile(str(path)) for path in paths), {"files": files})
+    paths = source_files(reference.place)
+    named = [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
+    told: dict[str, Any] = {"files": named, **({"columns": dict(reference.columns)} if reference.columns else {})}
+    return Inputs(tuple(InputFile(str(path), names=reference.columns) for path in paths), told)
+
+
+def _of_datasets(reference: SetReference) -> Inputs:
+    from data.text import sets  # the library takes seconds to import
+
+    return Inputs(*sets.files(reference))
 
 
 def _remote(source: str) -> list[str]:

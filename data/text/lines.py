@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from data import filters
 from data.config import TextSpec
 from data.errors import InputError
-from data.text.batches import Batch
 from data.text.document_batch import BLOCK, Texts
-from data.text.documents import COLUMNS
+from data.text.documents import COLUMNS, Batch
 from data.text.escapes import escape_all, held_out
 from data.text.long_documents import GIANT, Text, json_line
 
@@ -46,9 +46,15 @@ class Prepared:
 
 def wanted_columns(spec: TextSpec) -> tuple[str, ...]:
     """Return the columns to read along where a file has them."""
+    filtered = filter_columns(spec)
     if spec.format != "txt":
-        return COLUMNS
-    return (*(SCORES if spec.min_score is not None else ()), *(("language",) if spec.language else ()))
+        return (*COLUMNS, *filtered)
+    return (*filtered, *(SCORES if spec.min_score is not None else ()), *(("language",) if spec.language else ()))
+
+
+def filter_columns(spec: TextSpec) -> tuple[str, ...]:
+    """Return the columns that the filter reads, but for the text itself."""
+    return tuple(name for name in filters.parse(spec.filter).columns if name != "text") if spec.filter else ()
 
 
 def required_columns(spec: TextSpec) -> tuple[str, ...]:
@@ -103,7 +109,7 @@ def _chosen(blocks: Iterable[Text], wanted: Sequence[bool]) -> Iterator[bytes]:
 
 def _choose(batch: Batch, spec: TextSpec) -> tuple[Sequence[int], int]:
     chosen: Sequence[int] = range(len(batch.texts))
-    if not chosen or (spec.min_score is None and not spec.language):
+    if not chosen or (spec.min_score is None and not spec.language and not spec.filter):
         return chosen, 0
     if spec.language:
         (languages,) = _columns(batch, ("language",))
@@ -114,7 +120,22 @@ def _choose(batch: Batch, spec: TextSpec) -> tuple[Sequence[int], int]:
             scores = [two if one is None else one for one, two in zip(scores, other, strict=True)]
         least = spec.min_score
         chosen = [at for at in chosen if (one if isinstance(one := scores[at], float) else _number(one)) >= least]
+    if spec.filter:
+        chosen = _filtered(batch, spec, chosen)
     return chosen, len(batch.texts) - len(chosen)
+
+
+def _filtered(batch: Batch, spec: TextSpec, chosen: Sequence[int]) -> list[int]:
+    wanted = filters.parse(spec.filter)
+    names = filter_columns(spec)
+    for name in names:
+        _columns(batch, (name,))
+    columns = [batch.columns[name] for name in names]
+    rows = ({name: values[at] for name, values in zip(names, columns, strict=True)} for at in chosen)
+    if "text" not in wanted.columns:
+        return [at for at, row in zip(chosen, rows, strict=True) if wanted.keeps(row)]
+    both = zip(chosen, rows, strict=True)
+    return [at for at, row in both if wanted.keeps({**row, "text": str(batch.texts[at], "utf-8")})]
 
 
 def _columns(batch: Batch, names: tuple[str, ...]) -> list[list[Any]]:
@@ -147,7 +168,7 @@ def _objects(batch: Batch, rows: Sequence[int], texts: Texts) -> Iterator[bytes]
     lines: list[bytes] = []
     size = 0
     for at, text in zip(rows, texts[:], strict=True):
-        row = {name: values[at] for name, values in batch.columns.items() if values[at] is not None}
+        row = {name: values[at] for name, values in batch.columns.items() if name in COLUMNS and values[at] is not None}
         if len(text) > GIANT:
             yield b"".join(lines)
             yield from json_line(text, row)

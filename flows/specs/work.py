@@ -22,7 +22,9 @@ class WorkSpec:
     tag: str = flag("", "name of the checkpoints in the store (default: the profile)", group=WORK)
     init: str = flag("", "go on from somebody else's model: a Hugging Face folder, or hf://user/repo[@revision]",
                      group=WORK)  # fmt: skip
-    source: str = flag("", "pydocs, fineweb, or a path of .txt, .jsonl, .parquet", group=WORK)
+    source: str = flag(
+        "", "pydocs, fineweb, files, any data set as hf://user/name[/config][:split], or several by weight", group=WORK
+    )
     packages: str = flag("", "pydocs: installed packages to read too, comma-separated", group=WORK)
     mixture: str = flag(
         "", "conversations of mid and sft and their weights, instead of the profile's: "
@@ -34,7 +36,12 @@ class WorkSpec:
         "or weights such as sort=1,gsm8k=3",
         group=WORK,
     )  # fmt: skip
-    problems: str = flag("", "rl: the files of gsm8k, math or mbpp, instead of the hub", group=WORK, unit="FOLDER")
+    problems: str = flag(
+        "",
+        "rl: a folder with the files of gsm8k, math or mbpp, or a data set with their splits, instead of theirs",
+        group=WORK,
+        unit="FOLDER",
+    )
     reward: str = flag("", "rl: Python file with reward(question, answer, completion), instead of the task's own",
                        group=WORK, unit="FILE")  # fmt: skip
     unsafe_rewards: bool = flag(

@@ -13,9 +13,12 @@ import json
 import os
 import stat
 import sys
+import time
 import zlib
 
 MEMORY = "pushed.json"  # in the pod's state folder
+INCOMING = "state/incoming"  # in the pod's folder: large files that come ahead, whole or not
+STALE_S = 86400.0  # of one that nobody went on with
 REFUSED = 3  # exit code
 CHUNK = 1 << 16
 FRESH_NS = 100_000_000  # written so shortly before it was looked at, a file may change again without a sign
@@ -86,9 +89,11 @@ class ReceivingFolder:
     def take(self, wanted, source):
         """Remove, then write what comes, then remember. Answers how many were removed.
 
-        wanted: {"remove": [path], "keep": [[path, stamp, mode, sha]], "send": [[path, stamp, mode, sha, size]]}.
+        wanted: {"remove": [path], "keep": [[path, stamp, mode, sha]], "send": [[path, stamp, mode, sha, size]],
+        "large": [[path, stamp, mode, sha, draft, size]], of files that came ahead to INCOMING}.
         """
-        for entry in wanted["send"]:
+        large = wanted.get("large", [])
+        for entry in wanted["send"] + large:
             self.files[entry[0]] = None
         self._remember(self.files)  # so that a push that is cut off is cleaned up by the next
         removed = sum([self._remove(path) for path in wanted["remove"] if path in self.files])
@@ -97,25 +102,34 @@ class ReceivingFolder:
         self.open = {}
         for path, _, mode, sha, size in wanted["send"]:
             self._write(path, mode, sha, source.read(size))
+        for path, _, mode, sha, draft, _ in large:
+            self._adopt(path, mode, sha, os.path.basename(draft))
         now = self._remember(self.files)
-        for path, stamp, mode, sha in wanted["keep"] + [entry[:4] for entry in wanted["send"]]:
+        for path, stamp, mode, sha in wanted["keep"] + [entry[:4] for entry in wanted["send"] + large]:
             seen = look(self.place(path)[0])
             is_fresh = seen is None or max(seen[2], seen[3]) > now - FRESH_NS
             self.files[path] = [stamp, mode, sha, None if is_fresh else seen]
         self._remember(self.files)
         return {"removed": removed}
 
+    def _adopt(self, path, mode, sha, draft):
+        """Put a large file that came ahead in its place, if it is what it is to be."""
+        full = self._prepare(path)
+        incoming = os.path.join(self.root, *INCOMING.split("/"))
+        draft = os.path.join(incoming, draft)
+        os.chmod(draft, mode)
+        if content(draft, mode) != sha:
+            os.unlink(draft)
+            raise PushRefused(f"{path} changed while it was sent; push again")
+        os.replace(draft, full)
+        for name in os.listdir(incoming):
+            old = os.path.join(incoming, name)
+            if os.lstat(old).st_mtime < time.time() - STALE_S:
+                os.unlink(old)
+
     def _write(self, path, mode, sha, pieces):
-        full, is_open = self.place(path)
-        if not is_open:
-            raise PushRefused(f"{full} lies behind a link; nothing is pushed through it")
+        full = self._prepare(path)
         folder, name = os.path.split(full)
-        try:
-            os.makedirs(folder, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise PushRefused(f"{path}: a file that the pod has made is where one of its folders should be") from None
-        if os.path.isdir(full) and not os.path.islink(full):
-            raise PushRefused(f"{path}: {full} is a folder with files that the pod has made; move it away there")
         draft = os.path.join(folder, f".{name[:200]}.{os.getpid()}.draft")
         found = sha256()
         try:
@@ -136,6 +150,19 @@ class ReceivingFolder:
         finally:
             if os.path.lexists(draft):
                 os.unlink(draft)
+
+    def _prepare(self, path):
+        """Return the place of a file that is written now, whose folders are there then."""
+        full, is_open = self.place(path)
+        if not is_open:
+            raise PushRefused(f"{full} lies behind a link; nothing is pushed through it")
+        try:
+            os.makedirs(os.path.dirname(full), exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise PushRefused(f"{path}: a file that the pod has made is where one of its folders should be") from None
+        if os.path.isdir(full) and not os.path.islink(full):
+            raise PushRefused(f"{path}: {full} is a folder with files that the pod has made; move it away there")
+        return full
 
     def _remove(self, path):
         """Remove a file that an earlier push brought, and the folders that are empty then."""

@@ -12,8 +12,8 @@ from infra.machines.host_memory import OLDEST_PYTHON, HostMemory, ask, at_once
 from infra.machines.inventory import Host
 from infra.market import gpus
 from infra.records import Request
-from infra.transport.protocol import Transport
-from infra.transport.ssh_connection import StrangeHost, Unreachable
+from infra.transport.host_keys import StrangeHost
+from infra.transport.protocol import Transport, Unreachable
 
 LOOK_S = 45.0
 CONNECT_S = 20.0

@@ -86,6 +86,16 @@ class Reply:
         return float(text) if text.isdecimal() else None
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """One request and its whole answer, for whoever listens; never the headers of the request, which hold the key."""
+
+    method: str
+    path: str  # below the base, with what follows the `?`
+    content: bytes  # of the request
+    reply: Reply
+
+
 class Unsent(SlipwayError):
     """No connection could be made: nothing was asked."""
 
@@ -154,6 +164,8 @@ class JsonApi:
             )
         self.name, self.base = name, base.rstrip("/")
         self.attempt_s, self.read_s, self.most_bytes = attempt_s, read_s, most_bytes
+        # Told of every answer before anybody else; what it raises counts as an answer that was lost.
+        self.listener: Callable[[Exchange], None] | None = None
         self._secrets = [value.removeprefix("Bearer ").encode() for value in headers.values() if value]
         self._headers = {**headers, "Accept": "application/json", "Accept-Encoding": "identity"}
         self.clock_scale = clock_scale
@@ -289,7 +301,11 @@ class JsonApi:
             for secret in self._secrets:  # a server may repeat what it was sent, and its words go into messages
                 if response.status_code >= 300 or len(secret) >= WORDY:
                     body = body.replace(secret, b"***")
-            return Reply(response.status_code, {k.lower(): v for k, v in response.headers.items()}, bytes(body))
+            reply = Reply(response.status_code, {k.lower(): v for k, v in response.headers.items()}, bytes(body))
+            if self.listener:
+                path = str(response.request.url).removeprefix(self.base)
+                self.listener(Exchange(method, path, options.get("content") or b"", reply))
+            return reply
 
     def _look_at_clock(self, date: str) -> None:
         try:

@@ -44,6 +44,7 @@ Kind = Literal[
     "throttle",  # 429 with Retry-After, nothing done
     "torn",  # done, half of the body, then closed
     "drip",  # done, the body byte by byte over `delay_s` of real time
+    "pretended",  # answered with yes, and not done
     "short list",  # half of the rows
     "empty list",
 ]
@@ -64,6 +65,12 @@ Trait = Literal[
     "vanished",  # deleted by the vendor, likewise
     "dear",  # costs `factor` times the quote
     "v2 pod key",  # RunPod: the key that a pod has of itself opens REST v2 too, which nobody has verified
+    "no timer",  # the vendor forgets its time limit
+    "late timer",  # its time limit is armed `after_s` later than was asked for
+    "no key",  # nobody is let in
+    "new host key",  # its sshd has another host key soon after somebody has come in
+    "twice",  # the order makes two machines
+    "coarse bill",  # the vendor says what it would cost if every `after_s` that is begun were billed whole
     "wrong bill",  # the vendor says `factor` times what it costs
 ]
 

@@ -26,7 +26,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     words, environ = json.loads((folder / "sshd.json").read_text())
     with open(folder / "sshd.log", "ab") as log:
-        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_hear_signals)
+        sshd = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_hear_signals)
+        (folder / "sshd.pid").write_text(str(sshd.pid))
         if (folder / "start.sh").exists():
             script = ["bash", str(folder / "start.sh")]
             home = folder / "home"

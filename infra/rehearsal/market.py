@@ -33,6 +33,9 @@ class Market:
 
     def create(self, order: Order, fates: tuple[Fate, ...] = ()) -> Machine:
         """Rent. Raises Refused."""
+        if any(fate.trait == "twice" for fate in fates):
+            fates = tuple(fate for fate in fates if fate.trait != "twice")
+            self.create(order, fates)
         offer = self.offers.get(order.offer_id)
         if offer is None:
             raise Refused("unknown", f"there is no offer {order.offer_id}")
@@ -44,7 +47,7 @@ class Market:
         self._check_funds(offer.vendor, price)
         self.stock[order.offer_id] -= order.quantity
         machine = Machine(self._new_id(offer.vendor), offer, order, self.now, price, fates)
-        machine.expires_at, machine.stops_at = order.expires_at, order.stops_at
+        machine.expires_at, machine.stops_at = _armed(order.expires_at, fates), order.stops_at
         machine.spend_limit_micro_usd = order.spend_limit_micro_usd
         machine.about = dict(order.about)
         self.machines[machine.machine_id] = machine
@@ -113,7 +116,10 @@ class Market:
 
     def told_bill_micro_usd(self, machine: Machine) -> int:
         """Return what the vendor says that it has cost."""
-        return round(self.billed_micro_usd(machine) * machine.factor("wrong bill"))
+        grain_s = max([TERMS[machine.offer.vendor].grain_s, *(fate.after_s for fate in machine.fates
+                                                              if fate.trait == "coarse bill")])  # fmt: skip
+        bill = sum(_cost(segment, round(grain_s), self.now) for segment in machine.segments)
+        return round(bill * machine.factor("wrong bill"))
 
     def spent_micro_usd(self, vendor: str) -> int:
         return sum(self.billed_micro_usd(one) for one in self.machines.values() if one.offer.vendor == vendor)
@@ -305,6 +311,13 @@ class Market:
 
 def _uuid(digits: str) -> str:
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
+
+
+def _armed(expires_at: float | None, fates: tuple[Fate, ...]) -> float | None:
+    """Return when the vendor ends a machine that it was asked to end at `expires_at`."""
+    if expires_at is None or any(fate.trait == "no timer" for fate in fates):
+        return None
+    return expires_at + sum(fate.after_s for fate in fates if fate.trait == "late timer")
 
 
 def _cost(segment: Segment, grain_s: int, now: float) -> int:

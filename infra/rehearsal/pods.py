@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -107,7 +108,7 @@ class Pod:
         self._hardware, self._keys, self._script, self._has_sshd = hardware, keys, script, has_sshd
         self._environ, self._volume = environ, volume
         self._lock = threading.Lock()
-        self._is_over = False
+        self._is_over = self._has_new_key = False
         self._init: subprocess.Popen[str] | None = None
 
     def start(self) -> tuple[str, int] | None:
@@ -131,6 +132,21 @@ class Pod:
             self._stop(grace_s)
             shutil.rmtree(self.folder, ignore_errors=True)  # a log that is still open somewhere is no reason to fail
 
+    def change_host_key(self) -> None:
+        """Give its sshd another host key, once, when somebody has come in by the first one."""
+        with self._lock, contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            entered = "Accepted publickey" in (self.folder / "sshd.log").read_text()
+            if not self._is_over and entered and not self._has_new_key:
+                self._has_new_key = True
+                self._make_host_key()
+                os.kill(int((self.folder / "sshd.pid").read_text()), signal.SIGHUP)
+
+    def _make_host_key(self) -> None:
+        for name in ("host", "host.pub"):
+            (self.folder / name).unlink(missing_ok=True)
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(self.folder / "host")]
+        subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+
     def count(self) -> int:
         """Return how many processes it has now."""
         return len(process.find(self.token)) if self._init else 0
@@ -153,8 +169,7 @@ class Pod:
             self._volume.mkdir(parents=True, exist_ok=True)
             (home / "mnt").mkdir()
             (home / "mnt" / self._volume.name).symlink_to(self._volume)
-        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(self.folder / "host")]
-        subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+        self._make_host_key()
         (self.folder / "authorized_keys").write_text("".join(f"{key.strip()}\n" for key in self._keys))
         hardware = self._hardware
         driver, cuda = ("470.57", "11.4") if hardware.old_driver else ("580.65", "13.0")

@@ -142,7 +142,9 @@ class Hub:
             self.step()
             rule = self.faults.for_request(api.vendor, route.call) if api.vendor else None
             kind = rule.kind if rule else ""
-            answer = Answer(0) if kind in faults.BEFORE else api.answer(route, asked)
+            answer = (
+                Answer(0) if kind in faults.BEFORE else api.answer(route, asked) if kind != "pretended" else Answer()
+            )
             if rule and kind in ("error", "error but done"):
                 answer = api.error(rule.status, "simulated")
                 answer = replace(answer, body=answer.body if rule.body is None else rule.body)

@@ -125,6 +125,7 @@ class World:
             ticks += 1
             if ticks % LOOK_TICKS == 0:
                 self._preempt_at_work()
+                self._change_host_keys()
                 self.hub.looks += 1
 
     def _step(self) -> None:
@@ -154,7 +155,8 @@ class World:
         has_sshd = order.has_sshd and not machine.has("no ssh")
         environ = self._apis[machine.offer.vendor].environ(machine)
         volume = self.folder / "volumes" / machine.offer.vendor / order.volume if order.volume else None
-        return pods.Pod(folder, hardware, order.public_keys, order.script, has_sshd, environ, volume)
+        keys = () if machine.has("no key") else order.public_keys
+        return pods.Pod(folder, hardware, keys, order.script, has_sshd, environ, volume)
 
     def _start(self, effect: Effect) -> None:
         pod = self._pods[effect.machine_id, effect.boot]
@@ -188,6 +190,13 @@ class World:
             with self.hub.lock:
                 if machine.state == "running" and self.hub.faults.preempts(machine.offer.vendor):
                     self.market.preempt(machine.machine_id)
+
+    def _change_host_keys(self) -> None:
+        with self.hub.lock:
+            odd = [one for one in self.market.machines.values() if one.state == "running" and one.has("new host key")]
+            found = [self._pods[one.machine_id, one.boot] for one in odd if one.address]
+        for pod in found:
+            pod.change_host_key()
 
     def _count(self, machine_id: str) -> int:
         """Return how many processes the machine really has."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from infra.agent.limits import read_clocks
-from infra.errors import NoOffer, SlipwayError
+from infra.errors import AuthError, NoOffer, SlipwayError
 from infra.ledger import spend
 from infra.ledger.journal import Journal, Op
 from infra.money import in_usd, per_hour
@@ -25,6 +25,7 @@ from infra.units import duration
 POLL_S, LEAST_POLL_S = 5.0, 0.2
 COMMAND_S = 30.0
 NOT_LISTED_S = 120.0  # a fresh id may be unknown for a while
+KEY_LATE_S = 60.0  # sshd is up before the vendor has written our key, as some do
 OVERPRICED = 1.05
 ROUNDED = 10_000  # micro-USD: a vendor may know amounts in cents only
 LATE_S = 5.0  # for which a vendor's answer may be under way, by our clock
@@ -111,6 +112,7 @@ def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> 
     said, marker = "nothing", json.dumps({"token": op.token, "run": op.run})
     volume = json.loads(op.request).get("volume", "") if op.request else ""
     places = " ".join(provider.can.volumes) if volume else ""
+    refused_since = 0.0
     while time.monotonic() < deadline:
         try:
             words = ["sh", "-c", MARK, "sh", check_name(op.run), marker, places]
@@ -122,7 +124,12 @@ def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> 
                 time.sleep(max(LEAST_POLL_S, POLL_S / scale))
                 continue
             said = (done.stderr or done.stdout).strip() or f"exit code {done.exited}"
-        except (Unreachable, Lost, TimedOut) as error:  # sshd comes up late, and reads its keys later
+        except (Unreachable, Lost, TimedOut) as error:  # sshd comes up late
+            said = str(error)
+        except AuthError as error:  # and reads its keys later
+            refused_since = refused_since or time.monotonic()
+            if time.monotonic() - refused_since > KEY_LATE_S / scale:
+                raise Unbooted(str(error)) from None
             said = str(error)
         time.sleep(max(LEAST_POLL_S, POLL_S / scale))
     raise Unbooted(f"it could not be reached in time; last: {said}")

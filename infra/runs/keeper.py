@@ -43,8 +43,8 @@ from infra.runs.recovery import Course, Do, Sight, decide
 from infra.runs.timing import Say
 from infra.selection.choose import find_payable
 from infra.settings import Settings
+from infra.transport.host_keys import StrangeHost
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
-from infra.transport.ssh_connection import StrangeHost
 from store import Store, StoreError
 from store.backoff import Backoff
 
@@ -484,7 +484,7 @@ class Keeper:
         if pod_store:  # else the pod itself brings them to the store
             parts += [
                 lambda: snapshot.bring(op, transport, self.folder),
-                lambda: mirror.bring_artifacts(op, pod_store, transport, Store(op.store)),
+                lambda: mirror.bring_artifacts(op, pod_store, transport, Store(op.store), self.folder),
             ]
         return parts
 

@@ -35,6 +35,7 @@ from infra.runs.timing import Say, stage
 from infra.selection.choose import of_machines
 from infra.settings import VENDORS
 from infra.transport import bootstrap
+from infra.transport.meter import Meter
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable, twice
 from infra.transport.push import Pushed, push
 from store import Store, StoreError
@@ -364,12 +365,12 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, prepare:
             prepare(op, transport)
 
 
-def send_code(op: Op, provider: Provider, root: Path, say: Say) -> Pushed:
+def send_code(op: Op, provider: Provider, root: Path, say: Say, meter: Meter | None = None) -> Pushed:
     """Send the code, and what set-up on another machine needs."""
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
     say(f"{'copying' if provider.is_here else 'sending'} the code to {pods.where(op)}")
     with stage("copy" if provider.is_here else "push", say) as told:
-        pushed = push(transport, root, pod.code, op.token)
+        pushed = push(transport, root, pod.code, op.token, meter=meter)
         told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
     if not provider.is_here:
         with stage("tools", say) as told:

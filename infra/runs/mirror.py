@@ -5,11 +5,14 @@ it may be repeated: what is here already is not fetched again.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
+import logging
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,6 +22,8 @@ from infra.errors import SlipwayError
 from infra.ledger.journal import Op
 from infra.pod_reports import parse
 from infra.runs.pods import folder_of
+from infra.transport import large_files
+from infra.transport.meter import Meter
 from infra.transport.protocol import READ_BYTES, Transport
 from store import Manifest, Store, StoreError, places
 from store.local_files import write_whole
@@ -27,6 +32,8 @@ from store.run_sync.run_folder import ENDING, LOG, RunFolder
 
 LIST_S = 30.0
 SLOWEST_BYTES_PER_S = 100_000
+PATIENCE_S = 120.0  # while a large file is moved and the connection is gone
+INCOMING = "incoming"
 LIST_LOGS = (
     'cd -- "$1" 2>/dev/null || exit 0; for log in *.log *.times; do [ -f "$log" ] && wc -c -- "$log"; done; exit 0'
 )
@@ -159,12 +166,16 @@ def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transpor
     return sent
 
 
-def bring_artifacts(op: Op, pod_store: str, transport: Transport, home: Store) -> list[str]:
+def bring_artifacts(
+    op: Op, pod_store: str, transport: Transport, home: Store, folder: Path, meter: Meter | None = None
+) -> list[str]:
     """Publish at home what the job of this row has made on its pod; the names of what was brought.
+
+    `folder`: of the run at home; what is cut off stays in `incoming` there, and is gone on with.
 
     Raises StoreError when what arrived is not what the pod's manifest says.
     """
-    pod, brought = folder_of(op), []
+    pod, brought, meter = folder_of(op), [], meter or Meter()
     for step in Job.from_json(op.job).steps:
         making = step.config.get("making", {})
         name, fingerprint = making.get("name", ""), making.get("fingerprint", "")
@@ -177,10 +188,11 @@ def bring_artifacts(op: Op, pod_store: str, transport: Transport, home: Store) -
         manifest = _manifest_there(pod, pod_store, name, fingerprint, transport)
         if manifest is None:
             continue
-        with tempfile.TemporaryDirectory(prefix="slipway-") as draft:
+        with _draft(folder / INCOMING, fingerprint) as draft:
+            keep_only(draft, {entry.path for entry in manifest.files})
             for entry in manifest.files:
                 source = str(pod.code / pod_store / manifest.place(entry.path))
-                if fetch(transport, source, Path(draft, entry.path)) != entry.sha256:
+                if fetch(transport, source, draft / entry.path, entry.size, meter) != entry.sha256:
                     raise StoreError(
                         f"{name} from {op.run}: {entry.path} arrived damaged; run again: inv pull {op.run}"
                     )
@@ -207,19 +219,31 @@ def _manifest_there(pod: PodFolder, store: str, name: str, fingerprint: str, tra
     return None
 
 
-def fetch(transport: Transport, source: str, path: Path) -> str:
-    """Copy a file of the pod; the sha256 of what arrived."""
+def fetch(transport: Transport, source: str, path: Path, size: int, meter: Meter) -> str:
+    """Copy a file of the pod; the sha256 of what arrived. Of a large one, what is in `path` already is not fetched."""
     path.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
+    if large_files.applies(transport, size):
+        large_files.fetch(transport, source, path, size, meter)
+        with path.open("rb") as file:
+            while piece := file.read(READ_BYTES):
+                digest.update(piece)
+        return digest.hexdigest()
     with path.open("wb") as file:
         while piece := transport.read(source, file.tell()):
             file.write(piece)
             digest.update(piece)
+            meter.count(len(piece))
     return digest.hexdigest()
 
 
 def put(transport: Transport, path: Path, place: str) -> None:
-    """Copy a file to the pod, in pieces."""
+    """Copy a file to the pod, in pieces; of a large one, what is there already is not sent."""
+    size = path.stat().st_size
+    if large_files.applies(transport, size):
+        meter = Meter()
+        large_files.persist(lambda: large_files.put(transport, path, place, size, meter), meter, PATIENCE_S, _log)
+        return
 
     def pieces() -> Iterator[bytes]:
         with path.open("rb") as file:
@@ -227,7 +251,38 @@ def put(transport: Transport, path: Path, place: str) -> None:
                 yield piece
 
     script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
-    timeout_s = LIST_S + path.stat().st_size / SLOWEST_BYTES_PER_S
+    timeout_s = LIST_S + size / SLOWEST_BYTES_PER_S
     done = transport.run(["sh", "-c", script, "sh", place], stdin=pieces(), timeout_s=timeout_s)
     if done.exited != 0:
         raise SlipwayError(f"sending {place}: {done.stderr.strip() or f'exit code {done.exited}'}")
+
+
+def keep_only(draft: Path, paths: Collection[str]) -> None:
+    """Remove what an earlier attempt has left in a draft and what does not belong to it now."""
+    for path in draft.rglob("*"):
+        if path.is_file() and str(path.relative_to(draft)) not in paths:
+            path.unlink()
+
+
+def _log(words: str) -> None:
+    logging.getLogger(__name__).warning("%s", words)
+
+
+@contextlib.contextmanager
+def _draft(folder: Path, key: str) -> Iterator[Path]:
+    """Yield a folder for what is being fetched, with what an earlier attempt has left; it goes when all has come.
+
+    Another process may be fetching the same: then it is a new one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{key}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with tempfile.TemporaryDirectory(prefix=f"{key}.", dir=folder) as own:
+                yield Path(own)
+            return
+        draft = folder / key
+        draft.mkdir(exist_ok=True)
+        yield draft
+        shutil.rmtree(draft, ignore_errors=True)  # the store may have taken it

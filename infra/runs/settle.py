@@ -21,6 +21,7 @@ from infra.runs.lookup import way
 from infra.runs.notify import tell_end
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings
+from infra.transport.meter import Meter
 from infra.transport.protocol import Lost, TimedOut, Unreachable
 from store import Store, StoreError
 
@@ -139,7 +140,7 @@ def is_overdue(op: Op, now: float, scale: float) -> bool:
     return is_ending and (now - (asked_at or 0)) * scale > ALARM_S
 
 
-def bring_home(op: Op, vendor: Provider, settings: Settings) -> list[str]:
+def bring_home(op: Op, vendor: Provider, settings: Settings, meter: Meter | None = None) -> list[str]:
     """Bring logs, last words and artifacts of a pod; return the names of the artifacts.
 
     Raises SlipwayError, StoreError.
@@ -149,7 +150,7 @@ def bring_home(op: Op, vendor: Provider, settings: Settings) -> list[str]:
     mirror.bring_words(op, transport, folder)
     if not vendor.pod_store or op.slot > 0:  # what other nodes make, they make for themselves
         return []
-    return mirror.bring_artifacts(op, vendor.pod_store, transport, Store(op.store))
+    return mirror.bring_artifacts(op, vendor.pod_store, transport, Store(op.store), folder, meter)
 
 
 def end_others(op: Op, journal: Journal, settings: Settings, state: str, tell: Say) -> None:

@@ -22,6 +22,7 @@ from infra.ledger.journal import Op
 from infra.records import Carried
 from infra.runs import mirror
 from infra.runs.pods import folder_of
+from infra.transport.meter import Meter
 from infra.transport.protocol import ThisMachine, Transport
 from infra.transport.push import push
 from store import Store, outside
@@ -76,7 +77,7 @@ def bring(op: Op, transport: Transport, folder: Path) -> None:
                 write_durably(folder / "pod" / name, transport.get(root / name).decode())
     for draft, target in drafts:
         draft.rename(target)
-        for old in target.parent.glob("step-*"):
+        for old in (*target.parent.glob("step-*"), *target.parent.glob(".step-*.draft")):
             if old != target:
                 shutil.rmtree(old)
 
@@ -158,15 +159,16 @@ def _fetch_checkpoint(transport: Transport, source: Path, target: Path) -> list[
     """Return a checkpoint's draft and its place, once the draft is whole; nothing when it is here already."""
     if target.exists():
         return []
-    draft = target.with_name(f".{target.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
+    draft = target.with_name(f".{target.name}.draft")  # with what an earlier attempt has left
     try:
         checkpoint = ListedCheckpoint.parse(transport.get(source / MANIFEST), source.name)
     except Damaged as error:
         raise SlipwayError(f"{source}: {error}") from None
+    meter = Meter()
+    mirror.keep_only(draft, {PurePosixPath(file.path).name for file in checkpoint.files})
     for file in checkpoint.files:
         name = PurePosixPath(file.path).name
-        if mirror.fetch(transport, str(source / name), draft / name) != file.sha256:
+        if mirror.fetch(transport, str(source / name), draft / name, file.size, meter) != file.sha256:
             raise SlipwayError(f"{source / name} arrived damaged; it is fetched again")
     write_durably(draft / MANIFEST, checkpoint.raw.decode())
     return [(draft, target)]

@@ -20,7 +20,8 @@ from infra.transport.port_forward import LOOPBACK, relay
 from store import local_files
 
 READ_BYTES = 8 << 20
-OPEN_S = 10.0
+OPEN_S = 10.0  # each of: TCP, banner, key exchange, authentication
+SILENT_S = 12.0  # a verdict within 15 s, whatever the scheduler does
 
 T = TypeVar("T")
 

@@ -5,8 +5,10 @@ for by path, then inspected for secrets, hashed, and streamed in one go. A file 
 the last push is only listed. When nothing changed the second exchange is left out.
 """
 
+import hashlib
 import itertools
 import json
+import logging
 import os
 import time
 import zlib
@@ -18,7 +20,8 @@ from typing import Any
 from infra.agent import receive
 from infra.agent.job import PodFolder
 from infra.errors import SlipwayError, UsageError
-from infra.transport import shipment
+from infra.transport import large_files, shipment
+from infra.transport.meter import Meter
 from infra.transport.protocol import Transport, twice
 from infra.transport.shipment import Refusal
 from store import outside
@@ -29,6 +32,9 @@ MEMORY_BYTES = 256 << 20  # of a million files
 MEMORY_VALUES = 16_000_000
 _FRESH_NS = 1_000_000_000  # changed so shortly before it was looked at, a file may change again without a sign
 _CHUNK = 1 << 16
+PATIENCE_S = 120.0  # while a large file is sent and the connection is gone
+SLOWEST_DISK_BYTES_PER_S = 10e6
+BASIS = """[ -e "$2" ] || [ ! -f "$1" ] || [ -L "$1" ] || { mkdir -p "${2%/*}" && cp -- "$1" "$2"; }"""
 
 
 @dataclass(frozen=True)
@@ -41,19 +47,24 @@ class Pushed:
     refused: tuple[Refusal, ...] = ()
 
 
-def push(machine: Transport, root: Path, dest: str | Path, token: str, file: str = "") -> Pushed:
+def push(
+    machine: Transport, root: Path, dest: str | Path, token: str, file: str = "", meter: Meter | None = None
+) -> Pushed:
     """Make `dest` hold the code of `root`: what git would keep, minus secrets, which are returned as refused.
 
     `file`: it is to hold this one file of `root`, and nothing else.
     Only into a folder beside the marker of the pod with `token`. What an earlier push brought and is no longer there is
     removed; what the pod made itself stays; unchanged files are not touched. May be repeated after any error.
 
+    Large files go ahead, to where an attempt that was cut off is gone on with; `meter` counts them.
+
     Raises UsageError for a refusal on either side.
     """
-    return twice(lambda: _push(machine, root, dest, token, file))
+    used = meter or Meter()
+    return twice(lambda: _push(machine, root, dest, token, file, used))
 
 
-def _push(machine: Transport, root: Path, dest: str | Path, token: str, only: str) -> Pushed:
+def _push(machine: Transport, root: Path, dest: str | Path, token: str, only: str, meter: Meter) -> Pushed:
     root = root.resolve()
     now = time.time_ns()
     where = {"dest": str(dest), "token": token}
@@ -64,7 +75,7 @@ def _push(machine: Transport, root: Path, dest: str | Path, token: str, only: st
         yield _packed({"listing": [[path, _stamp(seen), shipment.mode(seen)] for path, seen in found.items()]})
 
     answer = _exchange(machine, where, question(), BASE_S)
-    keep, send, refused = [], [], []
+    keep, send, large, refused = [], [], [], []
     for path, held in answer["ask"].items():
         seen = found[path]
         sha, reason = shipment.inspect(root, path, seen)
@@ -74,19 +85,25 @@ def _push(machine: Transport, root: Path, dest: str | Path, token: str, only: st
             refused.append(Refusal(path, reason))
         elif sha == held:
             keep.append(entry)
+        elif entry[2] != "link" and large_files.applies(machine, seen.st_size):
+            number = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]  # two files may hold the same
+            large.append([*entry, f"{sha}.{number}", seen.st_size])
         else:
             send.append([*entry, seen.st_size])
     if len(refused) == len(found):
         raise UsageError(f"{root}: no file to send")
     remove = answer["gone"] + [refusal.path for refusal in refused]
     removed = 0
-    if keep or send or remove:
-        request = _packed({"remove": remove, "keep": keep, "send": send})
+    if keep or send or large or remove:
+        for path, _, _, _, draft, size in large:
+            _send_large(machine, root / path, Path(dest), path, f"{receive.INCOMING}/{draft}", size, meter)
+        request = _packed({"remove": remove, "keep": keep, "send": send, "large": large})
         timeout_s = BASE_S + sum(entry[4] for entry in send) / SLOWEST_BYTES_PER_S
         contents = _contents(root, [(entry[0], entry[4]) for entry in send])
         removed = _exchange(machine, where, itertools.chain([request], contents), timeout_s)["removed"]
+    num_sent = len(send) + len(large)
     return Pushed(
-        len(send), len(found) - len(send) - len(refused), removed, tuple(sorted(refused, key=lambda one: one.path))
+        num_sent, len(found) - num_sent - len(refused), removed, tuple(sorted(refused, key=lambda one: one.path))
     )
 
 
@@ -114,6 +131,22 @@ def _exchange(machine: Transport, where: dict[str, str], request: Iterable[bytes
     if done.exited != 0:
         raise SlipwayError(f"push to {where['dest']}: {done.stderr.strip() or f'exit code {done.exited}'}")
     return json.loads(done.stdout)
+
+
+def _send_large(machine: Transport, path: Path, dest: Path, name: str, draft: str, size: int, meter: Meter) -> None:
+    """Bring a file to where the pod takes it from: made of what the pod has under its name, and what differs.
+
+    Raises UsageError when it has another size by now.
+    """
+    draft = f"{dest.parent}/{draft}"
+    words = ["sh", "-c", BASIS, "sh", f"{dest}/{name}", draft]
+    done = machine.run(words, timeout_s=BASE_S + size / SLOWEST_DISK_BYTES_PER_S)
+    if done.exited != 0:
+        raise SlipwayError(f"push of {name}: {done.stderr.strip() or f'exit code {done.exited}'}")
+    warn = logging.getLogger(__name__).warning
+    large_files.persist(lambda: large_files.put(machine, path, draft, size, meter), meter, PATIENCE_S, warn)
+    if path.stat().st_size != size:
+        raise UsageError(f"{name} changed while it was sent; push again")
 
 
 def _packed(request: dict[str, Any]) -> bytes:

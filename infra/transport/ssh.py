@@ -21,12 +21,24 @@ from typing import Any
 
 from infra.errors import SlipwayError, UsageError
 from infra.records import Address
+from infra.transport.host_keys import ALIAS
 from infra.transport.port_forward import relay
-from infra.transport.protocol import READ_BYTES, Lost, Result, Silent, TimedOut, Unreachable, tied
-from infra.transport.ssh_connection import ALIAS, OPEN_S, SILENT_S, Link, hush
+from infra.transport.protocol import (
+    OPEN_S,
+    READ_BYTES,
+    SILENT_S,
+    Lost,
+    Result,
+    Silent,
+    TimedOut,
+    Unreachable,
+    tied,
+)
+from infra.transport.ssh_connection import Link, connection, hush
 
 FILE_S = 120.0  # to put or get one file
 PULSE_S = 1.0
+ENDED_S = 2.0  # from the end of what a program says to the news of its exit
 _KILL_S = 2.0
 _ABSENT = 44  # exit code
 _CHUNK = 1 << 16
@@ -129,6 +141,10 @@ class Ssh:
             finally:
                 over.set()
 
+    def connection(self, name: str, folder: str) -> Any:
+        """Return a `fabric.Connection` of its own to this machine, not open yet; `name` and `folder` are the pod's."""
+        return connection(self.address, self.known_hosts, name=name, folder=folder)
+
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
         if not shutil.which("ssh"):
             raise UsageError("there is no ssh on this machine; install openssh-client")
@@ -165,6 +181,16 @@ class Ssh:
         if words is not None or there:
             line.append(there + ("exec " + shlex.join(words) if words is not None else 'exec "$SHELL" -l'))
         return line
+
+    @contextlib.contextmanager
+    def duplex(self, script: str) -> Iterator["Duplex"]:
+        """Run a shell script, and yield its stdin and stdout. With the block its session ends."""
+        with self._session(time.monotonic() + OPEN_S + SILENT_S) as (link, channel):
+            try:
+                link.send(channel, "exec", script)
+            except _broken() as error:
+                raise self._lost(link, script.split()[0], str(error)) from None
+            yield Duplex(channel)
 
     @property
     def _where(self) -> str:
@@ -292,6 +318,43 @@ def _broken() -> tuple[type[BaseException], ...]:
     from paramiko import SSHException
 
     return SSHException, EOFError, OSError
+
+
+class Duplex:
+    """The stdin and stdout of a program on another machine."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self.shutdown_write = channel.shutdown_write
+
+    def recv(self, num_bytes: int) -> bytes:
+        """Return what has come; nothing at its end, also when that is the end of the connection."""
+        try:
+            return bytes(self._channel.recv(num_bytes))
+        except _broken():  # it tells the machine that there is room again
+            return b""
+
+    def sendall(self, piece: bytes) -> None:
+        """Send it all. Raises OSError when nobody takes it."""
+        try:
+            self._channel.sendall(piece)
+        except _broken() as error:
+            raise BrokenPipeError(str(error)) from None
+
+    def hush(self) -> None:
+        """Wake whoever reads from it or writes to it; nothing more goes through."""
+        hush(self._channel)
+
+    def has_ended(self) -> bool:
+        """Tell whether the program has left by itself, as far as the machine has said so within a moment."""
+        return bool(self._channel.status_event.wait(ENDED_S) and self._channel.exit_status >= 0)
+
+    def stderr(self) -> str:
+        """Return what has come on stderr."""
+        said = b""
+        while self._channel.recv_stderr_ready():
+            said += self._channel.recv_stderr(_CHUNK)
+        return said.decode(errors="replace")
 
 
 class _Feeder:

@@ -1,51 +1,24 @@
-"""One SSH connection to a pod: opened with its own key only, pinned to one host key, watched while it lives.
+"""One SSH connection to a pod, for many threads: a channel for each command, and a bound on how many there are.
 
-In: an address and the pod's own known_hosts file. Out: channels. A dropped link gives no error of its own, so the
-pod is asked for a sign of life, and a connection that stays silent is closed, which wakes whoever waits on it.
+In: an address and the pod's own known_hosts file. Out: channels. See `fabric_connection` for how it is opened.
 """
 
 import contextlib
-import logging
-import os
-import shlex
 import socket
-import stat
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from infra.errors import AuthError, SlipwayError, UsageError
 from infra.records import Address
-from infra.transport.protocol import Unreachable
-from store import local_files
+from infra.transport.protocol import OPEN_S
 
-OPEN_S = 10.0  # each of: TCP, banner, key exchange, authentication
-PING_S = 3.0
-SILENT_S = 12.0  # a verdict within 15 s, whatever the scheduler does
-TICK_S = 0.5
 REFUSED_S = 0.02  # until a refused session is asked for again
 SESSIONS = 8  # at once; sshd allows ten by default, and a shell may want one
-ALIAS = "pod"  # the one name in a pod's known_hosts: its address may change, its key may not
 
 
 _LOADING = threading.Lock()
-
-
-class StrangeHost(SlipwayError):
-    """Another host key than the pinned one: nothing was sent."""
-
-
-class _Counted(socket.socket):
-    """A socket that counts what arrives, so that silence can be told from work."""
-
-    heard = 0
-
-    def recv(self, *words: Any) -> bytes:
-        got = super().recv(*words)
-        self.heard += bool(got)
-        return got
 
 
 class _Port:
@@ -65,20 +38,16 @@ class Link:
     """An open connection. Raises Unreachable, StrangeHost, AuthError, UsageError when it cannot be made."""
 
     def __init__(self, address: Address, known_hosts: Path) -> None:
-        _load()
-        self.silent = False
         self._free = threading.BoundedSemaphore(SESSIONS)
         self._closed = threading.Event()
-        check_key(address)
-        self._socket = _dial(address)
-        try:
-            self._client = _authenticate(address, known_hosts, self._socket)
-        except BaseException:
-            self._socket.close()
-            raise
-        self.transport = self._client.get_transport()
-        for name, work in (("watch", self._watch), ("ask", self._ask)):
-            threading.Thread(target=work, name=f"{name} {address.host}", daemon=True).start()
+        self._connection = connection(address, known_hosts, transport_factory=_transport)
+        self._connection.open()
+        self.transport = self._connection.transport
+
+    @property
+    def silent(self) -> bool:
+        """Tell whether it was closed since the machine gave no sign of life."""
+        return bool(self._connection.silent)
 
     @property
     def is_alive(self) -> bool:
@@ -148,60 +117,17 @@ class Link:
 
     def close(self) -> None:
         self._closed.set()
-        self._client.close()
-
-    def _ask(self) -> None:
-        """Ask for an answer every PING_S, whatever else is sent.
-
-        paramiko's own keep-alive is put off by everything that we send: who only sends would never be answered.
-        """
-        from paramiko import SSHException
-
-        while self.transport.is_active() and not self._closed.wait(PING_S):
-            with contextlib.suppress(SSHException, EOFError, OSError):  # the connection is gone: whoever uses it hears
-                self._ping()
-
-    def _ping(self) -> None:
-        """Ask for an answer, whichever; sshd refuses the unknown request, and that is one."""
-        from paramiko.common import cMSG_GLOBAL_REQUEST
-        from paramiko.message import Message
-
-        message = Message()
-        message.add_byte(cMSG_GLOBAL_REQUEST)
-        message.add_string("keepalive@openssh.com")
-        message.add_boolean(True)
-        self.transport._send_user_message(message)
-
-    def _watch(self) -> None:
-        """Close the connection after SILENT_S of silence, counted in ticks: while this process sleeps none passes."""
-        heard, quiet_s = -1, 0.0
-        while self.transport.is_active() and not self._closed.wait(TICK_S):
-            quiet_s = quiet_s + TICK_S if self._socket.heard == heard else 0.0
-            heard = self._socket.heard
-            if quiet_s >= SILENT_S:
-                self.silent = True
-                with contextlib.suppress(OSError):  # it fell just now by itself
-                    self._socket.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
 
 
-def check_key(address: Address) -> None:
-    """Raise UsageError when its private key is not here, or others than its owner may read it, as `ssh` does."""
-    where, key = f"ssh {address.user}@{address.host}", Path(address.key)
-    if not key.is_file():
-        raise UsageError(f"{where}: its key {address.key or '(none)'} is not here")
-    seen = key.stat()
-    if seen.st_uid == os.getuid() and seen.st_mode & 0o077:
-        mode = f"{stat.S_IMODE(seen.st_mode):03o}"
-        raise UsageError(
-            f"{where}: others may read its private key {key} (mode {mode}), so it is not used; if nobody has: "
-            f"chmod 600 {shlex.quote(str(key))}"
-        )
+def connection(address: Address, known_hosts: Path, **more: Any) -> Any:
+    """Return a connection of Fabric's, not open yet.
 
-
-def _load() -> None:
-    """Import the libraries in one thread: their modules import each other, and two at once get halves of them."""
+    The libraries are imported in one thread: their modules import each other, and two at once get halves of them.
+    """
     with _LOADING:
-        import fabric  # noqa: F401
+        from infra.transport.fabric_connection import PodConnection
+    return PodConnection(address, known_hosts, **more)
 
 
 def hush(channel: Any) -> None:
@@ -234,96 +160,3 @@ def _transport(*words: Any, **flags: Any) -> Any:
         **Transport._channel_handler_table, MSG_CHANNEL_CLOSE: lambda channel, message: hush(channel)
     }  # fmt: skip
     return transport
-
-
-def _dial(address: Address) -> _Counted:
-    try:
-        plain = socket.create_connection((address.host, address.port), timeout=OPEN_S)
-    except OSError as error:
-        raise Unreachable(f"ssh {address.host}:{address.port}: {error}") from None
-    counted = _Counted(plain.family, plain.type, plain.proto, fileno=plain.detach())
-    counted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # paramiko writes small packets and leaves it off
-    return counted
-
-
-def _authenticate(address: Address, known_hosts: Path, connected: socket.socket) -> Any:
-    """Return a client whose host is the pinned one and which let our key in."""
-    import fabric
-    from paramiko import AuthenticationException, BadHostKeyException, SSHConfig, SSHException
-
-    where = f"ssh {address.user}@{address.host}:{address.port}"
-    connection = fabric.Connection(
-        address.host,
-        user=address.user,
-        port=address.port,
-        config=fabric.Config(ssh_config=SSHConfig(), lazy=True),  # no file of the user or the system has a say
-        connect_timeout=OPEN_S,
-        connect_kwargs={
-            "sock": connected, "key_filename": address.key, "allow_agent": False, "look_for_keys": False,
-            "banner_timeout": OPEN_S, "auth_timeout": OPEN_S, "transport_factory": _transport,
-        },
-    )  # fmt: skip
-    client = connection.client
-    client.set_log_channel("slipway.paramiko")
-    logging.getLogger("slipway.paramiko").disabled = True  # it prints tracebacks; what matters is raised
-    client.set_missing_host_key_policy(_PinFirst(known_hosts))
-    pin = pinned(known_hosts)
-    if pin is not None:
-        name = address.host if address.port == 22 else f"[{address.host}]:{address.port}"
-        client.get_host_keys().add(name, pin.get_name(), pin)
-    try:
-        connection.open()
-    except BaseException as error:
-        alive = client.get_transport() is not None and client.get_transport().is_active()
-        client.close()
-        if isinstance(error, BadHostKeyException):
-            raise StrangeHost(
-                f"{where} shows host key {error.key.fingerprint}, pinned is {error.expected_key.fingerprint}: another"
-                f" machine answers at this address; nothing was sent (the pin is in {known_hosts})"
-            ) from None
-        if isinstance(error, AuthenticationException) and alive and "timeout" not in str(error):
-            raise AuthError(f"{where}: the key {address.key} was not let in: {error}") from None
-        if isinstance(error, (SSHException, EOFError, OSError)):
-            raise Unreachable(f"{where}: {error or 'the connection was closed'}") from None
-        raise
-    return client
-
-
-class _PinFirst:
-    """The policy of paramiko for a host that has no pin yet."""
-
-    def __init__(self, known_hosts: Path) -> None:
-        self.known_hosts = known_hosts
-
-    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
-        from paramiko import BadHostKeyException
-
-        expected = pin_first(self.known_hosts, key)
-        if expected != key:
-            raise BadHostKeyException(hostname, key, expected)
-
-
-def pinned(known_hosts: Path) -> Any:
-    """Return the host key in a pod's known_hosts; None when there is no file yet.
-
-    Raises UsageError when it is damaged.
-    """
-    from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
-
-    try:
-        entry = HostKeyEntry.from_line(known_hosts.read_text())
-    except FileNotFoundError:
-        return None
-    except (InvalidHostKey, ValueError):
-        entry = None
-    if entry is None:
-        raise UsageError(f"{known_hosts} holds no host key; nothing is sent to a host that cannot be told")
-    return entry.key
-
-
-def pin_first(known_hosts: Path, key: Any) -> Any:
-    """Pin `key` unless there is a pin; of two that do so at once, one wins. Returns the pin."""
-    known_hosts.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with contextlib.suppress(FileExistsError):  # someone else was first
-        local_files.create(known_hosts, f"{ALIAS} {key.get_name()} {key.get_base64()}\n".encode(), mode=0o600)
-    return pinned(known_hosts)

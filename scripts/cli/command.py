@@ -25,7 +25,8 @@ class Command(Task):
 
     def __init__(
         self, body: Callable[..., Any], *, does: str = "", record: str = "", world: str = "", env: bool = False,
-        example: str = "", flag_file: str = "", is_here: bool = False, **options: Any,
+        example: str = "", flag_file: str = "", speed: float = 0.0,
+        is_here: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self.does = does
         self.is_here = is_here
@@ -34,6 +35,7 @@ class Command(Task):
         self.takes_env = env
         self.example = example
         self.flag_file = flag_file
+        self.speed = speed
         super().__init__(body, auto_shortflags=False, positional=[], **options)
 
     @functools.cached_property
@@ -87,8 +89,8 @@ def command(
     record of its flags is, as `module:Name`. `world`: whether it deals with pods, and so has `--rehearse` and
     `--state-file`: then a rehearsal must run ("find") or is begun ("begin"); "apart" has `--state-file` alone; "" is
     for what has nothing to do with pods. `env`: it runs something, and has `--env`. `flag_file`: the flag that names a
-    file with more flags. `is_here`: it is about this very machine, and no control host does it. Other options are
-    invoke's.
+    file with more flags. `speed`: of the rehearsal that it begins, where that is not the usual one.
+    `is_here`: it is about this very machine, and no control host does it. Other options are invoke's.
     """
 
     def make(declared: Callable[..., Any]) -> Command:
@@ -115,4 +117,4 @@ def _choose_world(made: Command, values: dict[str, Any]) -> None:
     if state_file := values.pop("state_file", ""):
         importlib.import_module("scripts.cli.rehearsal_world").keep_apart(state_file)
     if values.pop("rehearse", False):
-        importlib.import_module("scripts.cli.rehearsal_world").enter(begin=made.world == BEGIN)
+        importlib.import_module("scripts.cli.rehearsal_world").enter(made.world == BEGIN, made.speed)

@@ -15,10 +15,10 @@ def base() -> Path:
     return Path(settings.rehearsal).parent if settings.rehearsal else attach.beside(settings.state_file)
 
 
-def enter(begin: bool = False) -> None:
+def enter(begin: bool = False, speed: float = 0.0) -> None:
     """Let this process, and those that it starts, deal with the world that runs from here on; or with a new one.
 
-    Raises UsageError when none runs, and `begin` is not set.
+    `speed`: of the new one, 0 for the usual. Raises UsageError when none runs, and `begin` is not set.
     """
     command_hints.carry("--rehearse")
     if context.settings().rehearsal:
@@ -28,7 +28,7 @@ def enter(begin: bool = False) -> None:
     except attach.NoWorld:
         if not begin:
             raise
-        found = attach.start(base(), speed=attach.SPEED)
+        found = attach.start(base(), speed=speed or attach.SPEED)
         render.say(f"a rehearsal was begun, with the offers that Slipway brings along; {until_when()}")
     step_into(found)
 

@@ -15,13 +15,24 @@ class ShardFlags(Output):
     )
     source: str = flag(
         "",
-        "pydocs, fineweb, stdin (lines), stdin.jsonl, a path or an address of .txt, .jsonl, .parquet",
+        "pydocs, fineweb, stdin (lines), stdin.jsonl, a path or an address of .txt, .jsonl, .parquet, any data set as "
+        "hf://user/name[@revision][/config][:split], or several by weight: hf://a/b=0.7,corpus.jsonl=0.3",
         group="What is read",
     )
-    dataset: str = flag("HuggingFaceFW/fineweb", "fineweb: id of the data set on the hub", group="What is read")
-    config: str = flag("sample-10BT", "fineweb: configuration of the data set", group="What is read")
-    split: str = flag("train", "fineweb: split of the data set", group="What is read")
-    revision: str = flag("main", "fineweb: branch, tag or commit", group="What is read")
+    dataset: str = flag(
+        "HuggingFaceFW/fineweb", "user/name of a data set on the hub (without --source, or with fineweb)",
+        group="What is read",
+    )  # fmt: skip
+    config: str = flag("sample-10BT", "--dataset: its configuration", group="What is read")
+    split: str = flag("train", "--dataset: its split, or a part of it: train[:10%]", group="What is read")
+    revision: str = flag("main", "--dataset: branch, tag or commit", group="What is read")
+    text_column: str = flag(
+        "", "the column with the text, where it is not `text`; json.caption is a field of one", group="What is read"
+    )
+    exhausted: str = flag(
+        "first", "a mixture ends with the first source that does, or when all were read once (all)",
+        group="What is read",
+    )  # fmt: skip
     packages: str = flag("", "pydocs: installed packages to read too, comma-separated", group="What is read")
     take: int | None = flag(None, "stop after this many documents", group="What is kept")
     lines_per_shard: int | None = flag(None, "documents per shard (SHARD_LINES, else 250000)", group="What is written")
@@ -34,6 +45,9 @@ class ShardFlags(Output):
         None, "leave out documents whose score, or else language_score, is lower", group="What is kept"
     )
     language: str = flag("", "leave out documents in any other language", group="What is kept")
+    filter: str = flag(
+        "", "keep rows of which this is true, such as 'language_score > 0.9 and len(text) > 200'", group="What is kept"
+    )
     dedup: str = flag("", "exact: leave out documents that were there before", group="What is kept")
     format: str = flag("txt", "txt, jsonl or parquet", group="What is written")
     gzip: bool = flag(False, "the same as --compression gzip", group="What is written")
@@ -54,6 +68,16 @@ class ShardFlags(Output):
     )
     world: int = flag(1, "how many machines read the source; --merge OUT when all have", group="Several machines")
     out: str = flag("", "folder for the shards and manifest.json", group="What is written", unit="FOLDER")
+    push: str = flag(
+        "",
+        "then put OUT on the hub as a data set with a card; alone, what is in OUT already: shards, token shards, "
+        "conversations",
+        group="What is written",
+        unit="hf://user/name",
+    )
+    license: str = flag(
+        "", "--push: of the data set, when the source names none or it is another", group="What is written"
+    )
     report: str = flag(
         "",
         "write report.html about this folder of shards into it, and do nothing else",
@@ -104,7 +128,7 @@ class TokenizerEvalFlags(Output):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineFlags(Output):
-    input: str = flag("", "the corpus: a path or an address of .txt, .jsonl, .parquet, or fineweb, pydocs")
+    input: str = flag("", "the corpus: what `inv shard --source` takes")
     experiment: str = flag("", "names the folders (RUN_EXPERIMENT, else runpod-2b)")
     workspace: str = flag("", WORKSPACE, unit="FOLDER")
     train_shard_lines: int | None = flag(None, "lines per shard (SHARD_LINES, else 250000)")

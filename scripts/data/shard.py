@@ -1,20 +1,24 @@
 """What `shard` does: text shards in a folder of the user's choice."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from infra.errors import SlipwayError, Unsound, UsageError
+from infra.job_environment import secrets
 from infra.settings import Settings
 from scripts.cli import context, local_step
 from scripts.cli.invoke_patch import print_json
 from scripts.data.flags import ShardFlags
+from store import credentials
 
 MODES = {"smoke": 2_000, "prod": None, "split": None}  # documents; None = all
 SPLIT_RATIO = 0.01
+DATASET, CONFIG = "HuggingFaceFW/fineweb", "sample-10BT"
 AS_TYPED = (
     *("dataset", "config", "split", "revision", "seed", "min_score", "language", "dedup", "format", "workers"),
-    *("reuse_shards", "engine", "rank", "world"),
+    *("reuse_shards", "engine", "rank", "world", "text_column", "filter", "exhausted"),
 )
 
 
@@ -30,16 +34,59 @@ def shard(spec: ShardFlags) -> None:
         return check(Path(spec.verify).expanduser(), spec.json, spec.partial)
     if spec.report:
         return describe(Path(spec.report).expanduser().absolute(), spec.json)
+    if spec.license and not spec.push:
+        raise UsageError("--license is a word of --push")
+    if spec.push:
+        check_push(spec)
+        if not spec.source and spec.dataset == DATASET and has_something(folder_of(spec)):
+            return send(spec)
     from data.text.inputs import STDIN
 
+    if not spec.source and spec.dataset != DATASET:
+        spec = of_hub(spec)
     settings = context.settings(source="" if spec.source in STDIN else spec.source)
     if spec.mode not in MODES:
         raise UsageError(f"unknown mode {spec.mode!r}; known: {', '.join(MODES)}")
     if spec.gzip and spec.compression not in ("", "gzip"):
         raise UsageError(f"--gzip and --compression {spec.compression} are two compressions; choose one")
-    folder = Path(spec.out or f"var/datasets/{spec.mode}").absolute()
-    config = {"out": str(folder), "spec": as_asked(spec, settings, spec.source in STDIN)}
-    tell(local_step.run("shard", ("-m", "data", "text"), config, settings, spec.json), spec.json)
+    config = {"out": str(folder_of(spec)), "spec": as_asked(spec, settings, spec.source in STDIN)}
+    made = local_step.run("shard", ("-m", "data", "text"), config, settings, spec.json)
+    if spec.push:
+        return send(spec)
+    tell(made, spec.json)
+
+
+def folder_of(spec: ShardFlags) -> Path:
+    return Path(spec.out or f"var/datasets/{spec.mode}").expanduser().absolute()
+
+
+def check_push(spec: ShardFlags) -> None:
+    """Raise UsageError for what would only fail when the shards are made."""
+    from data.push import ADDRESS
+
+    if not ADDRESS.fullmatch(spec.push):
+        raise UsageError(f"--push {spec.push}: expected hf://user/name")
+    if not any(secrets(context.settings()).get(name) for name in credentials.HUB):
+        raise UsageError(f"--push {spec.push}: set HF_TOKEN to a token that may write there")
+
+
+def has_something(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("manifest.json", "train/manifest.json", "README.md"))
+
+
+def send(spec: ShardFlags) -> None:
+    """Put the folder on the hub."""
+    config = {"out": str(folder_of(spec)), "spec": {"to": spec.push, "license": spec.license}}
+    made = local_step.run("push", ("-m", "data", "push"), config, context.settings(), spec.json)
+    print_json(made) if spec.json else print(made["pushed"])
+
+
+def of_hub(spec: ShardFlags) -> ShardFlags:
+    """Return the same flags with the data set, which was typed in parts, as a source."""
+    at = f"@{spec.revision}" if spec.revision != "main" else ""
+    config = f"/{spec.config}" if spec.config != CONFIG or spec.dataset.startswith("HuggingFaceFW/fineweb") else ""
+    source = f"hf://{spec.dataset.removeprefix('hf://')}{at}{config}:{spec.split}"
+    return replace(spec, source=source, dataset=DATASET, config=CONFIG, split="train", revision="main")
 
 
 def as_asked(spec: ShardFlags, settings: Settings, is_stdin: bool) -> dict[str, Any]:
@@ -85,11 +132,14 @@ def describe(folder: Path, as_json: bool) -> None:
 
 def unite(folder: Path, as_json: bool) -> None:
     """Make the shares of all ranks in `folder` one set of shards."""
+    from data import card
     from data.errors import DataError
     from data.merge import merge
 
     try:
-        tell(merge(folder), as_json)
+        made = merge(folder)
+        card.write(folder)
+        tell(made, as_json)
     except DataError as error:
         raise (UsageError if error.exit_code == 2 else SlipwayError)(under(str(folder), str(error))) from None
 

@@ -4,10 +4,13 @@ import json as json_text
 import time
 from typing import Any
 
+from infra.drill.clauses import BROKEN, KEPT
+from infra.drill.reports import DrillReport, Reports
 from infra.money import dollars
 from infra.providers import offers as market
 from infra.records import Offer
 from infra.selection.request import request_for
+from infra.settings import VENDORS
 from scripts.cli import context, offers_table, render
 from scripts.cli.invoke_patch import print_json
 from scripts.market.flags import OffersFlags
@@ -15,16 +18,28 @@ from scripts.market.flags import OffersFlags
 
 def offers(spec: OffersFlags) -> None:
     request = request_for(spec)
-    found = market.require(market.survey(market.sources(context.settings(), spec.provider), request), request)
+    settings = context.settings()
+    asked = market.sources(settings, spec.provider)
+    found = market.require(market.survey(asked, request), request)
+    vendors, drills = [one.name for one in asked if one.name in VENDORS], Reports.beside(settings.state_file)
     if spec.json:
         silent = [{"provider": one.provider, "error": str(one.error)} for one in found.silent]
         print_json({"offers": [about(one) for one in found.offers], "considered": len(found.considered),
-                    "silent": silent})  # fmt: skip
+                    "silent": silent, "drills": {one: drilled(drills.newest(one)) for one in vendors}})  # fmt: skip
         return
     print(f"=== Available {f'{request.gpu} ' if request.gpu else ''}Instances (sorted by price) ===")
     print(render.clean(offers_table.table(found.offers, time.time())))
     for one in found.silent:
         render.say(render.clean(f"{one.provider}: {' '.join(str(one.error).split())}"))
+    for line in drills.cite(vendors):
+        render.say(line)
+
+
+def drilled(report: DrillReport | None) -> dict[str, Any] | None:
+    """Return the newest drill of a vendor as JSON; null: it was never drilled."""
+    if report is None:
+        return None
+    return {"at": render.iso(report.at), "kept": report.of(KEPT), "broken": report.of(BROKEN)}
 
 
 def about(one: Offer) -> dict[str, Any]:

@@ -33,6 +33,21 @@ def reap(c, spec):
 
 
 @command(
+    "scripts.market.drill",
+    "scripts.market.flags:DrillFlags",
+    world=BEGIN,
+    speed=20.0,  # the work of a drill takes its real time, which must not use up its limits
+    example="inv drill --provider runpod --spend-limit 3",
+)
+def drill(c, spec):
+    """Try what a vendor promises, on machines of the drill.
+
+    The cheapest machines are rented, looked at and ended: price, mark, timer, a lost answer, key, guard, store,
+    deletion, bill. It asks first, and shows the price. The exit code is 5 when a promise is broken.
+    """
+
+
+@command(
     "scripts.market.cost",
     "scripts.market.flags:CostFlags",
     world=BEGIN,

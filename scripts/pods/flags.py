@@ -34,6 +34,17 @@ class SshFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OnFlags(Output):
+    pods: tuple[str, ...] = flag(
+        (), "runs, sets of pods, services, pools or machines of the inventory, or the beginning of pods' names",
+        word=True,
+    )  # fmt: skip
+    all: bool = flag(False, "every pod that there is")
+    sudo: bool = flag(False, "as root: by sudo without a password, where the login is another user")
+    timeout: str = flag("", "where it takes longer it is ended, and has failed", unit="duration")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForwardFlags:
     what: tuple[str, ...] = flag(
         (), "RUN, and LOCAL:REMOTE ports, such as 8000:8000, or tensorboard, or LOCAL:tensorboard", word=True
@@ -44,8 +55,10 @@ class ForwardFlags:
 class SyncFlags(Output):
     run: str = flag("", LAST, word=True)
     plan: bool = flag(False, "show what would be sent, and send nothing")
+    bwlimit: str = flag("", "at most so much in a second: 800kB, 10MB; of large files", unit="RATE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PullFlags(Output):
     run: str = flag("", LAST, word=True)
+    bwlimit: str = again(SyncFlags, "bwlimit")

@@ -6,6 +6,8 @@ import re
 import signal
 import socket
 import time
+from dataclasses import asdict
+from typing import Any
 
 from invoke import Exit
 
@@ -13,11 +15,13 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
 from infra.providers import registry
-from infra.runs import follow, pods
+from infra.runs import follow, mirror, pods
 from infra.runs.launch import send_code
 from infra.runs.lookup import find_run, way
 from infra.runs.settle import bring_home
+from infra.transport import large_files
 from infra.transport import push as code_sync
+from infra.transport.meter import Meter
 from infra.transport.port_forward import LOOPBACK
 from infra.transport.protocol import Transport
 from infra.transport.shipment import SyncPlan, preview
@@ -29,6 +33,7 @@ BOARD, BOARD_PORT = "tensorboard", 6006
 BOARD_S = 120.0  # until it answers: a machine that is busy imports slowly
 ANSWER_S = 5.0
 POLL_S = 0.25
+SLOWEST_RATE = 10_000.0  # bytes in a second: with less, each side would take the other one for dead
 
 
 def ssh(spec: SshFlags) -> None:
@@ -120,22 +125,54 @@ def sync(spec: SyncFlags) -> None:
             raise UsageError(f"{op.run} has ended; a new launch sends the code as it is now")
         if op.stays:
             session.use(op)
-        done = send_code(op, registry.provider(settings, op.vendor), ROOT, render.say)
+        meter = Meter(rate(spec.bwlimit))
+        done = send_code(op, registry.provider(settings, op.vendor), ROOT, render.say, meter)
     if spec.json:
-        print_json(done)
+        print_json({**asdict(done), **about(meter)})
     else:
         render.say(f"{op.run}: {done.sent} files sent, {done.unchanged} unchanged, {done.removed} removed")
+        if meter.ways:
+            render.say(moved(meter))
 
 
 def pull(spec: PullFlags) -> None:
     settings = context.settings()
+    meter = Meter(rate(spec.bwlimit))
     with Journal.open(settings.state_file) as journal:
         op = find_run(journal, spec.run)
-        names = bring_home(op, registry.provider(settings, op.vendor), settings)
+        vendor = registry.provider(settings, op.vendor)
+        names = large_files.persist(
+            lambda: bring_home(op, vendor, settings, meter), meter, mirror.PATIENCE_S, render.tell
+        )
     if spec.json:
-        print_json({"run": op.run, "brought": names, "store": op.store})
-    else:
-        render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {settings.homes / op.run}")
+        print_json({"run": op.run, "brought": names, "store": op.store, **about(meter)})
+        return
+    render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {settings.homes / op.run}")
+    if names:
+        render.say(moved(meter))
+
+
+def rate(text: str) -> float | None:
+    """Return how many bytes a second `10MB`, `1.5GB`, `800kB` are; None for an empty text. Raises UsageError."""
+    if not text:
+        return None
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(kB|MB|GB)(/s)?", text)
+    bytes_per_s = float(found[1]) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[found[2]] if found else 0.0
+    if bytes_per_s < SLOWEST_RATE:
+        raise UsageError(f"{text[:40]!r} is not a rate of 10kB or more; write it for each second: 800kB, 10MB, 1.5GB")
+    return bytes_per_s
+
+
+def about(meter: Meter) -> dict[str, Any]:
+    return {"bytes_moved": meter.num_bytes, "cuts": meter.cuts, "by": sorted(meter.ways)}
+
+
+def moved(meter: Meter) -> str:
+    """Return in words what went over the connection."""
+    ways = {"rsync": "large files by rsync", "pieces": "large files in pieces"}
+    more = [ways[one] for one in sorted(meter.ways)]
+    more += [f"the connection was cut {render.count(meter.cuts, 'time')}"] if meter.cuts else []
+    return ", ".join([f"{render.size(meter.num_bytes)} went over the connection", *more])
 
 
 def show_sync(plan: SyncPlan, run: str) -> None:

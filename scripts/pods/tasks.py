@@ -57,6 +57,16 @@ def ssh(c, spec):
     """
 
 
+@command("scripts.pods.on", "scripts.pods.flags:OnFlags", example="inv on --all -- nvidia-smi")
+def on(c, spec):
+    """Run a command on many machines at once.
+
+    `inv on PODS -- words` begins it in each pod's folder, and in the home folder of an own machine. Each line of its
+    output comes with the name of its machine. It leaves with the worst exit code: 124 where its time was up, 255 where
+    a machine did not answer. Ctrl-C ends it everywhere.
+    """
+
+
 @command("scripts.pods.shell", "scripts.pods.flags:ForwardFlags", example="inv forward brave-otter-3 tensorboard")
 def forward(c, spec):
     """Bring a port of a run's machine to this one, on loopback.

@@ -4,10 +4,11 @@ import time
 
 from flows import status as use_case
 from infra.control import host_side
+from infra.drill.reports import Reports
 from infra.ledger.journal import Journal
 from infra.records import PodView
 from infra.runs.settle import settle
-from infra.settings import Settings
+from infra.settings import VENDORS, Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
@@ -25,6 +26,9 @@ def status(spec: StatusFlags) -> None:
                 print_json([status_table.view_json(view) for view in views])
             elif views:
                 render.console(stderr=False).print(status_table.status_table(views), soft_wrap=True)
+                rented = [view.provider for view in views if view.provider in VENDORS]
+                for line in Reports.beside(settings.state_file).cite(rented):
+                    render.say(line)
             else:
                 render.say("no runs yet; begin with: ./inv launch --phase sft")
             if not spec.json and (said := host_side.state_of(settings.state_file)):

@@ -13,7 +13,7 @@ from data.errors import DataError, InputError
 from data.manifest import MANIFEST, read_manifest, write_manifest
 from data.shards.shards import Writer, shard_paths
 from data.text.batches import open_pieces
-from data.text.inputs import InputFile
+from data.text.documents import InputFile
 from data.tokens import bpe, tokenize
 from data.tokens.stream import Stream
 from data.tokens.token_file import FIELDS, is_token_folder, read_header, read_token_manifest

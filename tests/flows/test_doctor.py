@@ -26,7 +26,11 @@ def test_every_machine_of_the_inventory_is_told_reachable_or_why_not(tmp_path):
             (f"ssh box/127.0.0.1:{one.address.port}", "ok"),
             (f"ssh box/127.0.0.1:{two.address.port}", "bad"),
         ]
-        assert "reachable: " in found[0]["detail"] and "CPUs" in found[0]["detail"]
+        assert (
+            "reachable: " in found[0]["detail"]
+            and "CPUs" in found[0]["detail"]
+            and "large files by rsync (" in found[0]["detail"]
+        )
         assert "cannot be reached" in found[1]["detail"]
     (tmp_path / "pools.yaml").unlink()
     assert "there is no inventory" in json.loads(world.inv("doctor", "--provider", "ssh", "--json", code=2))["error"]
@@ -65,12 +69,13 @@ def test_of_each_tool_it_is_said_what_is_done_with_it(tmp_path, monkeypatch):
         return {one.name: (one.state, one.detail) for one in found if one.name in ("git", "ssh", "rsync", "sshd")}
 
     assert tools()["ssh"][0] == "ok" and "OpenSSH" in tools()["ssh"][1]
+    assert "files above 32 MB go by it where the other machine has it" in tools()["rsync"][1]
     monkeypatch.setattr(doctor.shutil, "which", lambda name, **_: None)
     assert {name: state for name, (state, _) in tools().items()} == dict.fromkeys(("ssh", "rsync", "sshd"), "off") | {
         "git": "bad"
     }
     assert "inv ssh" in tools()["ssh"][1] and "openssh-client" in tools()["ssh"][1]
-    assert "sent without it" in tools()["rsync"][1]  # as dev/decisions/0004 has it
+    assert "sent without it" in tools()["rsync"][1] and "in pieces of 32 MB" in tools()["rsync"][1]
 
 
 @pytest.mark.process

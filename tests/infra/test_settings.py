@@ -56,6 +56,8 @@ def test_a_relative_path_starts_where_it_was_written(tmp_path):
     assert Settings.load(tmp_path, {"pods": "here"}, environ={}).pods == Path.cwd() / "here"
     assert Settings.load(tmp_path, {"source": "a/*.txt"}, environ={}).source == str(Path.cwd() / "a/*.txt")
     assert Settings.load(tmp_path, {"source": "fineweb"}, environ={}).source == "fineweb"
+    mixture = Settings.load(tmp_path, {"source": "a.txt=0.5,hf://x/y=.2,pydocs=1"}, environ={}).source
+    assert mixture == f"{Path.cwd() / 'a.txt'}=0.5,hf://x/y=.2,pydocs=1"
     assert Settings.load(tmp_path, {"store": "s3://bucket/x"}, environ={}).store == "s3://bucket/x"
 
 

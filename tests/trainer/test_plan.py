@@ -313,6 +313,9 @@ def test_other_words_are_refused_with_the_known_ones(words, told):
         ("/tmp/zoë.parquet", "zo"),
         ("/tmp/日本.txt", "local"),
         ("/*.txt", "local"),
+        ("hf://a/b.c@v1/main:train[:10%]?text=body", "a-b.c"),
+        ("/x/rows.csv:train[:10%]", "rows"),
+        ("hf://a/b=0.7,/x/y.txt=0.3", "a-b-y"),
     ],
 )
 def test_a_source_has_a_name_that_the_store_takes(source, name):
@@ -320,8 +323,8 @@ def test_a_source_has_a_name_that_the_store_takes(source, name):
 
 
 def test_text_that_cannot_be_read_is_refused_before_anything_starts(tmp_path):
-    (tmp_path / "a.csv").touch()
-    with pytest.raises(ConfigError, match="cannot read .csv"):
+    (tmp_path / "a.docx").touch()
+    with pytest.raises(ConfigError, match="cannot read .docx"):
         planned(replace(WANTED, source=str(tmp_path / "*")), Inventory("somewhere"))
 
 

@@ -7,7 +7,6 @@ import difflib
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from data.config import (
     DEMONSTRATED,
@@ -21,9 +20,10 @@ from data.config import (
     TokensSpec,
     talk_spec,
 )
+from data.references import HUB
 from infra.errors import UsageError
 from trainer.config import ImportSpec, Profile
-from trainer.plan.sources import slug_of, source_fingerprint, source_slug
+from trainer.plan.sources import located, slug_of, source_fingerprint, source_slug
 from trainer.plan.wanted import Wanted, default_tag, init_slug, profile_of
 from trainer.profiles import street
 from trainer.records import phase_options
@@ -164,8 +164,8 @@ def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
             hint = f"did you mean {near[0]!r}?" if near else "a .jsonl, a .parquet or hf://user/name can be drawn, too"
             raise UsageError(f"mixture: unknown kind {source!r}; known: {', '.join(KINDS)}; {hint}")
         spec = talk_spec(source)
-        if not spec.source.startswith("hf://"):
-            path = str(Path(spec.source).expanduser().absolute())
+        if not spec.source.startswith(HUB):
+            path = located(spec.source)
             spec = replace(spec, source=path, source_fingerprint=source_fingerprint(path))
         slug = slug_of(spec.source)
         name = next(one for one in (slug, *(f"{slug}-{n}" for n in range(2, 1000))) if one not in taken)
@@ -187,12 +187,12 @@ def problem_nodes(sources: Sequence[str], folder: str, taken: Collection[str]) -
                 near = difflib.get_close_matches(source, TASKS, 1)
                 hint = f"did you mean {near[0]!r}?" if near else "or a .jsonl with question and answer in each line"
                 raise UsageError(f"unknown task {source!r}; known: {', '.join(TASKS)}; {hint}")
-            path = str(Path(source).expanduser().absolute())
+            path = located(source)
             spec = ProblemsSpec(task="file", source=path, source_fingerprint=source_fingerprint(path))
             name = slug_of(path)
             name = f"{name}-problems" if name in {*taken, *KINDS, *ORDER, *PHASES, TEACHER} else name
         elif folder and source != "sort":
-            path = str(Path(folder).expanduser().absolute())
+            path = located(folder)
             spec = ProblemsSpec(task=source, source=path, source_fingerprint=source_fingerprint(path))
         else:
             spec = ProblemsSpec(task=source)

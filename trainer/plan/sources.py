@@ -1,16 +1,21 @@
 """What sources are called in the store, and by what it is known that they have changed.
 
-In: a source as it was typed: `pydocs`, `fineweb`, a path, an address. Out: a name; a fingerprint.
+In: a source as it was typed: `pydocs`, `fineweb`, a path, a data set, several by weight. Out: a name; a fingerprint.
 """
 
 import hashlib
 import platform
 from pathlib import Path
 
-from data.config import (
-    source_files,
-)
+from data import references
+from data.config import source_files
+from data.references import HUB
 from trainer.fingerprints import digest
+
+
+def located(source: str) -> str:
+    """Return a path from the root of this machine; a data set of the hub as it is."""
+    return source if source.startswith(HUB) else str(Path(source).expanduser().absolute())
 
 
 def slug_of(source: str) -> str:
@@ -18,8 +23,8 @@ def slug_of(source: str) -> str:
 
     It is the last part of a path without its suffixes, or a data set's own name.
     """
-    stem = Path(source).name
-    stem = stem if source.startswith("hf://") else stem.split(".")[0]
+    stem = Path(references.parse(source).place).name
+    stem = stem if source.startswith(HUB) else stem.split(".")[0]
     plain = "".join(one if one.isascii() and one.isalnum() or one in "._-" else "-" for one in stem)
     return plain.strip(".-")[:60] or "talk"
 
@@ -28,7 +33,12 @@ def source_slug(source: str) -> str:
     """Return the name under `datasets/` for a source: `pydocs`, or what a path ends in before its wildcards."""
     if source in ("pydocs", "fineweb"):
         return source
-    plain = [part for part in Path(source).parts if not any(letter in part for letter in "*?[")] or ["local"]
+    if mixture := references.parse_mixture(source):
+        return "-".join(source_slug(one) for one, _ in mixture)[:100]
+    reference = references.parse(source)
+    if reference.is_hub:
+        return reference.place.replace("/", "-").encode("ascii", "ignore").decode()[:100].strip(".-") or "hub"
+    plain = [part for part in Path(reference.place).parts if not any(letter in part for letter in "*?[")] or ["local"]
     stem = "".join(one if one.isascii() and one.isalnum() or one in "._-" else "-" for one in Path(plain[-1]).stem)
     return stem.strip(".-")[:100] or "local"
 
@@ -43,8 +53,13 @@ def source_fingerprint(source: str) -> str:
         return ""
     if source == "pydocs":
         return f"python {platform.python_version()}"
+    if mixture := references.parse_mixture(source):
+        return digest([source_fingerprint(one) for one, _ in mixture])
+    reference = references.parse(source)
+    if reference.is_hub:
+        return ""
     parts = []
-    for file in source_files(source):
+    for file in source_files(reference.place):
         stat = file.stat()
         large = stat.st_size > 64 << 20
         content = [stat.st_size, stat.st_mtime_ns] if large else hashlib.sha256(file.read_bytes()).hexdigest()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from data.config import ConfigError
+from data.references import COLUMNS
 
 
 def parse_tasks(words: str) -> dict[str, float] | None:
@@ -12,6 +13,8 @@ def parse_tasks(words: str) -> dict[str, float] | None:
     found: dict[str, float] = {}
     for word in filter(None, (part.strip() for part in words.split(","))):
         source, equals, weight = word.rpartition("=")
+        if COLUMNS.search(word) and not COLUMNS.search(source):  # the last = is that of a column
+            source, equals = word, ""
         try:
             found[source or word] = float(weight) if equals else 1.0
         except ValueError:

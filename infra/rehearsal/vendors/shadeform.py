@@ -195,6 +195,10 @@ class Shadeform(web.Api):
         if order.offer_id not in self._market.offers:
             raise web.Invalid(f"{wish.cloud} has no {wish.shade_instance_type} in {wish.region}")
         machine = self._market.create(order, self._hub.faults.for_order(self.vendor, order.offer_id))
+        if wish.auto_delete and machine.expires_at != order.expires_at:  # it shows what it has armed
+            machine.about["auto_delete"] = msgspec.structs.replace(
+                wish.auto_delete, date_threshold=iso(machine.expires_at)
+            )
         return web.Answer(200, {"id": machine.machine_id})
 
     def _list(self, asked: web.Asked) -> web.Answer:

@@ -108,14 +108,14 @@ def test_a_data_set_of_a_hub_is_named_as_its_users_do(tmp_path, made, monkeypatc
         assert [talk[0]["content"] for talk in talks] == [f"Who is {n}?" for n in range(50)]
         assert len(made(talk_spec("hf://us/talk/main:train[:35]"))[1]) == 35
         assert len(made(talk_spec(f"hf://us/talk@{COMMIT}/main:test"))[1]) == 3
-        code, _, words = made(talk_spec("hf://us/talk"))
-        assert code == 2 and "hf://us/talk: us/talk has no configuration 'default'" in words and "main" in words
 
 
 def test_an_address_says_which_part_is_wanted():
     found = talk_spec("hf://openai/gsm8k@v1.0/main:train[:1000]")
     assert found == TalkSpec(source="hf://openai/gsm8k", revision="v1.0", config="main", split="train", take=1000)
+    found = talk_spec("hf://a/b:train[5:]+test[:10%]?messages=talk")
+    assert found == TalkSpec(source="hf://a/b?messages=talk", split="train[5:]+test[:10%]")
     assert talk_spec("talk/mine.jsonl") == TalkSpec(source="talk/mine.jsonl")
-    for wrong in ("hf://gsm8k", "hf://a/b:train[5:]", "hf://a/b:train[:0]", "hf://"):
+    for wrong in ("hf://gsm8k", "hf://a/b:train[5", "hf://a/b:train[:0]", "hf://"):
         with pytest.raises(ConfigError):
             talk_spec(wrong)

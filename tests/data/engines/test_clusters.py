@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from data import card
 from data.config import TextSpec
 from data.engines.work import HOME, locked
 from data.merge import merge
@@ -47,6 +48,7 @@ def expected(corpus, tmp_path_factory):
         spec = TextSpec(source=str(corpus), **SPEC)
         shard_alone(spec, folder, True, How(workers=1), Share(rank=rank, world=WORLD))
     merge(folder)
+    card.write(folder)
     return contents(folder)
 
 

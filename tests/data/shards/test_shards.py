@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data.card import CARD
 from data.errors import DataError, InputError
 from data.manifest import MANIFEST, is_shard, read_manifest
 from data.shards.shards import Writer, read, shard_paths
@@ -73,7 +74,7 @@ def test_the_manifest_agrees_with_wc_and_sha256sum(tmp_path):
     manifest = json.loads((tmp_path / "out" / MANIFEST).read_text())
     names = [shard["name"] for shard in manifest["shards"]]
     assert names == [f"shard-{n:05d}.txt" for n in range(5)]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [MANIFEST, *names]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [CARD, MANIFEST, *names]
 
     def tool(*words):
         return subprocess.check_output([*words, *names], cwd=tmp_path / "out", text=True).split()

@@ -65,7 +65,7 @@ def test_a_folder_and_a_glob_are_read_in_the_order_of_names(tmp_path):
         ("a.jsonl", b'{"text": "one"}\n{"body": 1}\n', "a.jsonl:2: no string under 'text'; available: body"),
         ("a.jsonl", b"{oops\n", "a.jsonl:1: not JSON"),
         ("a.parquet", b"PAR1 but not really", "not a whole parquet file"),
-        ("a.csv", b"text\n", "cannot read .csv"),
+        ("a.docx", b"text\n", "cannot read .docx"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_what_was_seen(tmp_path, name, content, seen):
@@ -96,7 +96,7 @@ def test_a_parquet_file_without_text_lists_its_columns(tmp_path):
 def test_wrong_input_gives_one_line_and_exit_2(tmp_path, capsys, spec, seen):
     if spec.get("source") == ".":
         (tmp_path / "empty").mkdir()
-        spec, seen = {"source": str(tmp_path / "empty")}, "no .txt, .jsonl, .parquet file in this folder"
+        spec, seen = {"source": str(tmp_path / "empty")}, "no .txt, .jsonl, .parquet, .csv, .tsv"
     (tmp_path / "config.json").write_text(json.dumps({"out": str(tmp_path / "out"), "spec": spec}))
     assert main(["text", "--config", str(tmp_path / "config.json")]) == 2
     said = capsys.readouterr().err

@@ -21,9 +21,9 @@ from infra.names import new_token
 from infra.providers.ssh import SshPools
 from infra.records import Address, Request
 from infra.runs import launch, pods
+from infra.transport.host_keys import StrangeHost
 from infra.transport.push import push
 from infra.transport.ssh import Ssh
-from infra.transport.ssh_connection import StrangeHost
 from tests.hosts import HOME, hosts, until  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.process

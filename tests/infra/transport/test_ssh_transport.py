@@ -17,9 +17,9 @@ import pytest
 
 from infra.errors import AuthError, SlipwayError, UsageError
 from infra.records import Address
-from infra.transport.protocol import Lost
+from infra.transport.host_keys import StrangeHost
+from infra.transport.protocol import SILENT_S, Lost, Unreachable
 from infra.transport.ssh import Ssh
-from infra.transport.ssh_connection import SILENT_S, StrangeHost, Unreachable
 from tests.hosts import Host, hosts, make_key, sshd, until  # noqa: F401
 
 pytestmark = pytest.mark.process

@@ -1,0 +1,156 @@
+"""`README.md` of a folder that we have written, from which `datasets.load_dataset` reads it without our code.
+
+In: a folder of text shards, of conversations or of problems. Out: a card whose head names the files of each split, and
+whose text says what is in them, where it comes from and how to check it. It depends on the folder alone, so it is the
+same on every machine. Called when a step of `python -m data` is done, and by `push.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from data.errors import DataError
+from data.manifest import MANIFEST, read_manifest
+from data.verify import parts
+from store import local_files
+
+CARD = "README.md"
+MARK = "<!-- written by slipway; it is written anew with the files beside it -->"
+SPLITS = {"train": "train", "val": "validation", "test": "test"}
+BESIDE = {  # files of JSON lines that steps write: their configuration and split
+    "conversations": ("default", "train"),
+    "train": ("default", "train"), "val": ("default", "validation"), "test": ("default", "test"),
+    "demonstrations": ("demonstrations", "train"),
+    "identity_conversations": ("default", "train"), "identity_conversations.heldout": ("default", "validation"),
+    "pydocs.train": ("pydocs", "train"), "pydocs.heldout": ("pydocs", "validation"),
+    "other.train": ("other", "train"), "other.heldout": ("other", "validation"),
+}  # fmt: skip
+ESCAPED = (
+    "One line is one document: a line break in it is written as `\\n`, a carriage return as `\\r`, a backslash as\n"
+    "`\\\\`. `--format jsonl` and `--format parquet` write documents as they are."
+)
+
+
+@dataclass
+class CardFacts:
+    """What a card tells of a folder."""
+
+    configs: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    """By configuration and split, patterns of files."""
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+    """Of the table: split, documents, files, bytes."""
+    about: list[str] = field(default_factory=list)
+    """Lines of text."""
+    license: str = ""
+    title: str = "Documents"
+
+    def add(self, config: str, split: str, patterns: list[str], *figures: object) -> None:
+        self.configs.setdefault(config, {})[split] = patterns
+        name = split if config == "default" else f"{config}/{split}"
+        self.rows.append((name, *(f"{one:,}" if isinstance(one, int) else str(one) for one in figures)))
+
+
+def write(folder: Path) -> None:
+    """Write the card of a folder, unless nothing in it is ours or somebody else wrote a card for it."""
+    path = folder / CARD
+    if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
+        return
+    told = of_folder(folder)
+    if told:
+        local_files.replace(path, text_of(told).encode())
+
+
+def of_folder(folder: Path) -> CardFacts | None:
+    """Return what there is to tell of a folder; None where nothing in it is ours."""
+    try:
+        return _of_shards(folder) if any((one / MANIFEST).is_file() for one in parts(folder)) else _of_lines(folder)
+    except DataError:  # it is no folder of text shards, or not a whole one
+        return None
+
+
+def _of_shards(folder: Path) -> CardFacts:
+    told, hashes = CardFacts(), []
+    for part in parts(folder):
+        manifest = read_manifest(part)
+        names = [str(one["name"]) for one in manifest["shards"]]
+        where = "" if part == folder else f"{part.name}/"
+        patterns = sorted(
+            {where + "/".join([*name.split("/")[:-1], "shard-*" + name[name.index(".") :]]) for name in names}
+        )
+        hashes += [f"{where}{one['name']} {one['sha256']}\n" for one in manifest["shards"]]
+        split = SPLITS["train" if part == folder else part.name]
+        if names:
+            told.add("default", split, patterns, manifest["total_lines"], len(names), manifest["total_bytes"])
+    first = read_manifest(parts(folder)[0])
+    told.license = license_of(first.get("input", {}))
+    told.about = [f"Source: {origin(first)}", ""]
+    told.about += [f"- `{name}`: `{value}`" for name, value in chosen(first["options"])]
+    told.about += ["", f"The sha256 of each file stands in `{MANIFEST}`; that of the list of them, each as", ""]
+    told.about += [f"`PATH SHA256` on a line, is `{sha256(''.join(hashes).encode()).hexdigest()}`.", ""]
+    if any(path.endswith((".txt", ".txt.gz", ".txt.zst")) for path in told.configs["default"].get("train", ())):
+        told.about += [ESCAPED]
+    return told
+
+
+def _of_lines(folder: Path) -> CardFacts | None:
+    told = CardFacts(title="Conversations")
+    for path in sorted(folder.glob("*.jsonl")):
+        if path.stem in BESIDE:
+            content = path.read_bytes()
+            told.add(*BESIDE[path.stem], [path.name], content.count(b"\n"), 1, len(content))
+            told.about.append(f"- `{path.name}`: sha256 `{sha256(content).hexdigest()}`")
+    return told if told.rows else None
+
+
+def origin(manifest: Mapping[str, Any]) -> str:
+    """Return where the documents of a manifest come from, in one line."""
+    found = manifest.get("input", {})
+    if "mixture" in found:
+        return "; ".join(
+            f"{one['weight']:g} of {origin({'source': one['source'], 'input': one})}" for one in found["mixture"]
+        )
+    if "dataset" in found:
+        config = f", configuration {found['config']}" if found.get("config") else ""
+        commit = f", commit {found['revision']}" if found.get("revision") else ""
+        name = found["dataset"] if commit else Path(found["dataset"]).name
+        return f"data set {name}{config}, split {found['split']}{commit}"
+    return shareable(str(manifest["source"]))
+
+
+def shareable(source: str) -> str:
+    """Return a source without the folders that it lies in on this machine."""
+    return ",".join(one if "://" in one else one.rpartition("/")[2] for one in source.split(","))
+
+
+def license_of(about: Mapping[str, Any]) -> str:
+    """Return the license that the source names; that of a mixture only where all name the same."""
+    if "mixture" in about:
+        found = {license_of(one) for one in about["mixture"]}
+        return found.pop() if len(found) == 1 else ""
+    return str(about.get("license") or "")
+
+
+def chosen(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the options that chose among the documents."""
+    names = ("take", "val_ratio", "seed", "min_score", "language", "dedup", "filter", "text_column")
+    return [(name, options[name]) for name in names if options.get(name)]
+
+
+def text_of(told: CardFacts, name: str = "") -> str:
+    """Return the card: a head of YAML, then Markdown. `name`: of the data set, where it has one."""
+    import yaml
+
+    configs = [
+        {"config_name": config, "data_files": [{"split": split, "path": paths} for split, paths in splits.items()]}
+        for config, splits in told.configs.items()
+    ]
+    head = ({"license": told.license} if told.license else {}) | {"configs": configs}
+    table = [
+        "| split | rows | files | bytes |",
+        "|---|---:|---:|---:|",
+        *(f"| {' | '.join(row)} |" for row in told.rows),
+    ]
+    body = [MARK, "", f"# {name or told.title}", "", *table, "", *told.about]
+    return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n" + "\n".join(body).rstrip() + "\n"

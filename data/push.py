@@ -1,0 +1,134 @@
+"""A finished folder as a data set on the hub: `inv shard --push hf://user/name`.
+
+In: a folder of text shards, conversations, problems or token shards, and an address. Out: one commit with its files
+and a card. Files that the hub has already are not sent again, and shards of an earlier push that are no longer there
+are removed in the same commit. Token shards go as parquet with a list of ids for each document, since nobody but us
+reads our own files of them.
+"""
+
+import json
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data import card
+from data.config import ConfigError
+from data.errors import DataError, InputError
+from data.events import emit
+from data.manifest import MANIFEST, SHARD_NAME, read_manifest
+from data.tokens.token_file import is_token_folder, read_token_manifest
+from data.verify import parts, verify
+
+ADDRESS = re.compile(r"hf://(?:datasets/)?(?P<name>[\w.-]+/[\w.-]+)")
+ROWS = 1000  # of a row group of token shards
+OURS = re.compile(rf"(?:(?:train|val)/)?(?:{SHARD_NAME.pattern})|(?:train|val)-\d+\.parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushSpec:
+    """Where a folder goes, and what its card says."""
+
+    to: str
+    """`hf://user/name`."""
+    license: str = ""
+    """As the hub names licenses; "" is what the source says of itself."""
+
+    def __post_init__(self) -> None:
+        if not ADDRESS.fullmatch(self.to):
+            raise ConfigError(f"--push {self.to}: expected hf://user/name")
+
+
+def push(spec: PushSpec, folder: Path) -> dict[str, Any]:
+    """Put a folder on the hub; return the address and the commit.
+
+    Raises InputError for a folder that is not finished or not ours, DataError when the hub does not take it.
+    """
+    from store.backends.hub import Repository
+    from store.manifest import StoreError
+
+    found = ADDRESS.fullmatch(spec.to)
+    assert found
+    name = found["name"]
+    with tempfile.TemporaryDirectory(prefix="slipway-push-") as scratch:
+        files, told = _tokens(folder, Path(scratch)) if is_token_folder(folder) else _files(folder)
+        told.license = spec.license or told.license
+        emit("note", text=f"{name}: {len(files)} files to send, of which the hub may have some")
+        try:
+            place = Repository(f"hf://datasets/{name}")
+            place.create()
+            there = place.listing()
+            gone = [one for one in there if OURS.fullmatch(one) and one not in files]
+            place.put({**files, card.CARD: card.text_of(told, name.split("/")[1]).encode()}, gone)
+            commit = place.pin()
+        except StoreError as error:
+            raise DataError(f"--push {spec.to}: {error}") from None
+    return {"pushed": f"hf://{name}", "commit": commit, "files": len(files) + 1}
+
+
+def _files(folder: Path) -> tuple[dict[str, Any], card.CardFacts]:
+    """Return the files of shards, or of lines of JSON, by their names there. Raises InputError."""
+    told = card.of_folder(folder)
+    if told is None:
+        raise InputError(f"{folder}: no finished shards, conversations or problems of ours are in it")
+    if not any((part / MANIFEST).is_file() for part in parts(folder)):
+        return {
+            path: folder / path for splits in told.configs.values() for some in splits.values() for path in some
+        }, told
+    files: dict[str, Any] = {}
+    for part in parts(folder):
+        if problems := verify(part):
+            raise InputError(f"{part}: {'; '.join(problems)}; make the shards again")
+        manifest = read_manifest(part)
+        names = [one["name"] for one in manifest["shards"]]
+        files |= {str((part / one).relative_to(folder)): part / one for one in names}
+        files[str((part / MANIFEST).relative_to(folder))] = json.dumps(shareable(manifest), indent=1).encode()
+    return files, told
+
+
+def shareable(value: Any) -> Any:
+    """Return a manifest without the folders that its sources lie in on this machine."""
+    if isinstance(value, dict):
+        return {key: shareable(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [shareable(one) for one in value]
+    return card.shareable(value) if isinstance(value, str) and value.startswith(("/", "~")) else value
+
+
+def _tokens(folder: Path, scratch: Path) -> tuple[dict[str, Any], card.CardFacts]:
+    """Return token shards as parquet, with the ids of a document in each row. Raises InputError."""
+    import pyarrow
+    import pyarrow.parquet
+
+    from data.tokens.stream import open_shard
+
+    if problems := verify(folder):
+        raise InputError(f"{folder}: {'; '.join(problems)}; make them again")
+    manifest = read_token_manifest(folder)
+    files: dict[str, Any] = {}
+    told = card.CardFacts()
+    for part in ("train", "val"):
+        shards = [one for one in manifest["shards"] if one["name"].startswith(part)]
+        for one in shards:
+            target = scratch / Path(one["name"]).with_suffix(".parquet").name
+            shard = open_shard(folder / one["name"], manifest["tokenizer_sha256"])
+            kind = pyarrow.list_(pyarrow.from_numpy_dtype(shard.ids.dtype))
+            with pyarrow.parquet.ParquetWriter(
+                target, pyarrow.schema([("input_ids", kind)]), compression="zstd"
+            ) as out:
+                for first in range(0, shard.header.num_documents, ROWS):
+                    starts = shard.starts[first : first + ROWS + 1].astype("int64")
+                    ids = pyarrow.array(shard.ids[starts[0] : starts[-1]])
+                    places = pyarrow.array((starts - starts[0]).astype("int32"))
+                    rows = pyarrow.ListArray.from_arrays(places, ids)
+                    out.write_table(pyarrow.table({"input_ids": rows.cast(kind)}))
+            files[target.name] = target
+        if shards:
+            sizes = [sum(one[key] for one in shards) for key in ("documents", "bytes")]
+            told.add("default", card.SPLITS[part], [f"{part}-*.parquet"], sizes[0], len(shards), sizes[1])
+    told.about = [
+        f"A row has the ids of one document, of {manifest['vocab_size']:,}; the first is that of <|bos|>.",
+        f"sha256 of the tokenizer: `{manifest['tokenizer_sha256']}`.",
+    ]
+    return files, told

@@ -1,0 +1,180 @@
+"""Several sources as one, by weight: document for document as `datasets.interleave_datasets` draws them.
+
+In: the files of each source, weights, a seed, and where an earlier run stopped. Out: batches of lines with the position
+behind each, as `in_turn` gives them of one source. Each source is read in its own order by processes of its own; who is
+next is drawn in this process. So neither the number of processes nor a kill changes what comes. What a source gives are
+the documents that are kept of it: weights are shares of the result.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from data.config import TextSpec
+from data.errors import InputError
+from data.shards.workers import Position, Task, in_turn
+from data.text.inputs import Inputs
+from data.text.lines import Part, Prepared
+
+Line = tuple[str, bytes, bytes]  # part, line and digest of a document
+NO_LINE: Line = ("", b"", b"")
+DRAWS = 1000  # drawn together, as `datasets` does
+BATCH_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class SourcePlace:
+    """Where one source stands: behind `lines` of the batch that comes after `position`."""
+
+    position: Position = Position()
+    lines: int = 0
+    is_open: bool = False
+    """Whether that batch was begun, and what it counts was counted."""
+    is_exhausted: bool = False
+    """Whether it came to its end once."""
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Where the drawing stands: behind `drawn` of the draws that a generator in this state makes next."""
+
+    places: tuple[SourcePlace, ...]
+    generator: str = ""
+    """As JSON: its numbers are longer than those that a file of ours may hold."""
+    drawn: int = 0
+
+
+def position_of(raw: Mapping[str, Any]) -> Position | Mixed:
+    """Return what `asdict` has made plain."""
+    if "places" not in raw:
+        return Position(**raw)
+    places = tuple(SourcePlace(**{**one, "position": Position(**one["position"])}) for one in raw["places"])
+    return Mixed(places, raw["generator"], raw["drawn"])
+
+
+class SourceLines:
+    """The documents of one source, one by one, over and over."""
+
+    def __init__(self, task: Task, words: str, place: SourcePlace):
+        self.task, self.words, self.place = task, words, place
+        self.counts: Counter[str] = Counter()
+        self.lines: list[Line] = []
+        """Of the open batch."""
+        self.batches: Any = None
+        self._behind = Position()
+
+    def take(self) -> Line:
+        """Return the next document; where it was the last, `place` says so. Raises InputError where there is none."""
+        if not self.lines:
+            self.batches = in_turn(replace(self.task, start=self.place.position))
+            self._next()
+            if not self.lines:
+                raise InputError(f"source {self.words}: none of its documents was chosen")
+        at = self.place.lines
+        found, self.lines[at] = self.lines[at], NO_LINE  # a giant is let go of
+        self.place = replace(self.place, lines=at + 1)
+        if at + 1 == len(self.lines):
+            self.place = replace(self.place, position=self._behind, lines=0, is_open=False)
+            self._next()
+        return found
+
+    def close(self) -> None:
+        if self.batches:
+            self.batches.close()
+
+    def _next(self) -> None:
+        """Open the next batch that has documents; none where the source ends."""
+        for position, made in self.batches:
+            if not self.place.is_open:
+                self.counts.update(made.counts)
+            self.lines = documents(made)
+            if self.lines:
+                self._behind, self.place = position, replace(self.place, is_open=True)
+                return
+            self.place = replace(self.place, position=position, is_open=False)
+        self.lines, self.place = [], SourcePlace(is_exhausted=True)
+
+
+def documents(made: Prepared) -> list[Line]:
+    """Return part, line and digest of each document of a batch, in their order."""
+    names = [part.name for part in made.parts]
+    split = [iter(b"".join(map(bytes, part.blocks)).split(b"\n")) for part in made.parts]
+    order = made.order or bytes(sum(part.lines for part in made.parts))
+    digests = made.digests or (b"",) * len(order)
+    return [(names[one], next(split[one]) + b"\n", digest) for one, digest in zip(order, digests, strict=True)]
+
+
+class Draws:
+    """Numbers of sources, as often as their weights say. The generator is that of `datasets`, a thousand at a time."""
+
+    def __init__(self, seed: int, weights: Sequence[float], start: Mixed):
+        import numpy
+
+        self.generator = numpy.random.default_rng(seed)
+        self.weights = [weight / sum(weights) for weight in weights]
+        if start.generator:
+            self.generator.bit_generator.state = json.loads(start.generator)
+        self.at = start.drawn
+        self._draw()
+
+    def next(self) -> int:
+        if self.at == DRAWS:
+            self.at = 0
+            self._draw()
+        self.at += 1
+        return self.drawn[self.at - 1]
+
+    def _draw(self) -> None:
+        self.state = json.dumps(self.generator.bit_generator.state)
+        self.drawn: list[int] = self.generator.choice(len(self.weights), size=DRAWS, p=self.weights).tolist()
+
+
+def mixed(
+    spec: TextSpec, inputs: Inputs, start: Mixed | None, workers: int
+) -> Generator[tuple[Mixed, Prepared], None, None]:
+    """Yield batches of the mixture with the position behind each, until the first or each source came to its end.
+
+    Raises InputError for a source without a document.
+    """
+    start = start or Mixed((SourcePlace(),) * len(inputs.mixture))
+    draws = Draws(spec.seed, [weight for _, weight in inputs.mixture], start)
+    is_over = all if spec.exhausted == "all" else any
+    each = max(1, workers // len(inputs.mixture))
+    with ExitStack() as stack:
+        sources = []
+        for number, ((words, _), place) in enumerate(zip(inputs.mixture, start.places, strict=True)):
+            files = tuple(one for one in inputs.files if one.source == number)
+            source = SourceLines(Task(spec, files, "train", place.position, each), words, place)
+            sources.append(stack.enter_context(closing(source)))
+        ended = False
+        while not ended:
+            batch: list[tuple[int, Line]] = []
+            size = 0
+            while len(batch) < DRAWS and size < BATCH_BYTES:
+                if ended := is_over(one.place.is_exhausted for one in sources):
+                    break
+                number = draws.next()
+                batch.append((number, sources[number].take()))
+                size += len(batch[-1][1][1])
+            where = Mixed(tuple(one.place for one in sources), draws.state, draws.at)
+            yield where, _made(spec, batch, sources)
+
+
+def _made(spec: TextSpec, batch: list[tuple[int, Line]], sources: Sequence[SourceLines]) -> Prepared:
+    """Return drawn documents as one batch, with what was counted since the last one."""
+    names = ("train", "val") if spec.val_ratio else ("train",)
+    counts = Counter(f"of source {number}" for number, _ in batch)
+    for source in sources:
+        counts.update(source.counts)
+        source.counts = Counter()
+    lines = [one for _, one in batch]
+    parts = []
+    for name in names:
+        mine = [line for part, line, _ in lines if part == name]
+        parts.append(Part(name, [b"".join(mine)], len(mine)))
+    order = bytes(names.index(part) for part, _, _ in lines) if len(names) > 1 else b""
+    digests = tuple(digest for _, _, digest in lines) if spec.dedup else ()
+    return Prepared(len(batch), tuple(parts), order, digests, dict(counts))

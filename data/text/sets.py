@@ -1,0 +1,315 @@
+"""Any data set that the library `datasets` can load: which files a part of one is, or which streams.
+
+In: a `SetReference`. Out: `InputFile`s and what a manifest says of them. The library resolves the configuration, the
+split and its files. Parquet, lines of JSON and lines of text are then read by us, a file at a time; everything else
+becomes streams of the library's own, one for each of its shards. Rows of a slice are numbered as the library numbers
+them, so that they are those that `datasets.load_dataset` gives.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from data.config import form_of, is_on_disk
+from data.errors import DataError, InputError
+from data.events import emit
+from data.references import HUB, SetReference
+from data.text import fineweb
+from data.text.documents import InputFile, RowStream
+from data.text.remote import hub, open_remote, token_headers
+
+OURS = {"parquet": ".parquet", "json": ".jsonl", "text": ".txt"}
+"""Loaders of `datasets` whose files we read ourselves, and what those end in."""
+PLAIN = {"columns": None, "filters": None, "field": None, "sample_by": "line", "keep_linebreaks": False}
+"""Options of those loaders, and the value with which our reader gives the same rows."""
+DISK_ROWS = 100_000  # of a folder of `save_to_disk`, that one process reads at a time
+COUNT_ROWS = 4096
+UNKNOWN_ROWS = 1 << 60
+OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+_open: dict[SetReference, "OpenedSet"] = {}
+
+
+def files(reference: SetReference) -> tuple[tuple[InputFile, ...], dict[str, Any]]:
+    """Return the files and streams of a part of a data set in their order, and what is known of their origin.
+
+    Raises InputError for a data set, configuration or split that is not there or may not be read, DataError when the
+    hub cannot be reached.
+    """
+    with in_words(reference):
+        found = opened(replace(reference, split="", columns=()))
+        split = reference.split or "train"
+        parts = found.parts(split)
+        listed = tuple(replace(one, names=reference.columns) for part in parts for one in found.files(*part))
+    if not listed:
+        raise InputError(f"source {reference.words}: no row is in {split}")
+    about: dict[str, Any] = {"dataset": found.reference.place, "config": found.config, "split": split}
+    if not any(one.stream for one in listed):  # else it depends on what is kept here
+        about["files"] = len(listed)
+    if reference.is_hub:
+        about |= {"revision": found.reference.revision, "license": found.license}
+    if any(stop is not None for _, _, stop in parts):
+        about["rows"] = [[name, start, stop] for name, start, stop in parts]
+    if reference.columns:
+        about["columns"] = dict(reference.columns)
+    return listed, about
+
+
+def revision(reference: SetReference) -> str:
+    """Return the commit of a data set of the hub. Raises as `files` does."""
+    with in_words(reference):
+        return opened(replace(reference, split="", columns=())).reference.revision
+
+
+def rows_of(reference: SetReference) -> Iterator[dict[str, Any]]:
+    """Yield all rows as `datasets` gives them, one after another. Raises as `files` does."""
+    with in_words(reference):
+        found = opened(replace(reference, split="", columns=()))
+        for name, start, stop in found.parts(reference.split or "train"):
+            asked = RowStream(found.reference, name, None, start, stop, found.kept is not None)
+            yield from found.stream(asked)
+
+
+def opened(reference: SetReference) -> "OpenedSet":
+    """Return an opened data set, kept for as long as this process reads it."""
+    found = _open.get(reference)
+    if found is None:
+        found = _opened(reference)
+        _open.update({reference: found, found.reference: found})
+    return found
+
+
+def _opened(reference: SetReference) -> "OpenedSet":
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity_error()
+    unpack_zstd()
+    if not reference.is_hub:
+        return _opened_here(reference)
+    is_offline = any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in OFFLINE)
+    license = ""
+    if not is_offline:
+        info = fineweb.in_time(lambda: fineweb.ask(reference.place, reference.revision))
+        license = license_of(info)
+        reference = replace(reference, revision=info.sha)
+    builder = datasets.load_dataset_builder(
+        reference.place,
+        None if reference.config in ("", "default") else reference.config,
+        revision=reference.revision,
+        token=token_headers().get("authorization", "").removeprefix("Bearer ") or None,
+    )
+    found = OpenedSet(reference, builder=builder, license=license)
+    if (Path(builder.cache_dir) / "dataset_info.json").is_file():  # `load_dataset` has kept it (HF_DATASETS_CACHE)
+        kept = replace(found, kept=dict(builder.as_dataset()))
+        return kept if is_offline or not all(map(found.our_files, found.splits())) else found
+    return found
+
+
+def license_of(info: Any) -> str:
+    """Return what the card of a data set says of its license, in the hub's words; "" where it says nothing."""
+    said = getattr(info.card_data, "license", None) if info.card_data else None
+    return ", ".join(said) if isinstance(said, list) else str(said or "")
+
+
+def unpack_zstd() -> None:
+    """Have fsspec, by which `datasets` streams, unpack .zst by Arrow where no other package does it."""
+    import pyarrow
+    from fsspec.compression import compr, register_compression
+
+    if "zstd" not in compr:
+        register_compression("zstd", lambda file, **_: pyarrow.CompressedInputStream(file, "zstd"), "zst")
+
+
+def _opened_here(reference: SetReference) -> "OpenedSet":
+    """Open a folder of `save_to_disk`, a folder that is a data set, or files."""
+    import datasets
+
+    place = Path(reference.place).expanduser()
+    if is_on_disk(place):
+        kept = datasets.load_from_disk(str(place))
+        return OpenedSet(reference, kept=dict(kept) if isinstance(kept, dict) else {"": kept})
+    if place.is_dir():
+        return OpenedSet(reference, builder=datasets.load_dataset_builder(str(place), reference.config or None))
+    parts = place.absolute().parts
+    depth = next((at for at, part in enumerate(parts) if re.search(r"[*?\[]", part)), len(parts) - 1)
+    pattern = "/".join(parts[depth:])
+    builder = datasets.load_dataset_builder(str(Path(*parts[:depth])), data_files=pattern)
+    return OpenedSet(reference, builder=builder)
+
+
+@dataclass(frozen=True)
+class OpenedSet:
+    """A data set as the library has it: a builder, or what lies on the disk as `save_to_disk` has left it."""
+
+    reference: SetReference
+    builder: Any = None
+    kept: dict[str, Any] | None = None
+    """By split; "" where there are none."""
+    license: str = ""
+    streams: dict[str, Any] = field(default_factory=dict)
+    """By split, those that were made already."""
+
+    @property
+    def config(self) -> str:
+        return self.builder.config.name if self.builder else ""
+
+    def parts(self, split: str) -> list[tuple[str, int, int | None]]:
+        """Return the splits that make up `split`, each with its first row and the row behind its last.
+
+        The end is None where it is that of the split. A percentage, or a place from the end, needs the rows counted.
+        """
+        import datasets
+
+        if self.kept is not None and "" in self.kept:
+            split = re.sub(r"(^|\+)train\b", r"\1_", split)  # a Dataset alone has no splits: its rows are `train`
+        names = [re.split(r"\[", one)[0] for one in split.split("+")]
+        for name in names:
+            fineweb.known("split", name, self.splits(), self.reference.words)
+        needed = {
+            name for name, one in zip(names, split.split("+"), strict=True) if re.search(r"[-%]", one[len(name) :])
+        }
+        rows = {name: self.rows(name) if name in needed or self.kept is not None else UNKNOWN_ROWS for name in names}
+        found = datasets.ReadInstruction.from_spec(split).to_absolute(rows)
+        ends = [None if one.to in (UNKNOWN_ROWS, rows[one.splitname]) and not one.from_ else one.to for one in found]
+        both = zip(found, ends, strict=True)
+        return [(one.splitname, one.from_, None if end == UNKNOWN_ROWS else end) for one, end in both]
+
+    def splits(self) -> list[str]:
+        if self.kept is not None:
+            return [name or "_" for name in self.kept]
+        return [str(name) for name in self.builder.config.data_files or {}]
+
+    def files(self, split: str, start: int, stop: int | None) -> Iterator[InputFile]:
+        """Yield the files that these rows lie in, or the streams that give them."""
+        ours = self.our_files(split)
+        is_whole = not start and stop is None
+        if ours and (is_whole or form_of(ours[0])[0] == ".parquet"):
+            if is_whole:
+                yield from map(InputFile, ours)
+            else:
+                yield from _ranged(ours, start, UNKNOWN_ROWS if stop is None else stop)
+            return
+        name = f"datasets://{self.reference.words}:{split}"
+        if self.kept is not None:
+            stop = self.rows(split) if stop is None else stop
+            for first in range(start, stop, DISK_ROWS):
+                last = min(stop, first + DISK_ROWS)
+                yield InputFile(
+                    f"{name}[{first}:{last}]", stream=RowStream(self.reference, split, None, first, last, True)
+                )
+        elif is_whole:
+            for shard in range(self.stream(RowStream(self.reference, split)).num_shards):
+                yield InputFile(f"{name}#{shard}", stream=RowStream(self.reference, split, shard))
+        else:
+            end = "" if stop is None else stop
+            yield InputFile(f"{name}[{start}:{end}]", stream=RowStream(self.reference, split, None, start, stop))
+
+    def our_files(self, split: str) -> list[str]:
+        """Return the files of a split if all of them are of a kind that we read as `datasets` does; else none."""
+        if self.builder is None or self.kept is not None:
+            return []
+        loaders = (one.__module__.rpartition(".")[2] for one in type(self.builder).__mro__)
+        suffix = next((OURS[name] for name in loaders if name in OURS), "")
+        config = self.builder.config
+        is_plain = all(getattr(config, name, value) == value for name, value in PLAIN.items())
+        is_plain &= (getattr(config, "encoding", None) or "utf-8").lower() in ("utf-8", "utf8")
+        names = [str(one) for one in config.data_files[split]]
+        is_ours = bool(suffix) and is_plain and all(form_of(one)[0] == suffix for one in names)
+        return list(map(address, names)) if is_ours else []
+
+    def rows(self, split: str) -> int:
+        """Return how many rows a split has: of what is on the disk, of parquet, as the card says, or counted."""
+        if self.kept is not None:
+            return len(self.kept["" if split == "_" else split])
+        ours = self.our_files(split)
+        if ours and form_of(ours[0])[0] == ".parquet":
+            return sum(map(_parquet_rows, ours))
+        told = (self.builder.info.splits or {}).get(split)
+        if told is not None and told.num_examples:
+            return int(told.num_examples)
+        emit("note", text=f"{self.reference.words}: counting the rows of {split}, of which a share is wanted")
+        stream = self.stream(RowStream(self.reference, split)).with_format("arrow")
+        return sum(len(one) for one in stream.iter(COUNT_ROWS))
+
+    def stream(self, asked: RowStream) -> Any:
+        """Return the `IterableDataset` of a stream."""
+        if asked.is_kept:
+            if self.kept is None:
+                raise DataError("what datasets had kept of it is gone; run the same command again")
+            whole = self.kept["" if asked.split == "_" else asked.split]
+            stop = len(whole) if asked.stop is None else asked.stop
+            return whole.select(range(asked.start, stop)).to_iterable_dataset()
+        whole = self.streams.get(asked.split)
+        if whole is None:  # to make one, some loaders read the beginning of the files
+            whole = self.streams[asked.split] = self.builder.as_streaming_dataset(split=asked.split)
+        if asked.shard is not None:
+            return whole.shard(num_shards=whole.num_shards, index=asked.shard)
+        stream = whole.skip(asked.start) if asked.start else whole
+        return stream if asked.stop is None else stream.take(asked.stop - asked.start)
+
+
+def address(name: str) -> str:
+    """Return where a file is that `datasets` names `hf://datasets/user/name@commit/path`; a path stays."""
+    found = re.fullmatch(r"hf://datasets/([^/]+/[^/@]+)@([^/]+)/(.+)", name)
+    return f"{hub()}/datasets/{found[1]}/resolve/{found[2]}/{quote(found[3])}" if found else name
+
+
+@lru_cache(maxsize=1 << 16)
+def _parquet_rows(uri: str) -> int:
+    import pyarrow.parquet
+
+    return int(pyarrow.parquet.ParquetFile(open_remote(uri) if "://" in uri else uri).metadata.num_rows)
+
+
+def _ranged(uris: list[str], start: int, stop: int) -> Iterator[InputFile]:
+    """Yield the files that the rows from `start` to `stop` lie in, with those of their rows that are meant."""
+    first = 0
+    for uri in uris:
+        rows = _parquet_rows(uri)
+        least, most = max(start - first, 0), min(stop - first, rows)
+        if least < most:
+            yield InputFile(uri, rows=None if (least, most) == (0, rows) else (least, most))
+        first += rows
+        if first >= stop:
+            return
+
+
+@contextmanager
+def in_words(reference: SetReference) -> Iterator[None]:
+    """Raise what the library raises as an error of ours."""
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+
+    where = f"source {reference.words}"
+    try:
+        yield
+    except (InputError, DataError) as error:
+        said = str(error).removeprefix("source fineweb: ").removesuffix(f"; {fineweb.INSTEAD}")
+        raise type(error)(said if said.startswith("source ") else f"{where}: {said}") from None
+    except DatasetNotFoundError as error:
+        if "gated" in str(error):
+            raise InputError(f"{where}: {gated(reference)}") from None
+        raise InputError(f"{where}: {first_line(error)}") from None
+    except (DatasetsError, ValueError, FileNotFoundError, NotImplementedError) as error:
+        raise InputError(f"{where}: {first_line(error)}") from None
+    except (OSError, RuntimeError) as error:
+        code = getattr(getattr(error, "response", None), "status_code", 0)
+        if code in (401, 403):
+            raise InputError(f"{where}: {gated(reference)}") from None
+        raise DataError(f"{where}: {type(error).__name__}: {first_line(error)}") from None
+
+
+def gated(reference: SetReference) -> str:
+    """Return what to do about a data set that asks who reads it."""
+    page = f"{hub()}/datasets/{reference.place}"
+    who = "the account of the token that is set may not read it" if token_headers() else "it asks for a token"
+    return f"{who}; accept its terms at {page}, then set HF_TOKEN to a token of that account"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0].removeprefix(HUB)

@@ -1,0 +1,77 @@
+"""A stream of `datasets` as batches of documents, which can go on from any of them.
+
+In: an `InputFile` with a `RowStream`. Out: batches; each holds the library's `state_dict` behind it, from which a later
+process goes on. Rows come as Arrow tables where the library has them as such, so that texts are copied once.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from data.errors import InputError
+from data.text.document_batch import Listed
+from data.text.documents import Batch, InputFile
+from data.text.sets import in_words, opened
+from data.text.text_column import flat, texts_of, value_at
+
+ROWS = 512  # of a batch
+
+
+class Streamed:
+    """A stream as one piece."""
+
+    count = 1
+
+    def __init__(self, file: InputFile, columns: Sequence[str], required: Sequence[str]):
+        assert file.stream is not None
+        self.asked, self.text = file.stream, file.theirs("text")
+        self.columns, self.required = list(dict.fromkeys([*required, *columns])), required
+
+    def read(self, piece: int, state: dict[str, Any] | None = None) -> Iterator[Batch]:
+        import datasets
+
+        with in_words(self.asked.reference):
+            found = opened(self.asked.reference)
+            stream = found.stream(self.asked)
+            is_made_by_python = isinstance(found.builder, datasets.GeneratorBasedBuilder)
+            names = stream.column_names or list(next(iter(stream.take(1)), ()))
+            if not names:  # no row tells of one
+                return
+            stream = stream.select_columns(self._wanted(names))
+            if not is_made_by_python:
+                stream = stream.with_format("arrow")
+            if state is not None:
+                stream.load_state_dict(state)
+            for one in stream.iter(ROWS):
+                batch = self._of_python(one) if is_made_by_python else self._of_arrow(one)
+                yield replace(batch, state=stream.state_dict())
+                del one, batch  # a giant is let go of before there is the next
+
+    def _wanted(self, names: Sequence[str]) -> list[str]:
+        """Return the columns to read. Raises InputError where one is missing."""
+        there = ", ".join(names)
+        top = self.text if self.text in names else self.text.split(".")[0]
+        if top not in names:
+            raise InputError(f"no text column {self.text!r}; available: {there}; name one with --text-column")
+        if missing := [name for name in self.required if name not in names]:
+            raise InputError(f"no column {', '.join(missing)}; available: {there}")
+        return list(dict.fromkeys([top, *(name for name in self.columns if name in names)]))
+
+    def _of_arrow(self, table: Any) -> Batch:
+        top = self.text if self.text in table.column_names else self.text.split(".")[0]
+        if wrong := flat(table.schema.field(top).type, self.text.removeprefix(top)):
+            raise InputError(f"column {self.text!r} is {wrong}, no text; name another with --text-column")
+        texts, invalid = texts_of(table, self.text)
+        there = [name for name in self.columns if name in table.column_names]
+        return Batch(len(table), texts, {name: table.column(name).to_pylist() for name in there}, invalid)
+
+    def _of_python(self, rows: dict[str, list[Any]]) -> Batch:
+        if self.text in rows:
+            texts = [value_at({"": value}, "") for value in rows[self.text]]
+        else:
+            top, _, rest = self.text.partition(".")
+            texts = [value_at(value, rest) if isinstance(value, dict) else None for value in rows[top]]
+        if not all(isinstance(text, str) for text in texts):
+            raise InputError(f"column {self.text!r} is no text in every row; name another with --text-column")
+        encoded = Listed(text.encode("utf-8", "replace") for text in texts)
+        return Batch(len(encoded), encoded, {name: rows[name] for name in self.columns if name in rows})

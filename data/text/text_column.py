@@ -1,0 +1,55 @@
+"""The column with the text of a document, however it is kept: strings, lists of strings, a field of a record.
+
+In: a table of Arrow or a row, and the column as it was asked for, `text` or `json.caption`. Out: texts in UTF-8. A
+list, such as that of the passages of a page with pictures between them, becomes one text; null is an empty one.
+"""
+
+from typing import Any
+
+from data.text.document_batch import Listed, Texts, of_arrow
+
+KINDS = ("string", "large_string", "string_view", "binary", "large_binary")
+BETWEEN = "\n\n"  # the passages of a list
+
+
+def flat(kind: Any, path: str) -> str:
+    """Return what a column of this Arrow type is at `.field.field` instead of text; "" where it is text."""
+    for name in filter(None, path.split(".")):
+        if not hasattr(kind, "get_field_index") or kind.get_field_index(name) < 0:
+            return f"{kind} without {name!r}"
+        kind = kind.field(name).type
+    told = str(kind)
+    kind = getattr(kind, "value_type", kind)
+    return "" if str(kind) in KINDS else told
+
+
+def texts_of(table: Any, name: str) -> tuple[Texts, int]:
+    """Return the texts of a table's column, and how many of them were not UTF-8."""
+    import pyarrow
+    import pyarrow.compute
+
+    path = [name] if name in table.schema.names else name.split(".")
+    column = table.column(path[0])
+    for field in path[1:]:
+        column = pyarrow.compute.struct_field(column, field)
+    if isinstance(column, pyarrow.ChunkedArray):
+        column = column.combine_chunks()
+    if pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type):
+        return Listed(joined(row).encode("utf-8", "replace") for row in column.to_pylist()), 0
+    return of_arrow(column)
+
+
+def value_at(row: dict[str, Any], name: str) -> Any:
+    """Return the text in a row that is a dictionary; null is "", and what is not there or no text None."""
+    value: Any = row
+    for field in [name] if name in row else name.split("."):
+        if not isinstance(value, dict) or field not in value:
+            return None
+        value = value[field]
+    if isinstance(value, list) and all(one is None or isinstance(one, str) for one in value):
+        return joined(value)
+    return "" if value is None else value
+
+
+def joined(passages: list[str | None] | None) -> str:
+    return BETWEEN.join(one for one in passages or () if one)

@@ -1,0 +1,104 @@
+"""The evidence of a drill: what was asked of the vendor and came back, and what was seen on the pod and in the store.
+
+In: a drill, as it goes on. Out: records that `infra.drill.clauses` judge; as JSON they are a part of the recording.
+Times are UTC epoch seconds by the vendor's clock, money is micro-dollars.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from infra.records import Offer, Pod
+
+WORKER, STRAY, TIMED = "worker", "stray", "timed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerbCall:
+    """One verb of a provider, and what came of it."""
+
+    verb: str  # catalog, create, find, list, delete, billed, reach
+    began_at: float
+    ended_at: float
+    word: str = ""  # the id or token that it was asked about; of create its token, of catalog the offer's id
+    pods: tuple[Pod, ...] = ()  # what create, find and list returned; of a listing only pods of the drill
+    micro_usd: int | None = None  # of catalog the price of that offer, of billed the bill
+    time_s: float | None = None  # of create: the limits that were asked for
+    spend_micro_usd: int | None = None
+    error: str = ""  # its kind and its words; "" = it was answered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vendor:
+    """What the vendor is able to do, as its client says."""
+
+    name: str
+    time_limit: bool
+    time_grain_s: float
+    spend_limit: bool
+    tells_limits: bool
+    self_terminate: str
+    slack_s: float  # by which its timers may be off, as far as anybody here can measure
+    late_s: float  # by which what is seen from here may lag behind: answers under way, a rehearsal's real processes
+    clock_scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One pod of the drill. `name`: what it is for: WORKER, STRAY or TIMED."""
+
+    name: str
+    token: str
+    offer: Offer
+    run: str = ""
+    pod_id: str = ""
+    ledger_micro_usd: int = 0  # what the journal says that it has cost
+    is_gone: bool = False  # as the journal has it, which takes proof
+    failure: str = ""  # why it was given up before its time
+
+    @property
+    def rate(self) -> int:
+        """Return the price of its offer, per hour."""
+        return self.offer.micro_usd_per_hour
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What was seen of the worker from within, and in the store. None = nobody has come so far."""
+
+    machine: str | None = None  # "" = the GPUs that were offered
+    host_key: str | None = None  # what a second connection met: "" = the same host key
+    guard: str | None = None  # "" = alive, and armed with our token and limits
+    log: str | None = None  # "" = in the store
+    checkpoint: str | None = None  # "" = in the store, and whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Everything that a drill has seen."""
+
+    vendor: Vendor
+    asked: tuple[VerbCall, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    ground: Ground = field(default_factory=Ground)
+    creates: int | None = None  # requests to rent that were sent for the stray, as the wire has them
+
+    def trial(self, name: str) -> Trial | None:
+        return next((one for one in self.trials if one.name == name), None)
+
+    def of(self, verb: str, word: str = "") -> list[VerbCall]:
+        """Return the verbs of that name, about that id or token where one is given."""
+        return [one for one in self.asked if one.verb == verb and word in ("", one.word)]
+
+    def create(self, trial: Trial) -> VerbCall | None:
+        return next(iter(self.of("create", trial.token)), None)
+
+    def rows(self, trial: Trial) -> Iterator[Pod]:
+        """Yield the pod of a trial as the vendor told it: by its id, and in listings, oldest first."""
+        for one in self.asked:
+            if one.verb in ("find", "list"):
+                yield from (pod for pod in one.pods if is_of(pod, trial))
+
+
+def is_of(pod: Pod, trial: Trial) -> bool:
+    """Tell whether a row is of that trial: by its id, or where that is not known by its token."""
+    return bool(pod.pod_id) and pod.pod_id == trial.pod_id or pod.token == trial.token

@@ -1,0 +1,167 @@
+"""The watch over a provider: it does what the provider does, and notes what was asked and what came back.
+
+In: a `Market`, by its own client. Out: the same verbs, the notes of a drill, and every exchange on the wire. One answer
+to a request for a machine can be lost on purpose: the request was sent, and nobody here learns what came of it.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from infra.agent.job import Limits
+from infra.drill.evidence import VerbCall
+from infra.errors import SlipwayError
+from infra.providers import Market
+from infra.providers.json_api import Exchange, JsonApi
+from infra.records import Offer, Pod, Request
+from infra.transport.protocol import Result, Transport
+
+CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # how the paths end by which vendors rent
+
+
+@dataclass(frozen=True)
+class HeardExchange:
+    """One exchange on the wire, within the verb of that number."""
+
+    verb: int
+    exchange: Exchange
+    is_lost: bool = False
+
+
+class AnswerLost(Exception):
+    """The answer came, and the drill has thrown it away."""
+
+
+class Watch:
+    """A provider that is watched. What it does not note it leaves to the provider."""
+
+    def __init__(self, market: Market) -> None:
+        self._market = market
+        self._ids: set[str] = set()
+        self._is_renting = False
+        self.is_losing = False
+        """Whether the answer to the next request for a machine is lost."""
+        self.asked: list[VerbCall] = []
+        self.heard: list[HeardExchange] = []
+        self.tokens: set[str] = set()
+        self.creates = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._market, name)
+
+    @property
+    def as_market(self) -> Market:
+        return cast(Market, self)
+
+    @contextlib.contextmanager
+    def listening(self, hear: Callable[[Exchange], None] | None = None) -> Iterator[None]:
+        """Hear what goes over the wire within this block; `hear`: instead of this watch."""
+        api = cast(JsonApi, getattr(self._market, "api"))  # noqa: B009 (of every vendor that is asked over HTTP)
+        api.listener = hear or self._hear
+        try:
+            yield
+        finally:
+            api.listener = None
+
+    def offers(self, request: Request) -> "Sequence[Offer]":
+        return self._market.offers(request)
+
+    def look_at(self, offer: Offer, request: Request) -> int | None:
+        """Return the price of that offer as it is now; None when it is not on offer any more."""
+        found = self._noting("catalog", offer.offer_id, lambda: self._market.catalog(request))
+        price = next((one.micro_usd_per_hour for one in found if one.offer_id == offer.offer_id), None)
+        self.asked[-1] = replace(self.asked[-1], micro_usd=price)
+        return price
+
+    def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
+        self.tokens.add(token)
+        self._is_renting = True
+        about = {"time_s": limits.time_s, "spend_micro_usd": limits.spend_micro_usd}
+        try:
+            pod = self._noting("create", token, lambda: self._market.create(request, offer, token, limits), **about)
+        finally:
+            self._is_renting = False
+        self._ids.add(pod.pod_id)
+        return self._keep([pod])[0]
+
+    def find(self, pod: str) -> Pod | None:
+        """Find a pod; what the listing says at that moment is noted as well, and steers nobody."""
+        found = self._noting("find", pod, lambda: self._market.find(pod))
+        if found:
+            self._ids.add(found.pod_id)
+            self._keep([found])
+        with contextlib.suppress(SlipwayError):
+            self.list()
+        return found
+
+    def list(self) -> "list[Pod]":
+        pods = self._noting("list", "", self._market.list)
+        self._ids |= {pod.pod_id for pod in pods if pod.token in self.tokens and pod.pod_id}
+        self._keep([pod for pod in pods if pod.pod_id in self._ids or pod.token in self.tokens])
+        return pods
+
+    def delete(self, pod_id: str) -> None:
+        self._noting("delete", pod_id, lambda: self._market.delete(pod_id))
+
+    def billed(self, pod_id: str) -> int | None:
+        amount = self._noting("billed", pod_id, lambda: self._market.billed(pod_id))
+        self.asked[-1] = replace(self.asked[-1], micro_usd=amount)
+        return amount
+
+    def reach(self, pod: Pod) -> Transport:
+        return cast(Transport, WatchedTransport(self._market.reach(pod), self, pod.pod_id))
+
+    def note(self, verb: str, word: str, error: str, began_at: float) -> None:
+        """Note a verb of a pod's; of many that went well the first is enough."""
+        if error or not any((one.verb, one.word, one.error) == (verb, word, "") for one in self.asked):
+            self.asked.append(
+                VerbCall(verb=verb, word=word, error=error, began_at=began_at, ended_at=self._market.now())
+            )
+
+    def _noting(self, verb: str, word: str, ask: Callable[[], Any], **about: Any) -> Any:
+        began_at, error = self._market.now(), ""
+        try:
+            return ask()
+        except BaseException as raised:
+            error = f"{type(raised).__name__}: {raised}"
+            raise
+        finally:
+            ended_at = self._market.now()
+            self.asked.append(
+                VerbCall(verb=verb, word=word, began_at=began_at, ended_at=ended_at, error=error, **about)
+            )
+
+    def _keep(self, pods: "Sequence[Pod]") -> "Sequence[Pod]":
+        self.asked[-1] = replace(self.asked[-1], pods=tuple(pods))
+        return pods
+
+    def _hear(self, exchange: Exchange) -> None:
+        path = exchange.path.partition("?")[0]
+        is_create = self._is_renting and exchange.method == "POST" and path.endswith(CREATES)
+        is_lost = is_create and self.is_losing
+        self.heard.append(HeardExchange(len(self.asked), exchange, is_lost))
+        self.creates += is_create
+        if is_lost:
+            self.is_losing = False
+            raise AnswerLost("the drill has thrown the answer away")
+
+
+class WatchedTransport:
+    """The way to a pod, watched: whether we are let in, and by whom."""
+
+    def __init__(self, way: Transport, watch: Watch, pod_id: str) -> None:
+        self._way, self._watch, self._pod_id = way, watch, pod_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._way, name)
+
+    def run(self, words: Sequence[str], **options: Any) -> Result:
+        began_at, error = self._watch.now(), ""
+        try:
+            return self._way.run(words, **options)
+        except SlipwayError as raised:
+            error = f"{type(raised).__name__}: {raised}"
+            raise
+        finally:
+            self._watch.note("reach", self._pod_id, error, began_at)

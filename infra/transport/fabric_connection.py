@@ -1,0 +1,218 @@
+"""Fabric's connections to machines of ours: opened with one key only, pinned to one host key, watched while they live.
+
+In: an address and the machine's own known_hosts file. Out: a `fabric.Connection`, which runs, puts and gets as Fabric's
+documentation says. A dropped link gives no error of its own, so the machine is asked for a sign of life, and a
+connection that stays silent is closed, which wakes whoever waits on it.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import fabric
+from fabric.transfer import Result as Transferred
+from paramiko import AuthenticationException, BadHostKeyException, SSHConfig, SSHException
+from paramiko.common import cMSG_GLOBAL_REQUEST
+from paramiko.message import Message
+
+from infra.errors import AuthError
+from infra.records import Address
+from infra.transport.host_keys import PinFirst, StrangeHost, check_key, pinned
+from infra.transport.protocol import OPEN_S, SILENT_S, Unreachable
+
+PING_S = 3.0
+TICK_S = 0.5
+
+
+class _Counted(socket.socket):
+    """A socket that counts what arrives, so that silence can be told from work."""
+
+    heard = 0
+
+    def recv(self, *words: Any) -> bytes:
+        got = super().recv(*words)
+        self.heard += bool(got)
+        return got
+
+
+class PodConnection(fabric.Connection):  # type: ignore[misc]
+    """A connection to one machine, opened by its first use and again when it was lost.
+
+    Raises Unreachable, StrangeHost, AuthError, UsageError when it cannot be opened.
+    """
+
+    # Declared here, since Fabric takes an attribute that the class does not know for a setting.
+    name = ""
+    folder = ""
+    address: Any = None
+    known_hosts: Any = None
+    silent = False
+    _closed: Any = None
+
+    def __init__(self, address: Address, known_hosts: Path, name: str = "", folder: str = "", **more: Any) -> None:
+        """Take an address; `name` and `folder` are the pod's, `more` is for `paramiko.SSHClient.connect`."""
+        super().__init__(
+            address.host,
+            user=address.user,
+            port=address.port,
+            config=fabric.Config(ssh_config=SSHConfig(), lazy=True),  # no file of the user or the system has a say
+            connect_timeout=OPEN_S,
+            connect_kwargs={
+                "key_filename": address.key, "allow_agent": False, "look_for_keys": False,
+                "banner_timeout": OPEN_S, "auth_timeout": OPEN_S, **more,
+            },
+        )  # fmt: skip
+        self.name, self.folder, self.address, self.known_hosts = name or address.host, folder, address, known_hosts
+        self.client.set_log_channel("slipway.paramiko")
+        logging.getLogger("slipway.paramiko").disabled = True  # it prints tracebacks; what matters is raised
+        self.client.set_missing_host_key_policy(PinFirst(known_hosts))
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (*super()._identity(), self.name)  # two pods may be on one machine
+
+    def open(self) -> Any:
+        """Open the connection unless it is open."""
+        if self.is_connected:
+            return None
+        check_key(self.address)
+        pin = pinned(self.known_hosts)
+        if pin is not None:
+            name = self.host if self.port == 22 else f"[{self.host}]:{self.port}"
+            self.client.get_host_keys().add(name, pin.get_name(), pin)
+        connected = _dial(self.address)
+        self.connect_kwargs["sock"], self._sftp, self.silent = connected, None, False
+        try:
+            opened = super().open()
+        except BaseException as error:
+            try:
+                self._give_up(error)
+            finally:
+                connected.close()
+            raise
+        self._closed = threading.Event()
+        for name, work in (("watch", self._watch), ("ask", self._ask)):
+            words = (connected, self.transport, self._closed)
+            threading.Thread(target=work, args=words, name=f"{name} {self.host}", daemon=True).start()
+        return opened
+
+    def close(self) -> None:
+        """Close the connection, which ends what waits on it."""
+        if self._closed is not None:
+            self._closed.set()
+        super().close()
+        self.client.close()
+
+    def _give_up(self, error: BaseException) -> None:
+        """Raise in our words what kept the connection from being opened."""
+        where = f"ssh {self.user}@{self.host}:{self.port}"
+        alive = self.client.get_transport() is not None and self.client.get_transport().is_active()
+        self.client.close()
+        if isinstance(error, BadHostKeyException):
+            raise StrangeHost(
+                f"{where} shows host key {error.key.fingerprint}, pinned is {error.expected_key.fingerprint}: another"
+                f" machine answers at this address; nothing was sent (the pin is in {self.known_hosts})"
+            ) from None
+        if isinstance(error, AuthenticationException) and alive and "timeout" not in str(error):
+            raise AuthError(f"{where}: the key {self.address.key} was not let in: {error}") from None
+        if isinstance(error, (SSHException, EOFError, OSError)):
+            raise Unreachable(f"{where}: {error or 'the connection was closed'}") from None
+
+    def _ask(self, connected: _Counted, transport: Any, closed: threading.Event) -> None:
+        """Ask for an answer every PING_S, whatever else is sent.
+
+        paramiko's own keep-alive is put off by everything that we send: who only sends would never be answered.
+        """
+        while transport.is_active() and not closed.wait(PING_S):
+            with contextlib.suppress(SSHException, EOFError, OSError):  # the connection is gone: whoever uses it hears
+                self._ping(transport)
+
+    def _ping(self, transport: Any) -> None:
+        """Ask for an answer, whichever; sshd refuses the unknown request, and that is one."""
+        message = Message()
+        message.add_byte(cMSG_GLOBAL_REQUEST)
+        message.add_string("keepalive@openssh.com")
+        message.add_boolean(True)
+        transport._send_user_message(message)
+
+    def _watch(self, connected: _Counted, transport: Any, closed: threading.Event) -> None:
+        """Close the connection after SILENT_S of silence, counted in ticks: while this process sleeps none passes."""
+        heard, quiet_s = -1, 0.0
+        while transport.is_active() and not closed.wait(TICK_S):
+            quiet_s = quiet_s + TICK_S if connected.heard == heard else 0.0
+            heard = connected.heard
+            if quiet_s >= SILENT_S:
+                self.silent = True
+                with contextlib.suppress(OSError):  # it fell just now by itself
+                    connected.shutdown(socket.SHUT_RDWR)
+
+
+class LocalConnection(fabric.Connection):  # type: ignore[misc]
+    """A pod of this machine, dealt with as if it were elsewhere: commands begin in the user's home folder."""
+
+    name = ""
+    folder = ""
+
+    def __init__(self, name: str, folder: str) -> None:
+        super().__init__("localhost", config=fabric.Config(ssh_config=SSHConfig(), lazy=True))
+        self.name, self.folder = name, folder
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (*super()._identity(), self.name)
+
+    @property
+    def is_connected(self) -> bool:
+        return True
+
+    def open(self) -> None:
+        """Do nothing: it is here."""
+
+    def close(self) -> None:
+        """Do nothing: it is here."""
+
+    def run(self, command: str, **kwargs: Any) -> Any:
+        """Run a command on this machine, as `PodConnection.run` does elsewhere."""
+        with self.cd(str(Path.home())) if not self.command_cwds else contextlib.nullcontext():
+            return self._run(self.config.runners.local(self), command, **kwargs)
+
+    def sudo(self, command: str, **kwargs: Any) -> Any:
+        """Run a command on this machine as root, as `PodConnection.sudo` does elsewhere."""
+        return self._sudo(self.config.runners.local(self), command, **kwargs)
+
+    def put(self, local: Any, remote: str | None = None, preserve_mode: bool = True) -> Any:
+        """Copy a file, or what a file-like object holds, to a path; a relative one is below the home folder."""
+        return self._copied(local, remote, local, os.path.join(Path.home(), remote or ""), preserve_mode)
+
+    def get(self, remote: str, local: Any = None, preserve_mode: bool = True) -> Any:
+        """Copy the file at a path to another one, or into a file-like object."""
+        return self._copied(local, remote, os.path.join(Path.home(), remote), local or "", preserve_mode)
+
+    def _copied(self, local: Any, remote: Any, source: Any, target: Any, preserve_mode: bool) -> Any:
+        """Copy as paramiko's transfers do: a folder as the target takes the file under its own name."""
+        if hasattr(target, "write"):
+            target.write(Path(source).read_bytes())
+        elif hasattr(source, "read"):
+            content = source.read()
+            Path(target).write_bytes(content.encode() if isinstance(content, str) else content)
+        else:
+            target = os.path.abspath(target)
+            target = os.path.join(target, os.path.basename(source)) if os.path.isdir(target) else target
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            (shutil.copy if preserve_mode else shutil.copyfile)(source, target)
+        is_put = target is not local and source is local
+        there, here = (target, source) if is_put else (source, target)
+        return Transferred(orig_local=local, orig_remote=remote, local=here, remote=there, connection=self)
+
+
+def _dial(address: Address) -> _Counted:
+    try:
+        plain = socket.create_connection((address.host, address.port), timeout=OPEN_S)
+    except OSError as error:
+        raise Unreachable(f"ssh {address.host}:{address.port}: {error}") from None
+    counted = _Counted(plain.family, plain.type, plain.proto, fileno=plain.detach())
+    counted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # paramiko writes small packets and leaves it off
+    return counted

@@ -1,0 +1,75 @@
+"""Who a machine is, and who we are to it: its pinned host key, and our private key for it.
+
+A machine is pinned at first contact, in a file of its own. From then on it is that key or nothing.
+"""
+
+import contextlib
+import os
+import shlex
+import stat
+from pathlib import Path
+from typing import Any
+
+from infra.errors import SlipwayError, UsageError
+from infra.records import Address
+from store import local_files
+
+ALIAS = "pod"  # the one name in a pod's known_hosts: its address may change, its key may not
+
+
+class StrangeHost(SlipwayError):
+    """Another host key than the pinned one: nothing was sent."""
+
+
+def check_key(address: Address) -> None:
+    """Raise UsageError when its private key is not here, or others than its owner may read it, as `ssh` does."""
+    where, key = f"ssh {address.user}@{address.host}", Path(address.key)
+    if not key.is_file():
+        raise UsageError(f"{where}: its key {address.key or '(none)'} is not here")
+    seen = key.stat()
+    if seen.st_uid == os.getuid() and seen.st_mode & 0o077:
+        mode = f"{stat.S_IMODE(seen.st_mode):03o}"
+        raise UsageError(
+            f"{where}: others may read its private key {key} (mode {mode}), so it is not used; if nobody has: "
+            f"chmod 600 {shlex.quote(str(key))}"
+        )
+
+
+class PinFirst:
+    """The policy of paramiko for a host that has no pin yet."""
+
+    def __init__(self, known_hosts: Path) -> None:
+        self.known_hosts = known_hosts
+
+    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
+        from paramiko import BadHostKeyException
+
+        expected = pin_first(self.known_hosts, key)
+        if expected != key:
+            raise BadHostKeyException(hostname, key, expected)
+
+
+def pinned(known_hosts: Path) -> Any:
+    """Return the host key in a pod's known_hosts; None when there is no file yet.
+
+    Raises UsageError when it is damaged.
+    """
+    from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
+
+    try:
+        entry = HostKeyEntry.from_line(known_hosts.read_text())
+    except FileNotFoundError:
+        return None
+    except (InvalidHostKey, ValueError):
+        entry = None
+    if entry is None:
+        raise UsageError(f"{known_hosts} holds no host key; nothing is sent to a host that cannot be told")
+    return entry.key
+
+
+def pin_first(known_hosts: Path, key: Any) -> Any:
+    """Pin `key` unless there is a pin; of two that do so at once, one wins. Returns the pin."""
+    known_hosts.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(FileExistsError):  # someone else was first
+        local_files.create(known_hosts, f"{ALIAS} {key.get_name()} {key.get_base64()}\n".encode(), mode=0o600)
+    return pinned(known_hosts)

@@ -1,0 +1,237 @@
+"""Large files over SSH: what is on the receiving side already is not sent again, also of an attempt that was cut off.
+
+In: a transport, a file on one side, a draft on the other. Out: the draft holds what the file does, and its sha256 is
+the caller's to check. rsync does it where both sides have it; else the file goes in pieces, which are compared by their
+sums. Both ways leave the same bytes.
+"""
+
+import hashlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from infra.errors import SlipwayError
+from infra.transport import rsync
+from infra.transport.meter import Meter
+from infra.transport.protocol import READ_BYTES, Lost, Result, TimedOut, Transport, Unreachable
+from infra.transport.ssh import Ssh
+from infra.units import size as in_words
+from store.backoff import Backoff
+
+LARGE_BYTES = 32 << 20  # a file that is larger is worth asking what there is of it
+PIECE_BYTES = 32 << 20
+ASK_S = 60.0
+SLOWEST_BYTES_PER_S = 100_000  # of a connection
+SLOWEST_DISK_BYTES_PER_S = 10e6
+BACKOFF = Backoff(0.5, longest_s=10.0, certain=0.0)
+FULL = "No space left on device"
+SUMS = """
+import hashlib, os, sys
+path, size, piece = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+if os.path.exists(path):
+    with open(path, "rb") as file:
+        print(os.fstat(file.fileno()).st_size)
+        for start in range(0, size, piece):
+            left, sha = min(piece, size - start), hashlib.sha256()
+            while left:
+                part = file.read(min(left, 1 << 20))
+                if not part:
+                    sys.exit(0)
+                sha.update(part)
+                left -= len(part)
+            print(sha.hexdigest())
+"""
+TAKE = """
+import hashlib, os, sys
+path, start, size, total, sha = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), hashlib.sha256()
+os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+try:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+        if os.fstat(file.fileno()).st_size > total:
+            os.ftruncate(file.fileno(), total)
+        file.seek(start)
+        for part in iter(lambda: sys.stdin.buffer.read(1 << 20), b""):
+            sha.update(part)
+            file.write(part)
+            size -= len(part)
+except OSError as error:
+    sys.exit(error.strerror)
+if size or sha.hexdigest() != sys.argv[5]:
+    sys.exit("the piece was cut off")
+"""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How large files go to and from a machine."""
+
+    program: str = ""
+    """rsync there; "" = in pieces."""
+    compress: bool = False
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        return "rsync" if self.program else "pieces"
+
+
+_ways: "weakref.WeakKeyDictionary[Ssh, Way]" = weakref.WeakKeyDictionary()
+
+
+def way(transport: Transport) -> Way:
+    """Return how large files go to and from that machine, which is asked once."""
+    assert isinstance(transport, Ssh)
+    if transport not in _ways:
+        _ways[transport] = _choose(transport)
+    return _ways[transport]
+
+
+def _choose(transport: Ssh) -> Way:
+    ours = rsync.here()
+    if ours is None:
+        return Way(why="there is no rsync 3.1 or later on this machine")
+    program, theirs = rsync.there(transport)
+    if theirs is None:
+        return Way(why="there is no rsync 3.1 or later on that machine")
+    versions = f"{'.'.join(map(str, ours))} here, {'.'.join(map(str, theirs))} there"
+    return Way(program, min(ours, theirs) >= rsync.OLDEST_FAST, versions)
+
+
+def applies(transport: Transport, size: int) -> bool:
+    """Tell whether a file of that size goes to or from that machine in this way."""
+    return isinstance(transport, Ssh) and size > LARGE_BYTES
+
+
+def fetch(transport: Transport, source: str, draft: Path, size: int, meter: Meter) -> None:
+    """Make `draft` here what the first `size` bytes of a file there are. It may hold a part of them, or others.
+
+    Raises Lost when the connection is cut, then `draft` holds more than before; FileNotFoundError; OSError for a full
+    disk, then there is no draft any more.
+    """
+    assert isinstance(transport, Ssh)
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    meter.kept_bytes += draft.stat().st_size if draft.exists() else 0
+    chosen = way(transport)
+    meter.ways.add(chosen.name)
+    try:
+        if chosen.program:
+            rsync.copy(transport, chosen.program, rsync.place(source), str(draft), meter, chosen.compress)
+        else:
+            _fetch_pieces(transport, source, draft, size, meter)
+    except (SlipwayError, OSError) as error:
+        if FULL in str(error):
+            draft.unlink(missing_ok=True)
+        raise
+    if draft.stat().st_size > size:  # it has grown there
+        os.truncate(draft, size)
+
+
+def put(transport: Transport, path: Path, draft: str, size: int, meter: Meter) -> None:
+    """Make `draft` there what the first `size` bytes of a file here are; otherwise as `fetch`."""
+    assert isinstance(transport, Ssh)
+    chosen = way(transport)
+    meter.ways.add(chosen.name)
+    try:
+        if chosen.program:
+            _run(transport, ["mkdir", "-p", "--", os.path.dirname(draft)], ASK_S)
+            rsync.copy(transport, chosen.program, str(path), rsync.place(draft), meter, chosen.compress)
+        else:
+            _put_pieces(transport, path, draft, size, meter)
+    except (SlipwayError, OSError) as error:
+        if FULL in str(error):
+            _run(transport, ["rm", "-f", "--", draft], ASK_S)
+        raise
+
+
+def persist(action: Callable[[], T], meter: Meter, patience_s: float, tell: Callable[[str], object]) -> T:
+    """Repeat what goes on where it was cut off, until it is done, or nothing has come for `patience_s`."""
+    since, seen, failures = time.monotonic(), meter.num_bytes, 0
+    while True:
+        try:
+            return action()
+        except (Lost, Unreachable, TimedOut) as error:
+            if meter.num_bytes > seen:
+                since, seen, failures = time.monotonic(), meter.num_bytes, 0
+            if time.monotonic() - since > patience_s:
+                raise
+            meter.cuts += 1
+            failures += 1
+            tell(f"{error}; {in_words(meter.num_bytes)} have come over the connection; going on where that was cut off")
+            time.sleep(BACKOFF.wait_s(failures))
+
+
+def _fetch_pieces(transport: Ssh, source: str, draft: Path, size: int, meter: Meter) -> None:
+    here = list(_sums(draft, size)) if draft.exists() else []
+    there = _sums_there(transport, source, len(here) * PIECE_BYTES)[1] if here else []
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+        for number, start in enumerate(range(0, size, PIECE_BYTES)):
+            if number < min(len(here), len(there)) and here[number] == there[number]:
+                continue
+            file.seek(start)
+            end = min(start + PIECE_BYTES, size)
+            while file.tell() < end:
+                piece = transport.read(source, file.tell())[: end - file.tell()]
+                if not piece:
+                    raise SlipwayError(f"{source} has shrunk while it was read")
+                file.write(piece)
+                file.flush()
+                meter.count(len(piece))
+
+
+def _put_pieces(transport: Ssh, path: Path, draft: str, size: int, meter: Meter) -> None:
+    held, there = _sums_there(transport, draft, size)
+    meter.kept_bytes += held
+    here = list(_sums(path, size))
+    todo = [number for number, sha in enumerate(here) if number >= len(there) or there[number] != sha]
+    if held > size and not todo:
+        todo = [len(here) - 1]  # which makes it shorter, too
+    for number in todo:
+        start = number * PIECE_BYTES
+        num_bytes = min(PIECE_BYTES, size - start)
+        words = [transport.python, "-IS", "-c", TAKE, draft, str(start), str(num_bytes), str(size), here[number]]
+        timeout_s = ASK_S + num_bytes / min(SLOWEST_BYTES_PER_S, meter.bytes_per_s or SLOWEST_BYTES_PER_S)
+        _run(transport, words, timeout_s, _parts(path, start, num_bytes, meter))
+
+
+def _parts(path: Path, start: int, num_bytes: int, meter: Meter) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(start)
+        while num_bytes > 0 and (part := file.read(min(num_bytes, READ_BYTES >> 4))):
+            num_bytes -= len(part)
+            meter.count(len(part))
+            yield part
+
+
+def _sums(path: Path, size: int) -> Iterator[str]:
+    """Yield the sha256 of each piece of a file here that is whole."""
+    with path.open("rb") as file:
+        for start in range(0, size, PIECE_BYTES):
+            left, sha = min(PIECE_BYTES, size - start), hashlib.sha256()
+            while left and (part := file.read(min(left, 1 << 20))):
+                sha.update(part)
+                left -= len(part)
+            if left:
+                return
+            yield sha.hexdigest()
+
+
+def _sums_there(transport: Ssh, path: str, size: int) -> tuple[int, list[str]]:
+    """Return how large a file there is, and the sha256 of each of its pieces that is whole."""
+    words = [transport.python, "-IS", "-c", SUMS, path, str(size), str(PIECE_BYTES)]
+    held, *sums = _run(transport, words, ASK_S + size / SLOWEST_DISK_BYTES_PER_S).stdout.split() or ["0"]
+    return int(held), sums
+
+
+def _run(transport: Ssh, words: list[str], timeout_s: float, stdin: Iterator[bytes] | None = None) -> Result:
+    done = transport.run(words, stdin=stdin, timeout_s=timeout_s)
+    if done.exited != 0:
+        raise SlipwayError(
+            f"{words[-1] if stdin is None else words[4]}: {done.stderr.strip() or f'exit code {done.exited}'}"
+        )
+    return done

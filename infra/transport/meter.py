@@ -1,0 +1,36 @@
+"""What goes over a connection: counted, and held to a rate when there is one."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+LONGEST_NAP_S = 1.0
+
+
+@dataclass
+class Meter:
+    """How much was moved, how often the connection was cut, and how it was moved."""
+
+    bytes_per_s: float | None = None
+    num_bytes: int = 0
+    cuts: int = 0
+    kept_bytes: int = 0
+    """What was on the receiving side already, of an attempt that was cut off or of an older version."""
+    ways: set[str] = field(default_factory=set)
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], object] = time.sleep
+    _free_at: float = 0.0
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, num_bytes: int) -> None:
+        """Add what was moved; wait for as long as the rate wants."""
+        with self._turn:
+            self.num_bytes += num_bytes
+            if self.bytes_per_s is None:
+                return
+            now = self.now()
+            self._free_at = max(self._free_at, now) + num_bytes / self.bytes_per_s
+            wait_s = self._free_at - now
+        if wait_s > 0:
+            self.sleep(wait_s)

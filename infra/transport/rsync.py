@@ -1,0 +1,146 @@
+"""rsync over the connection that is open: it sends what differs, and goes on where it was cut off.
+
+In: a transport, a file on either side. Out: the file on the other side, made of what was there and what came. rsync
+thinks that it starts a remote shell; `rsync_shell.py` hands its pipes to us, and they are joined with a channel.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from infra.errors import SlipwayError
+from infra.transport import rsync_shell
+from infra.transport.meter import Meter
+from infra.transport.protocol import Lost
+from infra.transport.ssh import Ssh
+
+OLDEST = (3, 1)  # with `--secluded-args` and an `--inplace` that takes what is there into account
+OLDEST_FAST = (3, 2)  # from here on `--compress` agrees on zstd or lz4, which cost little
+IDLE_S = 60  # the other end of a broken connection leaves after that
+ASK_S = 30.0
+CHUNK = 1 << 17
+PROBE = """
+for one in rsync ~/.local/bin/rsync /usr/local/bin/rsync; do
+    said=$("$one" --version 2>/dev/null) && printf '%s %s\\n' "$one" "${said%%
+*}" && break
+done
+exit 0
+"""
+_VERSION = re.compile(r"rsync +version v?(\d+)\.(\d+)")
+
+
+def here() -> tuple[int, int] | None:
+    """Return the version of rsync on this machine; None when there is none that can be used."""
+    path = shutil.which("rsync")
+    if not path:
+        return None
+    done = subprocess.run([path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return _version(done.stdout)
+
+
+def there(transport: Ssh) -> tuple[str, tuple[int, int] | None]:
+    """Return the program on that machine and its version; ("", None) when there is none that can be used."""
+    said = transport.run(["sh", "-c", PROBE], timeout_s=ASK_S).stdout
+    version = _version(said)
+    return (said.split()[0], version) if version else ("", None)
+
+
+def _version(said: str) -> tuple[int, int] | None:
+    found = _VERSION.search(said)
+    version = (int(found[1]), int(found[2])) if found else None
+    return version if version and version >= OLDEST else None
+
+
+def copy(transport: Ssh, program: str, source: str, target: str, meter: Meter, compress: bool) -> None:
+    """Run rsync; of the two paths, the one on the other machine begins with `rsync_shell.HOST` and a colon.
+
+    `program`: rsync there. Raises Lost when the connection was cut: then it may be run again, and goes on.
+    """
+    ours, theirs = socket.socketpair()
+    shell = shlex.join([sys.executable, "-IS", rsync_shell.__file__, str(theirs.fileno())])
+    words = ["rsync", "--secluded-args", "--inplace", "--no-whole-file", "--ignore-times", f"--timeout={IDLE_S}",
+             *(["--compress"] if compress else []), f"--rsync-path={program}", f"--rsh={shell}"]  # fmt: skip
+    with ours, tempfile.TemporaryFile() as said:
+        try:
+            child = subprocess.Popen([*words, "--", source, target], stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+                                     pass_fds=[theirs.fileno()], start_new_session=True)  # fmt: skip
+        finally:
+            theirs.close()
+        try:
+            is_cut, remote = _serve(transport, ours, child, meter)
+            code = child.wait()
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        if code:
+            said.seek(0)
+            why = " / ".join((said.read().decode(errors="replace") + remote).split("\n")[:3]).strip(" /")
+            raise (Lost if is_cut else SlipwayError)(f"rsync: {why or f'exit code {code}'}")
+
+
+def _serve(transport: Ssh, owner: socket.socket, child: "subprocess.Popen[bytes]", meter: Meter) -> tuple[bool, str]:
+    """Join rsync with the machine. Returns whether the connection was cut, and what was said on stderr there."""
+    command, pipes, _, _ = socket.recv_fds(owner, 1 << 20, 2)
+    if len(pipes) != 2:  # it left before it needed its shell
+        return False, ""
+    source, sink = pipes
+    for one in pipes:
+        os.set_blocking(one, True)
+    try:
+        with transport.duplex(command.decode()) as channel:
+            upward = threading.Thread(target=_pump_up, args=(source, channel, meter), daemon=True)
+            upward.start()
+            is_cut = False
+            try:
+                while piece := channel.recv(CHUNK):
+                    meter.count(len(piece))
+                    _write_all(sink, piece)
+                is_cut = not channel.has_ended()
+                if is_cut:
+                    child.kill()  # it would wait for last words
+            except BrokenPipeError:  # our rsync has left: its exit code tells why
+                pass
+            finally:
+                channel.hush()
+                os.close(sink)
+                sink = -1
+                owner.close()  # the shell leaves, and rsync after it
+                upward.join()
+            return is_cut, channel.stderr()
+    finally:
+        for one in (source, sink):
+            if one >= 0:
+                os.close(one)
+
+
+def _pump_up(source: int, channel: Any, meter: Meter) -> None:
+    from paramiko import SSHException
+
+    try:
+        while piece := os.read(source, CHUNK):
+            meter.count(len(piece))
+            channel.sendall(piece)
+        channel.shutdown_write()
+    except (OSError, EOFError, SSHException):  # the machine does not listen any more: what it has said tells why
+        while os.read(source, CHUNK):  # until rsync has left
+            pass
+
+
+def _write_all(sink: int, piece: bytes) -> None:
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[os.write(sink, rest) :]
+
+
+def place(path: str | Path) -> str:
+    """Return a path of the other machine as rsync is told it."""
+    return f"{rsync_shell.HOST}:{path}"

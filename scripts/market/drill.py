@@ -1,0 +1,158 @@
+"""What `inv drill` does: the plan with its price, the question, the drill, its report."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from invoke import Exit
+
+from flows.drills import drill as use_case
+from flows.drills import replay as replaying
+from flows.drills.drill import Planned
+from infra.drill import clauses, recording
+from infra.drill.clauses import BROKEN, UNREACHED, ClauseResult
+from infra.drill.evidence import Evidence
+from infra.drill.reports import DrillReport, Reports
+from infra.drill.watch import HeardExchange
+from infra.errors import SlipwayError, UsageError
+from infra.ledger.journal import Journal
+from infra.money import BadAmount, in_usd, micro_usd
+from infra.records import Address
+from infra.rehearsal import attach, differences
+from infra.settings import VENDORS, Settings
+from infra.units import count
+from scripts.cli import context, offers_table, prompts, rehearsal_world, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.render import columns
+from scripts.cli.session import open_journal
+from scripts.market.flags import DrillFlags
+
+
+def drill(spec: DrillFlags) -> None:
+    if spec.replay:
+        replay(spec)
+        return
+    settings = context.settings_of(spec)
+    if spec.plant and not settings.rehearsal:
+        raise UsageError("--plant is for a rehearsal, whose vendors can be made to differ: add --rehearse")
+    try:
+        amount = micro_usd(spec.spend_limit.lstrip("$"))
+    except BadAmount as error:
+        raise UsageError(f"--spend-limit: {error}") from None
+    with open_journal(settings) as journal:
+        planned = use_case.plan(spec.provider, spec.gpu, amount, journal, settings, render.tell)
+        if not spec.json:
+            show_plan(planned, settings)
+        if spec.dry_run:
+            if spec.json:
+                print_json(plan_json(planned))
+            render.say("dry run: nothing was rented")
+            return
+        prompts.confirm(spec.yes)
+        if spec.plant:
+            plant(spec, planned, journal, settings)
+            return
+        held = use_case.Drill(planned, settings, journal, render.tell)
+        seen = held.run()
+    at, reports = int(time.time()), Reports.beside(settings.state_file)
+    path = reports.folder / f"{reports.stem(spec.provider, at)}.recording.json"
+    report = DrillReport(
+        vendor=spec.provider, at=at, is_rehearsed=bool(settings.rehearsal), findings=tuple(clauses.judge(seen)),
+        counted_micro_usd=sum(one.ledger_micro_usd for one in seen.trials),
+        recording=record(seen, held.watch.heard, path, at, settings),
+    )  # fmt: skip
+    path = reports.save(report)
+    if spec.json:
+        print_json({**asdict(report), "report": path})
+    else:
+        show(report.findings)
+        print(render.clean(f"{report.words}; {in_usd(report.counted_micro_usd)} by our ledger"))
+        render.say(f"report: {path}; recording beside it: {report.recording or 'none'}")
+    leave(report)
+
+
+def record(seen: Evidence, heard: Sequence[HeardExchange], path: Path, at: int, settings: Settings) -> str:
+    """Write the recording down; return the name of its file, "" when it could not be masked, which is told."""
+    recorded, mask = recording.record(seen, heard, at)
+    hosts = {Address.parse(pod.address).host for one in seen.asked for pod in one.pods if pod.address}
+    try:
+        recording.save(recorded, path, {*mask.secrets, *hosts, *(getattr(settings, key) for key in VENDORS.values())})
+    except SlipwayError as error:
+        render.say(str(error))
+        return ""
+    return path.name
+
+
+def replay(spec: DrillFlags) -> None:
+    """Show what today's client and clauses make of a recording; exit 5 when that is not what was made of it then."""
+    said = replaying.replay(recording.load(Path(spec.replay)), context.settings())
+    if spec.json:
+        print_json(asdict(said))
+    else:
+        show(said.now)
+        for line in said.otherwise:
+            render.say(render.clean(line))
+        print(f"{said.vendor}: {count(said.verbs, 'answer')} of a drill of {render.iso(said.at)} replayed")
+    if said.otherwise or said.now != said.then:
+        raise Exit("inv drill: today's client or clauses make something else of this recording", code=5)
+
+
+def plant(spec: DrillFlags, planned: Planned, journal: Journal, settings: Settings) -> None:
+    """Drill once for each difference; exit 5 when one is not found."""
+    wanted, world = differences.chosen(spec.plant), attach.find(rehearsal_world.base())
+    found = []
+    for one in wanted:
+        render.say(f"planted: {one.name}: {one.about}")
+        world.tell("/faults", one.faults)
+        try:
+            seen = use_case.Drill(planned, settings, journal, render.tell, is_light=True).run()
+        finally:
+            world.tell("/faults", {})
+        broken = [finding for finding in clauses.judge(seen) if finding.state == BROKEN]
+        hit = next((finding for finding in broken if finding.clause == one.clause), None)
+        found.append((one, hit, [finding.clause for finding in broken if finding is not hit]))
+    if spec.json:
+        print_json([{"planted": one.name, "found": hit and asdict(hit), "also": also} for one, hit, also in found])
+    else:
+        rows = [("planted", "", "clause", "expected", "seen", "broken by that, too")]
+        rows += [(one.name, "found" if hit else "MISSED", one.clause, hit.expected if hit else "",
+                  hit.seen if hit else "", ", ".join(also)) for one, hit, also in found]  # fmt: skip
+        print(render.clean(columns(rows)))
+    missed = [one.name for one, hit, _ in found if not hit]
+    render.say(f"{len(found) - len(missed)} of {count(len(found), 'difference')} found")
+    if missed:
+        raise Exit(f"inv drill: not found: {', '.join(missed)}", code=5)
+
+
+def show_plan(planned: Planned, settings: Settings) -> None:
+    """Show what is rented, what it costs, and what ends it."""
+    offers_table.show_offers(planned.request, planned.offers)
+    machines, most = count(len(planned.trials), "machine"), in_usd(planned.most_micro_usd)
+    render.say(f"{machines}, some minutes each: about {in_usd(planned.expected_micro_usd)}, {most} at most")
+    offers_table.show_ends(planned.limits, planned.offers[0], settings, "end")
+
+
+def plan_json(planned: Planned) -> dict[str, Any]:
+    return {
+        "provider": planned.vendor.name,
+        "machines": list(planned.trials),
+        "usd_per_hour": render.usd(planned.offers[0].micro_usd_per_hour),
+        "expected_usd": render.usd(planned.expected_micro_usd),
+        "most_usd": render.usd(planned.most_micro_usd),
+    }
+
+
+def show(findings: Sequence[ClauseResult]) -> None:
+    rows = [("clause", "", "expected", "seen")]
+    rows += [(one.clause, one.state, one.expected, one.seen) for one in findings]
+    print(render.clean(columns(rows)))
+
+
+def leave(report: DrillReport) -> None:
+    """Exit 5 when a promise is broken, 1 when the drill could not try all of them."""
+    if broken := report.of(BROKEN):
+        raise Exit(f"inv drill: {report.vendor} differs from what Slipway relies on: {', '.join(broken)}", code=5)
+    if missed := report.of(UNREACHED):
+        raise Exit(f"inv drill: these could not be tried: {', '.join(missed)}; run it again", code=1)

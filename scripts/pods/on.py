@@ -1,0 +1,98 @@
+"""What `inv on` does: words name machines, a command runs on all of them, its output comes with their names."""
+
+import sys
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from invoke import Exit
+
+from flows.pods import run_on
+from infra import targets
+from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.units import seconds
+from scripts.cli import context, render, session
+from scripts.cli.invoke_patch import print_json, words_after_dashes
+from scripts.pods.flags import OnFlags
+
+if TYPE_CHECKING:
+    from infra.transport.group_run import CommandOutcome
+
+LONGEST_LINE = 1 << 16  # letters that are held back until a line ends
+
+
+def on(spec: OnFlags) -> None:
+    command = " ".join(words_after_dashes())
+    if not command:
+        raise UsageError("the command is missing: inv on PODS -- nvidia-smi")
+    words = spec.pods or ((session.current(),) if session.current() else ())
+    if not words and not spec.all:
+        raise UsageError("which pods? inv on PODS -- command, or for every pod: inv on --all -- command")
+    timeout_s = seconds(spec.timeout) if spec.timeout else None
+    settings = context.settings()
+    with Journal.open(settings.state_file) as journal:
+        machines = targets.find(words, spec.all, journal, settings)
+    names = [one.name for one in machines]
+    lines = NamedLines(names)
+    outcomes = run_on(machines, command, (lambda *_: None) if spec.json else lines.take, sudo=spec.sudo,
+                      timeout_s=timeout_s, keeps=spec.json, interrupted=tell_interrupted)  # fmt: skip
+    lines.flush()
+    worst = max(one.code for one in outcomes)
+    if spec.json:
+        print_json({"command": command, "exit_code": worst, "machines": outcomes})
+    else:
+        conclude(outcomes)
+    if worst:
+        raise Exit(code=worst)
+
+
+def conclude(outcomes: Sequence["CommandOutcome"]) -> None:
+    """Say where it went wrong, and how many it went well on when there are several."""
+    for one in outcomes:
+        if one.problem or one.exit_code:
+            render.tell(f"{one.name}: {one.problem or f'exit code {one.exit_code}'}")
+    bad = sum(one.code != 0 for one in outcomes)
+    if bad and len(outcomes) > 1:
+        render.say(f"{bad} of {render.count(len(outcomes), 'machine')} failed")
+
+
+def tell_interrupted(deaf: Sequence[str]) -> None:
+    if deaf:
+        render.say(f"interrupted; it may run on where this was not confirmed: {', '.join(deaf)}")
+    else:
+        render.say("interrupted; it was ended on every machine")
+
+
+class NamedLines:
+    """What machines say, by lines, each with the name of its machine in front; threads take turns."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._width = max(map(len, names))
+        self._held = {(name, is_error): "" for name in names for is_error in (False, True)}
+        self._turn = threading.Lock()
+
+    def take(self, name: str, is_error: bool, text: str) -> None:
+        """Print the lines that are whole; of one that was written over, as progress bars do, what is seen last."""
+        with self._turn:
+            *lines, rest = (self._held[name, is_error] + text).split("\n")
+            if len(rest) > LONGEST_LINE:
+                lines, rest = [*lines, rest], ""
+            self._held[name, is_error] = rest
+            self._print(name, is_error, lines)
+
+    def flush(self) -> None:
+        """Print what has no end of its line."""
+        with self._turn:
+            for (name, is_error), rest in self._held.items():
+                if rest:
+                    self._print(name, is_error, [rest])
+            self._held = dict.fromkeys(self._held, "")
+
+    def _print(self, name: str, is_error: bool, lines: Sequence[str]) -> None:
+        out = sys.stderr if is_error else sys.stdout
+        for line in lines:
+            seen = line.rstrip("\r").rpartition("\r")[2]
+            print(f"{name:{self._width}} | {render.clean(seen)}".rstrip(), file=out)
+        if lines:
+            out.flush()

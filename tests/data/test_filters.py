@@ -1,0 +1,61 @@
+"""What a filter may say, and what it means."""
+
+import pytest
+
+from data.errors import ConfigError, InputError
+from data.filters import parse
+
+ROW = {"score": 3.5, "language": "en", "url": None, "tags": ["a", "b"], "text": "four", "is_good": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "keeps"),
+    [
+        ("score > 3", True),
+        ("3 < score <= 3.5", True),
+        ("not score >= 4 and language == 'en'", True),
+        ("language in ('de', 'en')", True),
+        ("language not in ['de', 'fr']", True),
+        ("'b' in tags", True),
+        ("'x' in url", False),
+        ("url is None", True),
+        ("url != None or score < 0", False),
+        ("url > 'a'", False),
+        ("url <= 'a'", False),
+        ("len(text) * 2 + 1 == 9", True),
+        ("len(url) > 0", False),
+        ("-score < -3 and score % 2 == 1.5 and score / 7 - 0.5 == 0", True),
+        ("is_good", True),
+    ],
+)
+def test_a_row_is_kept_where_the_words_are_true(words, keeps):
+    assert parse(words).keeps(ROW) is keeps
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        ("__import__('os').system('id')", "is not known here"),
+        ("text.upper() == 'A'", "is not known here"),
+        ("tags[0] == 'a'", "is not known here"),
+        ("(lambda: score)()", "is not known here"),
+        ("[one for one in tags]", "is not known here"),
+        ("f'{score}'", "is not known here"),
+        ("score ** 9 ** 9", "is not known here"),
+        ("len(text, 2)", "is not known here"),
+        ("(score := 4)", "is not known here"),
+        ("score >", "invalid syntax"),
+        ("1 < 2", "no column is in it"),
+        ("not " * 60 + "score", "nested deeper than 50"),
+        ("score > 1" + " " * 3000, "3009 letters"),
+    ],
+)
+def test_what_is_no_comparison_of_columns_is_refused_before_anything_is_read(words, seen):
+    with pytest.raises(ConfigError, match=seen):
+        parse(words)
+
+
+@pytest.mark.parametrize("words", ["text > 3", "text * 9 == 1", "score / 0 > 1"])
+def test_values_that_do_not_compare_are_told_with_what_they_are(words):
+    with pytest.raises(InputError, match=r"(text|score) is "):
+        parse(words).keeps(ROW)

@@ -1,0 +1,53 @@
+"""Drills of the rehearsed vendors: honest ones break no clause, and what is planted is found."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.test_street_market import VENDORS, world_of
+
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.process,
+    pytest.mark.needs("sshd", "ssh-keygen"),
+    pytest.mark.timeout(1800),  # a guard against hangs: the ten take minutes, each with machines of its own
+]
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory):
+    yield from world_of(tmp_path_factory.mktemp("drilled"), 20)
+
+
+@pytest.mark.parametrize("vendor", list(VENDORS))
+def test_a_drill_of_an_honest_vendor_breaks_nothing_leaves_nothing_and_is_cited(user, vendor):
+    process = user.begin("drill", "--provider", vendor, "--rehearse", "--yes", "--json")
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    said = json.loads(out)
+    states = {one["clause"]: one["state"] for one in said["findings"]}
+    assert set(states.values()) == {"kept"}, said
+    assert ("self-end" in states) is (vendor == "runpod") and ("spend limit" in states) is (vendor == "shadeform")
+    assert user.truth()["billing"] == user.truth()["running"] == 0
+    assert not user.json("audit", "--rehearse")["machines"]
+    path = Path(said["report"]).parent / said["recording"]
+    text = path.read_text()
+    assert "127.0.0.1" not in text and user.world.about[vendor]["key"] not in text
+    then = user.json("drill", "--replay", str(path))
+    assert then["otherwise"] == [] and then["now"] == said["findings"]
+    other = path.with_name("other.json")
+    other.write_text(re.sub(r'"(hourly_price|price|cost)":', r'"\1_of_today":', text))
+    assert user.json("drill", "--replay", str(other), code=5)["otherwise"]  # the vendor's answer, with another field
+    cited = user.json("offers", "--rehearse", "--provider", vendor)["drills"][vendor]
+    assert cited["broken"] == [] and set(cited["kept"]) == states.keys()
+
+
+def test_ten_planted_differences_are_found(user):
+    process = user.begin("drill", "--provider", "shadeform", "--rehearse", "--yes", "--json", "--plant", "all")
+    out, err = process.communicate(timeout=1700)
+    assert process.returncode == 0, err
+    found = json.loads(out)
+    assert len(found) == 10 and all(one["found"]["expected"] and one["found"]["seen"] for one in found)
+    assert user.truth()["billing"] == user.truth()["running"] == 0
