@@ -21,7 +21,7 @@ from infra.control import frames
 from infra.control.frames import BEGIN, COPY, END, ERR, GONE, INPUT, OUT, OVER, PING, SIGNAL, SIZE, frame, told
 from infra.errors import SlipwayError
 from infra.transport.protocol import Lost
-from infra.transport.ssh import Exchange
+from infra.transport.ssh import Conversation
 from store import outside
 
 PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -57,7 +57,7 @@ def size(streams: list[bool]) -> tuple[int, int]:
     return SIZE_BEFORE
 
 
-def lend(exchange: Exchange, about: dict[str, Any]) -> RemoteOutcome:
+def lend(exchange: Conversation, about: dict[str, Any]) -> RemoteOutcome:
     """Run the command that `about` says on these streams, to its end. Raises Lost; SlipwayError: it did not begin."""
     streams = tty()
     outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -77,7 +77,7 @@ def lend(exchange: Exchange, about: dict[str, Any]) -> RemoteOutcome:
         outbox.put(None)
 
 
-def _listen(exchange: Exchange, outbox: "queue.SimpleQueue[bytes | None]") -> RemoteOutcome:
+def _listen(exchange: Conversation, outbox: "queue.SimpleQueue[bytes | None]") -> RemoteOutcome:
     reader, copy = frames.Reader(), bytearray()
     gone: set[bytes] = set()
     while piece := exchange.receive():
@@ -113,7 +113,7 @@ def _write(number: int, content: bytes) -> None:
             select.select([], [number], [], LOOK_S)
 
 
-def _send(exchange: Exchange, outbox: "queue.SimpleQueue[bytes | None]") -> None:
+def _send(exchange: Conversation, outbox: "queue.SimpleQueue[bytes | None]") -> None:
     """Send what is put there; in between a sign of life."""
     while True:
         try:

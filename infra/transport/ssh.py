@@ -152,7 +152,7 @@ class Ssh:
         return subprocess.run(self.line(words, cwd, is_terminal=sys.stdin.isatty())).returncode
 
     @contextlib.contextmanager
-    def exchange(self, words: Sequence[str], cwd: str | Path) -> Iterator["Exchange"]:
+    def exchange(self, words: Sequence[str], cwd: str | Path) -> Iterator["Conversation"]:
         """Run a program that is talked with: what it reads and what it says are bytes, in any pieces.
 
         It is not ended with this; a program that reads its stdin sees the end of that. Raises Unreachable, Lost.
@@ -160,7 +160,7 @@ class Ssh:
         script = f"cd -- {shlex.quote(str(cwd))} && exec {shlex.join(words)}"
         with self._session(time.monotonic() + OPEN_S) as (link, channel):
             link.send(channel, "exec", "exec sh -c " + shlex.quote(script))
-            yield Exchange(channel, lambda why: self._lost(link, words[0], why))
+            yield Conversation(channel, lambda why: self._lost(link, words[0], why))
 
     def line(
         self, words: Sequence[str] | None = None, cwd: str | Path | None = None, is_terminal: bool = True
@@ -279,7 +279,7 @@ class Ssh:
         )
 
 
-class Exchange:
+class Conversation:
     """A program on the other machine, and the two ends of what it reads and says."""
 
     def __init__(self, channel: Any, lost: Callable[[str], Lost]) -> None:

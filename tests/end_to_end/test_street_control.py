@@ -128,7 +128,7 @@ def on_terminal(world, *words, press, within_s=60.0):
 def test_commands_run_on_the_control_host_and_everything_comes_home(laptop, sshd, tmp_path):
     places = places_of(sshd)
     up = laptop.json("control.up", laptop.host)
-    with pytest.raises(Moved, match=laptop.host), Journal.open(laptop.journal):
+    with pytest.raises(Moved, match=laptop.host), Journal.open(laptop.journal, laptop.environ):
         pass
     assert [one.stat().st_mode & 0o777 for one in (places.env, places.state_file)] == [0o600, 0o600]
     # The run is begun, followed and seen there; its exit code and its JSON are as at home.
@@ -157,7 +157,7 @@ def test_commands_run_on_the_control_host_and_everything_comes_home(laptop, sshd
     sshd.start()
     assert laptop.json("control.down")["host"] == laptop.host
     assert not places.env.exists() and not places.about.exists()
-    with Journal.open(laptop.journal) as journal:
+    with Journal.open(laptop.journal, laptop.environ) as journal:
         assert journal.installation == up["installation"]
         assert journal.runs() == [done["run"]]
     assert "no control host" in failed(other, "status", code=2)
