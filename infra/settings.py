@@ -36,7 +36,7 @@ SHELL_ONLY = {  # what others read straight from their environment
     "SLIPWAY_GRACE_S": "from a step's SIGTERM to its SIGKILL; 60",
     "SLIPWAY_NODE_SILENT_S": "a node that is silent for so long ends a round of training; 10",
     "SLIPWAY_NODE_RETURN_S": "a node that is silent for so long is lost, and the run begins anew without it; 60",
-    "SLIPWAY_GROUP_TIMEOUT_S": "longest exchange between the processes of a training; 60",
+    "SLIPWAY_GROUP_TIMEOUT_S": "longest exchange between processes of a training; 600 in its first step, then 100",
 }
 
 

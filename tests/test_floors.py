@@ -36,7 +36,7 @@ PLAN = (
 )
 PLAN += ("data.config", "data.references", "store.manifest", "infra.records", "infra.errors", "infra.agent.job")
 # What control code may import of training: its plan, and the light records beside that.
-LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "data.text.remote")
+LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "trainer.nanochat.look", "data.text.remote")
 # From the most special to the most general: whose files, what they may import of the house.
 TABLE = (
     ("infra.agent", ("infra.agent",)),
