@@ -43,10 +43,15 @@ def hand_on(op: Op, settings: Settings, flags: Sequence[str]) -> str:
     `flags`: those that lead a command to this run's journal.
     """
     if not registry.provider(settings, op.vendor).is_here:
-        log = settings.homes / op.run / "keep.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        line = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), "keep", op.run, *flags]
-        with log.open("ab") as file:
-            subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
-        return f"inv keep {op.run} brings it home, and back if its machine fails; it writes to {log}"
+        return leave_to_keeper(op, settings, flags)
     return "its own guard and agent keep it at work on this machine; nobody else is needed"
+
+
+def leave_to_keeper(op: Op, settings: Settings, flags: Sequence[str]) -> str:
+    """Start a keeper of its own for a run. Returns that in words."""
+    log = settings.homes / op.run / "keep.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    line = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), "keep", op.run, *flags]
+    with log.open("ab") as file:
+        subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+    return f"inv keep {op.run} brings it home, and back if its machine fails; it writes to {log}"

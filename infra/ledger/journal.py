@@ -360,6 +360,11 @@ class Journal:
         rows = self._db.execute("SELECT name, boot_id, pid, pid_starttime FROM leases WHERE pid IS NOT NULL")
         return {name for name, *holder in rows.fetchall() if is_alive(Identity(*holder))}
 
+    def abandoned(self) -> set[str]:
+        """Return the names of the leases whose holders died without releasing them."""
+        rows = self._db.execute("SELECT name FROM leases WHERE pid IS NOT NULL").fetchall()
+        return {name for (name,) in rows} - self.held()
+
     def holder(self, name: str) -> Identity | None:
         """Return the living process that has this lease."""
         return self._lease(name)[1]

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection, Iterator, Sequence
 
-from flows import follow
+from flows import supervise
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, service_lease
 from infra.providers import registry
@@ -12,7 +12,6 @@ from infra.runs import upgrade as handing_over
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import duration
-from serve import controller_client
 
 TAKE_OVER_S = 60.0
 POLL_S = 0.2
@@ -33,11 +32,8 @@ def take_over(
     wanted = set(_wanted(journal, settings))
     due = [one for one in left if one in wanted]
     for lease in due:
-        kind, _, name = lease.partition(":")
-        if kind == "serve":
-            controller_client.ensure(name, settings, journal, tell)
-        elif journal.holder(lease) is None:  # a launch that was asked to leave starts a keeper itself
-            tell(follow.hand_on(journal.ops(run=name)[-1], settings, flags))
+        if journal.holder(lease) is None:  # a launch that was asked to leave starts a keeper itself
+            supervise.start(lease, journal, settings, tell, flags)
     deadline = time.monotonic() + TAKE_OVER_S
     while missing := set(due) - journal.held():
         if time.monotonic() > deadline:
