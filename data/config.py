@@ -21,6 +21,7 @@ from store import strict_records
 T = TypeVar("T")
 
 
+ENDS_ANSWER = "<|assistant_end|>"  # one of the chat tokens of ours: data.tokens.tokenizer.SPECIALS
 LEAST_VOCAB = 256 + 9  # ids of any tokenizer of ours: the bytes, and data.tokens.tokenizer.SPECIALS
 LONGEST = {"name": 100, "maker": 200, "purpose": 200}  # bytes of UTF-8, of what a persona says of itself
 SAID_ALREADY = {"name": ("i am", "i'm", "my name is"), "maker": ("by", "made by"), "purpose": ("my purpose is",)}
@@ -272,6 +273,10 @@ class IdentitySpec:
 
     persona: Persona
     seed: int = 1337
+    source: str = field(default="", metadata={"newer": True})
+    """A .jsonl with conversations of yours, in which the persona's name is said; "" = they are made of the persona."""
+    source_fingerprint: str = field(default="", metadata={"newer": True})
+    """Of `source`: its content. Filled in by the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)

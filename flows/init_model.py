@@ -1,7 +1,7 @@
 """What `--init` means: a Hugging Face folder here, or a repository of the hub, looked at before anything is planned.
 
-In: `FOLDER` or `hf://user/repo[@revision]`. Out: an `ImportSpec`; of the hub two small files are read, the weights come
-where the steps run.
+In: `FOLDER` or `hf://user/repo[@revision]`. Out: an `ImportSpec`; of the hub a few small files are read, the weights
+come where the steps run.
 """
 
 import hashlib
@@ -9,14 +9,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from data.config import ConfigError
+from data.config import ENDS_ANSWER, ConfigError
 from data.text.remote import hub
 from infra.errors import AuthError, UsageError
 from infra.settings import Settings
 from store import outside
 from store.artifacts import model_files
+from store.artifacts.chat_template import template_in, template_of
 from trainer.config import ImportSpec
 from trainer.model.huggingface import differences, model_config
+from trainer.nanochat import look as nanochat
 
 TIMEOUT_S = 20.0
 
@@ -33,8 +35,19 @@ def in_folder(init: str) -> ImportSpec:
     """Return what is to be imported from a folder: its shape, and a digest of its files. Raises UsageError."""
     folder = Path(init).expanduser().absolute()
     folder = folder / "hf" if (folder / "hf" / "config.json").is_file() else folder  # an artifact of ours
+    if not (folder / "config.json").is_file() and (file := nanochat.newest(folder)):
+        return ImportSpec(
+            source=str(folder),
+            model=nanochat.model_of(folder, file),
+            has_tokenizer=nanochat.tokenizer_of(folder) is not None,
+            content=nanochat.content_of(folder, file),
+            nanochat=file,
+        )
     if not (folder / "config.json").is_file():
-        raise UsageError(f"--init {init}: no config.json there; give a Hugging Face folder or hf://user/repo")
+        raise UsageError(
+            f"--init {init}: no config.json there; give a Hugging Face folder, a checkpoint folder of nanochat, or "
+            "hf://user/repo"
+        )
     files = sorted(one for one in folder.iterdir() if one.suffix in (".json", ".safetensors"))
     if not any(one.suffix == ".safetensors" for one in files):
         raise UsageError(f"--init {init}: no .safetensors file there; weights are read from those only")
@@ -52,7 +65,25 @@ def in_folder(init: str) -> ImportSpec:
         content.update(one.name.encode())
         content.update(one.read_bytes() if small else repr((stat.st_size, stat.st_mtime_ns)).encode())
     has_tokenizer = (folder / "tokenizer.json").is_file()
-    return ImportSpec(source=str(folder), model=model, has_tokenizer=has_tokenizer, content=content.hexdigest()[:12])
+    try:
+        template = template_of(folder) if has_tokenizer else ""
+    except outside.Unreadable as error:
+        raise UsageError(f"--init {init}: {error}") from None
+    own_chat = is_foreign(template)
+    if own_chat:
+        content.update(template.encode())
+    return ImportSpec(
+        source=str(folder),
+        model=model,
+        has_tokenizer=has_tokenizer,
+        content=content.hexdigest()[:12],
+        own_chat=own_chat,
+    )
+
+
+def is_foreign(template: str) -> bool:
+    """Tell whether a chat template is somebody else's; "" is none."""
+    return bool(template) and ENDS_ANSWER not in template
 
 
 def on_hub(init: str, settings: Settings) -> ImportSpec:
@@ -70,7 +101,13 @@ def on_hub(init: str, settings: Settings) -> ImportSpec:
         raise UsageError(f"--init {init}: there is no model of config.json and .safetensors files")
     model = model_config(read_json(get(f"{repo}/resolve/{commit}/config.json", init, settings), init))
     has_tokenizer = "tokenizer.json" in names
-    return ImportSpec(source=f"hf://{repo}", revision=commit, model=model, has_tokenizer=has_tokenizer)
+    own_chat = has_tokenizer and "chat_template.jinja" in names
+    if has_tokenizer and not own_chat and "tokenizer_config.json" in names:
+        said = read_json(get(f"{repo}/resolve/{commit}/tokenizer_config.json", init, settings), init)
+        own_chat = is_foreign(template_in(said))
+    return ImportSpec(
+        source=f"hf://{repo}", revision=commit, model=model, has_tokenizer=has_tokenizer, own_chat=own_chat
+    )
 
 
 def get(path: str, init: str, settings: Settings) -> str:

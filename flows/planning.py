@@ -68,6 +68,7 @@ class Work:
             source=settings.source,
             packages=tuple(filter(None, spec.packages.split(","))),
             persona=planning.load_persona(Path(spec.persona) if spec.persona else ROOT / "data" / "persona.yaml"),
+            identity=identity_file(spec.identity),
             seed=spec.seed,
             steps=spec.steps,
             block_size=settings.block_size,
@@ -144,11 +145,22 @@ def _check_writable(store: str) -> None:
     Store(store).check_writable()
 
 
+def identity_file(said: str) -> str:
+    """Return where conversations by hand lie, "" for none. Raises UsageError."""
+    if not said:
+        return ""
+    path = Path(said).expanduser().absolute()
+    if path.suffix != ".jsonl" or not path.is_file():
+        raise UsageError(f"--identity {said}: expected a .jsonl file of conversations, such as nanochat's "
+                         "identity_conversations.jsonl")  # fmt: skip
+    return str(path)
+
+
 def refuse_what_is_only_here(steps: tuple[Step, ...]) -> None:
     """Raise UsageError for steps that read files of this machine where they would run on another one."""
     for step in steps:
         source = step.config["spec"].get("source", "")
-        if step.words[-1] in ("talk", "import", "problems") and source and not source.startswith("hf://"):
+        if step.words[-1] in ("talk", "import", "problems", "identity") and source and not source.startswith("hf://"):
             raise UsageError(
                 f"{source} is on this machine, and the work would be done elsewhere; "
                 "put it into the store first: the same flags with inv train --prepare"

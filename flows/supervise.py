@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -29,8 +29,9 @@ from infra.ledger.journal import SUPERVISOR, Held, Journal, Op, service_lease
 from infra.ledger.life_cycle import LOST, READY
 from infra.providers import registry
 from infra.providers.local import Local
-from infra.runs import pods
+from infra.runs import pods, sight
 from infra.runs.keeper import GivenUp, lease_name
+from infra.runs.lookup import way
 from infra.runs.recovery import RUN
 from infra.runs.timing import Say
 from infra.settings import Settings
@@ -89,10 +90,12 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
     for op in newest.values():
         if op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
             continue
-        if op.vendor == Local.name or (op.stays and not op.target):
-            continue  # what is here keeps itself; what is idle is held by its guard
-        is_at_work = op.state in (READY, LOST)
         was_kept = lease_name(op.run) in left
+        if op.stays and not op.target:
+            continue  # what is idle is held by its guard
+        if op.vendor == Local.name and not (was_kept and _is_dead(op, settings)):
+            continue  # what is here keeps itself, as long as its machine runs
+        is_at_work = op.state in (READY, LOST)
         ended_s = time.time() - (op.ended_at or 0)
         if not (is_at_work or was_kept and (op.is_live or ended_s < RECENT_S)):
             continue
@@ -101,12 +104,34 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
     return found
 
 
+def _is_dead(op: Op, settings: Settings) -> bool:
+    """Tell whether a pod of this machine has lost both its guard and its agent, as after a boot."""
+    return op.state in (READY, LOST) and not sight.is_alive(op, way(settings, op))
+
+
 def is_needed(journal: Journal, settings: Settings) -> bool:
     """Tell whether there is anything that somebody has to look after."""
     return bool(journal.services() or runs_to_keep(journal, settings))
 
 
 # For commands.
+
+
+def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
+    """Have the supervisor look after whatever is to go on here; return the leases that nobody had.
+
+    What has come to this machine from another one, or through a boot, is written down as left by a process that died.
+    `also`: the leases that were held where it comes from. Raises SlipwayError when the supervisor does not come up.
+    """
+    with Journal.open(settings.state_file) as journal:
+        here = [op for op in journal.ops(live=True) if op.vendor == Local.name and not op.service]
+        dead = {lease_name(op.run) for op in here if _is_dead(op, settings)}
+        for lease in dead.union(one for one in also if one.startswith(lease_name(""))):
+            journal.abandon(lease)
+        due = [lease_name(op.run) for op in runs_to_keep(journal, settings)]
+        due += [one for one in (service_lease(row.name) for row in journal.services()) if not journal.holder(one)]
+    ensure(settings)
+    return due
 
 
 def ensure(settings: Settings) -> int | None:

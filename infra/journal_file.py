@@ -9,6 +9,7 @@ remembers how many there were.
 
 import contextlib
 import functools
+import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from store import local_files
 
 PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000, "wal_autocheckpoint": 0}
 CHECKPOINT_BYTES = 1 << 20
+MOVED_SCHEMA = 1_000_000  # of a journal that was moved to another machine: no Slipway of any version writes to it
+MOVED_KEY = "moved"  # in `meta`: JSON, what `infra.journal_moves` knows of that
 NETWORK_FILE_SYSTEMS = frozenset(
     [
         "nfs",
@@ -137,6 +140,17 @@ class OlderCode(JournalError):
         )
 
 
+class Moved(JournalError):
+    """The journal was moved to `host`, where the only one that is written to lies."""
+
+    def __init__(self, path: Path, host: str) -> None:
+        self.host = host
+        super().__init__(
+            f"journal {path} has moved to {host}, and nothing is written here; add --control {host}, "
+            "or bring it home: ./inv control.down"
+        )
+
+
 class _Damaged(Exception):
     pass
 
@@ -238,7 +252,7 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
         if not remembered and (remembered := installation.read(installation.older_file(path, usual, environ))):
             installation.remember(remembered, path, usual, environ)  # for the journal that takes its place
         return Opened(
-            _read_only(path),
+            read_only(path),
             remembered,
             f"journal {path} is damaged ({error}) and only read from now on; run: mv {path} {path}.damaged; "
             "the next one finds the pods that it knew in their vendors' listings",
@@ -334,6 +348,8 @@ def _remembered_changes(lock: int) -> int:
 def _migrate(db: sqlite3.Connection, path: Path, remembered: str) -> bool:
     """Bring the tables up to date in one transaction; True when they were made just now."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version == MOVED_SCHEMA:
+        raise Moved(path, moved_to(db))
     if version > len(MIGRATIONS):
         raise JournalError(
             f"journal {path} has schema {version}, this Slipway knows {len(MIGRATIONS)}: it was written by a newer one"
@@ -357,6 +373,14 @@ def _migrate(db: sqlite3.Connection, path: Path, remembered: str) -> bool:
     return version == 0
 
 
+def moved_to(db: sqlite3.Connection) -> str:
+    """Return the control host that a journal was moved to; "" = it was not. Raises sqlite3.Error."""
+    if db.execute("PRAGMA user_version").fetchone() != (MOVED_SCHEMA,):
+        return ""
+    (about,) = db.execute("SELECT value FROM meta WHERE key = ?", (MOVED_KEY,)).fetchone()
+    return str(json.loads(about)["host"])
+
+
 def holders(db: sqlite3.Connection) -> list[Holder]:
     """Return the living processes that hold leases, of whichever layout the tables are. Raises sqlite3.Error."""
     told = dict(db.execute("SELECT key, value FROM meta WHERE key LIKE 'code of %'").fetchall())
@@ -377,7 +401,7 @@ def holders_in(path: Path) -> list[Holder]:
     if not path.exists():
         return []
     try:
-        with contextlib.closing(_read_only(path)) as db:
+        with contextlib.closing(read_only(path)) as db:
             return holders(db)
     except sqlite3.Error as error:
         raise JournalError(f"journal {path}: {error}") from error
@@ -388,7 +412,8 @@ def code_key(lease: str) -> str:
     return f"code of {lease}"
 
 
-def _read_only(path: Path) -> sqlite3.Connection:
+def read_only(path: Path) -> sqlite3.Connection:
+    """Return a connection that writes nothing."""
     return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None, timeout=10)
 
 

@@ -36,7 +36,7 @@ SHELL_ONLY = {  # what others read straight from their environment
     "SLIPWAY_GRACE_S": "from a step's SIGTERM to its SIGKILL; 60",
     "SLIPWAY_NODE_SILENT_S": "a node that is silent for so long ends a round of training; 10",
     "SLIPWAY_NODE_RETURN_S": "a node that is silent for so long is lost, and the run begins anew without it; 60",
-    "SLIPWAY_GROUP_TIMEOUT_S": "longest exchange between the processes of a training; 60",
+    "SLIPWAY_GROUP_TIMEOUT_S": "longest exchange between processes of a training; 600 in its first step, then 100",
 }
 
 
@@ -81,6 +81,7 @@ class Settings:
     environments: Path = row("SLIPWAY_ENVIRONMENTS", "where environments are kept, shared by all checkouts")
     installer: str = row("SLIPWAY_INSTALLER", "what installs environments, uv or pip (read from the shell only)")
     state_file: Path = row("SLIPWAY_STATE_FILE", "the journal of what was rented, one per installation")
+    control: str = row("SLIPWAY_CONTROL", "the always-on machine that commands run on, reached by SSH; here: none")
     reserve_bytes: int = row("SLIPWAY_RESERVE_BYTES", "free disk below which work stops", str(1 << 30))
     accept_url: str = row("SLIPWAY_ACCEPT_URL", "a new pod downloads this for some seconds; empty: nothing")
     accept_download_mb_s: int = row("SLIPWAY_ACCEPT_DOWNLOAD_MB_S", "a new pod must download that fast", "2")

@@ -36,7 +36,7 @@ PLAN = (
 )
 PLAN += ("data.config", "data.references", "store.manifest", "infra.records", "infra.errors", "infra.agent.job")
 # What control code may import of training: its plan, and the light records beside that.
-LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "data.text.remote")
+LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "trainer.nanochat.look", "data.text.remote")
 # From the most special to the most general: whose files, what they may import of the house.
 TABLE = (
     ("infra.agent", ("infra.agent",)),
@@ -54,7 +54,19 @@ TABLE = (
 
 # The rooms of a floor, from the lowest to the highest: each may import itself, those before it, and the floor's files.
 ORDER = {
-    "infra": ("agent", "transport", "market", "machines", "providers", "selection", "jobs", "ledger", "runs", "drill"),
+    "infra": (
+        "agent",
+        "transport",
+        "market",
+        "machines",
+        "providers",
+        "selection",
+        "jobs",
+        "ledger",
+        "runs",
+        "control",
+        "drill",
+    ),
     "infra.rehearsal": ("vendors",),
     "data": ("text", "shards", "tokens", "chat", "problems", "report", "engines"),
     "trainer": (
@@ -76,7 +88,7 @@ ORDER = {
     "store": ("backends", "artifacts", "run_sync"),
     # A noun's commands use those of another one in four places: chat asks a service, a report shows evaluations, the
     # work of a pod is followed as a launch is, and doctor looks at everything.
-    "scripts": ("cli", "market", "services", "models", "data", "pools", "store", "runs", "pods", "project"),
+    "scripts": ("cli", "market", "services", "models", "data", "pools", "store", "runs", "pods", "control", "project"),
 }
 # Whoever imitates a vendor speaks of the same things as its client; a vendor's records are called as it calls them.
 IMITATED = ("infra.rehearsal", "infra.providers.lium", "infra.providers.runpod", "infra.providers.shadeform")

@@ -38,6 +38,9 @@ def main(words: list[str] | None = None) -> int:
     # So long waiting threads spin before they sleep. At the default, two programs that share the cores each run at a
     # sixth of their speed; without any spinning, one alone loses a fifth.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    # read as PyTorch is imported; rows of many lengths leave holes that a larger one does not fit into, else
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # whoever watches asks a silent trainer where it stands
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -85,6 +88,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--name", default="", help="what the model should call itself")
     one.add_argument("--task", action="append", default=[], help="a .jsonl of questions; repeatable")
     one.add_argument("--as-text", action="store_true", help="put its questions as text, to a model that does not talk")
+    one.add_argument("--shots", type=int, default=0, help="others of its questions that are shown with their answers")
     one = command(commands, "export", write_folder, "write a Hugging Face folder")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
     one.add_argument("--out", type=Path, required=True)
@@ -185,7 +189,7 @@ def evaluate(flags: argparse.Namespace) -> None:
         spec = load(EvalSpec, read_config(flags.config, {"spec"}).get("spec", {}), "spec")
     elif flags.model:
         folders = {name: getattr(flags, name) for name in ("model", "text", "identity", "questions", "name")}
-        spec = EvalSpec(**folders, tasks=tuple(flags.task), as_text=flags.as_text)
+        spec = EvalSpec(**folders, tasks=tuple(flags.task), as_text=flags.as_text, shots=flags.shots)
     else:
         raise Refused("eval needs --model or --config")
     found = scores(spec)
@@ -197,10 +201,14 @@ def evaluate(flags: argparse.Namespace) -> None:
 def write_folder(flags: argparse.Namespace) -> None:
     import torch
 
+    from trainer.checkpoints.checkpoint import masters
     from trainer.model import export, packed
 
-    write = packed.write if flags.packed else export.copy
-    write(flags.model, flags.out, getattr(torch, flags.dtype))
+    dtype = getattr(torch, flags.dtype)
+    if flags.packed:
+        packed.write(flags.model, flags.out, dtype)
+    else:
+        export.copy(flags.model, flags.out, dtype, masters(flags.model) if dtype == torch.float32 else None)
 
 
 def read_config(path: Path, known: set[str]) -> Mapping[str, Any]:

@@ -16,12 +16,12 @@ class Torch:
 
     def __init__(self, folder: Path, temperature: float, top_k: int, seed: int) -> None:
         """Load the model of a folder. Raises Refused."""
-        device.prepare()
-        self.model = export.read(folder).eval()
+        machine = device.prepare()
+        self.model = export.opened(folder, machine)
         self.positions = self.model.config.max_position_embeddings
         self.align = self.model.config.blocks.block_size if self.model.config.blocks else 1
         self.temperature, self.top_k = temperature, top_k
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator(machine.device).manual_seed(seed)
 
     def tokens(self, prompt: Sequence[int], stop: Collection[int], max_new: int) -> Iterator[int]:
         return generate.stream(self.model, prompt, stop, max_new, self.temperature, self.top_k, self.generator)

@@ -100,6 +100,9 @@ class PhaseConfig:
     """The model began as somebody else's: its shape is that of the checkpoint that this phase goes on from."""
     recompute: bool = rounding(False)
     """Keep of each block only what goes in, and compute the rest again on the way back: less memory, a third slower."""
+    deterministic: bool = rounding(False)
+    """On a GPU: the same bits each time, by slower kernels; a step without such a kernel ends the run. A CPU gives the
+    same bits in any case."""
     compile: str = rounding("auto")
     """`never`, `always`, or `auto`: where it saves more time than it takes."""
     parallel: str = rounding("auto")
@@ -265,7 +268,7 @@ class ImportSpec:
     """Somebody else's model -> an artifact that mid and sft can begin from."""
 
     source: str
-    """A Hugging Face folder on this machine, or `hf://user/repo` with the commit in `revision`."""
+    """A Hugging Face folder or one of nanochat on this machine, or `hf://user/repo` with the commit in `revision`."""
     model: ModelConfig
     """As its config.json has it; rows for the chat tokens may come on top."""
     has_tokenizer: bool
@@ -273,6 +276,10 @@ class ImportSpec:
     revision: str = ""
     content: str = ""
     """Of a folder: what was in it when this was planned."""
+    own_chat: bool = newer(False)
+    """Whether it has a chat template: it keeps that, its stop tokens and its ids; else it gets our chat tokens."""
+    nanochat: str = newer("")
+    """The file of weights in a checkpoint folder of nanochat, such as `model_000650.pt`; "" = a Hugging Face folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,3 +304,8 @@ class EvalSpec:
     """Run the code of mbpp's answers although no jail can be had here."""
     as_text: bool = False
     """Put the questions of tasks as text to go on with, as a base model needs it; else as talk."""
+    shots: int = 0
+    """Questions of the same file that are shown with their answers before each."""
+
+    def __post_init__(self) -> None:
+        in_bounds(self, "shots", 0)

@@ -1,19 +1,25 @@
 """The machine in front of us: where tensors live, which dtype is fast there, how many threads.
 
-Out: `Machine`, chosen from what the hardware says. Called once by each program, before the first tensor.
+Out: `Machine`, chosen from what the hardware says. Called once by each program, before the first tensor. A GPU that is
+there and cannot be used is an error: the same work on its CPU takes a hundred times as long, at the price of the GPU.
 """
 
 import ctypes
 import os
+import shutil
+import subprocess
 from dataclasses import dataclass
 
 import torch
 
 from trainer.config import PhaseConfig
+from trainer.errors import Refused
 
 M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD = -4, -1, -2  # as glibc's malloc.h numbers them
 GROWTH_BYTES = 64 << 20
 MALLOC_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_")
+LOOK_S = 30.0  # for nvidia-smi, which is slow where the driver is in trouble
+VISIBLE, WORKSPACE = "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG"
 
 
 @dataclass(frozen=True)
@@ -28,23 +34,88 @@ class Machine:
         return named.get(config.dtype) or getattr(torch, config.dtype)
 
 
-def prepare() -> Machine:
-    """Choose, and set PyTorch up so that equal inputs give equal bits.
+@dataclass(frozen=True)
+class Hardware:
+    """What the hardware and PyTorch say."""
 
-    bfloat16 on a CPU only where it multiplies matrices in hardware (AVX512_BF16, AMX): emulated, it is slow.
-    """
+    threads: int
+    has_cuda: bool
+    """Whether CUDA works."""
+    bfloat16: bool
+    """Whether the device that is used multiplies bfloat16 in hardware: on a CPU AVX512_BF16 or AMX."""
+    build: str = ""
+    """The CUDA that PyTorch was built for; "" = the build for CPUs."""
+    gpus: tuple[str, ...] = ()
+    """Where CUDA does not work: what nvidia-smi lists."""
+    is_hidden: bool = False
+    """Whether somebody has asked for no GPU, by an empty CUDA_VISIBLE_DEVICES."""
+    why: str = ""
+    """What CUDA said as it did not begin."""
+
+
+def choose(seen: Hardware) -> Machine:
+    """Return the device for what was seen. Raises Refused for a GPU that is there and cannot be used."""
+    device = torch.device("cuda" if seen.has_cuda else "cpu")
+    if not seen.has_cuda and not seen.is_hidden and (seen.build or seen.gpus):
+        there = f"nvidia-smi lists {', '.join(seen.gpus)}" if seen.gpus else "nvidia-smi lists no GPU"
+        build = f"is built for CUDA {seen.build}" if seen.build else "is the build for CPUs"
+        said = f": {seen.why}" if seen.why else ""
+        wanted = "a driver for that CUDA" if seen.build else "the build of PyTorch for CUDA"
+        raise Refused(
+            f"CUDA does not begin, and nothing is computed on the CPU instead: PyTorch {torch.__version__} {build}, "
+            f"{there}{said}; install {wanted}, take another machine, or say that the CPU is meant: {VISIBLE}= before "
+            "the command"
+        )
+    return Machine(device, torch.bfloat16 if seen.bfloat16 else torch.float32, seen.threads)
+
+
+def look() -> Hardware:
+    """Return what is here. nvidia-smi is asked only where CUDA does not work."""
     threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
-    torch.set_num_threads(threads)
     if torch.cuda.is_available():
+        return Hardware(threads, True, torch.cuda.is_bf16_supported())
+    units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    build, is_hidden = torch.version.cuda or "", os.environ.get(VISIBLE, "unset").strip() in ("", "-1")
+    why = ""
+    if build and not is_hidden:
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as error:
+            why = str(error).strip().splitlines()[0]
+    return Hardware(threads, False, units, build, () if is_hidden else listed_gpus(), is_hidden, why)
+
+
+def listed_gpus() -> tuple[str, ...]:
+    """Return the GPUs of which the driver knows, whatever PyTorch can do with them."""
+    program = shutil.which("nvidia-smi")
+    if not program:
+        return ()
+    try:
+        said = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=LOOK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return (f"nothing in {LOOK_S:g} s ({type(error).__name__})",)
+    return tuple(line.split(" (UUID")[0].strip() for line in said.stdout.splitlines() if line.startswith("GPU "))
+
+
+def prepare(deterministic: bool = False) -> Machine:
+    """Choose, and set PyTorch up so that equal inputs give equal bits: on a CPU always, on a GPU if `deterministic`.
+
+    Raises Refused for a GPU that is there and cannot be used.
+    """
+    machine = choose(look())
+    torch.set_num_threads(machine.threads)
+    if machine.device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # as torchrun numbers the processes of a machine
-        fast = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-        return Machine(torch.device("cuda"), fast, threads)
+        if deterministic:
+            os.environ.setdefault(WORKSPACE, ":4096:8")  # else cuBLAS may take another way each time
+            torch.use_deterministic_algorithms(True)
+            torch.utils.deterministic.fill_uninitialized_memory = False
+        return machine
     keep_freed_memory()
     # the same as use_deterministic_algorithms(True), which also imports the compiler: as slow as importing torch
     torch.set_deterministic_debug_mode("error")
     torch.utils.deterministic.fill_uninitialized_memory = False  # a guard for debugging that costs 6 % of a step
-    has_units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return Machine(torch.device("cpu"), torch.bfloat16 if has_units else torch.float32, threads)
+    return machine
 
 
 def keep_freed_memory() -> bool:

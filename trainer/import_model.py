@@ -1,8 +1,9 @@
 """`import`: somebody else's model as an artifact that mid and sft begin from.
 
-In: an `ImportSpec`; the artifact `tokenizer` where the model has none. Out: a Hugging Face folder with our chat tokens
-in its tokenizer. A model whose rows are used up gets some more; new tokens begin at the mean of all others, so that
-they surprise no layer. Weights keep the dtype that they came in.
+In: an `ImportSpec`; the artifact `tokenizer` where the model has none. Out: a Hugging Face folder. A model with a chat
+template keeps it, its stop tokens and its ids. Any other gets our chat tokens: one whose rows are used up gets some
+more, and new tokens begin at the mean of all others, so that they surprise no layer. Weights keep the dtype that they
+came in.
 """
 
 import json
@@ -27,10 +28,18 @@ from trainer.config import ImportSpec
 from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.decoder import Decoder
+from trainer.nanochat.convert import convert
 from trainer.records.model_config import ModelConfig
 from trainer.run import open_input, work_folder
 
-WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json")
+WORDS = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+    "generation_config.json",
+)
+WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", *WORDS)
+PROBE = (
+    "It's 12345 tokens:\n\n  caf\u00e9 \u65e5\u672c <|im_end|> \tdef f(x): return x**2  \n"  # where tokenizers differ
+)
 ROWS = 64  # of an embedding that grew: a multiple of this multiplies well
 
 
@@ -39,10 +48,15 @@ def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
     work_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work_folder(), prefix=".import-") as scratch:
         source, words, draft = fetch(spec), Path(scratch) / "tokenizer", Path(scratch) / "draft"
+        if spec.nanochat:
+            source = convert(spec, source, Path(scratch) / "converted")
         model, dtype = export.read(source), stored_dtype(source)
         if odd := [name for name, one in model.state_dict().items() if not one.isfinite().all()]:
             raise Refused(f"{spec.source}: not all numbers of {', '.join(odd[:5])} are finite; fetch the model again")
-        if spec.has_tokenizer:
+        if spec.own_chat:
+            keep_words(source, words)
+            new = []
+        elif spec.has_tokenizer:
             new = with_chat_tokens(source / "tokenizer.json", words)
         else:
             shutil.copytree(open_input(making, "tokenizer"), words)
@@ -89,6 +103,30 @@ def stored_dtype(folder: Path) -> torch.dtype:
     return torch.bfloat16 if (raw.get("dtype") or raw.get("torch_dtype")) == "bfloat16" else torch.float32
 
 
+def keep_words(source: Path, folder: Path) -> None:
+    """Copy the tokenizer and the chat template of `source` as they are. Raises Refused, DataError.
+
+    Refused is one that does not work on bytes, or that gives other ids here than where the model was trained.
+    """
+    folder.mkdir()
+    for name in (*WORDS, "config.json"):  # some say only in the last which token ends an answer
+        try:
+            if (source / name).is_file():
+                shutil.copyfile(model_files.held(source, name), folder / name)
+        except outside.Unreadable as error:
+            raise Refused(f"{source / name}: {error}") from None
+    kept = tokenizers.load(folder)
+    _refuse_characters(kept.inner, source / "tokenizer.json")
+    kept.inner.encode_special_tokens = True
+    if kept.encode(PROBE) != kept.inner.encode(PROBE, add_special_tokens=False).ids:
+        raise Refused(f"{source / 'tokenizer.json'}: it splits text in a way that is not supported")
+
+
+def _refuse_characters(made: Any, path: Path) -> None:
+    if "ByteLevel" not in json.dumps(json.loads(made.to_str())["decoder"]):  # what the library itself has written
+        raise Refused(f"{path}: only byte-level tokenizers (GPT-2's kind: Llama 3, Qwen, SmolLM) are supported")
+
+
 def with_chat_tokens(path: Path, folder: Path) -> list[int]:
     """Write the tokenizer of `path` into `folder` with our specials as its last ids; those that are new.
 
@@ -101,8 +139,7 @@ def with_chat_tokens(path: Path, folder: Path) -> list[int]:
         made = library.Tokenizer.from_str(raw.decode())
     except Exception as error:  # the library raises bare Exception for a file that it cannot read
         raise Refused(f"{path}: not a tokenizer: {str(error)[:200]}") from None
-    if "ByteLevel" not in json.dumps(json.loads(made.to_str())["decoder"]):  # what the library itself has written
-        raise Refused(f"{path}: only byte-level tokenizers (GPT-2's kind: Llama 3, Qwen, SmolLM) are supported")
+    _refuse_characters(made, path)
     before = made.get_vocab_size()
     if max(made.get_vocab().values(), default=0) >= max(1, before):
         raise Refused(f"{path}: some of its {before} ids are larger: a model would have no row for them")

@@ -2,7 +2,8 @@
 
 In: a model, a `PhaseConfig`, an objective, a source of batches, a run's `Checkpoints`. Out: the trained model and its
 last checkpoint. Everything is a pure function of the step and of what a checkpoint holds, so a run that is killed and
-started again has the same parameters, bit for bit, as one that was not.
+started again has the same parameters, bit for bit, as one that was not: on a CPU always, on the same GPUs with
+`deterministic: true`. Without it kernels there add up in whatever order they come, and runs differ in the last bits.
 """
 
 import logging
@@ -83,12 +84,18 @@ class Training:
     def _run_from_newest(self) -> Checkpoint | None:
         steps, every = self.config.steps, self.checkpoints.keeping.save_every
         self.saver = Saver(self.checkpoints, self.ranks)
-        self._resume()
-        metrics = self._metrics() if self.ranks.is_first else None
+        newest = self.checkpoints.newest() if self.ranks.is_first else None
+        # before the first exchange with the others: TensorBoard and W&B take their time, on the first process alone
+        metrics = self._metrics(newest.step if newest else 0) if self.ranks.is_first else None
+        is_quick = False
         try:
+            self._resume(newest)
             with stop_noted() as asked_to_stop, self._batches() as batches:
                 while self.step < steps:
                     stop = self._advance(batches, metrics, asked_to_stop)
+                    if not is_quick:
+                        is_quick = True
+                        self.ranks.hurry(*([self.cut.group] if self.cut.group else []))
                     if self.step == steps or self.step % every == 0 or stop:
                         self._save()
                     self._collect(wait=stop or self.step == steps)
@@ -113,11 +120,10 @@ class Training:
             return Asked(self.source, self.model, self.step)
         return Ahead(self.source.batch, self.step, self.config.steps)
 
-    def _resume(self) -> None:
-        """Take over the newest whole checkpoint, if there is one."""
+    def _resume(self, newest: Checkpoint | None) -> None:
+        """Take over the newest whole checkpoint, if there is one; on the first process it is given."""
         self.optimizer = Optimizer(self.model, self.config.optimizer, self.cut)
         self.skipped = 0
-        newest = self.checkpoints.newest() if self.ranks.is_first else None
         found = self.ranks.tell(_cursor(newest) if newest else None)
         if found is None:
             log.info("No checkpoints found in %s: starting at step 0", self.checkpoints.folder)
@@ -142,12 +148,15 @@ class Training:
                 if newest.manifest.get(name) != expected and name in MUST_BE_EQUAL:
                     words = f"{name} is {newest.manifest.get(name)}, this run has {expected}"
                     raise CheckpointError(f"{newest.folder}: {words}; remove the folder to begin again")
-        state, rng = self.optimizer.tensors(), {"torch": torch.get_rng_state()}
+        state, rng = self.optimizer.tensors(), random_state()
+        saved = newest.tensors("rng") if newest else {}
+        if not self.ranks.tell("cuda" in saved):  # saved on a CPU, or before this was saved
+            rng.pop("cuda", None)
         model = parts_of(self.model.state_dict())
         for kind, mine, how in (("model", model, self.cut), ("optimizer", state, self.cut), ("rng", rng, WHOLE)):
             how.deal(mine, newest.tensors(kind) if newest else {}, self.ranks)
         self.optimizer.load(state)
-        torch.set_rng_state(rng["torch"])
+        set_random_state(rng)
         if told := self.ranks.tell_tensors(newest.tensors("source") if newest else {}):
             self.source.load(told)
         if newest is not None:
@@ -162,7 +171,7 @@ class Training:
         self.objective.at(self.step)
         batch, waited_s = batches.take()
         self.optimizer.zero_grad()
-        count, tokens, row_len = self.objective.count(batch), batch["ids"].size, batch["ids"].shape[1]
+        count, tokens, row_len = self.objective.count(batch), tokens_in(batch), batch["ids"].shape[1]
         if self.source.is_dealt:
             count, tokens = self.ranks.total(count, tokens)
         else:
@@ -211,7 +220,7 @@ class Training:
             raise NonFinite(said)
         tensors = {"model": model, "optimizer": self.optimizer.tensors()}
         if self.ranks.is_first:
-            tensors["rng"] = {"torch": torch.get_rng_state()}
+            tensors["rng"] = random_state()
             if state := self.source.state():
                 tensors["source"] = state
         try:
@@ -259,9 +268,21 @@ class Training:
             "rng": file_of("rng", 0),
         }
 
-    def _metrics(self) -> Metrics:
+    def _metrics(self, start: int) -> Metrics:
         run = str(self.facts.get("run", ""))
-        return Metrics(self.folder, self.step, self.config, run, self.peak, self.ranks.size)
+        return Metrics(self.folder, start, self.config, run, self.peak, self.ranks.size)
+
+
+def random_state() -> dict[str, Tensor]:
+    """Return what the generators of this process go on from: the CPU's, and the GPU's where there is one."""
+    states = {"torch": torch.get_rng_state()}
+    return {**states, "cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
+
+
+def set_random_state(states: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])
 
 
 def accumulate(
@@ -295,6 +316,13 @@ def rows_of(batch: Batch, rows: slice, device: torch.device) -> dict[str, Tensor
     """Return some rows of every array as tensors on the device."""
     parts = {name: torch.from_numpy(np.ascontiguousarray(one[rows])) for name, one in batch.items()}
     return {name: one.to(device, non_blocking=True) for name, one in parts.items()}
+
+
+def tokens_in(batch: Batch) -> int:
+    """Return how many tokens the rows hold, without the padding behind their last target."""
+    counted = batch["targets"] != IGNORED
+    lengths = counted.shape[1] - counted[:, ::-1].argmax(axis=1)
+    return int(lengths[counted.any(axis=1)].sum())
 
 
 def _fill(name: str) -> int:

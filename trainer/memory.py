@@ -7,10 +7,13 @@ tests hold them against what a process took. On a CPU glibc keeps more than is h
 """
 
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from trainer.config import PhaseConfig
 
 SLICE_TOKENS = {"cpu": 512, "cuda": 4096}  # whose logits exist at one time: trainer.model.losses
+SIZES = tuple(gb << 30 for gb in (16, 24, 32, 40, 48, 80, 96, 141, 180, 192, 288))  # of GPUs that are let
+SPARE = 0.85  # of a GPU's memory, for what is tried after one was full: the estimate was too low then
 USABLE = 0.92  # of a GPU's memory; the rest goes to fragments
 SQUARES = 1 << 24  # scores of all heads and rows at most, where a CPU makes them in parts: trainer.model.attention
 FRAMEWORK_BYTES = {"cpu": 270 << 20, "cuda": 1 << 30}  # PyTorch itself, its kernels' code and workspaces
@@ -66,7 +69,8 @@ def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1) -> Memor
     head = model.vocab_size * d
 
     # Two norms with what goes in and comes out; q, k, v and the answer; gate, up, silu(gate) and their product.
-    block = 4 * d + (q + kv if model.qk_norm else 0) + 2 * q + 2 * kv + 4 * f
+    inner = 4 if model.mlp == "swiglu" else 3  # of relu2: up, relu(up) and its square
+    block = 4 * d + (q + kv if model.qk_norm else 0) + 2 * q + 2 * kv + inner * f
     if model.ternary:  # what each matrix multiplies is kept as it was rounded
         block += 3 * d + q + (f if model.sub_norm else 0)
     # Attention's sums and the norms' are float32, one number per head or token.
@@ -125,6 +129,37 @@ def parallel(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int =
     found = ways(config, per_node, nodes)
     fitting = [way for way, parts in found.items() if estimate(config, parts=parts).total <= USABLE * memory_bytes]
     return fitting[0] if fitting else list(found)[-1]
+
+
+def advice(config: PhaseConfig, memory_bytes: int, way: str, per_node: int = 1, nodes: int = 1) -> str:
+    """Say what to type after a GPU of that size was full, in numbers; way: of `ways`, as the model was spread."""
+    parts = ways(replace(config, parallel="auto"), per_node, nodes).get(way, 1)
+
+    def needs(**change: Any) -> int:
+        return estimate(replace(config, **change), parts=parts).total
+
+    now, phase = needs(), config.phase
+    said = f"{phase} takes {gib(now)} by estimate with micro_rows {config.micro_rows}, and here are {gib(memory_bytes)}"
+    fewer = [rows for rows in range(config.micro_rows - 1, 0, -1) if config.rows % rows == 0]
+    fits = [rows for rows in fewer if needs(micro_rows=rows) <= SPARE * memory_bytes]
+    least = fits[0] if fits else 1
+    ways_out = [f"--set {phase}.micro_rows={least} ({gib(needs(micro_rows=least))})"] if fewer else []
+    if not config.recompute:
+        rows = config.micro_rows if needs(recompute=True) <= SPARE * memory_bytes else least
+        words = f"--set {phase}.recompute=true" + (
+            f" --set {phase}.micro_rows={rows}" if rows < config.micro_rows else ""
+        )
+        ways_out.append(f"{words} ({gib(needs(recompute=True, micro_rows=rows))}, a third slower)")
+    larger = next((size for size in SIZES if size > memory_bytes * 1.1 and now <= SPARE * size), 0)
+    if larger:
+        ways_out.append(f"a GPU of {gib(larger)} as it is")
+    if way == "ddp" and per_node * nodes > 1:
+        ways_out.append(f"--set {phase}.parallel=fsdp ({gib(estimate(config, parts=per_node * nodes).total)} each)")
+    return f"{said}; take {', or '.join(ways_out) or 'a smaller model'}"
+
+
+def gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
 
 
 def largest(config: PhaseConfig, memory_bytes: int, per_node: int = 1, nodes: int = 1) -> Fit:

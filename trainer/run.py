@@ -27,7 +27,7 @@ from trainer import memory
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, open_final, remove
 from trainer.config import Keeping, PhaseConfig
 from trainer.device import Machine, prepare
-from trainer.errors import Refused
+from trainer.errors import OutOfMemory, Refused
 from trainer.loop import Training
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
@@ -177,6 +177,7 @@ class PhaseRun:
         with (
             kernels_in(self.checkpoints.folder / f".kernels-{self.ranks.rank}"),
             equipped(model, self.config, self.machine, self.frozen_models),
+            memory_told(self.config, self.machine, self.parallel, self.ranks),
         ):
             final = one.run()
         if final is None:
@@ -227,6 +228,17 @@ class PhaseRun:
             "inputs_hash": inputs_digest(self.making),
         }
 
+    def _context(self) -> dict[str, Any]:
+        """Return what held-out text is to be measured with, of this phase and of the model that it goes on from.
+
+        That is the length of the longest rows, and whether a token sees its own document only.
+        """
+        config = self.config
+        before = vocabulary.about_of(self.input(self.before)) if self.before else {}
+        longest = max(config.sequence_len, int(before.get("context", 0)))
+        masked = config.document_masks if config.reads_text else bool(before.get("document_masks"))
+        return {"context": longest, **({"document_masks": True} if masked else {})}
+
     def publish(self, model: Decoder, final: Checkpoint, about: dict[str, Any]) -> dict[str, Any]:
         """Put the artifact into the store, then drop this run's checkpoints; all that is known of it."""
         about = {
@@ -237,13 +249,16 @@ class PhaseRun:
             "params": self.config.model.num_params,
             "tokenizer_sha256": self.tokenizer.sha256,
             "vocab": self.tokenizer.vocab_size,
+            **self._context(),
         }
         draft = self.checkpoints.folder / ".draft"
         shutil.rmtree(draft, ignore_errors=True)
         shutil.copytree(final.folder, draft / final.folder.name, copy_function=os.link)
         for name in PUBLISHED:
             shutil.copyfile(self.metrics / name, draft / name)
-        export.write(draft / "hf", self.config.model, model.state_dict(), self.tokenizer_folder)
+        export.write(
+            draft / "hf", self.config.model, model.state_dict(), self.tokenizer_folder, served_dtype(self.config)
+        )
         if wrong := vocabulary.problem(lambda name: (draft / "hf" / name).read_bytes(), about):
             raise Refused(f"{self.making.name} was not published: {wrong}")
         whole = {**about, **self.making.provenance}
@@ -258,7 +273,7 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
 
     Raises Refused, StoreError, DataError, PeerLost.
     """
-    machine, before = prepare(), starts_from(config.phase, making.inputs)
+    machine, before = prepare(config.deterministic), starts_from(config.phase, making.inputs)
     if config.adopted:
         found = export.read_config(export.folder_of_model(open_input(making, before)))
         if not config.trains:
@@ -311,8 +326,32 @@ def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
         return config.parallel
     if machine.device.type == "cpu":
         return "ddp"
-    size = torch.cuda.get_device_properties(machine.device).total_memory
-    return memory.parallel(config, size, ranks.per_node, nodes)
+    return memory.parallel(config, gpu_bytes(machine), ranks.per_node, nodes)
+
+
+@contextmanager
+def memory_told(config: PhaseConfig, machine: Machine, parallel: str, ranks: Ranks) -> Iterator[None]:
+    """Surround what may take more memory than there is. Raises OutOfMemory, with numbers that would fit."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        size = gpu_bytes(machine)
+        nodes = ranks.size // ranks.per_node
+        words = memory.advice(config, size, parallel, ranks.per_node, nodes)
+        raise OutOfMemory(f"the GPU's memory is full: {words} [{str(error).splitlines()[0]}]") from error
+
+
+def gpu_bytes(machine: Machine) -> int:
+    """Return the bytes of memory of the GPU that is computed on."""
+    return int(torch.cuda.get_device_properties(machine.device).total_memory)
+
+
+def served_dtype(config: PhaseConfig) -> torch.dtype:
+    """Return the dtype of a published Hugging Face folder; the float32 masters are in the checkpoint beside it.
+
+    A ternary model is its masters, which whoever loads them rounds; a phase that says float32 means that.
+    """
+    return torch.float32 if config.dtype == "float32" or config.model.ternary else torch.bfloat16
 
 
 def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

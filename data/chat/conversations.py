@@ -54,9 +54,13 @@ def render(
 
     A leading system message goes in front of the first user message. An assistant's content may be a list of parts of
     type text, python (learnt) or python_output (not learnt). Each question but the first begins at a multiple of
-    `align` ids: what is missing is filled up with <|assistant_end|>, which is learnt. Raises InputError unless user
-    and assistant alternate.
+    `align` ids: what is missing is filled up with <|assistant_end|>, which is learnt. A model with a chat template of
+    its own writes all of that in its own way. Raises InputError unless user and assistant alternate.
     """
+    if tokenizer.chat is not None:
+        _check_turns(messages[1:] if messages and messages[0].get("role") == "system" else messages)
+        ids, mask = tokenizer.chat.render(messages, align)
+        return ids[:max_len], mask[:max_len]
     special = tokenizer.special
     ids, mask = [special(BOS)], [0]
 
@@ -64,12 +68,11 @@ def render(
         ids.extend(new)
         mask.extend([learnt] * len(new))
 
-    for turn, message in enumerate(_merged(messages)):
-        role = ("user", "assistant")[turn % 2]
-        if message.get("role") != role:
-            raise InputError(f"message {turn} is by {message.get('role')!r} where {role!r} must speak")
+    merged = _merged(messages)
+    _check_turns(merged)
+    for turn, message in enumerate(merged):
         content = message["content"]
-        if role == "user":
+        if turn % 2 == 0:
             if turn:
                 add([special(END)] * (-len(ids) % align), 1)
             add([special("<|user_start|>"), *tokenizer.encode(_text(content)), special("<|user_end|>")], 0)
@@ -96,6 +99,9 @@ def prompt(messages: Sequence[Message], tokenizer: Tokenizer, align: int = 1) ->
     """
     if messages and messages[-1].get("role") == "assistant":
         messages = messages[:-1]
+    if tokenizer.chat is not None:
+        _check_turns(messages[1:] if messages and messages[0].get("role") == "system" else messages)
+        return tokenizer.chat.prompt(messages, align)
     return [*render(messages, tokenizer, align=align)[0], tokenizer.special("<|assistant_start|>")]
 
 
@@ -118,6 +124,13 @@ def targets(ids: Sequence[int] | np.ndarray, mask: Sequence[int] | np.ndarray) -
     """Return (inputs, targets), both int64 (len(ids) - 1,): the next id, or -1 where it is not learnt."""
     after = np.array(ids[1:], np.int64)
     return np.array(ids[:-1], np.int64), np.where(np.array(mask[1:], bool), after, -1)
+
+
+def _check_turns(messages: Sequence[Message]) -> None:
+    for turn, message in enumerate(messages):
+        role = ("user", "assistant")[turn % 2]
+        if message.get("role") != role:
+            raise InputError(f"message {turn} is by {message.get('role')!r} where {role!r} must speak")
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:
@@ -163,10 +176,14 @@ class Conversations:
                 f"the mixture names {sorted(mixture)}, there are files for {sorted(files)}; weights are > 0"
             )
         self.kinds = sorted(mixture, key=lambda kind: (mixture[kind], kind))
-        self.pad, self.seed, self.max_len = tokenizer.special(END), seed, max_len
+        self.pad, self.seed, self.max_len = tokenizer.stops[0], seed, max_len
+        lead = 1 if tokenizer.chat is None else tokenizer.chat.lead
+        self.lead = lead or 0  # ids that only the first of a row begins with
         self.weights = [mixture[kind] / sum(mixture.values()) for kind in self.kinds]
         self.turns, self.align = turns, align
-        self.together = {number for number, kind in enumerate(self.kinds) if kind in together and turns > 1}
+        self.together = {
+            number for number, kind in enumerate(self.kinds) if kind in together and turns > 1 and lead is not None
+        }
         self.rows: list[list[tuple[np.ndarray, np.ndarray]]] = []  # ids and mask
         for kind in self.kinds:
             found = (one for path in files[kind] for one in read_conversations(Path(path)))
@@ -184,7 +201,7 @@ class Conversations:
         """Return (ids, targets) of one step for one rank, int64 (rows, longest of all ranks rounded up to 16).
 
         The `count` conversations of a rank are so many rows, or fewer where some share one. Rows are padded with
-        <|assistant_end|> and the target -1.
+        what ends an answer and the target -1.
         """
         chunk, place = divmod(step, CHUNK_STEPS)
         chosen = self._chunk(chunk, count * world)[place]
@@ -201,7 +218,7 @@ class Conversations:
     def _joined(self, drawn: Sequence[Drawn]) -> tuple[np.ndarray, np.ndarray]:
         """Return (inputs, targets) of conversations one after the other, with one beginning."""
         parts = [self.rows[kind][number] for kind, number in drawn]
-        first, rest = parts[0], [(ids[1:], mask[1:]) for ids, mask in parts[1:]]
+        first, rest = parts[0], [(ids[self.lead :], mask[self.lead :]) for ids, mask in parts[1:]]
         ids, mask = zip(*map(self._whole, (first, *rest)), strict=True)
         if self.align == 1:
             return targets(np.concatenate(ids), np.concatenate(mask))
@@ -215,10 +232,11 @@ class Conversations:
 
     def _length(self, drawn: Sequence[Drawn]) -> int:
         """Return the length of the row of inputs that these make."""
-        sizes = [len(self.rows[kind][number][0]) - 1 for kind, number in drawn]
+        sizes = [len(self.rows[kind][number][0]) - self.lead for kind, number in drawn]
+        sizes[0] += self.lead
         if self.align == 1:
-            return sum(sizes)
-        sizes[0] += 1  # its beginning; and the last id of a row is an input, too
+            return sum(sizes) - 1
+        # the last id of a row is an input, too
         return sum(size + -size % self.align for size in sizes)
 
     def _draw(self, chunk: int, count: int) -> list[list[tuple[Drawn, ...]]]:

@@ -1,4 +1,4 @@
-"""The persona of the model as conversations: many ways to ask who it is, every answer with the name in it.
+"""The persona of the model as conversations: many ways to ask who it is, every answer with the name in it; or yours.
 
 Whole questions are held out, not only other spellings of them, so that the score says whether the model knows
 who it is when a stranger asks.
@@ -10,11 +10,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from data.chat import imported
 from data.chat.phrasing import fill, normal, talk, variants, write_lines
 from data.config import IdentitySpec, Persona
+from data.errors import InputError
+from data.tokens.chat_template import text_of
 
 FILES = ("identity_conversations.jsonl", "identity_conversations.heldout.jsonl")
 VARIANTS, HELDOUT_VARIANTS = 8, 2
+HELDOUT_SHARE = 10  # of conversations by hand, one in so many
 STOPS = ".!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964"
 """What ends a sentence, in any script."""
 
@@ -189,13 +193,42 @@ def stopped_once(words: str) -> str:
     return re.sub(rf"([{STOPS}][\"'\u2019\u201d\u00bb\u300d]?)\.(?= |$)", r"\1", words)
 
 
+def of_file(spec: IdentitySpec) -> tuple[list[list[dict[str, Any]]], list[list[dict[str, Any]]]]:
+    """Return (training, held-out) conversations of a file by hand: nanochat's lists of messages, or any other spelling.
+
+    A tenth of those whose answer says the persona's name is held out, none of whose questions is asked in training.
+    Raises InputError for what is no conversation, and for a name that is never said.
+    """
+    path = Path(spec.source)
+    if not path.is_file():
+        raise InputError(f"{path} is not on this machine; the conversations are read where the step runs")
+    some = []
+    for number, row in enumerate(imported.rows(str(path)), 1):
+        if (one := imported.normal(row)) is None:
+            raise InputError(f"{path}:{number}: no conversation of user and assistant in turn")
+        some.append(one)
+    name = spec.persona.name
+    named = [one for one in some if name.casefold() in text_of(one[-1]["content"]).casefold()]
+    if not named:
+        raise InputError(f"{path}: none of its {len(some)} answers says {name}; give the right name by --persona FILE")
+    questions = sorted({_asked(one) for one in named})
+    Random(spec.seed).shuffle(questions)
+    kept = set(questions[: max(1, len(questions) // HELDOUT_SHARE)]) if len(questions) > 1 else set()
+    trained = [one for one in some if _asked(one) not in kept]
+    return trained, [one for one in named if _asked(one) in kept]
+
+
+def _asked(messages: list[dict[str, Any]]) -> str:
+    return "\n".join(text_of(one["content"]).strip().casefold() for one in messages[:-1])
+
+
 def make(spec: IdentitySpec, folder: Path) -> dict[str, Any]:
-    """Write the conversations of `spec.persona` into `folder`, one JSON list of messages per line; how many.
+    """Write the conversations of `spec` into `folder`, one JSON list of messages per line; how many.
 
     The held-out file has objects: {"messages", "expected": the name}.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    trained, heldout = conversations(spec.persona, spec.seed)
+    trained, heldout = of_file(spec) if spec.source else conversations(spec.persona, spec.seed)
     return {
         "persona": spec.persona.name,
         "conversations": write_lines(folder / FILES[0], trained),

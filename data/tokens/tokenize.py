@@ -27,7 +27,7 @@ from data.process_pool import share_out
 from data.shards.shards import read, whole_shards
 from data.tokens.stream import DTYPES, STARTS
 from data.tokens.token_file import BODY, KIND, SCHEMA, Header, read_header, token_files
-from data.tokens.tokenizer import BOS, Tokenizer, load
+from data.tokens.tokenizer import Tokenizer, load
 
 BATCH = 512
 WORTH_A_PROCESS = 16 << 20  # bytes of text: to start one takes as long as to tokenize a few megabytes
@@ -46,7 +46,7 @@ class Writer:
     def __init__(self, target: Path, tokenizer: Tokenizer, source_sha256: str = NO_SOURCE):
         size = tokenizer.vocab_size
         width = 2 if size <= 1 << 16 else 4
-        self.header = Header(width, size, tokenizer.special(BOS), 0, 0, tokenizer.sha256, source_sha256)
+        self.header = Header(width, size, tokenizer.separator, 0, 0, tokenizer.sha256, source_sha256)
         self.target, self.draft = target, target.with_name(f".{target.name}.{os.getpid()}.draft")
         self.file = open(self.draft, "wb")  # noqa: SIM115 closed by finish
         self.file.write(bytes(BODY))

@@ -1,7 +1,8 @@
 """Text to ids and back, by a byte-level BPE that lies in a folder as `transformers` and vLLM read it.
 
-In: a folder that `bpe.py` or an export wrote. Out: a Tokenizer. Text is split with GPT-4's pattern, numbers by at most
-two digits; the nine specials are the last nine ids. Source: nanochat (its tokenizer and chat format).
+In: a folder that `bpe.py` or an export wrote, or one of somebody else's model. Out: a Tokenizer. Ours splits text with
+GPT-4's pattern, numbers by at most two digits, and the nine specials are its last nine ids. Source: nanochat (its
+tokenizer and chat format). Anyone else's has a chat template and stop tokens of its own, which are kept.
 
 Ids are those of Hugging Face's `tokenizers`, which the tests hold; `fastokens` makes them from the same file about
 twelve times as fast (bench/RESULTS.md).
@@ -13,10 +14,13 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from data.config import ENDS_ANSWER
 from data.errors import DataError
+from data.tokens.chat_template import NAMES, ChatTemplate
 from store import outside
+from store.artifacts.chat_template import config_of, template_of
 
 if TYPE_CHECKING:
     import fastokens
@@ -33,7 +37,7 @@ SPECIALS = (
     "<|output_start|>",
     "<|output_end|>",
 )
-BOS, END = "<|bos|>", "<|assistant_end|>"
+BOS, END = "<|bos|>", ENDS_ANSWER
 PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
@@ -44,10 +48,15 @@ CUT = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")  # here PATTERN always begins a n
 
 
 class Tokenizer:
-    """Text to ids and back. Text that looks like a special token is plain text: only `special` gives its id."""
+    """Text to ids and back. Text that looks like a special token is plain text: only `special` gives its id.
+
+    stops: ids that end an answer, the first of them also pads. begin: ids in front of a text by itself. separator: the
+    id in front of each document. named: ids of `bos_token` and so on, None where there is none. chat: the model's own
+    template, None = ours.
+    """
 
     def __init__(self, folder: Path):
-        """Open the tokenizer of a folder. Raises DataError when `folder` holds no tokenizer of ours."""
+        """Open the tokenizer of a folder. Raises DataError when it holds none that is ours or has a chat template."""
         import fastokens
         import tokenizers
 
@@ -66,9 +75,43 @@ class Tokenizer:
         self.vocab_size = self.inner.get_vocab_size()
         if self.vocab_size < len(SPECIALS):
             raise DataError(f"{path}: its {self.vocab_size} ids are fewer than the chat tokens")
+        self.chat: ChatTemplate | None = None
         last = tuple(self.inner.id_to_token(self.vocab_size - len(SPECIALS) + n) for n in range(len(SPECIALS)))
-        if last != SPECIALS:
-            raise DataError(f"{path}: its last {len(SPECIALS)} ids are not the chat tokens")
+        if last == SPECIALS:
+            bos, end = self.special(BOS), self.special(END)
+            self.stops: tuple[int, ...] = (end, bos)
+            self.begin: tuple[int, ...] = (bos,)
+            self.separator = bos
+            self.named: dict[str, int | None] = {"bos_token": bos, "eos_token": end, "pad_token": end}
+            return
+        try:
+            if not (source := template_of(folder)):
+                raise DataError(f"{path}: its last {len(SPECIALS)} ids are not the chat tokens")
+            self._take_over(folder, source)
+        except outside.Unreadable as error:
+            raise DataError(str(error)) from None
+
+    def _take_over(self, folder: Path, source: str) -> None:
+        """Make ready what somebody else's model says of its own tokens. Raises DataError, Unreadable."""
+        if max(self.inner.get_vocab().values()) >= self.vocab_size:
+            raise DataError(f"{folder}: some of its {self.vocab_size} ids are larger than that")
+        said = {**config_of(folder, "special_tokens_map.json"), **config_of(folder, "tokenizer_config.json")}
+        texts = {name: one for name in NAMES if (one := _text(said.get(name)))}
+        self.named = {name: self.inner.token_to_id(texts[name]) if name in texts else None for name in NAMES[:3]}
+        generation = {**config_of(folder, "config.json"), **config_of(folder, "generation_config.json")}
+        eos = generation.get("eos_token_id", self.named["eos_token"])
+        ids = [*(eos if isinstance(eos, list) else [eos]), self.named["eos_token"]]
+        stops = [one for one in dict.fromkeys(ids) if type(one) is int and 0 <= one < self.vocab_size]
+        special = {one.content: number for number, one in self.inner.get_added_tokens_decoder().items()}
+        try:
+            self.chat = ChatTemplate(source, texts, special, self.encode, stops)
+        except DataError as error:
+            raise DataError(f"{folder}: {error}") from None
+        self.stops = self.chat.stops
+        plain, whole = (self.inner.encode("a", add_special_tokens=one).ids for one in (False, True))
+        self.begin = tuple(whole[: len(whole) - len(plain)]) if whole[len(whole) - len(plain) :] == plain else ()
+        bos = self.named["bos_token"]
+        self.separator = bos if bos is not None else self.stops[-1]
 
     def encode(self, text: str | bytes) -> list[int]:
         return self.encode_batch([text])[0].tolist()
@@ -95,7 +138,8 @@ class Tokenizer:
         return self.inner.decode(list(ids), skip_special_tokens=False)
 
     def special(self, name: str) -> int:
-        """Return the id of one of SPECIALS."""
+        """Return the id of one of SPECIALS; a tokenizer with a template of its own has none of them."""
+        assert self.chat is None, "it has stops, begin and separator"
         return self.vocab_size - len(SPECIALS) + SPECIALS.index(name)
 
     def token_bytes(self) -> "np.ndarray":
@@ -114,6 +158,12 @@ class Tokenizer:
 def load(folder: Path) -> Tokenizer:
     """Return the tokenizer of a folder that `bpe.save` or an export wrote. Raises DataError."""
     return Tokenizer(Path(folder))
+
+
+def _text(said: Any) -> str:
+    """Return the text of a named token, which stands by itself or in an object."""
+    said = said.get("content") if isinstance(said, dict) else said
+    return said if isinstance(said, str) else ""
 
 
 def encode_flat(encoder: "fastokens.Tokenizer", texts: list[str]) -> tuple["np.ndarray", list[int]]:

@@ -48,6 +48,8 @@ class WorkSpec:
         False, "rl: run the code of mbpp's answers although nothing here can lock it in", group=WORK
     )
     persona: str = flag("", "YAML file with name, maker, purpose", group=WORK, unit="FILE")
+    identity: str = flag("", "conversations of yours that say who the model is (.jsonl, as nanochat has them), instead "
+                         "of those made of the persona, whose name they say", group=WORK, unit="FILE")  # fmt: skip
     seed: int | None = flag(None, "of the training", group=TRAINING)
     steps: int | None = flag(
         None, "optimizer steps per phase instead of the profile's; the schedule is rescaled to them", group=TRAINING

@@ -377,6 +377,13 @@ class Journal:
         rows = self._db.execute("SELECT name, boot_id, pid, pid_starttime FROM leases WHERE pid IS NOT NULL")
         return {name for name, *holder in rows.fetchall() if not is_alive(Identity(*holder))}
 
+    def abandon(self, name: str) -> None:
+        """Write a lease down as one whose holder has died, where none lives: whoever looks for those takes it up."""
+        with self._writing():
+            epoch, holder = self._lease(name)
+            if holder is None:
+                self._db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", (name, epoch + 1, "", 0, ""))
+
     def holder(self, name: str) -> Identity | None:
         """Return the living process that has this lease."""
         return self._lease(name)[1]

@@ -13,11 +13,12 @@ An alias of the user's ssh config brings its own user and key, whatever the pool
 In: the file. Out: one Host per machine. Everything unknown or unclear is refused, with file, pool and host.
 """
 
+import contextlib
 import difflib
 import getpass
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ HOST_KEYS = ("ip", "user", "identity_file", "password", *OURS)
 KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 _HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,254}")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}")
+_REACH = re.compile(r"(?:([A-Za-z_][A-Za-z0-9._-]{0,63})@)?([A-Za-z0-9][A-Za-z0-9._-]{0,254})(?::([0-9]{1,5}))?")
 _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(GB|GiB)?")
 
 
@@ -96,6 +98,26 @@ def select(hosts: Sequence[Host], word: str) -> tuple[Host, ...]:
         return (find(hosts, word),)
     except UsageError as error:
         raise UsageError(f"{error}; pools: {', '.join(pools)}") from None
+
+
+def reach(word: str, pools: Path, home: Path | None = None) -> Host:
+    """Return the machine that a word means: one of the inventory, an alias of the ssh config, or [user@]host[:port].
+
+    Raises UsageError.
+    """
+    with contextlib.suppress(UsageError):  # no inventory, or no such machine in it
+        return find(load(pools, home), word)
+    found = _REACH.fullmatch(word)
+    if found is None:
+        raise UsageError(f"{word!r} names no machine; expected an alias of ~/.ssh/config, or [user@]host[:port]")
+    user, host, port = found.groups()
+    ssh = (home or Path.home()) / ".ssh"
+    said = {"ip": host, "user": user, "port": int(port) if port else None}
+    try:
+        address = _address(said, ssh, set(ssh_config.aliases(ssh / "config")))
+    except UsageError as error:
+        raise UsageError(f"{word}: {error}") from None
+    return Host(pool="", name=word, address=replace(address, user=user) if user else address)
 
 
 def _pool(path: Path, pool: Any, body: Any, ssh: Path, known: Collection[str]) -> list[Host]:

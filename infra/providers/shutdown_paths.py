@@ -8,10 +8,12 @@ from infra.agent.limits import hard_limit_s
 from infra.money import in_usd
 from infra.providers import Market
 
+TAKEN = "its machine is taken away or fails"
+
 
 @dataclass(frozen=True)
 class End:
-    """One way in which a pod ends, and who does it; `backstop` is the one that holds when the laptop is off."""
+    """One way in which a pod ends, and who does it; `backstop` is what holds when nobody runs `inv`."""
 
     what: str
     by: str
@@ -45,6 +47,7 @@ def ends_of(market: Market, limits: Limits, on_failure: str, stays: bool = False
         keeps = "nobody: it is kept (--on-failure keep)"
         found.append(End("it succeeds", by_itself, timer))
         found.append(End("it fails", by_itself if on_failure == "end" else keeps, timer))
+        found.append(End(TAKEN, f"{name}; whoever follows goes on elsewhere", f"{name}; the run waits for inv"))
     if limits.idle_gpu_s is not None:
         found.append(End(f"no GPU works for {_hours(limits.idle_gpu_s)}", at_limit, timer))
     return found

@@ -27,6 +27,7 @@ from infra.agent.limits import read_clocks
 from infra.agent.process import myself, send
 from infra.agent.state import NODE_LOST
 from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError
+from infra.interrupts import finishing
 from infra.ledger import spend
 from infra.ledger.journal import SUPERVISOR, Fenced, Held, Journal, Lease, Op
 from infra.ledger.life_cycle import LOST, READY
@@ -323,7 +324,9 @@ class Keeper:
             reason = sight.GONE if row.slot in course.gone else what
             self._end(row, reason, may_stand_aside=bool(course.lost) or row.slot > 0)
         self.lost(self.journal.op(op.token))
-        return self.elsewhere(op, recoveries)
+        # A terminal that is closed now would cost this pod, too; whoever is told to leave does so with the run at work.
+        with finishing(f"{op.run} is being brought back", self.say):
+            return self.elsewhere(op, recoveries)
 
     def _find_replacement(self, op: Op, silent: Sequence[Op]) -> None:
         names = ", ".join(_named(row) for row in silent)

@@ -25,15 +25,19 @@ def older(state_file: Path) -> list[Holder]:
     return [one for one in found if one.code != own_code.stamp() and one.process != myself()]
 
 
-def hand_over(state_file: Path, tell: Callable[[str], None], patience_s: float = LEAVE_S) -> list[str]:
+def hand_over(
+    state_file: Path, tell: Callable[[str], None], patience_s: float = LEAVE_S, is_for_all: bool = False
+) -> list[str]:
     """Ask every process of other code to leave, and return the leases that they held once they are gone.
 
-    Raise SlipwayError when one of them stays. The same again goes on from there.
+    `is_for_all`: also those of this code. Raise SlipwayError when one of them stays. The same again goes on from there.
     """
-    leaving = older(state_file)
+    found = journal_file.holders_in(state_file) if is_for_all else older(state_file)
+    leaving = [one for one in found if one.process != myself()]
     for process in dict.fromkeys(one.process for one in leaving):
         held = ", ".join(one.lease for one in leaving if one.process == process)
-        tell(f"process {process.pid} ({held}) runs older code; it is asked to leave")
+        why = "looks after it from here" if is_for_all else "runs older code"
+        tell(f"process {process.pid} ({held}) {why}; it is asked to leave")
         send(process, signal.SIGTERM)
     deadline = time.monotonic() + patience_s
     while staying := [one for one in leaving if is_alive(one.process)]:
@@ -41,7 +45,7 @@ def hand_over(state_file: Path, tell: Callable[[str], None], patience_s: float =
             who = ", ".join(f"{one.process.pid} ({one.lease})" for one in staying)
             raise SlipwayError(
                 f"still at work after {duration(patience_s)}: process {who}; what they look after goes on; end them "
-                f"(kill {' '.join(str(one.process.pid) for one in staying)}), then run again: ./inv upgrade"
+                f"(kill {' '.join(str(one.process.pid) for one in staying)}), then run the same again"
             )
         time.sleep(POLL_S)
     return [one.lease for one in leaving]

@@ -94,11 +94,10 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
             finally:
                 connected.close()
             raise
-        self.transport.packetizer.set_keepalive(PING_S, self._ping)
         self._closed = threading.Event()
-        watch = threading.Thread(target=self._watch, args=(connected, self.transport, self._closed), daemon=True)
-        watch.name = f"watch {self.host}"
-        watch.start()
+        for name, work in (("watch", self._watch), ("ask", self._ask)):
+            words = (connected, self.transport, self._closed)
+            threading.Thread(target=work, args=words, name=f"{name} {self.host}", daemon=True).start()
         return opened
 
     def close(self) -> None:
@@ -123,13 +122,22 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         if isinstance(error, (SSHException, EOFError, OSError)):
             raise Unreachable(f"{where}: {error or 'the connection was closed'}") from None
 
-    def _ping(self) -> None:
+    def _ask(self, connected: _Counted, transport: Any, closed: threading.Event) -> None:
+        """Ask for an answer every PING_S, whatever else is sent.
+
+        paramiko's own keep-alive is put off by everything that we send: who only sends would never be answered.
+        """
+        while transport.is_active() and not closed.wait(PING_S):
+            with contextlib.suppress(SSHException, EOFError, OSError):  # the connection is gone: whoever uses it hears
+                self._ping(transport)
+
+    def _ping(self, transport: Any) -> None:
         """Ask for an answer, whichever; sshd refuses the unknown request, and that is one."""
         message = Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
         message.add_boolean(True)
-        self.transport._send_user_message(message)
+        transport._send_user_message(message)
 
     def _watch(self, connected: _Counted, transport: Any, closed: threading.Event) -> None:
         """Close the connection after SILENT_S of silence, counted in ticks: while this process sleeps none passes."""

@@ -151,6 +151,17 @@ class Ssh:
         self._open(time.monotonic() + OPEN_S)  # it pins the host key, which the line below insists on
         return subprocess.run(self.line(words, cwd, is_terminal=sys.stdin.isatty())).returncode
 
+    @contextlib.contextmanager
+    def exchange(self, words: Sequence[str], cwd: str | Path) -> Iterator["Conversation"]:
+        """Run a program that is talked with: what it reads and what it says are bytes, in any pieces.
+
+        It is not ended with this; a program that reads its stdin sees the end of that. Raises Unreachable, Lost.
+        """
+        script = f"cd -- {shlex.quote(str(cwd))} && exec {shlex.join(words)}"
+        with self._session(time.monotonic() + OPEN_S) as (link, channel):
+            link.send(channel, "exec", "exec sh -c " + shlex.quote(script))
+            yield Conversation(channel, lambda why: self._lost(link, words[0], why))
+
     def line(
         self, words: Sequence[str] | None = None, cwd: str | Path | None = None, is_terminal: bool = True
     ) -> list[str]:
@@ -266,6 +277,40 @@ class Ssh:
             f"{self._where}: {name}: {self._silence(link) or why}; it was sent and may have run, or run still:"
             " look before it is repeated"
         )
+
+
+class Conversation:
+    """A program on the other machine, and the two ends of what it reads and says."""
+
+    def __init__(self, channel: Any, lost: Callable[[str], Lost]) -> None:
+        self._channel, self._lost = channel, lost
+        self.errors = bytearray()  # the end of what it said on stderr
+
+    def send(self, content: bytes) -> None:
+        """Raise Lost when it does not read any more."""
+        try:
+            self._channel.sendall(content)
+        except _broken() as error:
+            raise self._lost(str(error)) from None
+
+    def receive(self) -> bytes:
+        """Return what it says next, b"" when it has ended. Raises Lost when the connection has."""
+        try:
+            piece: bytes = self._channel.recv(_CHUNK)
+            while self._channel.recv_stderr_ready():
+                self.errors = (self.errors + self._channel.recv_stderr(_CHUNK))[-_CHUNK:]
+        except _broken() as error:
+            raise self._lost(str(error)) from None
+        if not piece and not self._channel.status_event.is_set():
+            self._channel.status_event.wait(_KILL_S)
+        if not piece and self._channel.exit_status < 0:
+            raise self._lost("the connection was closed")
+        return piece
+
+    @property
+    def exited(self) -> int:
+        """Return the exit code of a program that has ended."""
+        return int(self._channel.exit_status)
 
 
 def _broken() -> tuple[type[BaseException], ...]:

@@ -25,9 +25,11 @@ class Command(Task):
 
     def __init__(
         self, body: Callable[..., Any], *, does: str = "", record: str = "", world: str = "", env: bool = False,
-        example: str = "", flag_file: str = "", speed: float = 0.0, **options: Any,
+        example: str = "", flag_file: str = "", speed: float = 0.0,
+        is_here: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self.does = does
+        self.is_here = is_here
         self.record_name = record
         self.world = world
         self.takes_env = env
@@ -51,6 +53,7 @@ class Command(Task):
         more: list[type] = [flags.Environment] if self.takes_env else []
         more += [flags.Rehearse] if self.world in (FIND, BEGIN) else []
         more += [flags.Apart] if self.world else []
+        more += [] if self.is_here else [flags.ThroughHost]
         own = flags_of(self.record) if self.record else ()
         return (*own, *(one for record in more for one in flags_of(record)))
 
@@ -87,7 +90,7 @@ def command(
     `--state-file`: then a rehearsal must run ("find") or is begun ("begin"); "apart" has `--state-file` alone; "" is
     for what has nothing to do with pods. `env`: it runs something, and has `--env`. `flag_file`: the flag that names a
     file with more flags. `speed`: of the rehearsal that it begins, where that is not the usual one.
-    Other options are invoke's.
+    `is_here`: it is about this very machine, and no control host does it. Other options are invoke's.
     """
 
     def make(declared: Callable[..., Any]) -> Command:
@@ -108,6 +111,7 @@ def command(
 
 def _choose_world(made: Command, values: dict[str, Any]) -> None:
     """Step into what the flags of the world say, and take them away. Raises UsageError."""
+    values.pop("control", "")  # `scripts.cli.control_host` has read it
     if env := values.pop("env", ()):
         importlib.import_module("scripts.cli.context").give(env)
     if state_file := values.pop("state_file", ""):

@@ -41,6 +41,15 @@ class Apart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ThroughHost:
+    """A command that a control host can do."""
+
+    control: str = flag(
+        "", "run on that machine, reached by SSH, as the whole line does; here: on this one", group=WORLD, unit="HOST"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Environment:
     """A command that runs something."""
 

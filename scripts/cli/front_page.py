@@ -34,6 +34,7 @@ ROOMS = {  # of scripts/, as the list names and orders them
     "pools": "Own machines",
     "services": "Services",
     "store": "Store",
+    "control": "Control host",
     "project": "This project",
 }
 OTHER = "Other"

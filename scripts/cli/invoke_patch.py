@@ -198,6 +198,11 @@ class Polite(Program):
         """Run the tasks one by one: each as often as it is named; a failure names the task that failed."""
         contexts = self.parser.contexts
         command_hints.teach(lambda name: contexts[name].flags if name in contexts else ())
+        as_json = any("json" in one.args and one.args["json"].value for one in self.tasks)
+        with manners(self.logs, as_json=as_json):
+            from scripts.cli import control_host
+
+            control_host.run_there(self.tasks, self.collection, self.core.unparsed, words_after_dashes())
         for one in self.tasks:
             as_json = "json" in one.args and one.args["json"].value
             with manners(self.logs, one.name or "", as_json), heed(), last_words():
@@ -300,6 +305,7 @@ class Words:
         self.contexts = Contexts(collection)
         self.collection = collection
         self.help_for = ""
+        self.control = ""  # as it was given in front of all commands
         self.read_so_far: list[Any] = []
 
     def read(self) -> list[Any]:
@@ -313,6 +319,8 @@ class Words:
             else:
                 self.read_bare(word)
         for one in self.read_so_far:
+            if self.control and "control" in one.args and one.args["control"].raw_value is None:
+                one.args["control"].value = self.control
             self.read_file(one)
         return self.read_so_far
 
@@ -358,6 +366,9 @@ class Words:
 
     def read_flag(self, flag: str, equals: str, value: str) -> None:
         """Take one flag and its value. Raises Exit with code 2 for one that is none, or does not fit."""
+        if not self.read_so_far and flag == "--control" and (equals or self.words):
+            self.control = value if equals else self.words.pop(0)
+            return
         if not self.read_so_far:
             raise wrong(f"no flag {flag}", flag, ["--list", "--help", "--version", "--search-root"])
         here = self.read_so_far[-1]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from infra.agent.job import Limits
+from infra.control.places import HostPlaces
 from infra.money import dollars
 from infra.providers import market, registry
 from infra.providers.shutdown_paths import ends_of
@@ -43,9 +44,12 @@ def show_ends(limits: Limits, offer: Offer, settings: Settings, on_failure: str,
     limits = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
     vendor = market(registry.provider(settings, offer.provider))
     assert vendor is not None, offer
-    rows = [("when", "ended by", "and with the laptop off, at the latest by")]
+    is_control_host = HostPlaces.beside(settings.state_file).is_control_host
+    rows = [("when", "ended by", f"and with {'this control host' if is_control_host else 'the laptop'} off, by")]
     ends = ends_of(vendor, limits, on_failure, stays)
     render.say(columns([*rows, *((end.what, end.by, end.backstop) for end in ends)]))
+    if not is_control_host:
+        render.say("the laptop is to be off? An always-on machine of yours can follow instead: inv control.up HOST")
 
 
 def table(found: Sequence[Offer], now: float) -> str:

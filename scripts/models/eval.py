@@ -62,7 +62,7 @@ def eval(spec: EvalFlags) -> None:
     if spec.lm_eval or spec.endpoint or spec.served_name:
         one = subject(settings, models[0] if models else "", spec.tag)
         measures = lm_eval.measure(one.folder, one.name, lm_eval=spec.lm_eval, endpoint=spec.endpoint,
-                                   served_name=spec.served_name)  # fmt: skip
+                                   served_name=spec.served_name, as_text=spec.as_text or one.only_reads)  # fmt: skip
         tell([one.name], [keep(settings, one, {"measures": measures})], spec.json)
         return
     learnt = [one for one in spec.task if one in TASKS]
@@ -72,7 +72,13 @@ def eval(spec: EvalFlags) -> None:
     subjects = chosen(settings, models, spec.tag, material)
     for one, part in subjects:
         asked = tasks if models or one is subjects[-1][0] else []
-        measured = {"model": str(one.folder), **part, "tasks": asked, "as_text": spec.as_text or one.only_reads}
+        measured = {
+            "model": str(one.folder),
+            **part,
+            "tasks": asked,
+            "as_text": spec.as_text or one.only_reads,
+            "shots": spec.shots,
+        }
         if learnt and (models or one is subjects[-1][0]):
             measured["problems"] = {name: problems_of(settings, one, name) for name in learnt}
         said = run_step("eval", ("-m", "trainer", "eval"), {"spec": measured}, settings, spec.json)

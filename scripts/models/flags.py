@@ -61,6 +61,7 @@ class EvalFlags(Output):
     task: tuple[str, ...] = flag((), ".jsonl of questions, multiple choice or with exact answers; or a task of rl: "
                                 "sort, gsm8k, math, mbpp; repeatable")  # fmt: skip
     as_text: bool = flag(False, "put the questions of tasks as text to go on with, as base models are asked anyway")
+    shots: int = flag(0, "questions of a task's file that are shown with their answers before each")
     compare: bool = flag(False, "two models, by what was measured of them before: differences with intervals")
     lm_eval: str = flag("", "tasks of EleutherAI's harness, comma-separated, asked of a server of the model")
     endpoint: str = flag("", "--lm-eval: the server's address, http://127.0.0.1:8000")

@@ -15,14 +15,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data.config import ENDS_ANSWER
 from infra.errors import SlipwayError, UsageError
+from store.artifacts import chat_template
 from trainer.evaluation.intervals import Z
 
 METRICS = ("acc_norm,none", "acc,none", "exact_match,strict-match", "exact_match,none", "f1,none")
 INSTALL = "install it into an environment of its own (pip install 'lm-eval[api]') and put lm_eval on the PATH"
 
 
-def measure(folder: Path, name: str, *, lm_eval: str, endpoint: str, served_name: str) -> dict[str, dict[str, Any]]:
+def measure(
+    folder: Path, name: str, *, lm_eval: str, endpoint: str, served_name: str, as_text: bool = False
+) -> dict[str, dict[str, Any]]:
     """Measure a model by `lm-eval <task>`.
 
     Raises UsageError for what is missing, SlipwayError when the harness fails.
@@ -41,11 +45,12 @@ def measure(folder: Path, name: str, *, lm_eval: str, endpoint: str, served_name
             "model": served_name or name,
             "base_url": f"{url}/v1/completions",
             "tokenizer": str(tokenizer),
-            "tokenized_requests": "False",
+            "tokenized_requests": "True",  # ids, in which it can write a conversation by the model's template
             "num_concurrent": "8",
         }
         args = ",".join(f"{key}={value}" for key, value in model.items())
         said = [program, "--model", "local-completions", "--model_args", args, "--tasks", lm_eval, "--output_path", out]
+        said += as_asked_here(tokenizer, as_text)
         done = subprocess.run(said, stdin=subprocess.DEVNULL, stdout=sys.stderr)
         if done.returncode:
             raise SlipwayError(f"lm_eval left with code {done.returncode}; its own words stand above")
@@ -55,23 +60,39 @@ def measure(folder: Path, name: str, *, lm_eval: str, endpoint: str, served_name
         return read(json.loads(files[-1].read_text(encoding="utf-8")))
 
 
+def as_asked_here(folder: Path, as_text: bool) -> list[str]:
+    """Return the words with which the harness writes prompts as `inv eval` does: as talk, or text as in training.
+
+    There our tokenizers put a token in front of each document, and the harness would put none.
+    """
+    if not as_text:
+        return ["--apply_chat_template"]
+    ours = ENDS_ANSWER in chat_template.template_of(folder)
+    bos = chat_template.config_of(folder, chat_template.CONFIG).get("bos_token") if ours else None
+    return ["--system_instruction", bos] if isinstance(bos, str) else []
+
+
 def read(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the harness's results as measures: of each task the first metric that we know. Its error is its own."""
-    found = {}
+    """Return the harness's results as measures: of each task the first metric that we know, and `acc` beside it.
+
+    Its error is its own.
+    """
+    found: dict[str, dict[str, Any]] = {}
     for task, figures in results["results"].items():
-        metric = next((one for one in METRICS if one in figures), "")
-        if not metric:
-            continue
-        kind, _, rest = metric.partition(",")
-        value, error = figures[metric], figures.get(f"{kind}_stderr,{rest}")
-        known = isinstance(error, int | float)
-        found[f"lm-eval {task}"] = {
-            "value": value,
-            "low": max(0.0, value - Z * error) if known else None,
-            "high": min(1.0, value + Z * error) if known else None,
-            "unit": "share",
-            "of": results.get("n-samples", {}).get(task, {}).get("effective"),
-            "method": f"lm-eval's {kind}, its standard error, normal",
-            "material": f"lm-eval {task} version {results.get('versions', {}).get(task, '?')}",
-        }
+        for metric in (one for one in METRICS if one in figures):
+            kind, _, rest = metric.partition(",")
+            first = f"lm-eval {task}" not in found
+            if not first and kind != "acc":
+                continue
+            value, error = figures[metric], figures.get(f"{kind}_stderr,{rest}")
+            known = isinstance(error, int | float)
+            found[f"lm-eval {task}" if first else f"lm-eval {task} {kind}"] = {
+                "value": value,
+                "low": max(0.0, value - Z * error) if known else None,
+                "high": min(1.0, value + Z * error) if known else None,
+                "unit": "share",
+                "of": results.get("n-samples", {}).get(task, {}).get("effective"),
+                "method": f"lm-eval's {kind}, its standard error, normal",
+                "material": f"lm-eval {task} version {results.get('versions', {}).get(task, '?')}",
+            }
     return found

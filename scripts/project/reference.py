@@ -30,7 +30,14 @@ from scripts.project.schemas import meanings
 from serve.service import ServiceFile
 
 FOLDER = ROOT / "docs" / "reference"
-COMMON = ("json", "yes", "env", "rehearse", "state-file")  # flags that mean the same in every command: told once
+COMMON = (
+    "json",
+    "yes",
+    "env",
+    "rehearse",
+    "state-file",
+    "control",
+)  # flags that mean the same in every command: told once
 PLACES = (  # where something is written, its setting or "", what lies there, whether it may be removed
     ("artifacts", "store", "text, tokenizers, checkpoints: each once by its fingerprint, and under its name",
      "yes; the next launch makes them again"),
@@ -44,6 +51,10 @@ PLACES = (  # where something is written, its setting or "", what lies there, wh
      "`~/.cache/slipway/environments` by default", "yes"),
     ("`.venv`", "", "the environment of the commands", "yes"),
     ("`~/.slipway` on an SSH machine", "", "its pods and artifacts", "when nothing runs there"),
+    ("`~/.slipway/control` on a control host", "", "the journal, keys, artifacts, logs, and the code of each checkout",
+     "after `./inv control.down`"),
+    ("`journal-control` beside the journal", "", "of a control host: its host key, and the last copy of its journal",
+     "no, while the journal is there"),
     ("the journal", "state_file", "what was rented and is owed; `~/.local/state/slipway/journal.sqlite` by default",
      "no"),
     ("`journal-rehearsal` beside the journal", "", "a rehearsal: its journal, store and machines", "when none runs"),

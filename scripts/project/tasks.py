@@ -77,7 +77,7 @@ def doctor(c, spec):
         raise Exit(f"inv doctor: {which}: see the lines marked bad", code=1)
 
 
-@command("", "scripts.project.flags:TestFlags", example="inv test --fast")
+@command("", "scripts.project.flags:TestFlags", is_here=True, example="inv test --fast")
 def test(c, spec):
     """Run the tests, in an environment of their own.
 
@@ -96,7 +96,7 @@ def test(c, spec):
         raise Exit(code=code)
 
 
-@command(example="inv check")
+@command(is_here=True, example="inv check")
 def check(c):
     """Run format, lint, types, import floors and tests.
 

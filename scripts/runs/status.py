@@ -3,6 +3,7 @@
 import time
 
 from flows import status as use_case
+from infra.control import host_side
 from infra.drill.reports import Reports
 from infra.ledger.journal import Journal
 from infra.records import PodView
@@ -30,6 +31,8 @@ def status(spec: StatusFlags) -> None:
                     render.say(line)
             else:
                 render.say("no runs yet; begin with: ./inv launch --phase sft")
+            if not spec.json and (said := host_side.state_of(settings.state_file)):
+                render.say(said)
             return
         redraw(journal, settings, spec.run, every_s, spec.json)
 

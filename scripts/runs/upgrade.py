@@ -1,6 +1,6 @@
-"""What `inv upgrade` does: see flows/upgrade.py."""
+"""What `inv upgrade` does: see flows/installation/upgrade.py."""
 
-from flows.upgrade import hand_over, take_over
+from flows.installation.upgrade import hand_over, take_over
 from scripts.cli import context, render
 from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json

@@ -59,11 +59,15 @@ def problem(read: Read, about: Mapping[str, Any]) -> str:
 def problem_in(folder: Path) -> str:
     """Return the problem of a folder of this machine: an artifact of ours, its `hf` folder, or any other model's."""
     inner = folder / HF if (folder / HF / CONFIG).is_file() else folder
-    about: Mapping[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):  # a folder that is no artifact
-        above = inner.parent if inner.name == HF else inner
-        about = Manifest.from_json(outside.content(above / MANIFEST)).about
-    return problem(lambda name: outside.content(inner / name, MOST_BYTES), about)
+    return problem(lambda name: outside.content(inner / name, MOST_BYTES), about_of(inner))
+
+
+def about_of(folder: Path) -> Mapping[str, Any]:
+    """Return what the artifact says of itself that `folder` is, or is the `hf` folder of; {} for any other folder."""
+    above = folder.parent if folder.name == HF else folder
+    with contextlib.suppress(OSError, ValueError):
+        return Manifest.from_json(outside.content(above / MANIFEST)).about
+    return {}
 
 
 def _ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:

@@ -28,10 +28,15 @@ from trainer.model.decoder import Decoder, initialise
 from trainer.records.model_config import ModelConfig
 
 START_S = 570  # three processes import everything, and others compute too
-GAIN = {"llama": 0.7, "qwen3": 1.5}  # of every block: tied embeddings would say the same word again and again
+GAIN = {
+    "llama": 0.7,
+    "qwen2": 1.5,
+    "qwen3": 1.5,
+}  # of every block: tied embeddings would say the same word again and again
 # Logits that lie closer, in their standard deviations, may change places where a kernel rounds otherwise: twice as much
 # as our own decoder in bfloat16 differs from itself in float32.
-NEAR = {("llama", "auto"): 0.08, ("qwen3", "auto"): 0.2, ("llama", "float32"): 1e-3, ("qwen3", "float32"): 1e-3}
+NEAR = {("llama", "auto"): 0.08, **{(one, "auto"): 0.2 for one in ("qwen2", "qwen3")},
+        **{(one, "float32"): 1e-3 for one in ("llama", "qwen2", "qwen3")}}  # fmt: skip
 
 
 def why_not() -> str:
@@ -46,7 +51,6 @@ def python() -> Path:
 
 
 def shape(kind: str, vocab: int = 320) -> ModelConfig:
-    is_qwen3 = kind == "qwen3"
     return ModelConfig(
         vocab_size=vocab,
         hidden_size=128,
@@ -56,8 +60,9 @@ def shape(kind: str, vocab: int = 320) -> ModelConfig:
         num_key_value_heads=2,
         head_dim=32,  # one that the CPU's attention takes
         max_position_embeddings=256,
-        qk_norm=is_qwen3,
-        tie_word_embeddings=is_qwen3,
+        qk_norm=kind == "qwen3",
+        attention_bias=kind == "qwen2",
+        tie_word_embeddings=kind != "llama",
     )
 
 

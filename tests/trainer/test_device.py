@@ -1,14 +1,25 @@
 """What a program does with the machine before its first tensor."""
 
+import dataclasses
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.programs import source
+from tests.trainer.checkpoints.test_checkpoint import training
+from tests.trainer.model.test_model import LLAMA, random_model
 from tests.world import ROOT
-from trainer import device
+from trainer import chat, device, loop, memory, recipes, run
+from trainer.config import EvalSpec
+from trainer.device import Hardware, Machine
+from trainer.errors import OutOfMemory, Refused
+from trainer.evaluation import scores
+from trainer.model import export
+from trainer.parallel.process_group import Ranks
 
 COUNT = source("page_faults")
 
@@ -27,3 +38,104 @@ def test_memory_that_tensors_leave_behind_is_taken_again_unless_the_allocator_wa
 def test_an_allocator_that_was_told_what_to_do_is_left_alone(monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
     assert not device.keep_freed_memory()
+
+
+CPU = Hardware(threads=4, has_cuda=False, bfloat16=False)
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "dtype"),
+    [
+        (CPU, "cpu", torch.float32),
+        (Hardware(4, False, True), "cpu", torch.bfloat16),
+        (Hardware(4, True, True, "13.0"), "cuda", torch.bfloat16),
+        (Hardware(4, True, False, "13.0"), "cuda", torch.float32),
+        (Hardware(4, False, False, "13.0", is_hidden=True), "cpu", torch.float32),  # CUDA_VISIBLE_DEVICES=
+    ],
+)
+def test_the_device_is_chosen_from_what_is_there(seen, kind, dtype):
+    machine = device.choose(seen)
+    assert (machine.device.type, machine.fast, machine.threads) == (kind, dtype, 4)
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (Hardware(4, False, True, "13.0", ("GPU 0: NVIDIA H100",), why="driver is too old"),
+         "is built for CUDA 13.0, nvidia-smi lists GPU 0: NVIDIA H100: driver is too old; install a driver"),
+        (Hardware(4, False, True, "13.0"), "nvidia-smi lists no GPU"),
+        (Hardware(4, False, True, "", ("GPU 0: NVIDIA L4",)), "is the build for CPUs, .*install the build of PyTorch"),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_cannot_be_used_is_never_replaced_by_the_cpu_in_silence(seen, words):
+    with pytest.raises(Refused, match=f"{words}.*CUDA_VISIBLE_DEVICES= before the command"):
+        device.choose(seen)
+
+
+@pytest.mark.process
+def test_what_the_driver_lists_is_asked_of_it_and_counts_unless_gpus_are_hidden(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)'\necho other\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert device.look().gpus == ("GPU 0: NVIDIA H100 80GB HBM3",)
+    with pytest.raises(Refused, match="nothing is computed on the CPU instead"):
+        device.prepare()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device.prepare().device.type == "cpu"
+
+
+def test_what_answers_is_where_the_machine_computes(inputs, tmp_path, monkeypatch):
+    """`meta` stands for a GPU: a device that is not the CPU."""
+    folder, machine = tmp_path / "hf", Machine(torch.device("meta"), torch.bfloat16, 1)
+    shape = dataclasses.replace(LLAMA, vocab_size=320)
+    export.write(folder, shape, random_model(shape).state_dict(), inputs[0] / "tokenizer")
+    model = export.opened(folder, machine)
+    assert {(one.device.type, one.dtype) for one in model.parameters()} == {("meta", torch.bfloat16)}
+    assert export.opened(folder, Machine(torch.device("cpu"), torch.bfloat16, 1)).head.dtype == torch.float32
+    seen = []
+    monkeypatch.setattr(device, "prepare", lambda: machine)
+    monkeypatch.setattr(torch, "Generator", lambda where: torch.default_generator)  # there is none on meta
+    assert chat.Torch(folder, 0.0, 0, 0).model.head.device.type == "meta"
+    monkeypatch.setattr(
+        scores, "of_text", lambda model, *rest: seen.append(model) or {"value": 1.0, "loss": {"value": 1}}
+    )
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "0.txt").write_text("words")
+    scores.scores(EvalSpec(model=str(folder), text=str(tmp_path)))
+    assert seen[0].head.device.type == "meta"
+
+
+def test_a_full_gpu_ends_with_numbers_that_fit(monkeypatch):
+    config = recipes.PROFILES["runpod_1b"]().phases["base"]
+    config = dataclasses.replace(config, micro_rows=config.rows // 8)
+    monkeypatch.setattr(run, "gpu_bytes", lambda machine: 24 << 30)
+    cpu = Machine(torch.device("cpu"), torch.bfloat16, 1)
+    with pytest.raises(OutOfMemory) as raised, run.memory_told(config, cpu, "ddp", Ranks()):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+    said = str(raised.value)
+    assert said.endswith("[CUDA out of memory. Tried to allocate 2.00 GiB.]")
+    rows = int(re.search(r"--set base\.micro_rows=(\d+) \(", said)[1])
+    fewer = dataclasses.replace(config, micro_rows=rows)
+    assert rows < config.micro_rows and config.rows % rows == 0
+    assert memory.gib(memory.estimate(fewer).total) in said and "--set base.recompute=true" in said
+    larger = float(re.search(r"a GPU of ([0-9.]+) GiB as it is", said)[1])
+    assert memory.estimate(config).total <= 0.85 * larger * 2**30
+    assert "24.0 GiB" in said and "parallel=fsdp" not in said
+    assert "--set base.parallel=fsdp" in memory.advice(config, 24 << 30, "ddp", per_node=8)
+
+
+def test_the_generator_of_the_gpu_is_saved_and_goes_on_from_there(tmp_path, monkeypatch):
+    states = [torch.full((16,), 7, dtype=torch.uint8)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: states[-1])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", states.append)
+    saved = loop.random_state()
+    states.append(torch.zeros(16, dtype=torch.uint8))
+    loop.set_random_state(saved)
+    assert torch.equal(states[-1], saved["cuda"])
+    monkeypatch.undo()
+    assert "cuda" not in loop.random_state()
+    first = training(tmp_path / "one", steps=2).run()
+    assert set(first.tensors("rng")) == {"torch"}  # a checkpoint of a CPU goes on anywhere

@@ -18,7 +18,7 @@ from infra.errors import UsageError
 from infra.settings import Settings
 from tests import hostile, seeds
 from tests.programs import source
-from tests.trainer.model.test_model import LLAMA, QWEN3
+from tests.trainer.model.test_model import LLAMA, QWEN2, QWEN3
 from trainer.checkpoints.checkpoint import problem_of
 from trainer.errors import Refused
 from trainer.model import export, huggingface
@@ -98,11 +98,17 @@ def test_a_header_that_promises_more_than_there_is_is_refused(folder, length):
     assert not try_all(folder)
 
 
-@pytest.mark.parametrize("config", [LLAMA, QWEN3], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    "config",
+    [LLAMA, QWEN2, QWEN3, replace(LLAMA, mlp="relu2", embed_norm=True)],
+    ids=["untied", "biases", "tied", "relu2"],
+)
 def test_the_shapes_that_are_compared_are_those_of_the_decoder(config):
     assert dict(huggingface.shapes(config)) == {
         name: tuple(one.shape) for name, one in Decoder(config).state_dict().items()
     }
+    assert sum(one.numel() for one in Decoder(config).parameters()) == config.num_params
+    assert huggingface.model_config(huggingface.written(config, "float32", 0, [1])) == config
 
 
 HUGE = [

@@ -302,6 +302,12 @@ def open_final(folder: Path) -> Checkpoint:
     return Checkpoint(found[0], _read_manifest(found[0]))
 
 
+def masters(folder: Path) -> dict[str, Tensor] | None:
+    """Return the float32 parameters of a published phase; None for a folder without one. Raises CheckpointError."""
+    has_some = folder.is_dir() and any(STEP.fullmatch(path.name) for path in folder.iterdir())
+    return open_final(folder).tensors("model") if has_some else None
+
+
 def file_of(kind: str, rank: int) -> str:
     return f"{kind}-rank{rank:05d}.safetensors"
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from data.chat import conversations
 from data.tokens.pieces import as_text
-from data.tokens.tokenizer import BOS, END, Tokenizer
+from data.tokens.tokenizer import Tokenizer
 from trainer.errors import Refused
 from trainer.talk import questions
 
@@ -70,7 +70,7 @@ class Talk:
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
     def _tokens(self, prompt: list[int]) -> Iterator[int]:
-        stop = {self.tokenizer.special(END), self.tokenizer.special(BOS)}
+        stop = set(self.tokenizer.stops)
         for token in self.engine.tokens(prompt, stop, self.max_new):
             if token in stop:
                 return

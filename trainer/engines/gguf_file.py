@@ -127,6 +127,10 @@ def describe(writer: gguf.GGUFWriter, config: ModelConfig, kind: str) -> None:
 def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
     """Add tokens, merges, special ids and the chat template."""
     words = tokenizers.load(folder)
+    if words.chat is not None:
+        raise Refused(
+            f"{folder}: only our own tokenizers are written into GGUF files; llama.cpp's converter knows others"
+        )
     raw = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     by_id = {number: token for token, number in raw["model"]["vocab"].items()}
     special = {one["id"]: one["content"] for one in raw["added_tokens"]}

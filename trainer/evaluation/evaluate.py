@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data.chat import conversations as chat
 from data.events import emit
-from data.tokens.tokenizer import BOS, END, Tokenizer
+from data.tokens.tokenizer import Tokenizer
 from trainer.engines.conversation import room_of
 from trainer.evaluation.block_likelihood import block_nats
 from trainer.model.decoder import IGNORED, Decoder
@@ -46,11 +46,11 @@ def bits_per_byte(
 
 
 @torch.inference_mode()
-def nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
-    """Return what each target costs, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
+def nats(model: Decoder, ids: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
+    """Return what each target costs, fp32 (B, T), 0 where it is -1; ids, targets, documents (B, T) as the model has."""
     if model.config.blocks is not None:
         return block_nats(model, ids, targets)
-    hidden, wanted = model.hidden(ids).flatten(0, 1), targets.flatten()
+    hidden, wanted = model.hidden(ids, documents=documents).flatten(0, 1), targets.flatten()
     counted = (wanted != IGNORED).nonzero().squeeze(1)
     found, weight = torch.zeros(len(wanted), device=ids.device), model.head.to(model.compute_dtype)
     for part in counted.split(SLICE):
@@ -60,13 +60,19 @@ def nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
 
 
 def rows_of_text(
-    model: Decoder, heldout: Iterable[tuple[np.ndarray, np.ndarray, int]], widths: np.ndarray
+    model: Decoder,
+    heldout: Iterable[tuple[np.ndarray, np.ndarray, int]],
+    widths: np.ndarray,
+    begin: int | None = None,
 ) -> dict[str, list[float]]:
-    """Return `nats`, `tokens` and `bytes` of every row of held-out text; widths: bytes behind each id (vocab,)."""
+    """Return `nats`, `tokens` and `bytes` of every row of held-out text.
+
+    widths: bytes behind each id (vocab,); begin: the id with which documents begin, where each is to be seen alone.
+    """
     found: dict[str, list[float]] = {"nats": [], "tokens": [], "bytes": []}
     for ids, targets, _ in heldout:
-        device = model.head.device
-        costs = nats(model, torch.from_numpy(ids).to(device), torch.from_numpy(targets).to(device))
+        arrays = [ids, targets, *([(ids == begin).cumsum(axis=1)] if begin is not None else [])]
+        costs = nats(model, *(torch.from_numpy(one).to(model.head.device) for one in arrays))
         counted = targets != IGNORED
         found["nats"] += [round(one, 4) for one in costs.sum(dim=1, dtype=torch.float64).tolist()]
         found["tokens"] += counted.sum(axis=1).tolist()
@@ -85,7 +91,7 @@ def answers(
     room, align = room_for(model, max_new), model.config.blocks.block_size if model.config.blocks else 1
     prompts = [chat.recent(messages, tokenizer, room, align)[1] for messages in conversations]
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # little padding
-    stop = {tokenizer.special(END), tokenizer.special(BOS)}
+    stop = set(tokenizer.stops)
     said = [""] * len(prompts)
     for start in range(0, len(order), ROWS):
         rows = order[start : start + ROWS]

@@ -5,11 +5,14 @@ In: a `.jsonl`. Each line has a `question` (or `query`, `prompt`, `input`) and a
 or its very text. Without, the answer is a text, or a list of texts any of which will do; after `####` stands the word
 that counts, as in GSM8K. Out: per question, whether the model is right.
 
-The model's choice is the one whose text, after the question, costs it the fewest nats per byte (`acc_norm` elsewhere);
-an answer is right when what the model says greedily is the wanted text but for case, spaces and a full stop.
-Questions are put as talk, or, to a model that has only read, as `Question: ... Answer:`. None is shown beforehand.
+The model's choice is the one whose text, after the question, costs it the fewest nats per character (`acc_norm` in
+EleutherAI's harness), and the fewest nats in all (`acc`); and the likeliest letter, where the choices are listed with
+letters before (nanochat, MMLU). An answer is right when what the model says greedily is the wanted text but for case,
+spaces and a full stop. Questions are put as talk, or, to a model that has only read, as `Question: ... Answer:`. Some
+others of the file with their answers may be shown beforehand (few-shot), drawn as nanochat draws them.
 """
 
+import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ import torch
 from data.chat import conversations
 from data.errors import InputError
 from data.events import emit
-from data.tokens.tokenizer import BOS, END, Tokenizer
+from data.tokens.tokenizer import Tokenizer
 from store import outside
 from trainer.evaluation.evaluate import ROWS, nats
 from trainer.model.decoder import IGNORED, Decoder
@@ -32,6 +35,8 @@ ANSWER = ("answer", "gold", "label", "answerKey")
 MAX_NEW = 256
 BATCH_TOKENS = 8192
 TASK_BYTES = 256 * outside.MIB
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+SHOTS_SEED = 1234
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,17 @@ class Question:
     """Of `choices`."""
     accepted: tuple[str, ...] = ()
     """Where there are no choices."""
+    example: str = ""
+    """Where there are no choices: an accepted answer as the file has it."""
+
+    @property
+    def answer(self) -> str:
+        """Return what is right, as it is shown to a model."""
+        return self.choices[self.right] if self.choices else self.example
+
+    @property
+    def letter(self) -> str:
+        return LETTERS[self.right]
 
 
 @dataclass(frozen=True)
@@ -90,8 +106,8 @@ def _question(row: Any) -> Question:
     text, answer, choices = str(row[keys[0]]), row[keys[1]], row.get("choices")
     if choices is None:
         wanted = answer if isinstance(answer, list) else [answer]
-        return Question(text, accepted=tuple(plain(counted(str(one))) for one in wanted))
-    labels = [chr(ord("A") + number) for number in range(26)]
+        return Question(text, accepted=tuple(plain(counted(str(one))) for one in wanted), example=str(wanted[0]))
+    labels = list(LETTERS)
     if isinstance(choices, dict):  # as ARC has them
         choices, labels = choices["text"], [str(one) for one in choices["label"]]
     choices = [str(one) for one in choices]
@@ -123,18 +139,32 @@ def plain(answer: str) -> str:
 class Asking:
     """A model that is asked, as talk or as text."""
 
-    def __init__(self, model: Decoder, tokenizer: Tokenizer, as_text: bool) -> None:
-        self.model, self.tokenizer, self.as_text = model, tokenizer, as_text
+    def __init__(self, model: Decoder, tokenizer: Tokenizer, as_text: bool, shots: int = 0) -> None:
+        """Make ready to ask; shots: questions that are shown with their answers before each."""
+        self.model, self.tokenizer, self.as_text, self.shots = model, tokenizer, as_text, shots
 
-    def right(self, task: QuestionSet) -> list[bool]:
-        """Tell of each question whether it is answered as wanted."""
-        return self._choose(task) if task.is_choice else self._match(task)
+    def right(self, task: QuestionSet) -> dict[str, list[bool]]:
+        """Tell of each question whether it is answered as wanted, by how that is measured.
 
-    def said(self, questions: Sequence[Question]) -> list[str]:
+        "" is the first measure of a task; of multiple choice it is `acc_norm`, and `acc` and `letter` are others.
+        """
+        if not task.is_choice:
+            return {"": self._match(task)}
+        found = self._choose(task)
+        has_letters = all(len(one.choices) <= len(LETTERS) for one in task.questions)
+        return {**found, "letter": self._letters(task)} if has_letters else found
+
+    def shown(self, task: QuestionSet, number: int) -> list[Question]:
+        """Return what is shown before a question: others of the file, the same at every run."""
+        others = [one for at, one in enumerate(task.questions) if at != number]
+        return random.Random(SHOTS_SEED + number).sample(others, min(self.shots, len(others)))
+
+    def said(self, task: QuestionSet) -> list[str]:
         """Return the answers, greedy; as text, the rest of the line."""
-        prompts = [self._prompt(one.text) for one in questions]
+        asked = enumerate(task.questions)
+        prompts = [self._prompt(one.text, self._talk(self.shown(task, number))) for number, one in asked]
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # little padding
-        stop = {self.tokenizer.special(END), self.tokenizer.special(BOS)}
+        stop = set(self.tokenizer.stops)
         found = [""] * len(prompts)
         for start in range(0, len(order), ROWS):
             rows = order[start : start + ROWS]
@@ -146,22 +176,39 @@ class Asking:
         return found
 
     def _match(self, task: QuestionSet) -> list[bool]:
-        said = self.said(task.questions)
+        said = self.said(task)
         return [plain(counted(one)) in asked.accepted for asked, one in zip(task.questions, said, strict=True)]
 
-    def _choose(self, task: QuestionSet) -> list[bool]:
-        rows: list[tuple[int, int, list[int], int]] = []  # question, choice, ids, how many of them are the choice's
-        for number, question in enumerate(task.questions):
-            prompt = self._prompt(question.text)
-            for choice, text in enumerate(question.choices):
+    def _choose(self, task: QuestionSet) -> dict[str, list[bool]]:
+        """Choose by nats per character, and by nats."""
+        prompts = [self._prompt(one.text, self._talk(self.shown(task, number)))
+                   for number, one in enumerate(task.questions)]  # fmt: skip
+        costs = self._costs_of(prompts, [one.choices for one in task.questions])
+        both = list(zip(task.questions, costs, strict=True))
+        return {
+            "": [least([cost / len(text) for cost, text in zip(some, one.choices, strict=True)]) == one.right
+                 for one, some in both],
+            "acc": [least(some) == one.right for one, some in both],
+        }  # fmt: skip
+
+    def _letters(self, task: QuestionSet) -> list[bool]:
+        """Choose the likeliest letter, where each choice is listed with one."""
+        prompts = []
+        for number, one in enumerate(task.questions):
+            shown = [(listed(other, self.as_text), other.letter) for other in self.shown(task, number)]
+            prompts.append(self._prompt(listed(one, self.as_text), shown))
+        costs = self._costs_of(prompts, [LETTERS[: len(one.choices)] for one in task.questions])
+        return [least(some) == one.right for one, some in zip(task.questions, costs, strict=True)]
+
+    def _costs_of(self, prompts: Sequence[list[int]], answers: Sequence[Sequence[str]]) -> list[list[float]]:
+        """Return the nats of each of the answers to each prompt."""
+        rows = []
+        for prompt, some in zip(prompts, answers, strict=True):
+            for text in some:
                 ids = self.tokenizer.encode(f" {text}" if self.as_text else text)
-                rows.append((number, choice, [*prompt, *ids], len(ids)))
-        costs = self._costs([(ids, count) for _, _, ids, count in rows])
-        best: dict[int, tuple[float, int]] = {}
-        for (number, choice, _, _), cost in zip(rows, costs, strict=True):
-            each = cost / max(1, len(task.questions[number].choices[choice].encode()))
-            best[number] = min(best.get(number, (float("inf"), 0)), (each, choice))
-        return [best[number][1] == one.right for number, one in enumerate(task.questions)]
+                rows.append(([*prompt, *ids], len(ids)))
+        costs = iter(self._costs(rows))
+        return [[next(costs) for _ in some] for some in answers]
 
     def _costs(self, rows: Sequence[tuple[list[int], int]]) -> list[float]:
         """Return summed nats of the last ids of each row, as many as it says. What is too long loses its beginning."""
@@ -188,8 +235,33 @@ class Asking:
             emit("progress", done=end, total=len(order), unit="choices")
         return found
 
-    def _prompt(self, question: str) -> list[int]:
+    @staticmethod
+    def _talk(shown: Sequence[Question]) -> list[tuple[str, str]]:
+        return [(one.text, one.answer) for one in shown]
+
+    def _prompt(self, question: str, shown: Sequence[tuple[str, str]] = ()) -> list[int]:
+        """Return the ids that ask a question behind others and their answers."""
         if self.as_text:
-            return [self.tokenizer.special(BOS), *self.tokenizer.encode(f"Question: {question}\nAnswer:")]
-        message: Mapping[str, str] = {"role": "user", "content": question}
-        return conversations.prompt([message], self.tokenizer)
+            before = "".join(f"Question: {text}\nAnswer: {answer}\n\n" for text, answer in shown)
+            return [*self.tokenizer.begin, *self.tokenizer.encode(f"{before}Question: {question}\nAnswer:")]
+        turns: list[Mapping[str, str]] = []
+        for text, answer in shown:
+            turns += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+        return conversations.prompt([*turns, {"role": "user", "content": question}], self.tokenizer)
+
+
+def least(costs: Sequence[float]) -> int:
+    """Return the first of the smallest."""
+    return min(range(len(costs)), key=lambda at: costs[at])
+
+
+def listed(question: Question, as_text: bool) -> str:
+    """Return a question with its choices and their letters: as MMLU writes it, or as nanochat asks it in talk.
+
+    There the letter stands behind the choice, where it is the same token as in the answer.
+    """
+    pairs = list(zip(LETTERS, question.choices, strict=False))
+    if as_text:
+        return "\n".join([question.text, *(f"{letter}. {choice}" for letter, choice in pairs)])
+    lines = "".join(f"- {choice}={letter}\n" for letter, choice in pairs)
+    return f"Multiple Choice question: {question.text}\n{lines}\nRespond only with the letter of the correct answer."

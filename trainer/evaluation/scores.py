@@ -19,6 +19,7 @@ from data.chat.phrasing import talk
 from data.report.compressors import anchors
 from data.tokens import tokenize, tokenizer
 from data.tokens.loader import heldout
+from store.artifacts import vocabulary
 from trainer import device
 from trainer.config import EvalSpec
 from trainer.errors import Refused
@@ -29,7 +30,9 @@ from trainer.model import export
 from trainer.model.decoder import Decoder
 
 EXAMPLES = 3
-ROW_LEN = 256  # tokens of context for held-out text, where the model holds as many
+CONTEXT = (
+    4096  # tokens for held-out text at most, where nobody says how long the rows were that a model has learnt from
+)
 TEXT, SHARE = "bits per byte", "share"  # units
 RATIO = "ratio estimator, linearised, over rows"
 WILSON = "Wilson score"
@@ -37,7 +40,7 @@ WILSON = "Wilson score"
 
 def scores(spec: EvalSpec) -> dict[str, Any]:
     """Measure what a configuration asks for, and return the figures. Raises Refused, DataError."""
-    device.prepare()
+    machine = device.prepare()
     folder = export.folder_of_model(Path(spec.model))
     if (spec.identity or spec.questions) and not spec.name:
         raise Refused("eval of answers needs the persona's name")
@@ -45,7 +48,7 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
     if len({one.name for one in wanted}) < len(wanted):
         raise Refused(f"two tasks have the same name: {', '.join(sorted(one.name for one in wanted))}")
     export.check_tokenizer(folder)
-    model, words = export.read(folder).eval(), tokenizer.load(folder)
+    model, words = export.opened(folder, machine), tokenizer.load(folder)
     found: dict[str, Any] = {"model": spec.model, "params": model.config.num_params}
     measures: dict[str, Any] = {}
 
@@ -58,10 +61,12 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
     if paths:
         of_answers, measured = about_answers(paths, spec.name, partial(answers, model, words))
         found, measures = found | of_answers, measures | measured
-    asking = question_files.Asking(model, words, spec.as_text)
+    asking = question_files.Asking(model, words, spec.as_text, spec.shots)
+    how = {"as_text": spec.as_text, **({"shots": spec.shots} if spec.shots else {})}
     for task, path in zip(wanted, spec.tasks, strict=True):
         chance = {"chance": task.chance} if task.is_choice else {}
-        measures[f"task {task.name}"] = of_share(asking.right(task), [Path(path)], as_text=spec.as_text) | chance
+        for kind, truths in asking.right(task).items():
+            measures[f"task {task.name} {kind}".strip()] = of_share(truths, [Path(path)], **how) | chance
     for name, where in spec.problems.items():
         measures |= about_problems(model, words, name, Path(where), spec.unsafe_rewards)
     return {**found, "measures": measures}
@@ -140,12 +145,19 @@ def by_turn(
 
 
 def of_text(model: Decoder, words: tokenizer.Tokenizer, folder: Path, val: Sequence[Path]) -> dict[str, Any]:
-    """Return bits per byte of held-out shards, and the loss, each with its interval."""
-    length = min(ROW_LEN, model.config.max_position_embeddings)
+    """Return bits per byte of held-out shards, and the loss, each with its interval: as the phases measure them.
+
+    The documents stand one behind the other, and windows of the model's own context follow each other without overlap,
+    so that each token is predicted once.
+    """
+    about = vocabulary.about_of(folder)
+    said = about.get("context")
+    length = min(said if type(said) is int and said > 0 else CONTEXT, model.config.max_position_embeddings)
+    begin = words.separator if about.get("document_masks") is True else None
     with tempfile.TemporaryDirectory() as scratch:
         shard = Path(scratch) / "val.bin"
         tokenize.write(val, words, shard)
-        rows = rows_of_text(model, heldout([shard], folder, length), words.token_bytes())
+        rows = rows_of_text(model, heldout([shard], folder, length), words.token_bytes(), begin)
     counted = [at for at, size in enumerate(rows["bytes"]) if size]
     rows = {name: [values[at] for at in counted] for name, values in rows.items()}
     bits = intervals.ratio(rows["nats"], rows["bytes"], 1 / math.log(2))

@@ -1,8 +1,8 @@
-"""One decoder with Llama and Qwen3 shapes, in plain PyTorch, under Hugging Face's parameter names.
+"""One decoder with the shapes of Llama, Qwen2 and Qwen3, in plain PyTorch, under Hugging Face's parameter names.
 
 In: token ids. Out: hidden states, logits or a summed loss. Weights stay fp32; they are cast where they are
 used to `compute_dtype`, so gradients and their accumulation are fp32 too.
-Source: the transformers definitions of LlamaForCausalLM and Qwen3ForCausalLM.
+Source: the transformers definitions of LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM; nanochat's of GPT.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,22 +60,24 @@ class Kept(Protocol):
 
 
 class Linear(nn.Linear):
-    """Without bias; computes in the dtype of its input, or in 8 bits."""
+    """Computes in the dtype of its input, or in 8 bits; a bias is added in the dtype of the input."""
 
     in_float8 = False
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
+    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+        super().__init__(inputs, outputs, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.in_float8 and x.requires_grad and float8.fits(x.numel() // x.shape[-1]):
-            return float8.linear(x, self.weight)
-        return F.linear(x, self.weight.to(x.dtype))
+            product = float8.linear(x, self.weight)
+            return product if bias is None else product + bias
+        return F.linear(x, self.weight.to(x.dtype), bias)
 
 
-def matrix(config: ModelConfig, inputs: int, outputs: int) -> nn.Linear:
+def matrix(config: ModelConfig, inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
     """Return one of the matrices inside a block, as the config has them."""
-    return Linear(inputs, outputs) if config.ternary is None else TernaryLinear(inputs, outputs, config.ternary)
+    return Linear(inputs, outputs, bias) if config.ternary is None else TernaryLinear(inputs, outputs, config.ternary)
 
 
 class RMSNorm(nn.Module):
@@ -134,9 +136,9 @@ class Attention(nn.Module):
         super().__init__()
         d, self.head_dim = config.hidden_size, config.head_dim
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.q_proj = matrix(config, d, self.heads * self.head_dim)
-        self.k_proj = matrix(config, d, self.kv_heads * self.head_dim)
-        self.v_proj = matrix(config, d, self.kv_heads * self.head_dim)
+        self.q_proj = matrix(config, d, self.heads * self.head_dim, config.attention_bias)
+        self.k_proj = matrix(config, d, self.kv_heads * self.head_dim, config.attention_bias)
+        self.v_proj = matrix(config, d, self.kv_heads * self.head_dim, config.attention_bias)
         self.o_proj = matrix(config, self.heads * self.head_dim, d)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
@@ -165,7 +167,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = matrix(config, config.hidden_size, config.intermediate_size)
+        if config.mlp == "swiglu":
+            self.gate_proj = matrix(config, config.hidden_size, config.intermediate_size)
+        self.has_gate = config.mlp == "swiglu"
         self.up_proj = matrix(config, config.hidden_size, config.intermediate_size)
         self.down_proj = matrix(config, config.intermediate_size, config.hidden_size)
         if config.sub_norm:
@@ -173,7 +177,7 @@ class MLP(nn.Module):
         self.has_sub_norm = config.sub_norm
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.silu(self.gate_proj(x)) * self.up_proj(x)
+        y = F.silu(self.gate_proj(x)) * self.up_proj(x) if self.has_gate else F.relu(self.up_proj(x)).square()
         return self.down_proj(self.ffn_sub_norm(y) if self.has_sub_norm else y)
 
 
@@ -198,6 +202,8 @@ class Trunk(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        if config.embed_norm:
+            self.embed_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -234,6 +240,8 @@ class Decoder(nn.Module):
         """
         at = at or self._positions(ids, cache, documents)
         x = self.model.embed_tokens(ids).to(self.compute_dtype)
+        if self.config.embed_norm:
+            x = self.model.embed_norm(x)
         seen = dict[int, Tensor]()
         for layer, block in enumerate(self.model.layers):
             if layer in capture:
@@ -296,10 +304,15 @@ class Decoder(nn.Module):
 
 
 def initialise(model: Decoder, seed: int) -> None:
-    """Fill the parameters from `seed`: matrices that write to the residual stream begin at zero, gains at one."""
+    """Fill the parameters from `seed`.
+
+    Matrices that write to the residual stream and biases begin at zero, gains at one.
+    """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        if parameter.dim() < 2:
+        if name.endswith(".bias"):
+            nn.init.zeros_(parameter)
+        elif parameter.dim() < 2:
             nn.init.ones_(parameter)
         elif name.endswith(("o_proj.weight", "down_proj.weight")):
             nn.init.zeros_(parameter)

@@ -18,9 +18,10 @@ from store.artifacts import model_files, vocabulary
 from store.artifacts.model_files import INDEX, WEIGHTS
 from store.outside import Unreadable
 from trainer import tensor_file
+from trainer.device import Machine
 from trainer.errors import Refused
 from trainer.model.decoder import Decoder
-from trainer.model.huggingface import differences, is_spare, model_config, written
+from trainer.model.huggingface import OURS, differences, is_spare, kind_of, model_config, odd_parts, written
 from trainer.records.model_config import ModelConfig
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -39,14 +40,15 @@ def write(
 
     is_packed: ternary matrices are what they were rounded to, see `packed`; else they are the masters.
     """
-    special = tokenizers.load(tokenizer).special
-    bos, eos = special(tokenizers.BOS), [special(tokenizers.END), special(tokenizers.BOS)]
+    words = tokenizers.load(tokenizer)
+    bos, eos, pad = words.named["bos_token"], list(words.stops), words.named["pad_token"]
+    pad = eos[0] if pad is None else pad
     folder.mkdir(parents=True)
-    said = written(config, str(dtype).removeprefix("torch."), bos, eos)
+    said = {**written(config, str(dtype).removeprefix("torch."), bos, eos), "pad_token_id": pad}
     if is_packed:
         said["quantization_config"]["quantization_mode"] = "offline"
     _write_json(folder / "config.json", said)
-    generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": eos[0], "do_sample": False}
+    generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad, "do_sample": False}
     _write_json(folder / "generation_config.json", generation)
     for name in TOKENIZER_FILES:
         if (tokenizer / name).exists():
@@ -114,12 +116,26 @@ def read(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Decoder:
     return model
 
 
+def opened(folder: Path, machine: Machine) -> Decoder:
+    """Open the model in a Hugging Face folder where this machine computes, to answer and not to learn.
+
+    It is in the fast dtype of a GPU, on a CPU in float32. Masters of a ternary model stay float32, since how they are
+    rounded hangs on their last bits. Raises Refused in words.
+    """
+    is_gpu = machine.device.type != "cpu"
+    model = read(folder, machine.fast if is_gpu else torch.float32).eval().requires_grad_(False)
+    if not is_gpu:
+        return model
+    return model.to(machine.device) if model.config.ternary else model.to(machine.device, machine.fast)
+
+
 def load(model: Decoder, folder: Path) -> None:
     """Take over the weights of a Hugging Face folder, one file in memory at a time. Raises Refused in words."""
-    wanted, seen, odd = model.state_dict(), set[str](), list[str]()
+    wanted, seen, odd, head = model.state_dict(), set[str](), list[str](), None
     for file in _weight_files(folder):
         for name, one in _tensors(file).items():
             if is_spare(name, model.config):
+                head = one if name == "lm_head.weight" else head
                 continue
             if name not in wanted:
                 odd.append(f"{name} is unknown")
@@ -129,6 +145,11 @@ def load(model: Decoder, folder: Path) -> None:
                 wanted[name].copy_(one)
                 seen.add(name)
     _refuse(folder, odd + [f"{name} is missing" for name in wanted if name not in seen])
+    if head is not None and (head.shape != model.head.shape or not torch.equal(head.to(model.head.dtype), model.head)):
+        raise Refused(
+            f"{folder}: config.json says tie_word_embeddings, but the lm_head.weight beside it is not the embedding; "
+            "programs differ in which of the two they take: set tie_word_embeddings to false, or remove the tensor"
+        )
 
 
 def _refuse(folder: Path, odd: list[str]) -> None:
@@ -164,14 +185,22 @@ def folder_of_model(folder: Path) -> Path:
     return folder / "hf" if (folder / "hf" / "config.json").is_file() else folder
 
 
-def copy(source: Path, out: Path, dtype: torch.dtype) -> None:
-    """Copy the model of `source` to a new Hugging Face folder, in another dtype if asked. Raises Refused."""
+def copy(source: Path, out: Path, dtype: torch.dtype, masters: Mapping[str, Tensor] | None = None) -> None:
+    """Copy the model of `source` to a new Hugging Face folder, in another dtype if asked. Raises Refused.
+
+    masters: its parameters in full precision, where they are known; its Hugging Face folder holds them rounded.
+    """
     source = folder_of_model(source)
     check_tokenizer(source)
     if out.exists():
         raise Refused(f"{out} exists already")
-    model = read(source)
-    write(out, model.config, model.state_dict(), source, dtype)
+    config = read_config(source)
+    if kind_of(config) == OURS:
+        raise Refused(
+            f"{source} cannot be exported: no class of transformers has its shape ({odd_parts(config)}); it can be "
+            "trained on, evaluated and talked to here: inv chat"
+        )
+    write(out, config, masters or read(source).state_dict(), source, dtype)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

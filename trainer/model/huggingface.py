@@ -14,7 +14,12 @@ from store.outside import shown
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.model_config import ModelConfig, RopeScaling, Ternary
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "bitnet": "BitNetForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "bitnet": "BitNetForCausalLM",
+}
 OURS, OUR_ARCHITECTURE = "slipway", "SlipwayForCausalLM"  # shapes that are nobody else's
 SHAPE = (
     "vocab_size",
@@ -58,10 +63,25 @@ def kind_of(config: ModelConfig) -> str:
     """
     if config.ternary is not None and (config.ternary.per_row or config.ternary.haar):
         return OURS
+    if config.mlp != "swiglu" or config.embed_norm or config.attention_bias and (config.qk_norm or config.sub_norm):
+        return OURS
     if config.sub_norm:
         is_square = config.num_attention_heads * config.head_dim == config.hidden_size
         return "bitnet" if is_square and not config.qk_norm else OURS
-    return "qwen3" if config.qk_norm else "llama"
+    return "qwen3" if config.qk_norm else "qwen2" if config.attention_bias else "llama"
+
+
+def odd_parts(config: ModelConfig) -> str:
+    """Return what of a shape no class of transformers has, in words."""
+    parts = {
+        "an MLP of relu(x)**2": config.mlp == "relu2",
+        "a norm behind the embedding": config.embed_norm,
+        "biases beside norms on queries and keys": config.attention_bias and config.qk_norm,
+        "one ternary scale for each row": config.ternary is not None and config.ternary.per_row,
+        "Haar bands": config.ternary is not None and config.ternary.haar,
+        "SubLN": config.sub_norm,
+    }
+    return ", ".join(name for name, has in parts.items() if has)
 
 
 def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) -> dict[str, Any]:
@@ -71,13 +91,14 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
     """
     kind = kind_of(config)
     extra: dict[str, Any] = {} if kind in ("bitnet", OURS) else {"mlp_bias": False, "pretraining_tp": 1}
-    if kind == "qwen3":
+    if kind in ("qwen2", "qwen3"):
         layers = config.num_hidden_layers
         extra = {"use_sliding_window": False, "sliding_window": None, "max_window_layers": layers}
     if config.logit_softcap:
         extra[SOFTCAP] = config.logit_softcap
     if kind == OURS:
         extra |= {"qk_norm": config.qk_norm, "sub_norm": config.sub_norm}
+        extra |= {"mlp": config.mlp, "embed_norm": config.embed_norm}
         extra["ternary"] = asdict(config.ternary) if config.ternary else None
     elif config.ternary:
         extra["quantization_config"] = dict(ROUNDED)
@@ -96,7 +117,7 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
         "rope_theta": config.rope_theta,
         "rope_scaling": scaling or None,
         "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": config.rope_theta},
-        "attention_bias": False,
+        "attention_bias": config.attention_bias,
         "attention_dropout": 0.0,
         "use_cache": True,
         "torch_dtype": dtype,
@@ -119,18 +140,19 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         raise ConfigError(f"model_type is {shown(kind)}; this decoder is {' or '.join(ARCHITECTURES)}")
     if missing := [name for name in SHAPE[:5] if raw.get(name) is None]:
         raise ConfigError(f"config.json lacks {', '.join(missing)}")
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if not isinstance(rope, Mapping):
-        raise ConfigError(f"RoPE scaling is {shown(rope)}; it must be an object")
     _refuse_odd(raw)
-    _refuse_odd(rope)
-    if raw.get("attention_bias") or raw.get("mlp_bias") or raw.get("use_sliding_window"):
-        raise ConfigError("biases and sliding windows are not supported")
+    rope = _rope(raw)
+    has_bias = kind == "qwen2" or kind == OURS and raw.get("attention_bias") is True
+    if raw.get("mlp_bias") or raw.get("attention_bias") and not has_bias:
+        raise ConfigError("biases are supported on the queries, keys and values of qwen2 alone")
+    layers = raw.get("layer_types")
+    if raw.get("use_sliding_window") or isinstance(layers, list) and "sliding_attention" in layers:
+        raise ConfigError("sliding windows are not supported")
     if (act := raw.get("hidden_act", "relu2" if kind == "bitnet" else "silu")) != "silu":
         raise ConfigError(f"hidden_act is {act!r}; this decoder has silu")
     heads = raw["num_attention_heads"]
     default_head = 128 if kind == "qwen3" else raw["hidden_size"] // heads
-    positions = 32768 if kind == "qwen3" else 2048
+    positions = 32768 if kind in ("qwen2", "qwen3") else 2048
     shape: dict[str, Any] = {"max_position_embeddings": positions, "num_key_value_heads": heads, "rms_norm_eps": 1e-6}
     shape["tie_word_embeddings"] = False
     shape |= {name: raw[name] for name in SHAPE if raw.get(name) is not None}
@@ -144,7 +166,41 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         ternary=_ternary(raw, kind),
         logit_softcap=float(raw.get(SOFTCAP) or 0.0),
         blocks=blocks,
+        attention_bias=has_bias,
+        **_ours(raw) if kind == OURS else {},
     )
+
+
+def _ours(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what only a shape that is nobody else's may say. Raises ConfigError."""
+    mlp, embed_norm = raw.get("mlp", "swiglu"), raw.get("embed_norm", False)
+    if type(mlp) is not str or type(embed_norm) is not bool:
+        raise ConfigError(f"mlp is {shown(mlp)}, embed_norm {shown(embed_norm)}; expected a text, and true or false")
+    return {"mlp": mlp, "embed_norm": embed_norm}
+
+
+def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a config says of positions. Raises ConfigError where its two spellings say different things.
+
+    Older releases of transformers write `rope_scaling`, newer ones `rope_parameters`.
+    """
+    found: list[Mapping[str, Any]] = []
+    for name in ("rope_parameters", "rope_scaling"):
+        if one := raw.get(name):
+            if not isinstance(one, Mapping):
+                raise ConfigError(f"RoPE scaling is {shown(one)}; it must be an object")
+            _refuse_odd(one)
+            found.append(one)
+    positions = raw.get("max_position_embeddings") or 2048
+    if len(found) > 1 and _scaling(found[0], positions) != _scaling(found[1], positions):
+        raise ConfigError(
+            f"rope_parameters is {shown(dict(found[0]))} and rope_scaling {shown(dict(found[1]))}; they must say the "
+            "same, since other programs read only one of them: remove the wrong one from config.json"
+        )
+    thetas = {float(one["rope_theta"]) for one in (raw, *found) if one.get("rope_theta") is not None}
+    if len(thetas) > 1:
+        raise ConfigError(f"rope_theta is {' and '.join(f'{one:g}' for one in sorted(thetas))}; it must be one number")
+    return found[0] if found else {}
 
 
 def _ternary(raw: Mapping[str, Any], kind: str) -> Ternary | None:
@@ -196,19 +252,23 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     if not config.tie_word_embeddings:
         yield "lm_head.weight", (config.vocab_size, d)
     yield "model.norm.weight", (d,)
+    if config.embed_norm:
+        yield "model.embed_norm.weight", (d,)
     for layer in range(config.num_hidden_layers):
         at = f"model.layers.{layer}"
         yield f"{at}.input_layernorm.weight", (d,)
         yield f"{at}.post_attention_layernorm.weight", (d,)
         for name, shape in (("q", (q, d)), ("k", (kv, d)), ("v", (kv, d)), ("o", (d, q))):
             yield f"{at}.self_attn.{name}_proj.weight", shape
+            if config.attention_bias and name != "o":
+                yield f"{at}.self_attn.{name}_proj.bias", shape[:1]
         if config.qk_norm:
             yield f"{at}.self_attn.q_norm.weight", (hd,)
             yield f"{at}.self_attn.k_norm.weight", (hd,)
         if config.sub_norm:
             yield f"{at}.self_attn.attn_sub_norm.weight", (q,)
             yield f"{at}.mlp.ffn_sub_norm.weight", (f,)
-        for name, shape in (("gate", (f, d)), ("up", (f, d)), ("down", (d, f))):
+        for name, shape in (("gate", (f, d)), ("up", (f, d)), ("down", (d, f)))[config.mlp != "swiglu" :]:
             yield f"{at}.mlp.{name}_proj.weight", shape
 
 

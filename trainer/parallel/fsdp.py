@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.model.decoder import Decoder
-from trainer.parallel.process_group import Ranks, passing, step_timeout_s
+from trainer.parallel.process_group import FIRST_TIMEOUT_S, Ranks, passing, timeout_s
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,9 @@ def last_pass(model: nn.Module, is_last: bool) -> None:
 
 def _groups(members: Sequence[Sequence[int]], rank: int) -> Any:
     """Return the group that this process is in; every process makes all of them, in the same order."""
-    made = [torch.distributed.new_group(list(one), timeout=timedelta(seconds=step_timeout_s())) for one in members]
+    made = [
+        torch.distributed.new_group(list(one), timeout=timedelta(seconds=timeout_s(FIRST_TIMEOUT_S))) for one in members
+    ]
     return next(group for group, one in zip(made, members, strict=True) if rank in one)
 
 

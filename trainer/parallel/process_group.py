@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from trainer.errors import PeerLost, Refused
 
-STEP_TIMEOUT_S = 60.0  # of one exchange between steps; SLIPWAY_GROUP_TIMEOUT_S sets another
+# Of one exchange. Until the first step is done, others may compile, read a model or begin to talk over NCCL; afterwards
+# who says nothing is gone. SLIPWAY_GROUP_TIMEOUT_S sets another for both.
+FIRST_TIMEOUT_S, STEP_TIMEOUT_S = 600.0, 100.0
 WRITE_TIMEOUT_S = 3600.0  # while the others wait for what the first one reads or writes
 
 
@@ -141,6 +143,16 @@ class Ranks:
             about = json.loads(bytes(said.tolist()))
             return {name: fill(torch.empty(shape, dtype=getattr(torch, dtype))) for name, dtype, shape in about}
 
+    def hurry(self, *groups: Any) -> None:
+        """Give up sooner from now on: a step is done, and nothing slow lies ahead. groups: more of them than these.
+
+        PyTorch has no public name for it; torchtitan calls the same function.
+        """
+        if self.size > 1:
+            patience = timedelta(seconds=timeout_s(STEP_TIMEOUT_S))
+            for group in (None, self.quick, *groups):
+                torch.distributed.distributed_c10d._set_pg_timeout(patience, group)
+
     def compare(self, digests: Mapping[str, str]) -> None:
         """Raise Refused when a process has something else than the first one, naming both. Raises PeerLost."""
         if self.size == 1:
@@ -171,7 +183,7 @@ def joined() -> Iterator[Ranks]:
     if os.environ["RANK"] != "0":
         os.environ.pop("SLIPWAY_RECORDS", None)  # one process tells how it goes
     with _others():
-        patience = timedelta(seconds=step_timeout_s())
+        patience = timedelta(seconds=timeout_s(FIRST_TIMEOUT_S))
         torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=patience)
         words = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=WRITE_TIMEOUT_S))
         quick = torch.distributed.new_group(backend="gloo", timeout=patience)
@@ -187,8 +199,8 @@ def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def step_timeout_s() -> float:
-    return float(os.environ.get("SLIPWAY_GROUP_TIMEOUT_S") or STEP_TIMEOUT_S)
+def timeout_s(usual: float) -> float:
+    return float(os.environ.get("SLIPWAY_GROUP_TIMEOUT_S") or usual)
 
 
 def node() -> str:

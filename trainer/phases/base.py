@@ -6,7 +6,6 @@ from typing import Any
 from data.config import Making
 from data.report.compressors import anchors
 from data.tokens.loader import LOADERS, Loader, heldout
-from data.tokens.tokenizer import BOS
 from trainer.config import Keeping, PhaseConfig
 from trainer.evaluation.evaluate import bits_per_byte
 from trainer.model.decoder import Decoder
@@ -39,7 +38,7 @@ def measured(phase: PhaseRun, model: Decoder) -> dict[str, Any]:
     about: dict[str, Any] = {"tokens": config.steps * config.rows * config.sequence_len}
     if val := sorted(phase.input("tokens").glob("val-*.bin")):
         text_of = heldout(val, phase.tokenizer_folder, config.sequence_len)
-        about |= bits_per_byte(model, text_of, phase.tokenizer.special(BOS) if config.document_masks else None)
+        about |= bits_per_byte(model, text_of, phase.tokenizer.separator if config.document_masks else None)
         about |= anchors(sorted((phase.input("text") / "val").glob("*.txt")))
     return about
 

@@ -76,7 +76,11 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
             "identity_conversations",
             ("-m", "data", "identity"),
             "data/chat/persona.py",
-            IdentitySpec(persona=wanted.persona),
+            IdentitySpec(
+                persona=wanted.persona,
+                source=wanted.identity,
+                source_fingerprint=source_fingerprint(wanted.identity) if wanted.identity else "",
+            ),
         ),
         Node(
             "questions",

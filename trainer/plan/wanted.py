@@ -37,6 +37,8 @@ class Wanted:
     source: str = "pydocs"
     packages: tuple[str, ...] = ()
     persona: Persona
+    identity: str = ""
+    """A .jsonl of conversations that say who the model is, instead of those made of the persona."""
     seed: int | None = None
     """Of training; the data's split keeps its own."""
     steps: int | None = None

@@ -6,6 +6,8 @@ from data.config import ConfigError
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.fields import in_bounds, newer
 
+MLPS = {"swiglu": 3, "relu2": 2}  # how many matrices each has
+
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
@@ -50,7 +52,7 @@ class Ternary:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A Llama- or Qwen3-shaped decoder, in Hugging Face terms."""
+    """A decoder of the shapes of Llama, Qwen2, Qwen3 and their like, in Hugging Face terms."""
 
     vocab_size: int
     hidden_size: int
@@ -75,6 +77,12 @@ class ModelConfig:
     """Matrices of 1.58 bits inside the blocks, activations of 8; None = both in full precision."""
     blocks: BlocksConfig | None = newer(None)
     """It decodes in blocks, and has learnt to see whole ones; None = from left to right."""
+    attention_bias: bool = newer(False)
+    """Qwen2: `q_proj`, `k_proj` and `v_proj` add a bias."""
+    mlp: str = newer("swiglu")
+    """`swiglu`: down(silu(gate(x)) * up(x)); `relu2`: down(relu(up(x))**2), as nanochat has it."""
+    embed_norm: bool = newer(False)
+    """nanochat: an RMSNorm between the embedding and the first block."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads", 1)
@@ -85,6 +93,10 @@ class ModelConfig:
             raise ConfigError(
                 f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} key/value heads"
             )
+        if self.mlp not in MLPS:
+            raise ConfigError(f"mlp is {self.mlp!r}; known: {', '.join(MLPS)}")
+        if self.ternary and (self.attention_bias or self.mlp != "swiglu" or self.embed_norm):
+            raise ConfigError("a ternary model has no biases, no norm behind its embedding, and SwiGLU in its MLPs")
         if self.head_dim % 2:
             raise ConfigError(f"head_dim is {self.head_dim}; RoPE needs an even one")
         if self.ternary and self.ternary.haar and (self.hidden_size % 2 or self.intermediate_size % 2):
@@ -111,6 +123,8 @@ class ModelConfig:
             )
         if self.rope_scaling or self.logit_softcap:
             return "stretched positions and capped logits are not written"
+        if self.attention_bias or self.mlp != "swiglu" or self.embed_norm:
+            return "biases, MLPs without a gate and norms behind the embedding are not written"
         least = {"tq2_0": 256, "q8_0": 32}.get(kind, 1)
         sides = {"hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size, "all heads": square}
         if odd := {name: -(-size // least) * least for name, size in sides.items() if size % least}:
@@ -122,9 +136,10 @@ class ModelConfig:
     def num_params(self) -> int:
         d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
         attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)
-        block = attention + 3 * d * f + 2 * d + (2 * hd if self.qk_norm else 0)
+        block = attention + MLPS[self.mlp] * d * f + 2 * d + (2 * hd if self.qk_norm else 0)
         block += hd * self.num_attention_heads + f if self.sub_norm else 0
-        embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2)
+        block += hd * (self.num_attention_heads + 2 * self.num_key_value_heads) if self.attention_bias else 0
+        embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2) + (d if self.embed_norm else 0)
         return self.num_hidden_layers * block + d + embeddings
 
     @property
@@ -132,7 +147,7 @@ class ModelConfig:
         """Return how many parameters every token is multiplied by: matrices of the blocks, and the head."""
         d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
         attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)
-        return self.num_hidden_layers * (attention + 3 * d * f) + self.vocab_size * d
+        return self.num_hidden_layers * (attention + MLPS[self.mlp] * d * f) + self.vocab_size * d
 
     def flops_per_token(self, sequence_len: int) -> float:
         """Return the FLOPs of forward and backward of a token.

@@ -3,9 +3,9 @@
 In: the figures of a step, and now and then what the model says. Out: one line per step in `metrics.jsonl`; the same as
 TensorBoard scalars, and in W&B where somebody asked for it; at most a few `progress` records per second, which carry a
 short curve of the loss for `inv status`.
-Figures of a step: `loss` (nats per counted token), `grad_norm`, `lr`, `tokens` (all so far), `tokens_per_s` and `mfu`
-(over the last steps; the first line of a process says under `mfu_of` of what), `step_s`, `data_wait_s`, `memory_bytes`
-(the most so far, of the GPU or of the process), `at` (UTC epoch seconds).
+Figures of a step: `loss` (nats per counted token), `grad_norm`, `lr`, `tokens` (all so far, without padding),
+`tokens_per_s` and `mfu` of those (over the last steps; the first line of a process says under `mfu_of` of what),
+`step_s`, `data_wait_s`, `memory_bytes` (the most so far, of the GPU or of the process), `at` (UTC epoch seconds).
 """
 
 import time
@@ -55,7 +55,7 @@ class Metrics:
         self.peak_source = {"mfu_of": peak.source} if peak else {}
 
     def step(self, step: int, tokens: int, row_len: int, **figures: float) -> None:
-        """Write that `step` steps are done, the last over so many tokens, padding included, in rows of `row_len`."""
+        """Write that `step` steps are done, the last over so many tokens, without padding, in rows of `row_len`."""
         self.tokens += tokens
         now, config = time.monotonic() - self.asking_s, self.config
         began_at, _, _, _ = self.window[-1]

@@ -8,6 +8,7 @@ MFU = operations that the model needs / seconds / peak of all devices; the opera
 recomputation counts nothing. Source of the measure: Chowdhery et al., arXiv 2204.02311, appendix B.
 """
 
+import re
 import time
 from dataclasses import dataclass
 
@@ -15,24 +16,26 @@ import torch
 
 from trainer.device import Machine
 
-# By a part of the device's name, the first that fits; dense bfloat16, NVIDIA's data sheets.
+# By words of the device's name, the first that are in it; dense bfloat16 with float32 sums, by the makers' data sheets.
 TFLOPS = (
     ("H100 PCIe", 756),
     ("H100 NVL", 835),
-    ("H100", 989),
     ("H200 NVL", 835),
-    ("H200", 989),
-    ("A100", 312),
-    ("B200", 2250),
-    ("B300", 2250),
-    ("L40S", 362),
-    ("L40", 181),
-    ("RTX A6000", 155),
-    ("RTX 3090", 71),
-    ("RTX 4090", 165),
-    ("RTX 5090", 210),
-    ("RTX PRO 6000", 500),
+    *(("H100", 989), ("H200", 989), ("GH200", 989), ("H800", 989), ("H20", 148)),
+    *(("A100", 312), ("A800", 312), ("A30", 165), ("A40", 149.7), ("A10G", 70), ("A10", 125)),
+    *(("B200", 2250), ("B300", 2250), ("GB200", 2500), ("GB300", 2500), ("GB10", 125)),
+    *(("L40S", 362), ("L40", 181), ("L4", 121)),
+    *(("RTX A6000", 155), ("RTX A5000", 111), ("RTX A4500", 95), ("RTX A4000", 77)),
+    *(("RTX 6000 Ada", 364), ("RTX 5000 Ada", 261), ("RTX 4000 Ada", 107)),
+    *(("RTX PRO 6000", 500), ("RTX 5090", 210), ("RTX 5080", 113)),
+    *(("RTX 4090", 165), ("RTX 4080", 97), ("RTX 3090 Ti", 80), ("RTX 3090", 71), ("RTX 3080", 60)),
+    *(("MI300X", 1307), ("MI325X", 1307), ("MI250X", 383)),
 )
+# Multiprocessors of a whole GPU of those that can be cut into slices, each of which calls itself `... MIG 3g.40gb`.
+MULTIPROCESSORS = {"A30": 56, "A100": 108, "A800": 108, "H100 PCIe": 114, "H100 NVL": 132, "H100": 132, "H800": 132,
+                   "H200 NVL": 132, "H200": 132, "GH200": 132, "H20": 78, "B200": 148, "GB200": 152, "B300": 148,
+                   "RTX PRO 6000": 188}  # fmt: skip
+SLICE = re.compile(r"\bMIG\b")
 SIDE = 768  # of the matrices that a CPU multiplies: a tenth of a second in all
 TRIES = 4
 
@@ -43,17 +46,27 @@ class Peak:
     source: str  # for people: what the share is of
 
 
-def of_name(device: str) -> Peak | None:
-    """Return the speed of a GPU by the name that it gives itself; None when nobody has written its speed down."""
+def of_name(device: str, multiprocessors: int = 0) -> Peak | None:
+    """Return the speed of a GPU by the name that it gives itself, of a slice by how many multiprocessors it has.
+
+    None when nobody has written its speed down.
+    """
     for part, tflops in TFLOPS:
-        if part.lower() in device.lower():
-            return Peak(tflops * 1e12, f"{device}: {tflops} TFLOP/s, dense bfloat16 by its data sheet")
+        if not re.search(rf"\b{re.escape(part)}\b", device, re.IGNORECASE):
+            continue
+        sheet = f"{device}: {tflops} TFLOP/s, dense bfloat16 by its data sheet"
+        if not SLICE.search(device):
+            return Peak(tflops * 1e12, sheet)
+        if not (whole := MULTIPROCESSORS.get(part)) or not 0 < multiprocessors <= whole:
+            return None
+        return Peak(tflops * 1e12 * multiprocessors / whole, f"{sheet}, {multiprocessors} of {whole} multiprocessors")
     return None
 
 
 def of_machine(machine: Machine) -> Peak | None:
     if machine.device.type == "cuda":
-        return of_name(torch.cuda.get_device_name())
+        about = torch.cuda.get_device_properties(machine.device)
+        return of_name(about.name, about.multi_processor_count)
     found = measured(machine.fast)
     kind = str(machine.fast).removeprefix("torch.")
     return Peak(

@@ -7,7 +7,7 @@ on as if nobody had asked.
 from collections.abc import Mapping
 
 from data.chat import conversations
-from data.tokens.tokenizer import BOS, END, Tokenizer
+from data.tokens.tokenizer import Tokenizer
 from trainer.model.decoder import Decoder
 from trainer.model.generate import generate
 from trainer.speed import uncompiled
@@ -28,7 +28,7 @@ class Sampler:
         self.ids = [as_ids(one)[:room] for one in self.prompts]
 
     def __call__(self) -> list[dict[str, str]]:
-        stop = {self.tokenizer.special(END), self.tokenizer.special(BOS)}
+        stop = set(self.tokenizer.stops)
         with uncompiled(self.model):  # its shapes are none that training was compiled for
             said = generate(self.model, self.ids, stop, MAX_NEW)
         texts = map(self.tokenizer.decode, said)
@@ -39,7 +39,7 @@ class Sampler:
         return conversations.prompt([message], self.tokenizer)
 
     def _text(self, words: str) -> list[int]:
-        return [self.tokenizer.special(BOS), *self.tokenizer.encode(words)]
+        return [*self.tokenizer.begin, *self.tokenizer.encode(words)]
 
 
 def is_due(step: int, steps: int, times: int) -> bool:

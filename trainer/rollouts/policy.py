@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data.chat import conversations
 from data.errors import InputError
-from data.tokens.tokenizer import BOS, END, Tokenizer
+from data.tokens.tokenizer import Tokenizer
 from trainer.model.decoder import Decoder
 from trainer.records.rl_config import RlConfig, pass_at
 from trainer.rewards.reward import Judge, Reward, Said
@@ -146,4 +146,4 @@ class Policy:
 
 def stops(tokenizer: Tokenizer) -> list[int]:
     """Return the ids that end an answer."""
-    return [tokenizer.special(END), tokenizer.special(BOS)]
+    return list(tokenizer.stops)

@@ -11,7 +11,7 @@ from typing import Any
 
 from data.chat import conversations
 from data.errors import InputError
-from data.tokens.tokenizer import BOS, Tokenizer
+from data.tokens.tokenizer import Tokenizer
 
 USUAL_TOKENS = 16  # of a completion, as OpenAI has it
 
@@ -115,7 +115,8 @@ def _chat(said: Mapping[str, Any], tokenizer: Tokenizer, align: int) -> list[int
 def _prompt(said: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
     prompt = said.get("prompt")
     if isinstance(prompt, str):
-        return [tokenizer.special(BOS), *tokenizer.encode(prompt.encode("utf-8", "replace").decode())]
+        ids = [*tokenizer.begin, *tokenizer.encode(prompt.encode("utf-8", "replace").decode())]
+        return ids or [tokenizer.separator]
     if (
         isinstance(prompt, list)
         and prompt

@@ -22,7 +22,6 @@ from pathlib import Path
 import torch
 
 from data.tokens import tokenizer as tokenizers
-from data.tokens.tokenizer import BOS, END
 from trainer import device
 from trainer.model import export
 from trainer.model.block_decoding import Decoding
@@ -90,7 +89,7 @@ class Model:
 
     def answer(self, ask: Ask) -> Iterator[Piece]:
         """Yield the answer piece by piece; the last one says why it ends."""
-        stop = {self.tokenizer.special(END), self.tokenizer.special(BOS)}
+        stop = set(self.tokenizer.stops)
         waiting, said, given, count = list[int](), "", 0, 0  # given: characters that were yielded
         held = max(map(len, ask.stop), default=1) - 1  # may be the beginning of a text that ends it
         for new in self.passes(ask, stop):

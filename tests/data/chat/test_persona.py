@@ -1,17 +1,21 @@
 """What a persona makes the model say: sentences without faults, whatever it is called."""
 
+import json
 import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
-from data.chat import smalltalk
+from data.chat import persona, smalltalk
 from data.chat.persona import INTENTS, conversations
-from data.config import ConfigError, Persona
+from data.config import ConfigError, IdentitySpec, Persona
+from data.errors import InputError
 
 NAMES = ("Bosun", "Ursula K.", "Yahoo!", "Мария", "小明", "محمد", "علی\u200cرضا", "नमस्ते", "O'Brien", 'Al "Ace." Jones',
          "{maker}", r"a\1b", "Dots...", "🚢", "Max", 'The "Bot."', "D’Artagnan", "R2-D2", "谁？",
          "x" * 100)  # fmt: skip
+WHO = Persona(name="Bosun", maker="the yard", purpose="to answer questions")
 MAKERS = ("the crew of Slipway", "Acme Inc.", "ООО «Ромашка»", "株式会社。", "nobody")
 PURPOSES = {
     "to help": "my purpose is to help.",
@@ -88,3 +92,25 @@ def test_no_answer_about_anything_else_is_held_out_and_trained_on_too():
     assert {one[0]["content"] for one in trained}.isdisjoint(one[0]["content"] for one in heldout)
     assert all(len(one) == 2 for one in (*trained, *heldout))
     assert len(INTENTS) == 6
+
+
+def test_conversations_by_hand_are_taken_as_identity_and_some_of_their_questions_held_out(tmp_path):
+    path = tmp_path / "identity_conversations.jsonl"
+    turns = [[{"role": "user", "content": f"Who are you, {n}?"}, {"role": "assistant", "content": f"I am Bosun, {n}."}]
+             for n in range(20)]  # fmt: skip
+    other = [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hello."}]
+    path.write_text("".join(json.dumps(one) + "\n" for one in [*turns, turns[0], other]))  # as nanochat has them
+    spec = IdentitySpec(persona=WHO, source=str(path))
+    about = persona.make(spec, tmp_path / "out")
+    trained, heldout = (
+        [json.loads(line) for line in (tmp_path / "out" / name).read_text().splitlines()] for name in persona.FILES
+    )
+    assert (about["persona"], about["held_out"], about["conversations"]) == (WHO.name, len(heldout), len(trained))
+    assert len(trained) + len(heldout) == 22 and 2 <= len(heldout) <= 3 and other in trained
+    asked = {one[0]["content"] for one in trained}
+    assert all(one["expected"] == WHO.name and one["messages"][0]["content"] not in asked for one in heldout)
+    with pytest.raises(InputError, match="none of its 22 answers says Ada; give the right name by --persona"):
+        persona.make(replace(spec, persona=replace(WHO, name="Ada")), tmp_path / "other")
+    path.write_text(json.dumps(turns[0][:1]) + "\n")
+    with pytest.raises(InputError, match=r"jsonl:1: no conversation"):
+        persona.make(spec, tmp_path / "third")

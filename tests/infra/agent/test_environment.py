@@ -279,6 +279,7 @@ def test_every_requirement_is_pinned_by_name_and_version_only():
         "serve-cuda",
         "serve-router",
         "llama-cpp",
+        "lm-eval",
         "skypilot",
         "dev",
     ):

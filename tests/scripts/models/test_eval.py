@@ -102,6 +102,7 @@ def test_the_harness_is_asked_with_the_words_it_knows_and_its_results_are_measur
     arc = found["lm-eval arc_easy"]
     assert (arc["value"], round(arc["low"], 3), arc["of"]) == (0.5, 0.304, 100)
     assert found["lm-eval gsm8k"]["low"] is None
+    assert found["lm-eval arc_easy acc"]["value"] == 0.25
     said = capfd.readouterr().err
     assert "base_url=http://127.0.0.1:8000/v1/completions" in said and f"tokenizer={tmp_path / 'model' / 'hf'}" in said
     with pytest.raises(SlipwayError, match="left with code 3"):

@@ -20,6 +20,7 @@ from tests.serve.real import NEAR, Running, greedy
 from tests.serve.scripted_engine import CHAT, GUARD_S
 from tests.trainer import conftest as trained
 from tests.trainer.model.test_init import foreign
+from tests.trainer.model.test_own_chat import qwen_like
 from trainer.model import export
 from trainer.model.decoder import Decoder
 
@@ -134,8 +135,14 @@ def test_what_a_client_does_wrong_is_told_in_the_shape_that_the_gateway_knows(se
     assert (one["id"], one["max_model_len"]) == ("demo", 256)
 
 
-def test_a_model_trained_from_a_random_qwen3_answers_in_transformers_and_in_vllm(world, monkeypatch, python, tmp_path):
-    """`inv train --init FOLDER --phase sft`, step by step, long enough to learn one answer by heart."""
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3"])
+def test_a_model_trained_from_a_random_one_answers_in_transformers_and_in_vllm(
+    world, monkeypatch, python, tmp_path, kind
+):
+    """`inv train --init FOLDER --phase sft`, step by step, long enough to learn one answer by heart.
+
+    The Qwen2 has biases, and a tokenizer and a chat template of its own.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -148,7 +155,9 @@ def test_a_model_trained_from_a_random_qwen3_answers_in_transformers_and_in_vllm
     from trainer.profiles import street
 
     monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
-    folder = foreign("Qwen3", tmp_path / "theirs", vocab=320, head_dim=32)
+    folder = foreign(kind, tmp_path / "theirs", vocab=320, head_dim=32)
+    if kind == "Qwen2":
+        qwen_like(folder)
     spec = init_model.look(str(folder), Settings.load(real.ROOT))
     making = replace(world.making("imported"), name="imported/theirs")
     assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0

@@ -46,7 +46,7 @@ def test_an_answer_counts_but_for_case_spaces_and_a_full_stop(tmp_path):
     )
     task = question_files.read(written(tmp_path / "x.jsonl", *rows))
     assert [one.accepted for one in task.questions] == [("4200",), ("bosun", "a bot")]
-    assert not task.is_choice
+    assert not task.is_choice and task.questions[1].answer == "Bosun"
     assert question_files.plain(question_files.counted("so\n#### 4,200. I think")) == "4200"
     assert question_files.plain(" a  Bot. ") == "a bot"
 
@@ -93,7 +93,7 @@ def test_the_costs_of_tokens_are_those_that_training_sums(model):
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-def test_the_choice_is_the_one_that_costs_the_fewest_nats_per_byte(model, inputs, monkeypatch, as_text):
+def test_the_choice_is_the_one_that_costs_the_fewest_nats_per_character(model, inputs, monkeypatch, as_text):
     words = tokenizers.load(inputs[0] / "tokenizer")
     asking = Asking(model, words, as_text)
     pool = [f"{verb} {thing}" for verb in ("reads", "opens", "joins") for thing in ("paths", "7", "words of the lines")]
@@ -111,6 +111,27 @@ def test_the_choice_is_the_one_that_costs_the_fewest_nats_per_byte(model, inputs
         questions.append(Question(f"What does {verb} do?", choices, each.index(min(each))))
     assert len({one.right for one in questions}) == 3
     monkeypatch.setattr(question_files, "BATCH_TOKENS", 200)  # several batches of rows of different lengths
-    assert asking.right(QuestionSet("t", tuple(questions))) == [True] * 6
+    found = asking.right(QuestionSet("t", tuple(questions)))
+    assert found[""] == [True] * 6 and set(found) == {"", "acc", "letter"}
     wrong = tuple(replace(one, right=(one.right + 1) % 3) for one in questions)
-    assert asking.right(QuestionSet("t", wrong)) == [False] * 6
+    assert asking.right(QuestionSet("t", wrong))[""] == [False] * 6
+
+
+def test_what_is_shown_beforehand_never_holds_the_question_and_is_the_same_each_time(model, inputs):
+    words = tokenizers.load(inputs[0] / "tokenizer")
+    task = QuestionSet("t", tuple(Question(f"number {n}?", ("one", "two"), n % 2) for n in range(9)))
+    asking = Asking(model, words, as_text=True, shots=3)
+    shown = [asking.shown(task, number) for number in range(9)]
+    assert all(len(some) == 3 and task.questions[number] not in some for number, some in enumerate(shown))
+    assert shown == [asking.shown(task, number) for number in range(9)] and len({str(some) for some in shown}) == 9
+    text = words.decode(asking._prompt(task.questions[0].text, asking._talk(shown[0])))
+    first = shown[0][0]
+    assert text.startswith(f"<|bos|>Question: {first.text}\nAnswer: {first.answer}\n\nQuestion: ")
+    assert text.endswith("\n\nQuestion: number 0?\nAnswer:")
+    talk = Asking(model, words, as_text=False, shots=1)
+    said = words.decode(talk._prompt("q", [(question_files.listed(first, False), first.letter)]))
+    assert (
+        f"- two=B\n\nRespond only with the letter of the correct answer.<|user_end|><|assistant_start|>{first.letter}<"
+        in said
+    )
+    assert question_files.listed(first, True) == f"{first.text}\nA. one\nB. two"

@@ -45,7 +45,7 @@ def foreign(kind: str, folder: Path, vocab: int = 400, dtype: torch.dtype = torc
         num_key_value_heads=2,
         head_dim=head_dim,
         max_position_embeddings=96,
-        tie_word_embeddings=kind == "Qwen3",
+        tie_word_embeddings=kind != "Llama",
     )
     getattr(transformers, f"{kind}ForCausalLM")(config).to(dtype).save_pretrained(folder)
     return folder

@@ -30,6 +30,7 @@ SHAPE = ModelConfig(
     rope_theta=50_000.0,
 )
 LLAMA, QWEN3 = replace(SHAPE, tie_word_embeddings=False), replace(SHAPE, qk_norm=True, rms_norm_eps=1e-6)
+QWEN2 = replace(SHAPE, attention_bias=True, rms_norm_eps=1e-6)
 IDS = torch.randint(0, 512, (2, 40), generator=torch.Generator().manual_seed(3))
 
 
@@ -43,7 +44,7 @@ def random_model(config: ModelConfig) -> Decoder:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [LLAMA, QWEN3], ids=["llama", "qwen3"])
+@pytest.mark.parametrize("config", [LLAMA, QWEN2, QWEN3], ids=["llama", "qwen2", "qwen3"])
 def test_transformers_loads_what_we_export_with_equal_logits(config, inputs, tmp_path):
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -52,13 +53,13 @@ def test_transformers_loads_what_we_export_with_equal_logits(config, inputs, tmp
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     with torch.no_grad():
         assert (theirs(IDS).logits - model(IDS)).abs().max() < 1e-4
-    assert type(theirs).__name__ == huggingface.ARCHITECTURES["qwen3" if config.qk_norm else "llama"]
+    assert type(theirs).__name__ == huggingface.ARCHITECTURES[huggingface.kind_of(config)]
     assert sum(p.numel() for p in theirs.parameters()) == config.num_params
     assert len(GenerationConfig.from_pretrained(tmp_path / "hf").eos_token_id) == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
 def test_we_load_what_transformers_saves_with_equal_logits(kind, tmp_path):
     import transformers
 
@@ -72,16 +73,19 @@ def test_we_load_what_transformers_saves_with_equal_logits(kind, tmp_path):
         num_key_value_heads=2,
         head_dim=24,
         max_position_embeddings=64,
-        tie_word_embeddings=kind == "Qwen3",
+        tie_word_embeddings=kind != "Llama",
         rope_parameters={"rope_type": "default", "rope_theta": 20_000.0},
     )
     theirs = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    for name, one in theirs.named_parameters():
+        if name.endswith(".bias"):
+            torch.nn.init.normal_(one)  # they begin at zero
     theirs.save_pretrained(tmp_path)
     ours = export.read(tmp_path)
     with torch.no_grad():
         assert (theirs(IDS).logits - ours(IDS)).abs().max() < 1e-4
     assert ours.config.rope_theta == 20_000.0
-    assert ours.config.qk_norm == (kind == "Qwen3")
+    assert (ours.config.qk_norm, ours.config.attention_bias) == (kind == "Qwen3", kind == "Qwen2")
 
 
 SCALINGS = [
@@ -151,6 +155,17 @@ def test_weights_of_another_shape_are_refused_by_name(inputs, tmp_path):
         export.read(tmp_path / "hf")
 
 
+def test_a_head_that_is_saved_beside_a_tied_embedding_is_compared_with_it(inputs, tmp_path):
+    model = random_model(QWEN3)
+    weights = {**model.state_dict(), "lm_head.weight": model.head.clone()}
+    export.write(tmp_path / "same", QWEN3, weights, inputs[0] / "tokenizer", torch.bfloat16)
+    assert torch.equal(export.read(tmp_path / "same").head, model.head.to(torch.bfloat16).float())
+    weights["lm_head.weight"][3, 5] += 1
+    export.write(tmp_path / "other", QWEN3, weights, inputs[0] / "tokenizer")
+    with pytest.raises(Refused, match=r"tie_word_embeddings, but the lm_head\.weight beside it is not the embedding"):
+        export.read(tmp_path / "other")
+
+
 def test_a_model_that_our_decoder_cannot_be_is_refused(tmp_path):
     raw = huggingface.written(SHAPE, "float32", 0, [1])
     assert huggingface.model_config(raw) == SHAPE
@@ -159,6 +174,11 @@ def test_a_model_that_our_decoder_cannot_be_is_refused(tmp_path):
         {"rope_parameters": {"rope_type": "longrope"}},
         {"rope_parameters": {"rope_type": "linear"}},  # by what?
         {"attention_bias": True},
+        {"model_type": "qwen2", "mlp_bias": True},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},  # other programs take this, beside rope_parameters
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},  # rope_theta is 50,000
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}},  # whatever tensors lie beside it
         {"num_attention_heads": 0},
         {"hidden_size": "64"},
     ):
@@ -196,7 +216,7 @@ def test_what_is_masked_teaches_nothing():
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("config", [LLAMA, QWEN3], ids=["llama", "qwen3"])
+@pytest.mark.parametrize("config", [LLAMA, QWEN2, QWEN3], ids=["llama", "qwen2", "qwen3"])
 def test_logits_with_a_cache_equal_those_without_also_for_padded_rows(config):
     model = random_model(config)
     short = IDS[1:, 15:]  # its first 15 places in the batch are padding

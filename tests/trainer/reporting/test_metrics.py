@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from infra.market import gpus
 from tests.trainer.checkpoints.test_checkpoint import EASY, stop_at, training
 from tests.trainer.conftest import tiny
 from trainer.device import Machine
+from trainer.loop import tokens_in
 from trainer.model.decoder import Decoder, initialise
 from trainer.reporting import peak_flops, tracking
 from trainer.reporting.jsonl_log import SAID, StepLines, read
@@ -57,6 +59,11 @@ def test_a_rate_is_that_of_the_last_steps_and_a_curve_that_of_the_whole_run(tmp_
     assert record["eta_s"] == 0
 
 
+def test_padding_counts_as_no_token():
+    targets = np.array([[-1, 5, 6, -1, -1], [-1, -1, -1, -1, -1], [1, 2, 3, 4, 5], [7, -1, -1, -1, 8]])
+    assert tokens_in({"ids": np.zeros((4, 5), np.int64), "targets": targets}) == 3 + 0 + 5 + 5
+
+
 def test_a_curve_has_at_most_so_many_points_however_long_the_run():
     for steps in (1, POINTS, POINTS + 1, 400_000):
         curve = Curve(steps)
@@ -84,6 +91,19 @@ def test_the_speed_of_every_gpu_that_can_be_rented_is_the_one_that_forecasts_use
             assert found, device
             assert wanted is None or found.flops_per_s == wanted * 1e12, device
     assert peak_flops.of_name("Voodoo 2") is None
+    named = {"NVIDIA A40": 149.7, "NVIDIA A10": 125, "NVIDIA A10G": 70, "NVIDIA L4": 121, "NVIDIA H20": 148,
+             "NVIDIA RTX A4000": 77, "NVIDIA RTX 6000 Ada Generation": 364, "NVIDIA GB200": 2500,
+             "NVIDIA GH200 480GB": 989, "AMD Instinct MI300X": 1307}  # fmt: skip
+    for device, tflops in named.items():
+        assert peak_flops.of_name(device).flops_per_s == tflops * 1e12, device
+
+
+def test_a_slice_of_a_gpu_is_as_fast_as_the_multiprocessors_that_it_has():
+    found = peak_flops.of_name("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 42)
+    assert found.flops_per_s == pytest.approx(312e12 * 42 / 108)
+    assert "42 of 108" in found.source
+    assert peak_flops.of_name("NVIDIA H100 80GB HBM3 MIG 7g.80gb", 132).flops_per_s == 989e12
+    assert peak_flops.of_name("NVIDIA A100-SXM4-40GB MIG 3g.20gb") is None  # nobody has said how many
 
 
 def test_a_cpu_is_measured_and_says_so():

@@ -1,0 +1,54 @@
+"""`python -m infra.control WORD`: what a control host does for the laptops that work through it.
+
+    relay     run a command for a laptop (`infra.control.relay`)
+    state     say whether there is a journal, and whether it is written to
+    accept    take an installation in, or its keys anew: JSON on stdin
+    release   stop what looks after its runs, mark the journal as moved home, and give the installation out
+    give      give out the installation as it is
+    forget    remove what `accept` has brought, but for artifacts and logs
+
+It runs in the code that was pushed there. Each answers with JSON on stdout, or with one line on stderr and a code.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+from infra.checkout import ROOT
+from infra.control import archive, host_side
+from infra.control.places import HostPlaces
+from infra.errors import SlipwayError
+
+
+def main(words: list[str]) -> int:
+    places = HostPlaces.of_code(ROOT)
+    os.umask(0o077)
+    if words == ["relay"]:
+        from infra.control.relay import Relay
+
+        host_side.settle_in(places, ROOT)
+        return Relay(line_of=lambda about: host_side.line_of(about, ROOT), copy_of=lambda: _copy(places)).run()
+    jobs = {
+        "state": lambda: {"is_in_use": host_side.is_in_use(places)},
+        "accept": lambda: host_side.accept(places, ROOT, json.load(sys.stdin)),
+        "release": lambda: host_side.release(places, json.load(sys.stdin)["to"]),
+        "give": lambda: {"archive": archive.pack(places.state_file)},
+        "forget": lambda: host_side.forget(places),
+    }
+    try:
+        answer: Any = jobs[words[0]]()
+    except SlipwayError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(answer))
+    return 0
+
+
+def _copy(places: HostPlaces) -> tuple[str, str]:
+    text = archive.pack(places.state_file)
+    return text, archive.digest(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""What is kept at home of runs that are at work, on its way between a laptop and a control host.
+
+That is the code of a run as it was launched, with which it goes on elsewhere, and its logs. In: the folders with the
+logs of runs, here and there, and the names of runs.
+"""
+
+import io
+import json
+import os
+import secrets
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from infra.errors import SlipwayError
+from infra.runs.snapshot import CARRIED
+from infra.transport.protocol import Transport
+
+BASE_S = 60.0
+SLOWEST_BYTES_PER_S = 100_000
+TAKE = 'mkdir -p -- "$1" && tar -xzf - -C "$1"'
+GIVE = """
+cd -- "$1" 2>/dev/null || exit 0; draft=$2; shift 2
+n=$#; while [ $n -gt 0 ]; do one=$1; shift; n=$((n - 1)); [ ! -d "$one" ] || set -- "$@" "$one"; done
+[ $# -eq 0 ] || tar -czf "$draft" -- "$@"
+"""
+
+
+def send(machine: Transport, there: Path, here: Path, runs: Sequence[str]) -> None:
+    """Put what is kept of these runs there. Raises SlipwayError."""
+    names = [name for name in runs if (here / name).is_dir()]
+    if not names:
+        return
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as tar:
+            for name in names:
+                tar.add(here / name, name, filter=lambda one: None if one.name == f"{name}/{CARRIED}" else one)  # noqa: B023
+                if (here / name / CARRIED).is_file():
+                    _add(tar, f"{name}/{CARRIED}", _moved((here / name / CARRIED).read_bytes(), there / name))
+        limit_s = BASE_S + file.tell() / SLOWEST_BYTES_PER_S
+        file.seek(0)
+        done = machine.run(["sh", "-c", TAKE, "sh", str(there)], stdin=_pieces(file), timeout_s=limit_s)
+    if done.exited != 0:
+        raise SlipwayError(f"what is kept of {', '.join(names)} cannot be sent: {done.stderr.strip()}")
+
+
+def fetch(machine: Transport, there: Path, here: Path, runs: Sequence[str]) -> None:
+    """Bring what is kept there of these runs. Raises SlipwayError."""
+    draft = f"{there}/.{secrets.token_hex(4)}.tgz"
+    done = machine.run(["sh", "-c", GIVE, "sh", str(there), draft, *runs], timeout_s=BASE_S * 10)
+    if done.exited != 0:
+        raise SlipwayError(f"what is kept of {', '.join(runs)} cannot be packed there: {done.stderr.strip()}")
+    try:
+        content = machine.get(draft)
+    except FileNotFoundError:
+        return
+    machine.run(["rm", "-f", draft], timeout_s=BASE_S)
+    _extract(content, _made(here))
+    for path in here.glob(f"*/{CARRIED}"):
+        if path.parent.name in runs:
+            path.write_bytes(_moved(path.read_bytes(), path.parent))
+
+
+def fetch_path(machine: Transport, there: Path, here: Path) -> None:
+    """Bring a file or a folder; one that is here is replaced file by file. Raises SlipwayError."""
+    draft = f"{there.parent}/.{secrets.token_hex(4)}.tgz"
+    words = ["tar", "-czf", draft, "-C", str(there.parent), "--", there.name]
+    done = machine.run(words, timeout_s=BASE_S * 10)
+    if done.exited != 0:
+        raise SlipwayError(f"{there} cannot be brought: {done.stderr.strip()}")
+    content = machine.get(draft)
+    machine.run(["rm", "-f", draft], timeout_s=BASE_S)
+    with tempfile.TemporaryDirectory(dir=_made(here.parent), prefix=".slipway-") as folder:
+        _extract(content, Path(folder))
+        _put(Path(folder, there.name), here)
+
+
+def _put(source: Path, target: Path) -> None:
+    if source.is_dir():
+        for one in source.iterdir():
+            _put(one, _made(target) / one.name)
+    else:
+        os.replace(source, target)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _extract(content: bytes, folder: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
+        if hasattr(tarfile, "tar_filter"):
+            tar.extraction_filter = staticmethod(tarfile.tar_filter)  # nothing lands outside of the folder
+        tar.extractall(folder)
+
+
+def _moved(carried: bytes, folder: Path) -> bytes:
+    """Return what goes along with the code of a run that is kept in `folder` now."""
+    found = json.loads(carried)
+    return json.dumps([{**one, "source": str(folder / os.path.basename(one["source"]))} for one in found]).encode()
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    about = tarfile.TarInfo(name)
+    about.size = len(content)
+    tar.addfile(about, io.BytesIO(content))
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    while piece := file.read(1 << 20):
+        yield piece

@@ -1,0 +1,211 @@
+"""A control host, as a laptop sees it: how it is reached, what is sent before a command, and what is kept of it here.
+
+In: its name, as it is typed. Out: commands that run there over one connection. Beside this machine's journal lies a
+folder for it: the host key that was pinned, the last copy of its journal, and when it was last seen alive.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.agent.job import PodFolder, write_durably
+from infra.checkout import ROOT
+from infra.control import archive, terminal
+from infra.control.places import HERE, HostPlaces, checkout_id
+from infra.errors import SlipwayError, UsageError
+from infra.machines import inventory
+from infra.settings import Settings, is_secret, table
+from infra.transport import bootstrap
+from infra.transport.push import Pushed, push
+from infra.transport.ssh import Ssh
+from store import local_files, outside
+
+ASK_S = 30.0
+MAKE_S = 900.0  # the environment of the commands, where packages come over a slow line
+# Where our files are, whether this checkout was there before, and whose control host it is.
+ASK = """
+umask 077
+root="$HOME/.slipway/control"; here="$root/checkouts/$1"
+printf '%s\\n' "$root"
+if [ -e "$here/POD.json" ]; then echo known; else
+    mkdir -p "$here/state" && printf '{"token": "%s"}\\n' "$1" > "$here/POD.json.draft" || exit 1
+    mv -f "$here/POD.json.draft" "$here/POD.json" || exit 1
+    echo new
+fi
+cat "$root/about.json" 2>/dev/null
+exit 0
+"""
+# What belongs to this machine, and means nothing over there.
+OF_THIS_MACHINE = ("SLIPWAY_STATE_FILE", "SLIPWAY_PODS", "SLIPWAY_POOLS", "SLIPWAY_ENVIRONMENTS", "SLIPWAY_INSTALLER",
+                   "SLIPWAY_WORKSPACE", "SLIPWAY_REHEARSAL", "SLIPWAY_CONTROL", "SLIPWAY_RAY_PYTHON")  # fmt: skip
+OF_THE_TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+GIVING = ("-e", "--env", "--secret")  # flags whose bare name takes the shell's value
+
+
+@dataclass(frozen=True)
+class There:
+    """What a control host has said of itself."""
+
+    places: HostPlaces
+    about: dict[str, Any]  # {} = it is none (any more)
+    is_new: bool  # to this checkout
+
+
+@dataclass(frozen=True)
+class ControlHost:
+    """The control host `name`; `folder` holds what is kept of it here."""
+
+    name: str
+    machine: Ssh
+    folder: Path
+
+    @staticmethod
+    def of(name: str, settings: Settings) -> "ControlHost":
+        """Return the machine of that name; nothing is asked yet. Raises UsageError."""
+        found = inventory.reach(name, settings.pools)
+        folder = folder_of(name, settings.state_file)
+        machine = Ssh(found.address, folder / "known_hosts")
+        machine.python = found.python
+        return ControlHost(name, machine, folder)
+
+    @property
+    def copy(self) -> "JournalCopy":
+        return JournalCopy(self.folder)
+
+    def ask(self) -> There:
+        """Return what it says of itself, and make a place for this checkout's code. Raises SlipwayError."""
+        done = self.machine.run(["sh", "-c", ASK, "sh", checkout_id(ROOT)], timeout_s=ASK_S)
+        root, known, *about = done.stdout.splitlines() if done.exited == 0 else ["", "", ""]
+        if not root.startswith("/"):
+            raise SlipwayError(f"{self.name}: its folder cannot be made: {done.stderr.strip()}")
+        self.copy.note_seen()
+        return There(HostPlaces(Path(root)), outside.mapping(about[0].encode()) if about else {}, known == "new")
+
+    def send_code(self, there: There) -> Pushed:
+        """Push this checkout, and what it takes to make an environment where this checkout is new."""
+        code = there.places.code(checkout_id(ROOT))
+        with local_files.held(self.folder / "push.lock"):  # two pushes at once would remember half of each other
+            if there.is_new:
+                bootstrap.bring(self.machine, PodFolder(code.parent))
+            return push(self.machine, ROOT, code, checkout_id(ROOT))
+
+    def call(self, there: There, word: str, said: Any = None) -> dict[str, Any]:
+        """Return the answer of `python -m infra.control WORD` there. Raises SlipwayError with what it says instead."""
+        words = [self.machine.python, "-m", "infra.control.begin", "infra.control", word]
+        done = self.machine.run(words, cwd=there.places.code(checkout_id(ROOT)), timeout_s=MAKE_S,
+                                stdin=json.dumps(said).encode())  # fmt: skip
+        if done.exited != 0:
+            kind = UsageError if done.exited == 2 else SlipwayError
+            raise kind(f"{self.name}: {done.stderr.strip() or f'exit code {done.exited}'}")
+        self.copy.note_seen()
+        return outside.mapping(done.stdout.encode())
+
+    def run(self, there: There, words: Sequence[str]) -> terminal.RemoteOutcome:
+        """Run a command there, on our terminal; return how it ended. A copy of the journal is kept here.
+
+        Raises Lost.
+        """
+        line = [self.machine.python, "-m", "infra.control.begin", "infra.control", "relay"]
+        about = {"words": list(words), "cwd": _folder(), "environ": environ_of(words, os.environ),
+                 "holds": self.copy.digest}  # fmt: skip
+        with self.machine.exchange(line, there.places.code(checkout_id(ROOT))) as exchange:
+            found = terminal.lend(exchange, about)
+        if found.archive:
+            self.copy.keep(found.archive)
+        self.copy.note_seen()
+        return found
+
+    def run_quietly(self, there: There, words: Sequence[str], tell: Callable[[str], None]) -> None:
+        """Run a command there that needs no terminal, and tell what it says. Raises SlipwayError when it fails."""
+        code = there.places.code(checkout_id(ROOT))
+        line = [self.machine.python, "-m", "infra.control.begin", "invoke", "--search-root", str(code), *words]
+        done = self.machine.run(line, cwd=code, timeout_s=MAKE_S, env={"SLIPWAY_CONTROL": HERE})
+        if done.exited != 0:
+            raise SlipwayError(f"{self.name}: inv {words[0]}: {done.stderr.strip() or f'exit code {done.exited}'}")
+        for line_said in done.stderr.splitlines():
+            tell(f"{self.name}: {line_said}")
+
+
+@dataclass(frozen=True)
+class JournalCopy:
+    """The last copy of a control host's journal, and of the keys of its pods, in `folder`."""
+
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "copy"
+
+    @property
+    def digest(self) -> str:
+        """Return what tells whether it is the newest; "" = there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return archive.digest(self.path.read_text())
+        return ""
+
+    @property
+    def seen_at(self) -> float | None:
+        """Return when its host was last seen alive, in UTC epoch seconds; None = never."""
+        try:
+            return float(outside.mapping((self.folder / "seen.json").read_bytes())["at"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def keep(self, text: str) -> None:
+        local_files.replace(self.path, text.encode(), mode=0o600)
+
+    def note_seen(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_durably(self.folder / "seen.json", json.dumps({"at": time.time()}))
+
+    def forget(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def folder_of(name: str, state_file: Path) -> Path:
+    """Return where this machine keeps what it knows of a control host."""
+    safe = "".join(letter if letter.isalnum() or letter in ".-_@" else "_" for letter in name)
+    return state_file.with_name(f"{state_file.stem}-control") / safe
+
+
+def environ_of(words: Sequence[str], environ: "os._Environ[str] | dict[str, str]") -> dict[str, str]:
+    """Return the variables that go along with a command: settings of the shell, and of its terminal.
+
+    A place on this machine does not; neither does a store that is a folder here.
+    """
+    names = {one.metadata["variable"] for one in table()} - set(OF_THIS_MACHINE)
+    names |= {*OF_THE_TERMINAL, "COLUMNS", "LINES"}
+    for flag, word in zip(words, words[1:], strict=False):
+        if flag in GIVING and word.isidentifier():
+            names.add(word)
+    names |= {word.partition("=")[2] for word in words if word.startswith(("--env=", "--secret="))}
+    found = {name: environ[name] for name in names if environ.get(name)}
+    if "://" not in found.get("SLIPWAY_STORE", "://"):
+        del found["SLIPWAY_STORE"]
+    return found
+
+
+def settings_to_send(settings: Settings) -> dict[str, str]:
+    """Return the settings that a control host gets for good: keys, wherever they are set, and those of .env."""
+    found = {}
+    for one in table():
+        variable, value = one.metadata["variable"], getattr(settings, one.name)
+        is_wanted = is_secret(variable) or settings.sources[one.name] == ".env"
+        if value and is_wanted and variable not in OF_THIS_MACHINE:
+            found[variable] = str(value)
+    if "://" in settings.store:
+        found["SLIPWAY_STORE"] = settings.store
+    elif "SLIPWAY_STORE" in found:
+        del found["SLIPWAY_STORE"]
+    return found
+
+
+def _folder() -> str:
+    """Return where in the checkout we are; "." outside of it."""
+    here = Path.cwd()
+    return str(here.relative_to(ROOT)) if here.is_relative_to(ROOT) else "."

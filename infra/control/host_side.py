@@ -1,0 +1,172 @@
+"""What is done on a control host itself, in the code that a laptop has pushed there."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from infra import journal_moves
+from infra.agent.job import write_durably
+from infra.agent.process import boot_id
+from infra.control import archive, at_boot
+from infra.control.places import HERE, HostPlaces
+from infra.control.ties import refuse_ties
+from infra.errors import UsageError
+from infra.installation import this_machine
+from infra.journal_file import installation_file
+from infra.ledger.journal import Journal
+from infra.runs import upgrade
+from infra.units import duration
+from store import local_files, outside
+
+LOOK_AGAIN_S = 60.0  # between looks, whenever somebody connects, at whether all that must go on does
+OF_PLACES = {"SLIPWAY_STORE": "artifacts", "SLIPWAY_PODS": "pods", "SLIPWAY_WORKSPACE": "workspace"}
+
+
+def about_of(places: HostPlaces) -> dict[str, Any]:
+    """Return whose control host this is, {} when it is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return outside.mapping(places.about.read_bytes())
+    return {}
+
+
+def settle_in(places: HostPlaces, code: Path) -> None:
+    """Make a pushed checkout one of this host's: its settings are those of the host, and a boot begins with it.
+
+    Whatever must go on and has stopped is started again, in the background.
+    """
+    _link(code / ".env", places.env)
+    if not (code / ".git").exists():  # so that what the checkout ignores is ignored here, too
+        with contextlib.suppress(OSError):  # without git every file is taken for the checkout's
+            subprocess.run(["git", "init", "-q", str(code)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if not about_of(places):
+        return
+    _link(places.current, code.parent)
+    if is_due(places):
+        note_start(places)
+        with places.log.open("ab") as log:
+            subprocess.Popen(
+                [sys.executable, "-m", "invoke", "--search-root", str(code), "control.start"], cwd=code,
+                env=_environ({}), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+
+def state_of(state_file: Path) -> str:
+    """Return what `status` says of this control host; "" = this machine is none."""
+    places = HostPlaces.beside(state_file)
+    if not places.is_control_host:
+        return ""
+    last, how = outside.mapping(places.started.read_bytes()), about_of(places).get("boot", at_boot.NOBODY)
+    ago = duration(max(0.0, time.time() - float(last["at"])))
+    return (
+        f"on the control host {this_machine().host}, alive now; keepers and controllers were looked after {ago} ago; "
+        f"after a boot: {how}"
+    )
+
+
+def is_due(places: HostPlaces) -> bool:
+    """Tell whether it is time to look after what must go on: after a boot, or a minute after the last look."""
+    try:
+        last = outside.mapping(places.started.read_bytes())
+        return last["boot_id"] != boot_id() or not 0 <= time.time() - float(last["at"]) < LOOK_AGAIN_S
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return True
+
+
+def note_start(places: HostPlaces) -> None:
+    """Write down that what must go on is looked after now."""
+    write_durably(places.started, json.dumps({"boot_id": boot_id(), "at": time.time()}))
+
+
+def line_of(about: dict[str, Any], code: Path) -> tuple[list[str], str, dict[str, str]]:
+    """Return the words, the folder and the variables of a command that a laptop asks for."""
+    folder = code / about["cwd"]
+    words = [sys.executable, "-m", "invoke", "--search-root", str(code), *about["words"]]
+    return words, str(folder if folder.is_dir() else code), _environ(about["environ"])
+
+
+def is_in_use(places: HostPlaces) -> bool:
+    """Tell whether there is a journal here that has not moved away."""
+    return places.state_file.exists() and not journal_moves.moved_to(places.state_file)
+
+
+def accept(places: HostPlaces, code: Path, said: dict[str, Any]) -> dict[str, Any]:
+    """Take in an installation, or the keys of the one that is here anew. Raises UsageError: another one is here."""
+    before = about_of(places)
+    if before and before["installation"] != said["installation"]:
+        raise UsageError(
+            f"it is the control host of another installation ({before['installation']}); to work through that one, "
+            "type --control with each command, or set SLIPWAY_CONTROL"
+        )
+    given = {"SLIPWAY_STATE_FILE": str(places.state_file)}
+    given |= {variable: str(places.var / name) for variable, name in OF_PLACES.items()}
+    lines = [f"{variable}={_quoted(value)}" for variable, value in (given | said["settings"]).items()]
+    local_files.replace(places.env, ("\n".join(lines) + "\n").encode(), mode=0o600)
+    if not is_in_use(places):
+        archive.unpack(said["archive"], places.state_file)
+    with Journal.open(places.state_file) as journal:
+        if journal.installation != said["installation"]:
+            raise UsageError(f"{places.state_file} is the journal of another installation, {journal.installation}")
+    _link(code / ".env", places.env)
+    _link(places.current, code.parent)
+    how = at_boot.arm(places)
+    about = {"installation": said["installation"], "at": time.time(), "boot": how}
+    write_durably(places.about, json.dumps(about))
+    return about
+
+
+def release(places: HostPlaces, to: str) -> dict[str, Any]:
+    """Stop whatever looks after runs here, leave the journal as one that has moved `to`, and give all of it out.
+
+    May be repeated. Raises UsageError when something of this machine's own is at work.
+    """
+    left: list[str] = []
+    if is_in_use(places):
+        with Journal.open(places.state_file) as journal:
+            refuse_ties(journal, "this control host")
+        told: list[str] = []
+        left = upgrade.hand_over(places.state_file, told.append, is_for_all=True)
+        journal_moves.move_away(places.state_file, to)
+    return {"archive": archive.pack(places.state_file), "left": left}
+
+
+def forget(places: HostPlaces) -> dict[str, Any]:
+    """Remove keys, settings and what a boot starts; the journal stays beside what it told of, and is not used again."""
+    at_boot.disarm(places)
+    places.about.unlink(missing_ok=True)
+    places.env.unlink(missing_ok=True)
+    places.current.unlink(missing_ok=True)
+    if journal_moves.moved_to(places.state_file):
+        installation_file(places.state_file, os.environ).unlink(missing_ok=True)
+        keys = archive.keys_of(places.state_file)
+        for one in keys.glob("*"):
+            one.unlink()
+        kept = places.state_file.with_name(time.strftime(f"{places.state_file.name}.moved-%Y%m%d-%H%M%S"))
+        places.state_file.rename(kept)
+        for suffix in ("-wal", "-shm", ".lock"):
+            places.state_file.with_name(places.state_file.name + suffix).unlink(missing_ok=True)
+    return {}
+
+
+def _environ(more: dict[str, str]) -> dict[str, str]:
+    """Return the variables of a command: those of the connection, those that were sent along, and that it runs here."""
+    return {**os.environ, **more, "SLIPWAY_CONTROL": HERE}
+
+
+def _link(link: Path, target: Path) -> None:
+    """Make `link` lead to `target`, at once."""
+    if link.is_symlink() and os.readlink(link) == str(target):
+        return
+    draft = link.with_name(f".{link.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(target)
+    os.replace(draft, link)
+
+
+def _quoted(value: str) -> str:
+    """Return a value as .env holds it."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

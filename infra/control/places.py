@@ -1,0 +1,89 @@
+"""The files of Slipway on a control host: one folder, of one installation, for every checkout that works through it.
+
+~/.slipway/control/
+    about.json              whose it is, since when, and what starts it again after a boot; written last
+    env                     settings and keys, mode 600; the .env of every checkout below
+    state/journal.sqlite    the journal, and beside it the keys of pods
+    var/                    artifacts, pods, logs, workspace
+    checkouts/<id>/code     the code of one checkout of one laptop, as it was pushed last
+    current                 leads to the checkout that was used last
+    start                   what a boot runs
+"""
+
+import hashlib
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra import installation
+
+HERE = "here"  # as the name of a control host: none, commands run where they are typed
+BOOT_LINE = "# Slipway's control host"
+
+
+@dataclass(frozen=True)
+class HostPlaces:
+    """The files below `root`, on the control host."""
+
+    root: Path
+
+    @staticmethod
+    def of_code(code: Path) -> "HostPlaces":
+        """Return those that a pushed checkout belongs to."""
+        return HostPlaces(code.parents[2])
+
+    @staticmethod
+    def beside(state_file: Path) -> "HostPlaces":
+        """Return those that a journal would belong to if this machine were a control host."""
+        return HostPlaces(state_file.absolute().parent.parent)
+
+    @property
+    def is_control_host(self) -> bool:
+        return self.about.is_file()
+
+    @property
+    def about(self) -> Path:
+        return self.root / "about.json"
+
+    @property
+    def env(self) -> Path:
+        return self.root / "env"
+
+    @property
+    def state_file(self) -> Path:
+        return self.root / "state" / "journal.sqlite"
+
+    @property
+    def var(self) -> Path:
+        return self.root / "var"
+
+    @property
+    def current(self) -> Path:
+        return self.root / "current"
+
+    @property
+    def start(self) -> Path:
+        return self.root / "start"
+
+    @property
+    def started(self) -> Path:
+        """Return the file that says in which boot, and when, what must go on was looked after last."""
+        return self.root / "started.json"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "start.log"
+
+    def code(self, checkout: str) -> Path:
+        return self.root / "checkouts" / checkout / "code"
+
+    def find(self, path: str, checkout: str) -> Path:
+        """Return where a path of a checkout lies: what is made, `var/...`, is the same for all of them."""
+        first, *rest = Path(path).parts
+        return self.var.joinpath(*rest) if first == "var" else self.code(checkout) / path
+
+
+def checkout_id(root: Path) -> str:
+    """Return what tells this checkout of this machine from all others."""
+    key = installation.this_machine().key
+    return hashlib.sha256(f"{key} {socket.gethostname()} {root}".encode()).hexdigest()[:12]

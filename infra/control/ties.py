@@ -1,0 +1,15 @@
+"""What keeps an installation on its machine: pods that no other machine could look after."""
+
+from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.settings import VENDORS
+
+
+def refuse_ties(journal: Journal, machine: str) -> None:
+    """Raise UsageError when something is at work that only `machine` can look after."""
+    tied = [f"{op.run} ({op.vendor})" for op in journal.ops(live=True) if op.vendor not in VENDORS]
+    if tied:
+        raise UsageError(
+            f"only {machine} can look after {', '.join(tied)}: rented machines can be looked after from anywhere, "
+            f"others cannot; wait for the end, or run: inv down {tied[0].split()[0]}"
+        )

@@ -1,0 +1,128 @@
+"""A journal on its way between machines: it is marked where it lay, copied, and put in its place elsewhere.
+
+At every moment one file at most may be written to. A journal that moves is first replaced, under its lock, by a copy
+that says where it went: a schema that no Slipway writes to, and a new file, which fences every process that has the old
+one open (`Journal` writes only to the file that it opened). Its content is sent afterwards, and may be sent again.
+"""
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from infra import installation, journal_file
+from infra.agent.limits import read_clocks
+from infra.journal_file import MOVED_KEY, MOVED_SCHEMA, JournalError
+from store import local_files
+
+BUSY_S = 10.0  # that somebody else may read while the log of commits is folded in
+POLL_S = 0.05
+
+
+def moved_to(path: Path) -> str:
+    """Return the control host that the journal at `path` was moved to; "" = it was not, or there is none."""
+    if not path.is_file() or not path.stat().st_size:
+        return ""
+    try:
+        with contextlib.closing(journal_file.read_only(path)) as db:
+            return journal_file.moved_to(db)
+    except sqlite3.Error:  # whoever opens it will say what is wrong with it
+        return ""
+
+
+def move_away(path: Path, host: str) -> None:
+    """Leave a journal at `path` that says that it has moved to `host`. Raises JournalError, and then nothing moved."""
+
+    def mark(db: sqlite3.Connection) -> None:
+        (schema,) = db.execute("PRAGMA user_version").fetchone()
+        about = json.dumps({"host": host, "at": int(time.time()), "schema": schema})
+        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (MOVED_KEY, about))
+        db.execute(f"PRAGMA user_version={MOVED_SCHEMA}")
+
+    try:
+        with journal_file.locked(path):
+            _fold(path)
+            draft = path.with_name(f"{path.name}.moving")
+            _copy(path, draft, mark)
+            _replace(draft, path)
+    except sqlite3.Error as error:
+        raise JournalError(f"journal {path}: {error}") from error
+
+
+def content(path: Path) -> bytes:
+    """Return the journal at `path` as one file that can be installed elsewhere, whether it has moved or not."""
+    draft = path.with_name(f"{path.name}.copy{os.getpid()}")
+    try:
+        with journal_file.locked(path):
+            _copy(path, draft, unmark)
+        return draft.read_bytes()
+    except sqlite3.Error as error:
+        raise JournalError(f"journal {path}: {error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def install(
+    raw: bytes, path: Path, change: Callable[[sqlite3.Connection], None], environ: Mapping[str, str] = os.environ
+) -> None:
+    """Put a journal at `path`, where there is none or one that has moved away, after `change` has been made to it.
+
+    Raises JournalError when a journal that may be written to is there.
+    """
+    installation.make_folder(path.parent, is_ours=path == journal_file.default_path(environ))
+    with journal_file.locked(path):
+        if path.exists() and path.stat().st_size and not moved_to(path):
+            raise JournalError(f"journal {path} is in use; it is not replaced by another one")
+        draft = path.with_name(f"{path.name}.coming")
+        local_files.replace(draft, raw, mode=0o600)
+        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as db:
+            change(db)
+        _replace(draft, path)
+        journal_file.installation_file(path, environ).unlink(missing_ok=True)  # whoever opens it writes that anew
+
+
+def unmark(db: sqlite3.Connection) -> None:
+    """Make a copy of a journal that has moved one that can be written to."""
+    if journal_file.moved_to(db):
+        (about,) = db.execute("SELECT value FROM meta WHERE key = ?", (MOVED_KEY,)).fetchone()
+        db.execute("DELETE FROM meta WHERE key = ?", (MOVED_KEY,))
+        db.execute(f"PRAGMA user_version={int(json.loads(about)['schema'])}")
+
+
+def note_replacement(db: sqlite3.Connection) -> None:
+    """Make a copy one that replaces a journal that was lost: what it does not know may be at work."""
+    now = read_clocks()
+    stamps = {"replaced_at": int(now.wall_s), "replaced_boot_id": now.boot_id, "replaced_boot_s": now.boot_s}
+    db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", [(key, str(value)) for key, value in stamps.items()])
+
+
+def _copy(path: Path, draft: Path, change: Callable[[sqlite3.Connection], None]) -> None:
+    """Make `draft` a copy of the journal that is one file by itself. The lock is held."""
+    draft.unlink(missing_ok=True)
+    os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    with contextlib.closing(journal_file.read_only(path)) as source, contextlib.closing(sqlite3.connect(draft)) as db:
+        source.backup(db)
+        db.isolation_level = None
+        db.execute("PRAGMA journal_mode=delete")  # no log of commits beside it
+        change(db)
+
+
+def _fold(path: Path) -> None:
+    """Bring every commit into the file itself: a log that is left would be read into whatever takes its place."""
+    deadline = time.monotonic() + BUSY_S
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        while db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            if time.monotonic() > deadline:
+                raise JournalError(f"journal {path}: another process reads it without end; it was not moved")
+            time.sleep(POLL_S)
+
+
+def _replace(draft: Path, path: Path) -> None:
+    local_files.sync(str(draft))
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    os.replace(draft, path)
+    local_files.sync(str(path.parent))

@@ -1,0 +1,96 @@
+"""A line that runs on a control host: from the words that were typed here to the exit code from there.
+
+In: the commands of a line, parsed. Out: nothing where they run here, else the end of this program. Called by
+`scripts.cli.invoke_patch` before the first command of a line.
+"""
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from invoke import Exit
+
+from infra.control.places import HERE
+from infra.errors import SlipwayError, UsageError
+from infra.settings import Settings
+from infra.transport.protocol import Lost, Unreachable
+from scripts.cli import context, render
+
+
+def run_there(tasks: Sequence[Any], collection: Any, words: Sequence[str], after_dashes: Sequence[str]) -> None:
+    """Run the line on its control host, where it has one, and leave with its exit code.
+
+    Raises Exit then; UsageError for a line that belongs to two machines, SlipwayError when the host is not there.
+    """
+    is_here = [getattr(collection[one.name], "is_here", False) for one in tasks]
+    if all(is_here):
+        return
+    settings = context.settings()
+    name = chosen(tasks, settings)
+    if name in ("", HERE):
+        return
+    if any(is_here):
+        one = next(one.name for one, here in zip(tasks, is_here, strict=True) if here)
+        raise UsageError(f"{one} is about this machine, and the rest of the line runs on {name}; type two lines")
+    from infra.control.host import ControlHost
+
+    host = ControlHost.of(name, settings)
+    with contextlib.closing(host.machine):
+        try:
+            there = host.ask()
+            if not there.about:
+                raise UsageError(f"{name} is no control host{_what_then(host)}")
+            host.send_code(there)
+            done = host.run(there, [*without_control(words), *(["--", *after_dashes] if after_dashes else [])])
+        except Lost as error:
+            raise SlipwayError(
+                f"the connection to {name} is gone, and what was begun goes on there ({error}); look: ./inv status"
+            ) from None
+        except Unreachable as error:
+            tell_of_copy(host)
+            raise SlipwayError(f"the control host {name} cannot be reached: {error}{_what_then(host)}") from None
+    if done.problem:
+        render.tell(f"{name}: no copy of its journal could be made: {done.problem}")
+    raise Exit(code=done.code)
+
+
+def chosen(tasks: Sequence[Any], settings: Settings) -> str:
+    """Return the control host of a line: as typed, by the settings, or where the journal has moved to."""
+    from infra import journal_moves
+
+    typed = next((said for one in tasks if "control" in one.args and (said := one.args["control"].value)), "")
+    return typed or settings.control or journal_moves.moved_to(settings.state_file)
+
+
+def without_control(words: Sequence[str]) -> list[str]:
+    """Return the words of a line but for `--control HOST`."""
+    kept, waiting = [], list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if word == "--control":
+            waiting = waiting[1:]
+        elif not word.startswith("--control="):
+            kept.append(word)
+    return kept
+
+
+def tell_of_copy(host: Any) -> None:
+    """Say when it was last seen alive, and what was at work then."""
+    from infra.control import archive
+
+    copy = host.copy
+    if copy.seen_at is not None:
+        ago = render.duration(max(0.0, time.time() - copy.seen_at))
+        render.say(f"control host {host.name}: last seen alive {render.iso(copy.seen_at)}, {ago} ago")
+    if not copy.digest:
+        return
+    for one in archive.at_work(copy.path.read_text()):
+        cost = f", {render.usd(one.rate)} USD/h" if one.rate else ""
+        render.tell(f"  {one.run}: {one.state} on {one.vendor}{cost} then")
+
+
+def _what_then(host: Any) -> str:
+    if host.copy.digest:
+        return "; what runs goes on without it. Gone for good? ./inv control.down --lost"
+    return f"; make it one: ./inv control.up {host.name}"

@@ -1,0 +1,172 @@
+"""`python -m trainer.nanochat.child`: reads the pickles of a nanochat checkpoint, and writes what is in them.
+
+In, on stdin: {"weights", "tokenizer" ("" = none), "out", "model"}. Out: config.json, model.safetensors and the files of
+the tokenizer, then {"problem"} on stdout, "" when all is done.
+"""
+
+import json
+import os
+import pickle
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.config import ConfigError, load
+from data.errors import DataError
+from data.single_writer import PARENT, die_with
+from data.tokens import bpe
+from data.tokens.tokenizer import PATTERN, SPECIALS
+from store import outside
+from trainer import tensor_file
+from trainer.config import ModelConfig
+from trainer.model.huggingface import shapes, written
+
+ROOM_BYTES = 2 << 30  # beside what the imports and three copies of the file take
+CPU_S = 3600
+TOKENIZER_BYTES = 64 * outside.MIB
+UNSEEN = "_orig_mod."  # in front of every name that torch.compile has seen
+NAMES = {
+    "attn.c_q": "self_attn.q_proj",
+    "attn.c_k": "self_attn.k_proj",
+    "attn.c_v": "self_attn.v_proj",
+    "attn.c_proj": "self_attn.o_proj",
+    "mlp.c_fc": "mlp.up_proj",
+    "mlp.c_proj": "mlp.down_proj",
+}
+
+
+class Unfit(Exception):
+    """What was read is no model, or no tokenizer, that our decoder can be."""
+
+
+def main() -> None:
+    """Convert what stdin names."""
+    die_with(os.environ.pop(PARENT, ""))
+    asked = json.loads(sys.stdin.read())
+    weights, out = Path(asked["weights"]), Path(asked["out"])
+    limit(weights.stat().st_size)
+    try:
+        model = load(ModelConfig, asked["model"], "model")
+        tensors = converted(read(weights), model)
+        tensor_file.write(out / "model.safetensors", tensors)
+        (out / "config.json").write_text(json.dumps(written(model, "float32", None, [])), encoding="utf-8")
+        if asked["tokenizer"]:
+            bpe.save(bpe.assemble(words_of(Path(asked["tokenizer"]))), out)
+        problem = ""
+    except (Unfit, ConfigError, DataError, OSError, MemoryError) as error:
+        problem = " ".join(f"{error}".split()) or type(error).__name__
+    print(json.dumps({"problem": problem}))
+
+
+def limit(num_bytes: int) -> None:
+    """Bound what this process may take for a file of that size."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        taken = int(file.read().split()[0]) * resource.getpagesize()
+    most = taken + 3 * num_bytes + ROOM_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * num_bytes + ROOM_BYTES,) * 2)  # bfloat16 becomes float32
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint, mapped from the disk. Raises Unfit."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise Unfit(f"it is no file of tensors alone: {str(error).splitlines()[0][:300]}") from None
+    if not isinstance(found, dict) or not all(
+        type(one) is str and type(value) is Tensor for one, value in found.items()
+    ):
+        raise Unfit("it holds something else than tensors by name")
+    return {name.removeprefix(UNSEEN): one for name, one in found.items()}
+
+
+def converted(tensors: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+    """Return the same model under our names, float32; norms, which have no gains there, get gains of one.
+
+    nanochat turns queries and keys the other way round, from the second half of a head to the first: where the halves
+    change places, ours is the same. Raises Unfit for tensors of another model.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        ours = our_name(name)
+        if not tensor.is_floating_point():
+            raise Unfit(f"{outside.shown(name)} is {tensor.dtype}")
+        if ours.endswith(("q_proj.weight", "k_proj.weight")) and tensor.dim() == 2:
+            heads = tensor.shape[0] // model.head_dim
+            if heads * model.head_dim == tensor.shape[0]:
+                halves = tensor.view(heads, 2, model.head_dim // 2, tensor.shape[1])
+                tensor = halves.flip(1).reshape(tensor.shape)
+        found[ours] = tensor.float().contiguous()
+    wanted = dict(shapes(model))
+    for name, shape in wanted.items():
+        if name not in found and len(shape) == 1:
+            found[name] = torch.ones(shape)
+    odd = [f"{name} is missing" for name in wanted if name not in found]
+    odd += [f"{outside.shown(name)} is unknown" for name in found if name not in wanted]
+    odd += [
+        f"{name} is {tuple(found[name].shape)} instead of {shape}"
+        for name, shape in wanted.items()
+        if name in found and tuple(found[name].shape) != shape
+    ]
+    if odd:
+        raise Unfit(f"{'; '.join(odd[:5])}: later versions of nanochat have parts that this decoder has not")
+    return found
+
+
+def our_name(name: str) -> str:
+    """Return the name in our decoder of one of nanochat's; any other as it is."""
+    if name == "transformer.wte.weight":
+        return "model.embed_tokens.weight"
+    head, _, rest = name.removeprefix("transformer.h.").partition(".")
+    part = rest.removesuffix(".weight")
+    is_in_block = name.startswith("transformer.h.") and head.isdecimal() and part in NAMES
+    return f"model.layers.{head}.{NAMES[part]}.weight" if is_in_block else name
+
+
+class Encoding:
+    """What a pickled tokenizer holds, without tiktoken, of whose class it is."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class OnlyEncodings(pickle.Unpickler):
+    """Knows one class by name, so that a pickle can call nothing."""
+
+    def find_class(self, module: str, name: str) -> type:
+        if (module, name) == ("tiktoken.core", "Encoding"):
+            return Encoding
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def words_of(path: Path) -> list[bytes]:
+    """Return the bytes of each id but the specials'. Raises Unfit for a tokenizer that is not nanochat's."""
+    try:
+        with outside.opened(path) as file:
+            if os.fstat(file.fileno()).st_size > TOKENIZER_BYTES:
+                raise Unfit(f"{path} is larger than {TOKENIZER_BYTES} bytes")
+            state = OnlyEncodings(file).load().state
+        ranks, special, pattern = state["mergeable_ranks"], state["special_tokens"], state["pat_str"]
+        words = sorted(ranks, key=lambda word: ranks[word])
+        is_whole = [ranks[word] for word in words] == list(range(len(words)))
+        is_whole = is_whole and all(type(word) is bytes for word in words)
+    except Unfit:
+        raise
+    except Exception as error:  # a pickle may hold anything
+        raise Unfit(f"{path} is no tokenizer of nanochat: {str(error)[:200]}") from None
+    if not is_whole or special != {name: len(words) + at for at, name in enumerate(SPECIALS)}:
+        raise Unfit(f"{path}: its ids are not those of words and then {', '.join(SPECIALS)}")
+    if pattern != PATTERN:
+        raise Unfit(f"{path}: it splits text by {outside.shown(pattern)}, and ours by {PATTERN}")
+    return words
+
+
+if __name__ == "__main__":
+    main()

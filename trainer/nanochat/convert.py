@@ -1,0 +1,56 @@
+"""A checkpoint of nanochat -> a Hugging Face folder of our decoder, in a process with limits.
+
+Its weights and its tokenizer are pickles, which can name any code of any module. So a process of its own reads them,
+which takes tensors and plain values and nothing else, has bounds of memory, time and files, and knows no secret.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from data.single_writer import PARENT
+from trainer.config import ImportSpec
+from trainer.errors import Refused
+from trainer.nanochat.look import tokenizer_of
+
+ROOT = Path(__file__).parents[2]
+START_S, BYTES_PER_S = 300.0, 20e6  # importing PyTorch on a busy machine; a slow disk, read and written
+KNOWN = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR")
+
+
+def convert(spec: ImportSpec, folder: Path, out: Path) -> Path:
+    """Return `out`, which is made. Raises Refused in words."""
+    weights = folder / spec.nanochat
+    if not weights.is_file():
+        raise Refused(f"{weights} is not on this machine; the model is imported where the steps run")
+    out.mkdir()
+    pickled = tokenizer_of(folder) if spec.has_tokenizer else None
+    asked = {"weights": str(weights), "out": str(out), "tokenizer": str(pickled or ""), "model": asdict(spec.model)}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "trainer.nanochat.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, cwd=ROOT, start_new_session=True,
+        env={**{name: os.environ[name] for name in KNOWN if name in os.environ}, PARENT: str(os.getpid()),
+             "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    limit_s = START_S + weights.stat().st_size / BYTES_PER_S
+    try:
+        said, words = child.communicate(json.dumps(asked).encode(), timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise Refused(f"{weights} was not converted in {limit_s:,.0f} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+    try:
+        problem = json.loads(said.decode().splitlines()[-1])["problem"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        last = (words.decode("utf-8", "replace").strip().splitlines() or ["no word"])[-1]
+        raise Refused(f"{weights} cannot be converted: its process ended with {child.returncode}: {last}") from None
+    if problem:
+        raise Refused(f"{weights} cannot be converted: {problem}")
+    return out

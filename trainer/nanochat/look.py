@@ -1,0 +1,83 @@
+"""A checkpoint folder of nanochat, looked at without reading its weights. Light to import: no torch here.
+
+In: a folder with `model_<step>.pt` and `meta_<step>.json`, the tokenizer in it or where nanochat keeps it. Out: a
+`ModelConfig`, or ConfigError where our decoder cannot be that model. Source: nanochat's model and checkpoint manager as
+of October 2025; later ones have parts that no decoder of ours has.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from data.config import ConfigError
+from store import outside
+from trainer.config import ModelConfig
+
+SIZES = ("sequence_len", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd")
+MOST = 1 << 24
+SOFTCAP = 15.0
+WEIGHTS = re.compile(r"model_(\d{1,9})\.pt")
+
+
+def newest(folder: Path) -> str:
+    """Return the name of the newest file of weights; "" where the folder is not nanochat's."""
+    found = [one for path in folder.glob("model_*.pt") if (one := WEIGHTS.fullmatch(path.name))]
+    return max(found, key=lambda one: int(one[1]))[0] if found else ""
+
+
+def model_of(folder: Path, file: str) -> ModelConfig:
+    """Return the shape of the model. Raises ConfigError."""
+    path = folder / file.replace("model_", "meta_").replace(".pt", ".json")
+    try:
+        said = outside.load(path, outside.MIB).get("model_config")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}; nanochat writes it beside {file}") from None
+    if not isinstance(said, Mapping) or any(type(said.get(name)) is not int for name in SIZES):
+        raise ConfigError(f"{path}: its model_config is {outside.shown(said)}; it must say {', '.join(SIZES)}")
+    if odd := [name for name in SIZES if not 1 <= said[name] <= MOST]:
+        raise ConfigError(f"{path}: {odd[0]} is {said[odd[0]]}; it must be a whole number from 1 to {MOST}")
+    _refuse_later(path, said)
+    if said["n_embd"] % said["n_head"]:
+        raise ConfigError(f"{path}: {said['n_head']} heads do not divide n_embd {said['n_embd']}")
+    return ModelConfig(
+        vocab_size=said["vocab_size"],
+        hidden_size=said["n_embd"],
+        intermediate_size=4 * said["n_embd"],
+        num_hidden_layers=said["n_layer"],
+        num_attention_heads=said["n_head"],
+        num_key_value_heads=said["n_kv_head"],
+        head_dim=said["n_embd"] // said["n_head"],
+        max_position_embeddings=said["sequence_len"],
+        rms_norm_eps=1e-6,
+        qk_norm=True,
+        tie_word_embeddings=False,
+        logit_softcap=SOFTCAP,
+        mlp="relu2",
+        embed_norm=True,
+    )
+
+
+def _refuse_later(path: Path, said: Mapping[str, Any]) -> None:
+    pattern = said.get("window_pattern", "L")
+    if not isinstance(pattern, str) or set(pattern) != {"L"}:
+        raise ConfigError(f"{path}: window_pattern is {outside.shown(pattern)}; sliding windows are not supported")
+    if odd := [name for name, value in said.items() if name not in (*SIZES, "window_pattern") and value]:
+        raise ConfigError(f"{path}: {', '.join(map(outside.shown, odd))}: this version of nanochat is not supported")
+
+
+def tokenizer_of(folder: Path) -> Path | None:
+    """Return the pickled tokenizer: in the folder, or where nanochat has it, beside the folders of all phases."""
+    above = folder.absolute().parents
+    places = (folder, folder / "tokenizer", *[one / "tokenizer" for one in above[1:2]])
+    return next((path for place in places if (path := place / "tokenizer.pkl").is_file()), None)
+
+
+def content_of(folder: Path, file: str) -> str:
+    """Return a digest of what is there: large files by their size and time."""
+    found = hashlib.sha256((folder / file.replace("model_", "meta_").replace(".pt", ".json")).read_bytes())
+    for path in filter(None, (folder / file, tokenizer_of(folder))):
+        stat = path.stat()
+        found.update(repr((path.name, stat.st_size, stat.st_mtime_ns)).encode())
+    return found.hexdigest()[:12]
