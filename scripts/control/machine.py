@@ -49,7 +49,10 @@ def start(spec: ControlStartFlags) -> None:
     started = supervise.look_after(settings, spec.leases)
     if spec.json:
         print_json({"started": started})
-    elif not started:
+        return
+    for lease in started:
+        render.say(f"{lease}: the supervisor looks after it; see: inv supervisor")
+    if not started:
         render.say("nothing to start: whatever must go on does")
 
 

@@ -243,7 +243,7 @@ def test_after_a_boot_cron_starts_what_must_go_on_and_a_run_that_was_taken_away_
     assert line.startswith("@reboot ")
     environ = {"HOME": str(renting.home), "PATH": os.environ["PATH"], "SHELL": "/bin/sh"}
     subprocess.run(["sh", "-c", line.removeprefix("@reboot ")], env=environ, cwd="/", check=True, timeout=60)
-    assert "brings it home" in renting.places.log.read_text()
+    assert "the supervisor looks after it" in renting.places.log.read_text()
     until(lambda: renting.row(run).get("state") in ENDED, "the end of the run", within_s=500)
     assert (renting.row(run)["state"], renting.row(run)["recoveries"]) == ("succeeded", 1)
     assert renting.laptop.json("audit")["machines"] == []
