@@ -191,6 +191,7 @@ class Pod:
         environ = {
             "HOME": str(home),
             "PATH": f"{home}/bin:{home}/.local/bin:{os.environ.get('PATH', os.defpath)}",
+            "CUDA_VISIBLE_DEVICES": "",  # the GPUs that its nvidia-smi lists are not there: its work is for the CPU
         }
         if self._hardware.slow_disk:
             environ["PYTHONPATH"] = str(self.folder / "python")
