@@ -59,7 +59,7 @@ def write(folder: Path) -> None:
         return
     told = of_folder(folder)
     if told:
-        local_files.replace(path, text_of(told).encode())
+        local_files.replace(path, text_of(told).encode(errors="replace"))  # a name of a file may be no text
 
 
 def of_folder(folder: Path) -> CardFacts | None:

@@ -71,6 +71,8 @@ class Reports:
         return None
 
     def cite(self, vendors: Sequence[str]) -> list[str]:
-        """Return a line for each vendor: when it was drilled last and what came of it, or that it never was."""
+        """Return when each vendor was drilled last and what came of it, a line each; the others share the last line."""
         found = {vendor: self.newest(vendor) for vendor in dict.fromkeys(vendors)}
-        return [one.words if one else f"{vendor}: never drilled" for vendor, one in found.items()]
+        never = [vendor for vendor, one in found.items() if one is None]
+        lines = [one.words for one in found.values() if one]
+        return [*lines, f"never drilled: {', '.join(never)}; next: inv drill --provider {never[0]}"] if never else lines

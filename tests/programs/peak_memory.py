@@ -17,6 +17,8 @@ from trainer.parallel.fsdp import WHOLE, cut, parts_of
 from trainer.parallel.process_group import joined
 from trainer.speed import equipped
 
+LIBRARIES_BYTES = 96 << 20  # of PyTorch, as they are mapped where they have lain for long
+
 config, machine = load(PhaseConfig, json.loads(sys.argv[1])), prepare()
 ranks = joined().__enter__()
 with torch.device("cpu" if ranks.size == 1 else "meta"):
@@ -43,5 +45,8 @@ if machine.device.type == "cuda":
 else:
     # of this program alone: getrusage goes on from the peak of the process that started it
     with open("/proc/self/status") as status:
-        words = next(line for line in status if line.startswith("VmHWM:"))
-    print(int(words.split()[1]) * 1024)
+        kilobytes = {
+            line.split()[0]: int(line.split()[1]) for line in status if line.startswith(("VmHWM:", "RssFile:"))
+        }
+    # how many pages of a library the kernel maps at once depends on how its file came into the page cache
+    print((kilobytes["VmHWM:"] - kilobytes["RssFile:"]) * 1024 + LIBRARIES_BYTES)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from data import card
 from data.config import ConfigError, TextSpec
 from data.engines import slurm
 from data.engines.drive import Spread, shard, task_words
@@ -85,6 +86,7 @@ def by_hand(spec, folder):
     for rank in range(WORLD):
         shard_alone(spec, folder, True, How(workers=1), Share(rank=rank, world=WORLD))
     merge(folder)
+    card.write(folder)
     return contents(folder)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from data.card import CARD
 from data.errors import DataError
 from data.manifest import MANIFEST, PARTIAL, read_manifest
 from data.single_writer import alone_in
@@ -275,7 +276,7 @@ def test_a_finished_run_stays_until_the_next_one_is_whole(tmp_path):
     assert {name: raw for name, raw in contents(tmp_path / "out").items() if not name.startswith(".draft")} == before
     assert run(source=str(tmp_path / "nothing.txt"), reuse_shards=True) == 0
     assert run(source=str(tmp_path / "a.txt"), take=1) == 0
-    assert sorted(contents(tmp_path / "out")) == [MANIFEST, "shard-00000.txt"]
+    assert sorted(contents(tmp_path / "out")) == [CARD, MANIFEST, "shard-00000.txt"]
     assert (tmp_path / "out" / "shard-00000.txt").read_text() == "one\n"
 
 

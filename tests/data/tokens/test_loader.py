@@ -33,7 +33,7 @@ BOS = 4087
 
 
 def tokenizer_of(vocab_size=4096):
-    return SimpleNamespace(vocab_size=vocab_size, sha256=SHA, special=lambda name: vocab_size - 9)
+    return SimpleNamespace(vocab_size=vocab_size, sha256=SHA, separator=vocab_size - 9)
 
 
 def bins(folder, part="train"):

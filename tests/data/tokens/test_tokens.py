@@ -41,7 +41,7 @@ def contents(folder):
 
 
 def tokenizer_of(vocab_size):
-    return SimpleNamespace(vocab_size=vocab_size, sha256=SHA, special=lambda name: vocab_size - 9)
+    return SimpleNamespace(vocab_size=vocab_size, sha256=SHA, separator=vocab_size - 9)
 
 
 @pytest.fixture(scope="module")

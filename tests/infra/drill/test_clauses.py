@@ -124,7 +124,9 @@ def test_what_was_not_tried_is_neither_kept_nor_broken():
 
 def test_the_newest_report_is_cited_and_a_damaged_one_is_none(tmp_path):
     reports = Reports.beside(tmp_path / "journal.sqlite")
-    assert reports.cite(["lium", "shadeform", "lium"]) == ["lium: never drilled", "shadeform: never drilled"]
+    assert reports.cite(["lium", "shadeform", "lium"]) == [
+        "never drilled: lium, shadeform; next: inv drill --provider lium"
+    ]
     for at, seen in ((1_790_000_000, HONEST), (1_790_100_000, of_worker(ends_at=None))):
         findings = tuple(clauses.judge(seen))
         report = DrillReport(vendor="lium", at=at, is_rehearsed=True, findings=findings, counted_micro_usd=1)

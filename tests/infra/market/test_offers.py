@@ -115,7 +115,9 @@ def test_a_vendor_that_is_down_is_a_line_under_the_table(world, vendors):
     process = world.begin("offers", "--gpu", "H100")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0 and len(lines(out)) > 3
-    assert len(err.splitlines()) == 1 and err.startswith("lium: ") and "no scope 'read'" in err
+    silent, drills = err.splitlines()
+    assert silent.startswith("lium: ") and "no scope 'read'" in silent
+    assert drills.startswith("never drilled: runpod, lium, shadeform; ")
 
 
 def test_a_vendor_that_is_late_holds_up_nobody():

@@ -141,7 +141,7 @@ def resaved(folder: Path, size: int, parallel: str) -> dict[str, Any]:
     def work(ranks: Ranks, tell: Tell) -> None:
         one = training(folder, config(), ranks, parallel)
         one.saver = Saver(one.checkpoints, ranks)
-        one._resume()
+        one._resume(one.checkpoints.newest() if ranks.is_first else None)
         one.step = 9
         one._save()
         one._collect(wait=True)
