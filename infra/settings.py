@@ -22,6 +22,7 @@ from infra.journal_file import default_path
 
 OVERLAY = "overlay.json"
 POOLS = "ssh_node_pools.yaml"
+CLUSTERS = "slurm_clusters.yaml"
 NAMED_SOURCES = ("pydocs", "fineweb")
 WEIGHTED = re.compile(r"[^,]+=[\d.]+(,[^,]+=[\d.]+)+")  # sources with weights, which are mixed
 MARKET = "market"  # as a provider: every vendor whose key is set
@@ -78,6 +79,7 @@ class Settings:
     store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf:// or s3://", "var/artifacts")
     pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
     pools: Path = row("SLIPWAY_POOLS", "own machines; without this file: ~/.sky/ssh_node_pools.yaml", POOLS)
+    clusters: Path = row("SLIPWAY_CLUSTERS", "Slurm clusters that are reached by SSH", CLUSTERS)
     environments: Path = row("SLIPWAY_ENVIRONMENTS", "where environments are kept, shared by all checkouts")
     installer: str = row("SLIPWAY_INSTALLER", "what installs environments, uv or pip (read from the shell only)")
     state_file: Path = row("SLIPWAY_STATE_FILE", "the journal of what was rented, one per installation")

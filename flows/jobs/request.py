@@ -65,7 +65,7 @@ def provider_of(file: JobFile, spec: LaunchSpec) -> str:
         return spec.provider
     named = {machines.provider_of(one, file.where) for one in file.tasks} - {""}
     found = named.pop() if len(named) == 1 else ""
-    if found in ("local", "ssh"):
+    if found in ("local", "ssh", "slurm"):
         raise _own_machine(file, f"--provider {found}")
     return found if found in machines.OURS else ""
 

@@ -24,9 +24,14 @@ from infra.agent.process import TOKEN, become_subreaper, below, end_all, find, i
 from infra.agent.progress import Growth, Progress, Redactor, Tail
 from infra.agent.shortage import outlasting, patient, spare_me
 from infra.agent.state import (
+    ENGINE,
+    LEFT,
+    NODE_LOST,
     UNCARRIED,
     AgentError,
+    ask_to_stop,
     carry_s,
+    end_of_machine,
     grace_s,
     hold,
     is_held,
@@ -211,8 +216,12 @@ class Agent:
         ending = self.redact(ending)
         if ending["state"] == "failed":
             self.write_error(ending)
+        if ending["state"] == NODE_LOST and os.environ.get(ENGINE):  # which begins all nodes anew
+            ending["state"] = LEFT
         if self.nodes:
             self.nodes.close(ending["state"], ending["reason"], ending["lost"])
+        if ending["state"] == LEFT:
+            return self.give_way(ending)
         if self.beside:
             self.finish_beside(self.beside, ending)
         self.progress.close(ending["state"])
@@ -226,6 +235,13 @@ class Agent:
         if self.job.farewell and not is_held(lock(self.pod, "guard")):  # the pod is its to end
             spawn(self.pod, self.job, "guard")
         return 0 if ending["state"] == "succeeded" else 1
+
+    def give_way(self, ending: Dict[str, Any]) -> int:
+        """Leave without a verdict: the engine that has taken the machine begins the work anew."""
+        ask_to_stop(self.pod, LEFT, ending["reason"], 0.0)  # the guard is not to bring this agent back
+        self.progress.close("waiting")
+        say(f"leaving, to be begun anew: {ending['reason']}")
+        return 0
 
     def end_steps(self, ending: Dict[str, Any], patience_s: float) -> None:
         """End all steps. What cannot be ended is added to the reason of the verdict."""
@@ -295,7 +311,7 @@ class Agent:
         """Return who asked for the end and why; {} while nobody has."""
         asked = read_json(stop_file(self.pod))
         if not asked and self.told_to_end:
-            return {"state": "stopped", "reason": "the agent was told to end (SIGTERM)", "grace_s": grace_s()}
+            return {"state": end_of_machine(), "reason": "the agent was told to end (SIGTERM)", "grace_s": grace_s()}
         return asked
 
     def stop_grace_s(self) -> Optional[float]:

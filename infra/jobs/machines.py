@@ -15,9 +15,9 @@ from infra.jobs.schema import NO_EFFECT, NO_EFFECT_RESOURCES, Recovery, Resource
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import VENDORS
 
-OURS = ("local", "ssh", *VENDORS)
+OURS = ("local", "ssh", "slurm", *VENDORS)
 SKYPILOTS = (
-    "aws azure gcp ibm lambda scp oci vast vsphere cudo fluidstack paperspace primeintellect do nebius slurm "
+    "aws azure gcp ibm lambda scp oci vast vsphere cudo fluidstack paperspace primeintellect do nebius "
     "hyperbolic seeweb yotta mithril verda kubernetes k8s"
 ).split()
 NO_GPU = "none"
@@ -118,6 +118,8 @@ def _place(said: Resources, where: str, task: JobTask) -> tuple[str, str, str, s
     cloud = cloud.lower()
     if cloud and cloud not in (*OURS, *SKYPILOTS):
         raise UsageError(f"{line}: infra: unknown cloud {cloud!r}; {near(cloud, (*OURS, *SKYPILOTS))}")
+    if cloud == "slurm":
+        return cloud, "", "", "/".join(filter(None, (region, zone)))
     return (cloud, "", "", region) if cloud == "ssh" else (cloud, region, zone, "")
 
 

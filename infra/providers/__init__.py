@@ -139,6 +139,14 @@ def clock_scale(provider: Provider) -> float:
     return found.clock_scale if found else 1.0
 
 
+def recovers_itself(provider: Provider) -> bool:
+    """Tell whether its engine begins a run anew by itself when the machine is taken away: this side only observes.
+
+    It also decides when and where the run works, so that nothing of a machine is known before.
+    """
+    return getattr(provider, "recovers", False)
+
+
 def farewell(provider: Provider) -> tuple[Call, ...]:
     """Return how a pod of it ends itself; () when it cannot, or costs nothing."""
     found = market(provider)

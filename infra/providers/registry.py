@@ -9,7 +9,7 @@ from infra.providers import Provider, Vendors
 from infra.providers.offers import open_market
 from infra.settings import MARKET, VENDORS, Settings
 
-KNOWN = ("local", "ssh", *VENDORS)
+KNOWN = ("local", "ssh", "slurm", *VENDORS)
 MOST_OPEN = 8
 
 _open: dict[tuple[str, ...], Provider] = {}
@@ -26,6 +26,10 @@ def open_provider(name: str, settings: Settings) -> Provider:
         from infra.providers.ssh import SshPools
 
         return SshPools.of(settings)
+    if name == "slurm":
+        from infra.providers.slurm import Slurm
+
+        return Slurm.of(settings)
     if name == "local":
         from infra.providers.local import Local
 
@@ -36,7 +40,7 @@ def open_provider(name: str, settings: Settings) -> Provider:
 def provider(settings: Settings, name: str) -> Provider:
     """Return the one of that name, opened once, so that a machine is connected to once. Raises UsageError."""
     keys = [getattr(settings, key) + getattr(settings, f"{vendor}_url") for vendor, key in VENDORS.items()]
-    about = (name, str(settings.pods), str(settings.pools), str(settings.state_file), *keys)
+    about = (name, str(settings.pods), str(settings.pools), str(settings.clusters), str(settings.state_file), *keys)
     with _turn:
         if about not in _open:
             found = open_provider(name, settings)

@@ -11,7 +11,7 @@ from infra.ledger.journal import Op
 from infra.machines.host_memory import HostMemory, known_as
 from infra.market import gpus
 from infra.money import micro_usd
-from infra.providers import Provider
+from infra.providers import Provider, recovers_itself
 from infra.records import Offer, Request
 from infra.runs.launch import Accept, Terms
 from infra.settings import Settings
@@ -20,7 +20,7 @@ from infra.transport.protocol import Transport
 
 def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> Terms:
     """Return the terms on which its machines are taken; `unchecked`: without looking whether they work."""
-    if vendor.is_here:
+    if vendor.is_here or recovers_itself(vendor):  # the machine on which it will work is not known yet
         return Terms()
     examine = None if unchecked else _accept(settings)
     if not vendor.is_rented:

@@ -253,7 +253,7 @@ def stand_aside(op: Op, journal: Journal, reason: str) -> Op:
 def stop_work(provider: Provider, op: Op) -> None:
     """Let what runs on a pod save and leave, and its courier finish, before the pod is ended. Raises SlipwayError."""
     pod, transport = folder_of(op), provider.reach(pod_of(op))
-    words = [transport.python, "-m", "infra.agent", "stop", str(pod.root)]
+    words = [transport.python, "-m", transport.agent, "stop", str(pod.root)]
     done = transport.run(words, timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: stopping its work: exit code {done.exited}: {done.stderr.strip()}")

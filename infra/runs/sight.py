@@ -35,6 +35,7 @@ STOPPED = ("stopped", "failed", "ending")  # states of a vendor's pod in which n
 SILENT = (Lost, TimedOut, Unreachable, StrangeHost)  # the last: another machine has its address
 PENDING = (PLANNED, CREATING, UNKNOWN)
 ASK_S = 30.0
+ASK_LATER = 75  # exit code of an agent whose engine does not answer just now
 
 Seen = tuple[dict[str, Any], dict[str, Any]]  # progress and verdict, {} where there is none yet
 
@@ -150,8 +151,10 @@ def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
         return of(op, {})
     pod = folder_of(op)
     code = f"{pod.code}{os.pathsep}{ROOT}" if op.vendor == "local" else str(pod.code)
-    words = [transport.python, "-m", "infra.agent", "status", str(pod.root)]
+    words = [transport.python, "-m", transport.agent, "status", str(pod.root)]
     done = transport.run(words, timeout_s=ASK_S, env={"PYTHONPATH": code})
+    if done.exited == ASK_LATER:
+        raise Unreachable(f"{op.run}: {done.stderr.strip()}")
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: its agent's status: exit code {done.exited}: {done.stderr.strip()}")
     return of(op, pod_reports.parse(done.stdout, f"what {op.run} says of itself"))
