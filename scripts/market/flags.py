@@ -14,7 +14,7 @@ class OffersFlags(Output, MachineSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFlags(Output):
-    provider: str = flag("", "only runpod, lium or shadeform")
+    provider: str = flag("", "only runpod, lium, shadeform or slurm")
     kill: str | bool | None = flag(
         None,
         "end our orphans, and wait until the vendor has let go of them; with a NAME or id: only that machine, "
@@ -25,7 +25,7 @@ class AuditFlags(Output):
 
 @dataclass(frozen=True, kw_only=True)
 class ReapFlags(Output):
-    provider: str = flag("", "only runpod, lium or shadeform")
+    provider: str = flag("", "only runpod, lium, shadeform or slurm")
 
 
 @dataclass(frozen=True, kw_only=True)
