@@ -15,6 +15,7 @@ import functools
 import getpass
 import json
 import shlex
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 
 from infra.agent.job import Limits, PodFolder
 from infra.agent.slurm import queue
-from infra.errors import Ambiguous, NoOffer, SlipwayError, UsageError
+from infra.errors import Ambiguous, AuthError, NoOffer, SlipwayError, UsageError
 from infra.machines.clusters import Cluster, find, load, select
 from infra.machines.host_memory import AGENT, ask, at_once, run_script
 from infra.machines.partitions import fit, kinds_of, options_of, state_of
@@ -35,6 +36,7 @@ from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 
 Pods = list[Pod]
 Offers = list[Offer]
+GONE_S, POLL_S = 90.0, 1.0  # for a job that was cancelled to be gone
 STOP_S = 400.0  # for the work to save, and for Slurm to end what does not
 
 
@@ -60,13 +62,19 @@ class Slurm:
         return Account(provider=self.name, owner=getpass.getuser())
 
     def offers(self, request: Request) -> Offers:
-        """Return the partitions that can run it, also where it has to wait its turn. NoOffer: none can, and why."""
+        """Return the partitions that can run it, also where it has to wait its turn. NoOffer: none can, and why.
+
+        AuthError, SlipwayError: no cluster has answered.
+        """
         asked = select(self.clusters, request.host or request.pool)
         found: list[Offers | SlipwayError] = at_once(lambda one: self._offers(*one, request), asked, LOOK_S)
         offers = [offer for one in found if not isinstance(one, SlipwayError) for offer in one]
         if not offers:
             why = [f"\n  {cluster.name}: {one}" for (cluster, _), one in zip(asked, found, strict=True)]
-            raise NoOffer(f"slurm: no partition can run that:{''.join(why)}")
+            if any(isinstance(one, NoOffer) for one in found):
+                raise NoOffer(f"slurm: no partition can run that:{''.join(why)}")
+            kind = AuthError if all(isinstance(one, AuthError) for one in found) else SlipwayError
+            raise kind(f"slurm: no cluster has answered:{''.join(why)}")
         return offers
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
@@ -117,7 +125,9 @@ class Slurm:
         pod = next((one for one in self._on(cluster) if one.pod_id == pod_id), None)
         if pod and pod.address:
             _stop(transport, PodFolder(Path(Address.parse(pod.address).folder)))
-        left = self._ask_queue(cluster, "cancel", token)["jobs"]
+        deadline = time.monotonic() + GONE_S
+        while (left := self._ask_queue(cluster, "cancel", token)["jobs"]) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
         if left:
             words = ", ".join(f"{one['job']} ({one['state']})" for one in left)
             raise SlipwayError(f"slurm: {name} still has job {words}; it was asked to end")
@@ -172,7 +182,10 @@ class Slurm:
     def _ask_queue(self, cluster: Cluster, verb: str, *words: str) -> Mapping[str, Any]:
         """Return what the queue answers. Raises SlipwayError: Slurm there cannot be asked."""
         script = (AGENT / "slurm" / "queue.py").read_bytes()
-        return run_script(self.connect(cluster), cluster.python, script, verb, *words, timeout_s=queue.CALL_S * 3.0)
+        said = run_script(self.connect(cluster), cluster.python, script, verb, *words, timeout_s=queue.CALL_S * 3.0)
+        if "unheard" in said:
+            raise SlipwayError(f"its queue does not answer: {said['unheard']}")
+        return said
 
     def _cluster(self, name: str) -> Cluster:
         try:

@@ -1,7 +1,7 @@
 """The queue of a Slurm cluster, as its own commands tell of it; run on a machine that has them.
 
 Sent over a connection and run as `python3 - VERB WORDS`, before any code of ours is there, and imported by the agent:
-one file that imports nothing of ours and prints one JSON document.
+one file that imports nothing of ours and prints one JSON document: {"unheard": why} where Slurm cannot be asked.
 
     jobs [NAME]        this user's jobs, or those of that name; those that have ended lately among them
     partitions         every partition, and which nodes it has
@@ -121,4 +121,4 @@ if __name__ == "__main__":
     try:
         print(json.dumps(VERBS[sys.argv[1]](*sys.argv[2:])))
     except QueueError as refusal:
-        sys.exit(str(refusal))
+        print(json.dumps({"unheard": str(refusal)}))
