@@ -14,6 +14,7 @@ from infra.agent import environment, packages
 from infra.errors import SlipwayError
 from infra.money import dollars, in_usd
 from infra.settings import VENDORS, Settings
+from infra.units import count
 from store import Store, StoreError, credentials
 
 if TYPE_CHECKING:
@@ -87,6 +88,32 @@ def nodes(settings: Settings) -> list[DoctorLine]:
         DoctorLine(f"ssh {one.host.place}", "bad" if one.problem else "ok", _node(one, ways.get(one.host)))
         for one in looks
     ]
+
+
+def clusters(settings: Settings) -> list[DoctorLine]:
+    """Ask every Slurm cluster of the inventory at the same time: which nodes its partitions have.
+
+    Raises UsageError when there is no inventory.
+    """
+    from infra.machines.host_memory import at_once
+    from infra.machines.survey import LOOK_S
+    from infra.providers.slurm import Slurm
+
+    slurm = Slurm.of(settings)
+    found = []
+    for cluster, shown in zip(slurm.clusters, at_once(slurm.shown, slurm.clusters, LOOK_S), strict=True):
+        name = f"slurm {cluster.name}"
+        if isinstance(shown, SlipwayError):
+            found.append(DoctorLine(name, "bad", str(shown)))
+            continue
+        missing = [one for one in cluster.partitions if one not in {kind.partition for kind in shown}]
+        lines = [DoctorLine(f"{name}/{one}", "bad", "the cluster shows no such partition") for one in missing]
+        for kind in (kind for kind in shown if cluster.queue(kind.partition)):
+            gpus = ", ".join(f"{gpu or 'GPU'}:{number}" for gpu, number in kind.gres) or "no GPU"
+            has = f"{kind.up} of {count(kind.count, 'node')} can be given work; each has {kind.cpus} CPUs, {gpus}"
+            lines.append(DoctorLine(f"{name}/{kind.partition}", "ok" if kind.up else "bad", has))
+        found += lines or [DoctorLine(name, "bad", "it shows no partition")]
+    return found
 
 
 def _node(look: "HostSurvey", way: "Way | SlipwayError | None") -> str:

@@ -1,7 +1,7 @@
-"""A real Slurm cluster on loopback: munged, slurmctld, two slurmd on this machine, and a login node behind a real sshd.
+"""A real Slurm cluster on loopback: munged, slurmctld, two slurmd on this machine; a login node behind a real sshd.
 
-Its GPUs are files, scheduled as any gres are. What it needs of the machine: Debian's slurmctld, slurmd, slurm-client and
-munge, and root. `python -m tests.slurm FOLDER` keeps one up until it is interrupted, and prints its inventory.
+Its GPUs are files, scheduled as any gres are. What it needs: Debian's slurmctld, slurmd, slurm-client and munge, and
+root. `python -m tests.slurm FOLDER` keeps one up until it is interrupted, and prints its inventory.
 """
 
 import contextlib
@@ -90,7 +90,9 @@ class Cluster:
         """Returns when both nodes can be given work."""
         host = socket.gethostname().split(".")[0]
         ctld, first, second, srun = self.ports
-        lines = [NODE.format(name=name, host=host, port=port) for name, port in zip(NODES, (first, second), strict=True)]
+        lines = [
+            NODE.format(name=name, host=host, port=port) for name, port in zip(NODES, (first, second), strict=True)
+        ]
         for name in ("state", "dev"):
             (self.folder / name).mkdir()
         for number in range(2):

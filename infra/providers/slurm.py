@@ -26,7 +26,7 @@ from infra.agent.slurm import queue
 from infra.errors import Ambiguous, AuthError, NoOffer, SlipwayError, UsageError
 from infra.machines.clusters import Cluster, find, load, select
 from infra.machines.host_memory import AGENT, ask, at_once, run_script
-from infra.machines.partitions import fit, kinds_of, options_of, state_of
+from infra.machines.partitions import Nodes, fit, kinds_of, options_of, state_of
 from infra.machines.survey import LOOK_S
 from infra.names import check_name
 from infra.providers.pod_keys import is_token
@@ -36,6 +36,7 @@ from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 
 Pods = list[Pod]
 Offers = list[Offer]
+Kinds = list[Nodes]
 GONE_S, POLL_S = 90.0, 1.0  # for a job that was cancelled to be gone
 STOP_S = 400.0  # for the work to save, and for Slurm to end what does not
 
@@ -138,15 +139,17 @@ class Slurm:
         """Return the transport to the login node. Raises UsageError when its cluster is not in the inventory."""
         return self.connect(self._cluster(pod.pod_id.partition("@")[2]))
 
+    def shown(self, cluster: Cluster) -> Kinds:
+        """Return what nodes the partitions of a cluster have. Raises SlipwayError."""
+        return kinds_of(self._ask_queue(cluster, "partitions")["nodes"])
+
     def _offers(self, cluster: Cluster, partition: str, request: Request) -> Offers:
         """Return the offers of a cluster. Raises NoOffer that says why there is none."""
-        said = self._ask_queue(cluster, "partitions")["nodes"]
-        kinds = [one for one in kinds_of(said) if partition in ("", one.partition) and cluster.queue(one.partition)]
+        shown = self.shown(cluster)
+        kinds = [one for one in shown if partition in ("", one.partition) and cluster.queue(one.partition)]
         if not kinds:
-            shown = sorted({one["partition"] for one in said})
-            raise NoOffer(
-                f"it has no partition {partition or 'of its inventory'}; it shows {', '.join(shown) or 'none'}"
-            )
+            names = ", ".join(sorted({one.partition for one in shown})) or "none"
+            raise NoOffer(f"it has no partition {partition or 'of its inventory'}; it shows {names}")
         found: dict[str, Offer] = {}
         why = []
         for kind in kinds:

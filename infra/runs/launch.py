@@ -86,6 +86,7 @@ def start(
     Raises Taken when the run is at work already, NoOffer when no offer is left, LimitHit when nothing is left of a
     limit.
     """
+    _refuse_engine(plan.job, offers, vendors)
 
     def work(ops: list[Op]) -> None:
         with ThreadPoolExecutor(len(ops)) as pool:
@@ -99,6 +100,14 @@ def start(
     return _had(_Renting(plan, list(offers), vendors, journal, say, terms), work)
 
 
+def _refuse_engine(job: Job | None, offers: Sequence[Offer], vendors: Vendors) -> None:
+    """Raise UsageError for what is no run where only runs are queued: nobody reaches the machine that is chosen."""
+    name = next((one.provider for one in offers if recovers_itself(vendors(one.provider))), "")
+    if name and job and (job.kind != "steps" or job.stays):
+        what = "a service" if job.kind == "service" else "a pod without work"
+        raise UsageError(f"{name} runs jobs, and {what} is none; choose another --provider: local, ssh or a vendor")
+
+
 def hold(
     request: Request, limits: Limits, offers: Sequence[Offer], vendors: Vendors, journal: Journal, say: Say,
     terms: Terms = PLAIN, clock_scale: float = 1.0,
@@ -106,6 +115,7 @@ def hold(
     """Rent one pod, which gets no work and stays: a guard holds it to its limits. Raises as `start`."""
     job = Job(run=request.run, token="", steps=(), kind="hold", stays=True, limits=limits, clock_scale=clock_scale)
     plan = Plan(target="", store="", artifacts=(), job=job, request=request)
+    _refuse_engine(job, offers, vendors)
 
     def work(ops: list[Op]) -> None:
         provider = vendors(ops[0].vendor)

@@ -9,7 +9,7 @@ from scripts.cli.flags import Output, Questions
 
 @dataclass(frozen=True, kw_only=True)
 class OffersFlags(Output, MachineSpec):
-    provider: str = flag("", "only runpod, lium, shadeform, or ssh (own machines)", group=MACHINE)
+    provider: str = flag("", "only runpod, lium, shadeform, ssh (own machines) or slurm", group=MACHINE)
 
 
 @dataclass(frozen=True, kw_only=True)

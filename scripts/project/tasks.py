@@ -53,8 +53,8 @@ def doctor(c, spec):
     from infra.settings import VENDORS, Settings
 
     provider, for_ = spec.provider, spec.for_
-    if provider not in ("", "local", "ssh", *VENDORS):
-        raise UsageError(f"--provider is {provider!r}; known: local, ssh, {', '.join(VENDORS)}")
+    if provider not in ("", "local", "ssh", "slurm", *VENDORS):
+        raise UsageError(f"--provider is {provider!r}; known: local, ssh, slurm, {', '.join(VENDORS)}")
     if for_ not in ("", "serve") or (for_ and provider) or (spec.config and not for_):
         raise UsageError("expected --for serve, with --config FILE or without, or --provider NAME")
     settings = Settings.load(ROOT)
@@ -65,13 +65,18 @@ def doctor(c, spec):
     elif provider in VENDORS:
         found = machine.account(provider, settings)
     else:
-        found = machine.nodes(settings) if provider == "ssh" else machine.findings(ROOT, settings)
+        own = {"ssh": machine.nodes, "slurm": machine.clusters}
+        found = own[provider](settings) if provider in own else machine.findings(ROOT, settings)
     if spec.json:
         print_json(found)
     else:
         print(columns([(one.name, one.state, one.detail) for one in found]))
     if any(one.state == "bad" for one in found):
-        known = {"ssh": "some machines cannot be used", "": "this machine cannot run the street yet"}
+        known = {
+            "ssh": "some machines cannot be used",
+            "slurm": "some clusters cannot be used",
+            "": "this machine cannot run the street yet",
+        }
         which = known.get(provider.removeprefix("local"), f"nothing can be rented at {provider}")
         which = "a service could not run yet" if for_ else which
         raise Exit(f"inv doctor: {which}: see the lines marked bad", code=1)

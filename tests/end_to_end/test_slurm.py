@@ -45,7 +45,9 @@ def counting(world, name, steps, nodes=1):
 
 def newest(pods, run):
     """The newest checkpoint of a run, 0 while there is none."""
-    found = [int(one.parent.name.partition("-")[2]) for one in (pods / run).glob("work/checkpoints/*/step-*/MANIFEST.json")]
+    found = [
+        int(one.parent.name.partition("-")[2]) for one in (pods / run).glob("work/checkpoints/*/step-*/MANIFEST.json")
+    ]
     return max(found, default=0)
 
 
