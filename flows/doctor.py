@@ -97,9 +97,9 @@ def clusters(settings: Settings) -> list[DoctorLine]:
     """
     from infra.machines.host_memory import at_once
     from infra.machines.survey import LOOK_S
-    from infra.providers.slurm import Slurm
+    from infra.providers.slurm import SlurmClusters
 
-    slurm = Slurm.of(settings)
+    slurm = SlurmClusters.of(settings)
     found = []
     for cluster, shown in zip(slurm.clusters, at_once(slurm.shown, slurm.clusters, LOOK_S), strict=True):
         name = f"slurm {cluster.name}"

@@ -11,7 +11,7 @@
           time: 24h                     # of a job that has no limit of its own
           sbatch: [--constraint=a100]
 
-In: the file. Out: one Cluster per login node. Everything unknown or unclear is refused, with file and cluster.
+In: the file. Out: one cluster per login node. Everything unknown or unclear is refused, with file and cluster.
 """
 
 import re
@@ -60,7 +60,7 @@ class Queue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class SlurmCluster:
     """One cluster. `partitions`: by name; {} = all that it shows, each queued for as `common` says."""
 
     name: str
@@ -74,7 +74,7 @@ class Cluster:
         return self.partitions.get(partition) if self.partitions else self.common
 
 
-def load(path: Path, home: Path | None = None) -> tuple[Cluster, ...]:
+def load(path: Path, home: Path | None = None) -> tuple[SlurmCluster, ...]:
     """Return the clusters of the file, in its order. `home` is where `.ssh` lies. Raises UsageError."""
     try:
         document = strict_yaml.read(path)
@@ -86,7 +86,7 @@ def load(path: Path, home: Path | None = None) -> tuple[Cluster, ...]:
     return tuple(_cluster(path, name, body, ssh) for name, body in document.items())
 
 
-def find(clusters: Sequence[Cluster], name: str) -> Cluster:
+def find(clusters: Sequence[SlurmCluster], name: str) -> SlurmCluster:
     """Return the cluster of that name. Raises UsageError."""
     found = next((one for one in clusters if one.name == name), None)
     if found is None:
@@ -94,7 +94,7 @@ def find(clusters: Sequence[Cluster], name: str) -> Cluster:
     return found
 
 
-def select(clusters: Sequence[Cluster], word: str) -> list[tuple[Cluster, str]]:
+def select(clusters: Sequence[SlurmCluster], word: str) -> list[tuple[SlurmCluster, str]]:
     """Return the clusters that `CLUSTER`, `CLUSTER/PARTITION` or `PARTITION` means, each with its partition, "" = any.
 
     All for "". Raises UsageError for a partition that an inventory leaves out.
@@ -115,7 +115,7 @@ def select(clusters: Sequence[Cluster], word: str) -> list[tuple[Cluster, str]]:
     return found
 
 
-def _cluster(path: Path, name: Any, body: Any, ssh: Path) -> Cluster:
+def _cluster(path: Path, name: Any, body: Any, ssh: Path) -> SlurmCluster:
     where = f"{path}: cluster {name}"
     if not isinstance(name, str):
         raise UsageError(f"{where}: its name must be text; put it in quotes")
@@ -129,7 +129,7 @@ def _cluster(path: Path, name: Any, body: Any, ssh: Path) -> Cluster:
         common = _queue(body)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-    return Cluster(name=name, address=address, python=text_of(body, "python") or "python3", common=common,
+    return SlurmCluster(name=name, address=address, python=text_of(body, "python") or "python3", common=common,
                    partitions=_partitions(where, body))  # fmt: skip
 
 

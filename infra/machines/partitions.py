@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.agent.slurm import queue
-from infra.machines.clusters import Cluster, Queue
+from infra.machines.clusters import SlurmCluster, Queue
 from infra.machines.survey import same_gpu
 from infra.market import gpus
 from infra.records import Offer, Request
@@ -32,7 +32,7 @@ class Nodes:
     up: int
 
 
-def options_of(cluster: Cluster, request: Request, offer: Offer, limits: Limits) -> list[str]:
+def options_of(cluster: SlurmCluster, request: Request, offer: Offer, limits: Limits) -> list[str]:
     """Return sbatch's options for a run: where it is queued, in whose name, and what each node has."""
     known = cluster.queue(offer.instance_type) or Queue()
     options = [f"--partition={offer.instance_type}"]

@@ -89,9 +89,9 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
 
         found.append(OfferSource("ssh", lambda request: _own(SshPools.of(settings), request)))
     if only == "slurm" or (not only and settings.clusters.exists()):
-        from infra.providers.slurm import Slurm
+        from infra.providers.slurm import SlurmClusters
 
-        found.append(OfferSource("slurm", lambda request: _own(Slurm.of(settings), request)))
+        found.append(OfferSource("slurm", lambda request: _own(SlurmClusters.of(settings), request)))
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
         raise MissingKey(f"nobody to ask: set one of {keys}, list own machines in {settings.pools}, or look at a "

@@ -27,9 +27,9 @@ def open_provider(name: str, settings: Settings) -> Provider:
 
         return SshPools.of(settings)
     if name == "slurm":
-        from infra.providers.slurm import Slurm
+        from infra.providers.slurm import SlurmClusters
 
-        return Slurm.of(settings)
+        return SlurmClusters.of(settings)
     if name == "local":
         from infra.providers.local import Local
 

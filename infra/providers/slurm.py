@@ -24,7 +24,7 @@ from typing import Any
 from infra.agent.job import Limits, PodFolder
 from infra.agent.slurm import queue
 from infra.errors import Ambiguous, AuthError, NoOffer, SlipwayError, UsageError
-from infra.machines.clusters import Cluster, find, load, select
+from infra.machines.clusters import SlurmCluster, find, load, select
 from infra.machines.host_memory import AGENT, ask, at_once, run_script
 from infra.machines.partitions import Nodes, fit, kinds_of, options_of, state_of
 from infra.machines.survey import LOOK_S
@@ -42,11 +42,11 @@ STOP_S = 400.0  # for the work to save, and for Slurm to end what does not
 
 
 @dataclass(frozen=True)
-class Slurm:
+class SlurmClusters:
     """The provider of the clusters of an inventory; `connect` gives the transport to a login node."""
 
-    clusters: tuple[Cluster, ...]
-    connect: Callable[[Cluster], Transport]
+    clusters: tuple[SlurmCluster, ...]
+    connect: Callable[[SlurmCluster], Transport]
 
     name = "slurm"
     is_here, is_rented = False, False
@@ -55,9 +55,9 @@ class Slurm:
     pod_store = "../../../artifacts"  # ~/.slipway/artifacts, shared by the runs on that cluster
 
     @staticmethod
-    def of(settings: Settings) -> "Slurm":
+    def of(settings: Settings) -> "SlurmClusters":
         """Return the clusters of the inventory in force. Raises UsageError."""
-        return Slurm(load(settings.clusters), connections(settings))
+        return SlurmClusters(load(settings.clusters), connections(settings))
 
     def account(self) -> Account:
         return Account(provider=self.name, owner=getpass.getuser())
@@ -139,11 +139,11 @@ class Slurm:
         """Return the transport to the login node. Raises UsageError when its cluster is not in the inventory."""
         return self.connect(self._cluster(pod.pod_id.partition("@")[2]))
 
-    def shown(self, cluster: Cluster) -> Kinds:
+    def shown(self, cluster: SlurmCluster) -> Kinds:
         """Return what nodes the partitions of a cluster have. Raises SlipwayError."""
         return kinds_of(self._ask_queue(cluster, "partitions")["nodes"])
 
-    def _offers(self, cluster: Cluster, partition: str, request: Request) -> Offers:
+    def _offers(self, cluster: SlurmCluster, partition: str, request: Request) -> Offers:
         """Return the offers of a cluster. Raises NoOffer that says why there is none."""
         shown = self.shown(cluster)
         kinds = [one for one in shown if partition in ("", one.partition) and cluster.queue(one.partition)]
@@ -167,7 +167,7 @@ class Slurm:
             raise NoOffer("; ".join(dict.fromkeys(why)))
         return list(found.values())
 
-    def _on(self, cluster: Cluster) -> Pods:
+    def _on(self, cluster: SlurmCluster) -> Pods:
         """Return the pods of one cluster. Raises SlipwayError when that cannot be told."""
         transport = self.connect(cluster)
         said = ask(transport, cluster.python, "pods")["pods"]
@@ -182,7 +182,7 @@ class Slurm:
         orphans = [one for one in jobs.values() if queue.lives(one)]
         return [*pods, *(_seen(_pod(cluster, "", one["name"], ""), one) for one in orphans)]
 
-    def _ask_queue(self, cluster: Cluster, verb: str, *words: str) -> Mapping[str, Any]:
+    def _ask_queue(self, cluster: SlurmCluster, verb: str, *words: str) -> Mapping[str, Any]:
         """Return what the queue answers. Raises SlipwayError: Slurm there cannot be asked."""
         script = (AGENT / "slurm" / "queue.py").read_bytes()
         said = run_script(self.connect(cluster), cluster.python, script, verb, *words, timeout_s=queue.CALL_S * 3.0)
@@ -190,14 +190,14 @@ class Slurm:
             raise SlipwayError(f"its queue does not answer: {said['unheard']}")
         return said
 
-    def _cluster(self, name: str) -> Cluster:
+    def _cluster(self, name: str) -> SlurmCluster:
         try:
             return find(self.clusters, name)
         except UsageError as error:
             raise UsageError(f"slurm: {error}; put it back into the inventory to end what runs there") from None
 
 
-def connections(settings: Settings) -> Callable[[Cluster], Transport]:
+def connections(settings: Settings) -> Callable[[SlurmCluster], Transport]:
     """Return one connection per cluster, opened when it is first used; its host key is pinned beside the journal."""
     from infra.transport.ssh import Ssh
 
@@ -227,7 +227,7 @@ def _seen(pod: Pod, job: Mapping[str, str]) -> Pod:
     return replace(pod, state=state, note=note, name=job.get("job", ""))
 
 
-def _pod(cluster: Cluster, run: str, token: str, folder: str, rate: int = 0) -> Pod:
+def _pod(cluster: SlurmCluster, run: str, token: str, folder: str, rate: int = 0) -> Pod:
     address = str(replace(cluster.address, folder=folder)) if folder else ""
-    return Pod(provider=Slurm.name, pod_id=f"{token}@{cluster.name}", token=token, run=run, address=address,
+    return Pod(provider=SlurmClusters.name, pod_id=f"{token}@{cluster.name}", token=token, run=run, address=address,
                micro_usd_per_hour=rate)  # fmt: skip

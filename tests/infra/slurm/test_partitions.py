@@ -8,17 +8,17 @@ from infra.agent import state
 from infra.agent.job import Job, Limits, NodeGroup, PodFolder
 from infra.agent.slurm import commands, queue, step
 from infra.errors import AuthError, NoOffer, SlipwayError
-from infra.machines.clusters import Cluster, Queue
+from infra.machines.clusters import SlurmCluster, Queue
 from infra.machines.partitions import fit, gres_of, kinds_of, options_of, state_of
 from infra.providers import slurm
-from infra.providers.slurm import Slurm
+from infra.providers.slurm import SlurmClusters
 from infra.records import Address, Offer, Request
 
 ROW = {"node": "n1", "partition": "gpu", "state": "mixed", "cpus": "64", "memory_mib": "500000", "time": "1-00:00:00",
        "gres": "gpu:h100:8(S:0-1)"}  # fmt: skip
 TOKEN = "sw1-abcdefgh-0123456789abcdef"
 ADDRESS = Address("ada", "login.example.org", 22, "/key", "/")
-CLUSTER = Cluster(name="fx", address=ADDRESS, partitions={"gpu": Queue(account="physics", qos="long", time_s=7200.0,
+CLUSTER = SlurmCluster(name="fx", address=ADDRESS, partitions={"gpu": Queue(account="physics", qos="long", time_s=7200.0,
                   options=("--constraint=ib",)), "cpu": Queue()})  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def test_a_job_of_ours_without_a_folder_is_listed_and_others_are_not():
     marker = {"run": "new", "token": TOKEN, "folder": "/home/ada/.slipway/pods/new"}
     other = TOKEN.replace("0", "9")
     login = Login([marker], [job(other, "9", "COMPLETED"), job(TOKEN), job(other, "13", "PENDING"), job("mine", "14")])
-    found = Slurm((CLUSTER,), lambda _: login).list()
+    found = SlurmClusters((CLUSTER,), lambda _: login).list()
     assert [(one.run, one.token, one.state, bool(one.address)) for one in found] == [
         ("new", TOKEN, "running", True),
         ("", other, "queued", False),
@@ -133,12 +133,12 @@ def test_a_job_of_ours_without_a_folder_is_listed_and_others_are_not():
 def test_a_queue_that_does_not_answer_is_no_absence():
     login = Login(deaf="slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     with pytest.raises(SlipwayError, match="Unable to contact slurm controller"):
-        Slurm((CLUSTER,), lambda _: login).find(f"{TOKEN}@fx")
+        SlurmClusters((CLUSTER,), lambda _: login).find(f"{TOKEN}@fx")
 
 
 def test_what_sbatch_refuses_is_an_offer_that_cannot_be_had_and_leaves_nothing():
     login = Login(refusal="sbatch: error: Invalid account or account/partition combination specified")
-    provider = Slurm((CLUSTER,), lambda _: login)
+    provider = SlurmClusters((CLUSTER,), lambda _: login)
     (offer,) = provider.offers(Request(run="new", gpu="H100", num_gpus=1))
     assert (offer.offer_id, offer.gpu, offer.num_gpus) == ("fx/gpu", "h100", 1)
     with pytest.raises(NoOffer, match="Invalid account"):
@@ -156,8 +156,8 @@ def test_a_login_node_that_refuses_us_is_said():
         raise AuthError("fx refuses this key")
 
     with pytest.raises(AuthError, match="no cluster has answered:\n  fx: fx refuses this key"):
-        Slurm((CLUSTER,), connect).offers(Request(run="new"))
-    assert slurm.Slurm.recovers
+        SlurmClusters((CLUSTER,), connect).offers(Request(run="new"))
+    assert slurm.SlurmClusters.recovers
 
 
 def test_only_an_engine_makes_a_told_end_no_verdict(monkeypatch):
