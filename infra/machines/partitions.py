@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.agent.slurm import queue
-from infra.machines.clusters import SlurmCluster, Queue
+from infra.machines.clusters import Queue, SlurmCluster
 from infra.machines.survey import same_gpu
 from infra.market import gpus
 from infra.records import Offer, Request

@@ -8,7 +8,7 @@ from infra.agent import state
 from infra.agent.job import Job, Limits, NodeGroup, PodFolder
 from infra.agent.slurm import commands, queue, step
 from infra.errors import AuthError, NoOffer, SlipwayError
-from infra.machines.clusters import SlurmCluster, Queue
+from infra.machines.clusters import Queue, SlurmCluster
 from infra.machines.partitions import fit, gres_of, kinds_of, options_of, state_of
 from infra.providers import slurm
 from infra.providers.slurm import SlurmClusters
@@ -18,8 +18,8 @@ ROW = {"node": "n1", "partition": "gpu", "state": "mixed", "cpus": "64", "memory
        "gres": "gpu:h100:8(S:0-1)"}  # fmt: skip
 TOKEN = "sw1-abcdefgh-0123456789abcdef"
 ADDRESS = Address("ada", "login.example.org", 22, "/key", "/")
-CLUSTER = SlurmCluster(name="fx", address=ADDRESS, partitions={"gpu": Queue(account="physics", qos="long", time_s=7200.0,
-                  options=("--constraint=ib",)), "cpu": Queue()})  # fmt: skip
+GPU_QUEUE = Queue(account="physics", qos="long", time_s=7200.0, options=("--constraint=ib",))
+CLUSTER = SlurmCluster(name="fx", address=ADDRESS, partitions={"gpu": GPU_QUEUE, "cpu": Queue()})
 
 
 @pytest.mark.parametrize(
