@@ -161,8 +161,14 @@ class Cluster:
     def requeue(self, job: str) -> None:
         """Preempt a job; it begins again as soon as it is gone, and not after Slurm's two minutes."""
         self.call("scontrol", "requeue", job)
-        until(lambda: self.call("squeue", "-h", "-j", job, "-o", "%T").strip() == "PENDING", "it waits again", 90.0)
-        self.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+        def begins() -> bool:
+            state = self.call("squeue", "-h", "-j", job, "-o", "%T").strip()
+            if state == "PENDING":  # again and again: Slurm may set its two minutes only now
+                self.call("scontrol", "update", f"JobId={job}", "StartTime=now", may_fail=True)
+            return state == "RUNNING"
+
+        until(begins, "it begins again", 120.0)
 
     def inventory(self, place: Path) -> Path:
         """The file by which commands find this cluster."""

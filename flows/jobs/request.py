@@ -22,11 +22,11 @@ from infra.jobs import job_file, machines
 from infra.jobs.job_file import JobFile
 from infra.market import gpus
 from infra.names import check_name
-from infra.providers import Provider, registry
+from infra.providers import Provider, recovers_itself, registry
 from infra.runs.timing import Say
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.preflight import limits_for
-from infra.selection.request import request_for
+from infra.selection.request import counted, request_for
 from infra.settings import MARKET, Settings, is_secret, read_dotenv
 
 NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
@@ -100,6 +100,8 @@ def understand(
         chosen = wish.provider or (vendor.name if len(candidates) == 1 else MARKET)
         request = replace(request_for(machine), run=name or "new", provider=chosen, nodes=nodes,
                           pool=spec.pool or wish.pool, host=spec.host)  # fmt: skip
+        if recovers_itself(vendor):
+            request = counted(request)
         requests += [] if request in requests else [request]
     if len(requests) > 1 and not vendor.is_rented:
         notes.append(f"of {len(requests)} kinds of machine that would do, the first is taken")

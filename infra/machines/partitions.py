@@ -77,16 +77,10 @@ def fit(kind: Nodes, request: Request) -> tuple[str, str]:
     """Return why these nodes cannot run it ("" = they can), and the type of GPU that is asked for there."""
     gres = ""
     if request.num_gpus or request.gpu:
-        wanted = gpus.read_set(request.gpu, request.num_gpus) or (("", request.num_gpus),)
-        found = next(
-            (
-                name
-                for name, number in kind.gres
-                for asked, count in wanted
-                if number >= max(1, request.num_gpus or count) and (not asked or same_gpu(asked, name))
-            ),
-            None,
-        )
+        wanted = [kind for kind, _ in gpus.read_set(request.gpu)] or [""]
+        least = max(1, request.num_gpus)
+        enough = [name for name, number in kind.gres if number >= least]
+        found = next((name for name in enough for asked in wanted if not asked or same_gpu(asked, name)), None)
         if found is None:
             has = ", ".join(f"{name or 'GPU'}:{number}" for name, number in kind.gres) or "no GPUs"
             return f"its nodes have {has}", ""

@@ -160,7 +160,7 @@ class SlurmClusters:
             known = cluster.queue(kind.partition) or cluster.common
             found.setdefault(kind.partition, Offer(
                 provider=self.name, offer_id=f"{cluster.name}/{kind.partition}", region=cluster.name, gpu=gres,
-                num_gpus=request.num_gpus or (1 if gres else 0), cpus=kind.cpus, memory_bytes=kind.memory_bytes,
+                num_gpus=request.num_gpus, cpus=kind.cpus, memory_bytes=kind.memory_bytes,
                 micro_usd_per_hour=known.micro_usd_per_hour, instance_type=kind.partition,
             ))  # fmt: skip
         if not found:

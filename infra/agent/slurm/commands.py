@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 from infra.agent.job import Job, PodFolder
+from infra.agent.progress import Progress, Redactor
 from infra.agent.slurm import queue
 from infra.agent.state import (
     AgentError,
@@ -28,12 +29,15 @@ from infra.agent.state import (
     read_json,
     report,
     stop_file,
+    tell,
     verdict,
 )
 
 END_S = 30.0
 KILL_S = 120.0  # what Slurm may take to end a job that was cancelled
 POLL_S = 1.0
+PATIENT_S = 15.0  # until a queue is asked again about a job that waits
+QUEUE = "queue"  # the step that progress shows until the work begins
 LOG = "slurm"  # what Slurm itself, and who begins the guard, have to say
 
 
@@ -70,7 +74,16 @@ def start(root: Path) -> int:
         for rank in range(len(job.group.addresses) or 1):
             _put_away(node_folder(root, rank))
         found = {"job": submit(pod, job)}
+        _tell_queued(pod, job, found["job"])
     return _print({"token": job.token, "job": found["job"]})
+
+
+def _tell_queued(pod: PodFolder, job: Job, number: str) -> None:
+    """Let the progress say that the run waits its turn; once it is at work, its agent writes it anew."""
+    progress = Progress(pod, job, [QUEUE], Redactor({}))
+    progress.begin(QUEUE)
+    progress.see(QUEUE, [{"kind": "note", "at": time.time(), "text": f"job {number} of Slurm waits its turn"}])
+    progress.write()
 
 
 def submit(pod: PodFolder, job: Job) -> str:
@@ -142,7 +155,7 @@ def status(root: Path) -> int:
     pod = PodFolder(root)
     job = read_job(pod)
     leader = leader_of(pod, job)
-    found = queue.newest(job.token if leader is pod else read_job(leader).token)
+    found = _known(pod, job.token if leader is pod else read_job(leader).token)
     document: Dict[str, Any] = {}
     for role in ("guard", "agent"):
         said = read_json(report(pod, role))
@@ -155,10 +168,24 @@ def status(root: Path) -> int:
     return _print(document)
 
 
+def _known(pod: PodFolder, name: str) -> Dict[str, Any]:
+    """Return the newest job of that name; of one that waits, what Slurm said in the last seconds."""
+    place = pod.state / "queue.json"
+    before = read_json(place)
+    if before.get("name") == name and before.get("state") in queue.WAITING:
+        if 0 <= time.time() - before["asked_at"] < PATIENT_S:
+            return before
+    found: Dict[str, Any] = {**queue.newest(name)}
+    if found:
+        tell(place, {**found, "asked_at": time.time()})
+    return found
+
+
 def _put_away(pod: PodFolder) -> None:
     """Put away how the work ended before, as somebody wants it to go on."""
     put_away(pod)
     stop_file(pod).unlink(missing_ok=True)
+    (pod.state / "queue.json").unlink(missing_ok=True)
     attempt_file(pod).unlink(missing_ok=True)
 
 
