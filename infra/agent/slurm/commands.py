@@ -172,9 +172,9 @@ def _known(pod: PodFolder, name: str) -> Dict[str, Any]:
     """Return the newest job of that name; of one that waits, what Slurm said in the last seconds."""
     place = pod.state / "queue.json"
     before = read_json(place)
-    if before.get("name") == name and before.get("state") in queue.WAITING:
-        if 0 <= time.time() - before["asked_at"] < PATIENT_S:
-            return before
+    age_s = time.time() - before.get("asked_at", 0.0)
+    if before.get("name") == name and before["state"] in queue.WAITING and 0 <= age_s < PATIENT_S:
+        return before
     found: Dict[str, Any] = {**queue.newest(name)}
     if found:
         tell(place, {**found, "asked_at": time.time()})
