@@ -50,6 +50,7 @@ from infra.agent.state import (
 )
 
 REVIVE_EVERY_S = 0.5
+TAKEN_S = 3.0  # from the end of a step that an engine has signalled to the news that all were signalled
 
 
 def run(root: Path) -> int:
@@ -187,7 +188,16 @@ class Agent:
         watch = steps.StepWatch(tick, self.stop_grace_s, self.signal_all, self.end_tree, why_over)
         ending = steps.attempt(self.pod, step, words, self.environ(step), watch)
         log.note()
+        if not ending.cut and ending.exit_code not in (0, steps.RESUME_ME) and self.is_taken(TAKEN_S):
+            return replace(ending, cut="stop")
         return ending
+
+    def is_taken(self, within_s: float) -> bool:
+        """Tell whether an engine is taking this machine away: it signals every process, and the step may hear first."""
+        deadline = time.monotonic() + within_s
+        while os.environ.get(ENGINE) and self.stop_request().get("state") != LEFT and time.monotonic() < deadline:
+            time.sleep(steps.POLL_S)
+        return bool(os.environ.get(ENGINE)) and self.stop_request().get("state") == LEFT
 
     def done(self, step: Step, result: Any = None) -> None:
         result = self.progress.steps[step.name]["result"] or result
@@ -360,6 +370,8 @@ class Agent:
     @patient
     def end_tree(self, patience_s: float) -> None:
         """End all processes of the pod but guard and agent. Raises AgentError, naming what would not end."""
+        if self.is_taken(steps.POLL_S):  # what it has started may have heard, too, and be saving
+            patience_s = grace_s()
         left = end_all(self.job.token, min(patience_s, grace_s()), self.spared())
         if left:
             raise AgentError(in_words(left))
