@@ -100,7 +100,7 @@ def test_what_somebody_cancels_is_submitted_again_by_whoever_follows(world, clus
     assert world.json("status")[0]["recoveries"] == 1
 
 
-def test_two_nodes_are_one_job_and_a_node_that_dies_begins_both_anew(world, cluster, pods):
+def test_two_nodes_are_one_job_and_a_requeue_begins_both_anew(world, cluster, pods):
     launch = world.begin("launch", counting(world, "pair", 120, nodes=2), "--provider", "slurm", "--yes")
     (job,) = until(cluster.jobs, "it is queued", 60.0)
     until(lambda: newest(pods, "pair-1") > 3, "it is at work")
