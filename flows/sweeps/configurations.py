@@ -159,6 +159,7 @@ def of_function(function: Callable[[], Any]) -> SweepSpec:
     trials = [experiment.trial(name, place, one, machines[place]) for place, some in dealt.items() for one in some]
     longest = max((one.ttl_hours or 0.0 for one in pods), default=0.0)
     return check_arms(
+        f"{name}()",
         SweepSpec(
             name=name,
             trials={one.run: one for one in _in_arms(trials)},
@@ -167,7 +168,7 @@ def of_function(function: Callable[[], Any]) -> SweepSpec:
             num_pods=len(pods),
             hours=HOURS.get(name, (longest, longest)),
             rank=experiment.RANK,
-        )
+        ),
     )
 
 

@@ -48,9 +48,9 @@ class Ranking:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise UsageError(f"rank: mode is {self.mode!r}; known: {', '.join(MODES)}")
+            raise UsageError(f"mode is {self.mode!r}; known: {', '.join(MODES)}")
         if not 0 < self.last <= 1:
-            raise UsageError(f"rank: last is {self.last}; it must lie in (0, 1]")
+            raise UsageError(f"last is {self.last}; it must lie in (0, 1]")
 
     @property
     def sign(self) -> float:
@@ -69,9 +69,9 @@ class EarlyStop:
 
     def __post_init__(self) -> None:
         if not 0 < self.first < 1:
-            raise UsageError(f"early_stop: first is {self.first}; it must lie in (0, 1), as a share of the steps")
+            raise UsageError(f"first is {self.first}; it must lie in (0, 1), as a share of the steps")
         if self.factor < 2:
-            raise UsageError(f"early_stop: factor is {self.factor}; it must be at least 2")
+            raise UsageError(f"factor is {self.factor}; it must be at least 2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +120,12 @@ def shown(run: str, sweep: str) -> str:
     return f"{sweep}/{run[len(sweep) + 1 :]}" if run.startswith(f"{sweep}.") else run
 
 
-def check_arms(spec: SweepSpec) -> SweepSpec:
+def check_arms(where: str, spec: SweepSpec) -> SweepSpec:
     """Return the sweep. Raises UsageError when it has no trial, too many, or an arm to compare with that is none."""
     if not spec.trials:
-        raise UsageError(f"{spec.name}: there is no trial in it")
+        raise UsageError(f"{where}: there is no trial in it")
     if len(spec.trials) > MOST_TRIALS:
-        raise UsageError(f"{spec.name}: more than {MOST_TRIALS} trials")
+        raise UsageError(f"{where}: more than {MOST_TRIALS} trials")
     if spec.against and spec.against not in spec.arms:
-        raise UsageError(f"{spec.name}: against is {spec.against!r}; its arms are: {', '.join(spec.arms)}")
+        raise UsageError(f"{where}: against is {spec.against!r}; its arms are: {', '.join(spec.arms)}")
     return spec

@@ -5,7 +5,7 @@ typed again goes on from there. The JSON of a version is read by that version an
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -117,14 +117,20 @@ def same(one: TrialResult, other: TrialResult) -> bool:
     return (one.run, dict(one.flags), dict(one.env)) == (other.run, dict(other.flags), dict(other.env))
 
 
-def adopt(new: SweepResult, settings: Settings) -> SweepResult:
-    """Return the sweep with what an earlier time has come to of the trials that ask for the same."""
+def adopt(new: SweepResult, settings: Settings, lost: Collection[str] = ()) -> SweepResult:
+    """Return the sweep with what an earlier time has come to of the trials that ask for the same.
+
+    `lost`: the trials that have something left to make, whatever was said of them.
+    """
     if not (new.folder / "sweep.json").is_file():
         return new
     old = load(new.name, settings)
     trials = {
         run: replace(old.trials[run], pod=one.pod)
-        if run in old.trials and same(one, old.trials[run]) and old.trials[run].is_over
+        if run in old.trials
+        and same(one, old.trials[run])
+        and old.trials[run].is_over
+        and not (old.trials[run].state == SUCCEEDED and run in lost)
         else one
         for run, one in new.trials.items()
     }

@@ -48,7 +48,7 @@ def read(where: str, document: Any, stem: str) -> SweepSpec:
     """Return what a document of a sweep says. Raises UsageError, with the place."""
     files.check_keys(where, document, list(KEYS))
     name = check_name(document.get("name") if isinstance(document.get("name"), str) else slug(stem))
-    arms = dict(_arms(where, document))
+    arms = dict(_arms(where, document, Path(where).absolute().parent))
     seeds = document.get("seeds", [])
     if not isinstance(seeds, list) or not all(type(one) is int for one in seeds) or len(set(seeds)) < len(seeds):
         raise UsageError(f"{where}: seeds is {seeds!r}; expected whole numbers, such as [1, 2, 3]")
@@ -62,6 +62,7 @@ def read(where: str, document: Any, stem: str) -> SweepSpec:
             trials[run] = Trial(run=run, arm=arm, spec=spec, env=env, asked=asked)
     early = document.get("early_stop")
     return check_arms(
+        where,
         SweepSpec(
             name=name,
             trials=trials,
@@ -71,16 +72,16 @@ def read(where: str, document: Any, stem: str) -> SweepSpec:
             early_stop=_record(f"{where}: early_stop", {} if early is True else early, EarlyStop) if early else None,
             against=str(document.get("against", "")),
             spend_limit=str(document.get("spend_limit", "")),
-        )
+        ),
     )
 
 
 Arm = tuple[dict[str, Any], Mapping[str, str], dict[str, str]]  # values of a launch, variables, what sets it apart
 
 
-def _arms(where: str, document: Mapping[str, Any]) -> Iterator[tuple[str, Arm]]:
+def _arms(where: str, document: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Arm]]:
     """Yield the arms by name. Raises UsageError for two of one name, and where there is none."""
-    each = _entry(f"{where}: each", document.get("each") or {})
+    each = _entry(f"{where}: each", document.get("each") or {}, folder)
     entries, sample = document.get("runs") or [], document.get("sample")
     if not isinstance(entries, list) or not (entries or document.get("axes")):
         raise UsageError(f"{where}: `runs` must be a list with one run at least, or `axes` say what is combined")
@@ -101,12 +102,12 @@ def _arms(where: str, document: Mapping[str, Any]) -> Iterator[tuple[str, Arm]]:
         if name in seen:
             raise UsageError(f"{here}: two runs have this name: {name}")
         seen.add(name)
-        own, env = _entry(here, entry)
+        own, env = _entry(here, entry, folder)
         options = phase_words.read([*each[0].get("options", ()), *own.get("options", ())])
         yield name, ({**each[0], **own, "options": options}, {**each[1], **env}, _asked(entry))
 
 
-def _entry(where: str, entry: Any) -> tuple[dict[str, Any], dict[str, str]]:
+def _entry(where: str, entry: Any, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values of a launch and the variables of its job that an entry gives. Raises UsageError."""
     if not isinstance(entry, Mapping):
         raise UsageError(f"{where}: expected lines of the form `key: value`")
@@ -119,6 +120,9 @@ def _entry(where: str, entry: Any) -> tuple[dict[str, Any], dict[str, str]]:
     except UsageError as error:
         raise UsageError(f"{where}: env: {error}") from None
     values = {key: value for key, value in entry.items() if key != ENV}
+    profile = values.get("profile")
+    if isinstance(profile, str) and profile.endswith((".yaml", ".yml")) and (beside := folder / profile).is_file():
+        values["profile"] = str(beside)  # a file of a profile may stand beside that of the sweep
     return files.read(where, values, LaunchSpec, NOT_OF_A_TRIAL), variables
 
 

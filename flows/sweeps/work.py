@@ -275,7 +275,8 @@ def begin(planned: SweepPlan, journal: Journal, settings: Settings, tell: Say) -
         name=spec.name, folder=kept.folder_of(spec.name, settings), about=spec.about, rank=asdict(spec.rank),
         against=spec.against, provider=settings.provider, limit_micro_usd=planned.limit, trials=trials,
     )  # fmt: skip
-    result = kept.adopt(result, settings)
+    lost = [run for run, one in planned.trials.items() if one.plan.job is not None]
+    result = kept.adopt(result, settings, lost)
     if spec.early_stop is None:  # who was stopped or not begun for being behind is wanted now
         for run, one in result.trials.items():
             if one.state in (kept.STOPPED, kept.SKIPPED):

@@ -1,7 +1,7 @@
 """Records what Optuna's SuccessiveHalvingPruner decides on curves by chance, for test_sweep_rules.py.
 
-Run: python -m tests.flows.optuna_decisions > tests/flows/optuna_decisions.json, with optuna in the environment. It is not
-one of ours: a sweep does not need it.
+Run: python -m tests.flows.optuna_decisions > tests/flows/optuna_decisions.json, in an environment with optuna, which is
+none of ours: a sweep does not need it.
 """
 
 import json
@@ -41,5 +41,7 @@ def decisions(seed: int, factor: int, trials: int) -> dict[str, Any]:
 if __name__ == "__main__":
     import optuna
 
-    cases = [decisions(seed, factor, trials) for seed, factor, trials in ((1, 2, 9), (2, 3, 14), (3, 4, 20), (4, 2, 24))]
+    cases = [
+        decisions(seed, factor, trials) for seed, factor, trials in ((1, 2, 9), (2, 3, 14), (3, 4, 20), (4, 2, 24))
+    ]
     print(json.dumps({"optuna": optuna.__version__, "cases": cases}))
