@@ -79,6 +79,25 @@ def of(result: SweepResult) -> Answer:
     )  # fmt: skip
 
 
+def at_an_end(answer: Answer) -> list[str]:
+    """Return the numbers of the best arm that are the least or the most that was tried: beyond them may be better."""
+    best, found = answer.best, []
+    for name, text in best.trials[0].asked.items() if best else ():
+        tried = [one for row in answer.rows if (one := as_number(row.trials[0].asked.get(name, ""))) is not None]
+        own = as_number(text)
+        if own is not None and len(set(tried)) > 2 and own in (min(tried), max(tried)):
+            found.append(f"{name} {text}")
+    return found
+
+
+def as_number(text: str) -> float | None:
+    """Return the number that a text is, None for none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def verdict(apart: Difference | None, rank: Ranking) -> str:
     """Return what a difference says: better, worse, no difference, or that one seed says nothing."""
     if apart is None:

@@ -35,16 +35,10 @@ def sweep(spec: SweepFlags) -> None:
     if not spec.config:
         raise UsageError("CONFIG is missing: a YAML file such as examples/sweeps/rates.yaml, or a name; "
                          "./inv sweep --list-configs shows those")  # fmt: skip
+    if spec.promote or spec.report:
+        look_back(spec, settings)
+        return
     asked = asked_for(spec, settings)
-    if spec.promote:
-        said = promote(kept.load(asked.name, settings), spec.promote, spec.tag or asked.name, settings)
-        if spec.json:
-            print_json({"run": spec.promote, "artifact": said})
-        render.say(f"{said} stands for it now. Talk to it: ./inv chat {said}")
-        return
-    if spec.report:
-        report(kept.load(asked.name, settings), 0, spec.json)
-        return
     if asked.pods:
         price = prices.of(asked, settings, render.tell)
         if not spec.json:
@@ -76,6 +70,19 @@ def sweep(spec: SweepFlags) -> None:
             render.say(f"\ndetached; what runs goes on. See it: ./inv status. Go on with the rest: {again}")
             raise Exit(code=DETACHED) from None
     report(at_work.result, planned.idle, spec.json)
+
+
+def look_back(spec: SweepFlags, settings: Settings) -> None:
+    """Show a sweep that has run, by its name or its file, or publish what one of its runs has made."""
+    has_run = (kept.folder_of(spec.config, settings) / "sweep.json").is_file()
+    result = kept.load(spec.config if has_run else asked_for(spec, settings).name, settings)
+    if spec.report:
+        report(result, 0, spec.json)
+        return
+    said = promote(result, spec.promote, spec.tag or result.name, settings)
+    if spec.json:
+        print_json({"run": spec.promote, "artifact": said})
+    render.say(f"{said} stands for it now. Talk to it: ./inv chat {said}")
 
 
 def asked_for(spec: SweepFlags, settings: Settings) -> SweepSpec:

@@ -122,6 +122,8 @@ def facts(answer: Answer, result: SweepResult) -> list[tuple[str, str]]:
         found.append(("cost", f"{in_usd(answer.micro_usd)}{limit}"))
     else:
         found.append(("cost", "nothing"))
+    if edge := answers.at_an_end(answer):
+        found.append(("the best is at the end of what was tried", ", ".join(edge)))
     if answer.saved_micro_usd:
         found.append(("saved", in_usd(answer.saved_micro_usd)))
     return found

@@ -73,7 +73,9 @@ class Metrics:
             rates["memory_bytes"] = memory_bytes
         figures = {**figures, **rates, "step_s": round(now - began_at, 6)}
         once = self.peak_source if len(counted) == 1 else {}
-        self.lines.add({"step": step, "tokens": self.tokens, **figures, "at": round(time.time(), 3), **once, **self.arrived})
+        self.lines.add(
+            {"step": step, "tokens": self.tokens, **figures, "at": round(time.time(), 3), **once, **self.arrived}
+        )
         self.arrived = {}
         self.curve.add(step, figures["loss"])
         for name, value in figures.items():

@@ -106,8 +106,9 @@ def parallel(
     for x, name, place in zip(across, axes, places, strict=True):
         drawn.append(tag("line", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=y_of(1), y2=y_of(0)))
         drawn.append(tag("text", name, x=f"{x:.1f}", y=TOP + 4, text_anchor="middle"))
+        beside = {"x": f"{x - 8:.1f}", "text_anchor": "end"} if x == across[0] else {"x": f"{x + 8:.1f}"}
         for words, share in place.items():
-            drawn.append(tag("text", words, x=f"{x + 6:.1f}", y=f"{y_of(share) + 4:.1f}"))
+            drawn.append(tag("text", words, y=f"{y_of(share) + 4:.1f}", **beside))
     for group, values in rows:
         points = [
             f"{x:.1f},{y_of(place[value]):.1f}" for x, place, value in zip(across, places, values, strict=True) if value
