@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flows.sweeps import ranking
 from flows.sweeps import results as kept
-from flows.sweeps.ranking import ArmResult, Difference
+from flows.sweeps.ranking import ArmDifference, ArmResult
 from flows.sweeps.records import Ranking
 from flows.sweeps.results import SweepResult, TrialResult
 
@@ -19,7 +19,7 @@ class ArmRow:
 
     arm: ArmResult
     trials: list[TrialResult]
-    apart: Difference | None
+    apart: ArmDifference | None
     """From the arm that all are compared with; None for that one itself, and where nothing can be compared."""
     verdict: str
 
@@ -34,7 +34,7 @@ class ArmRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class SweepAnswer:
     """A sweep, answered as far as it has come."""
 
     rows: list[ArmRow]
@@ -51,7 +51,7 @@ class Answer:
         return self.rows[0] if self.rows and self.rows[0].arm.mean is not None else None
 
 
-def of(result: SweepResult) -> Answer:
+def of(result: SweepResult) -> SweepAnswer:
     """Return the answer."""
     rank = Ranking(**result.rank)
     by_arm: dict[str, list[TrialResult]] = {}
@@ -72,14 +72,14 @@ def of(result: SweepResult) -> Answer:
     for one in ordered:
         apart = None if one is other else ranking.difference(one, other)
         rows.append(ArmRow(arm=one, trials=by_arm[one.name], apart=apart, verdict=verdict(apart, rank)))
-    return Answer(
+    return SweepAnswer(
         rows=rows, against=against, seconds=sum(one.seconds or 0.0 for one in result.trials.values()),
         saved_s=result.saved_s, micro_usd=sum(one.micro_usd for one in result.trials.values()),
         saved_micro_usd=result.saved_micro_usd, limit_micro_usd=result.limit_micro_usd,
     )  # fmt: skip
 
 
-def at_an_end(answer: Answer) -> list[str]:
+def at_an_end(answer: SweepAnswer) -> list[str]:
     """Return the numbers of the best arm that are the least or the most that was tried: beyond them may be better."""
     best, found = answer.best, []
     for name, text in best.trials[0].asked.items() if best else ():
@@ -98,7 +98,7 @@ def as_number(text: str) -> float | None:
         return None
 
 
-def verdict(apart: Difference | None, rank: Ranking) -> str:
+def verdict(apart: ArmDifference | None, rank: Ranking) -> str:
     """Return what a difference says: better, worse, no difference, or that one seed says nothing."""
     if apart is None:
         return ""

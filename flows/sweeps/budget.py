@@ -11,7 +11,7 @@ from infra.units import count
 
 
 @dataclass
-class Budget:
+class SweepBudget:
     """Micro-dollars: a limit, what was spent, what is set aside."""
 
     limit: int | None
@@ -52,6 +52,6 @@ def share(limit: int, trials: int, own: int | None) -> int:
     return each if own is None else min(own, limit)
 
 
-def refusal(budget: Budget, waiting: int) -> str:
+def refusal(budget: SweepBudget, waiting: int) -> str:
     """Return why trials were not begun."""
     return f"not begun: what is left of the limit does not cover it ({count(waiting, 'trial')} so)"

@@ -16,7 +16,7 @@ from typing import Any
 
 from flows.sweeps import experiment, sweep_file
 from flows.sweeps.experiment import ExperimentConfig, PodSpec
-from flows.sweeps.records import SweepSpec, Trial, check_arms
+from flows.sweeps.records import SweepSpec, SweepTrial, check_arms
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.settings import Settings
@@ -91,7 +91,7 @@ def custom_advanced() -> Dealt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Configuration:
+class NamedSweep:
     """A sweep that has a name."""
 
     name: str
@@ -105,7 +105,7 @@ RL = (lr_sweep, multi_dataset, model_size, batch_grid, custom_advanced)
 HOURS = {"model_size": (10.0, 12.0)}  # where that is not the pods' own limit
 
 
-def known(settings: Settings) -> dict[str, Configuration]:
+def known(settings: Settings) -> dict[str, NamedSweep]:
     """Return every sweep that has a name; one of one's own goes before one that is built in.
 
     Raises UsageError when the file that the settings name cannot be read.
@@ -113,7 +113,7 @@ def known(settings: Settings) -> dict[str, Configuration]:
     found = {one.__name__: _configuration(one, "built in") for one in RL}
     for path in sorted(ABLATIONS.glob("ablation_*.yaml")):
         about = sweep_file.load(path).about
-        found[path.stem] = Configuration(name=path.stem, about=about, where="built in", make=_loader(path))
+        found[path.stem] = NamedSweep(name=path.stem, about=about, where="built in", make=_loader(path))
     path = Path(settings.sweeps)
     if path.is_file():
         found |= {one.__name__: _configuration(one, str(path)) for one in functions(path)}
@@ -126,9 +126,9 @@ def _loader(path: Path) -> Callable[[], SweepSpec]:
     return lambda: sweep_file.load(path)
 
 
-def _configuration(function: Callable[[], Any], where: str) -> Configuration:
+def _configuration(function: Callable[[], Any], where: str) -> NamedSweep:
     about = (inspect.getdoc(function) or "").split("\n")[0]
-    return Configuration(name=function.__name__, about=about, where=where, make=lambda: of_function(function))
+    return NamedSweep(name=function.__name__, about=about, where=where, make=lambda: of_function(function))
 
 
 def functions(path: Path) -> Iterator[Callable[[], Any]]:
@@ -156,7 +156,7 @@ def of_function(function: Callable[[], Any]) -> SweepSpec:
         raise UsageError(f"{name}(): {type(error).__name__}: {error}") from None
     pods, dealt = experiment.dealt(name, said)
     machines = {one.name: one for one in pods}
-    trials = [experiment.trial(name, place, one, machines[place]) for place, some in dealt.items() for one in some]
+    trials = [experiment.trial(name, one, machines[place], len(some)) for place, some in dealt.items() for one in some]
     longest = max((one.ttl_hours or 0.0 for one in pods), default=0.0)
     return check_arms(
         f"{name}()",
@@ -165,14 +165,14 @@ def of_function(function: Callable[[], Any]) -> SweepSpec:
             trials={one.run: one for one in _in_arms(trials)},
             about=(inspect.getdoc(function) or "").split("\n")[0],
             pods=pods,
-            num_pods=len(pods),
+            num_pods=len(trials),  # each rents its part of a pod
             hours=HOURS.get(name, (longest, longest)),
             rank=experiment.RANK,
         ),
     )
 
 
-def _in_arms(trials: list[Trial]) -> Iterator[Trial]:
+def _in_arms(trials: list[SweepTrial]) -> Iterator[SweepTrial]:
     """Yield the trials; those that differ in nothing but the seed are one arm, called as the first of them."""
     arms: dict[Any, str] = {}
     for one in trials:
@@ -186,7 +186,7 @@ def named(word: str, settings: Settings) -> SweepSpec:
     path = Path(word).expanduser()
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return sweep_file.load(path)
-    every: Mapping[str, Configuration] = known(settings)
+    every: Mapping[str, NamedSweep] = known(settings)
     if word not in every:
         near = difflib.get_close_matches(word, every, 1)
         hint = f"did you mean {near[0]}? " if near else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
-from flows.sweeps.records import Ranking, Trial
+from flows.sweeps.records import Ranking, SweepTrial
 from infra.errors import UsageError
 from infra.names import check_name
 from infra.runs.pod_set import PodEntry
@@ -117,14 +117,14 @@ def read(where: str, said: Any) -> ExperimentConfig:
     return ExperimentConfig(**said)
 
 
-def trial(sweep: str, pod: str, one: ExperimentConfig, machine: PodEntry | None) -> Trial:
-    """Return the trial of an experiment on such a pod."""
+def trial(sweep: str, one: ExperimentConfig, machine: PodEntry, sharing: int) -> SweepTrial:
+    """Return the trial of an experiment, which gets its part of the GPUs of a pod that so many share."""
     spec = one.launch()
     run = check_name(f"{sweep}.{one.name}")
-    extra = {} if machine is None else on_pod(machine)
+    extra = on_pod(replace(machine, gpu_count=max(1, machine.gpu_count // sharing)))
     given = {name: value for name, value in extra.items() if not getattr(spec, name)}
     spec = replace(spec, tag=spec.tag or run, **given)
-    return Trial(run=run, arm=one.name, spec=spec, env=dict(one.custom_env), pod=pod, asked=differs(one))
+    return SweepTrial(run=run, arm=one.name, spec=spec, env=dict(one.custom_env), pod=machine.name, asked=differs(one))
 
 
 def differs(one: ExperimentConfig) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from data.config import ConfigError
 from flows.planning import Work, plan_for
 from flows.sweeps import budget
-from flows.sweeps.records import SweepSpec, Trial
+from flows.sweeps.records import SweepSpec, SweepTrial
 from infra.checkout import ROOT
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.job_environment import secrets
@@ -24,10 +24,10 @@ from store import credentials
 
 
 @dataclass
-class Planned:
+class PlannedTrial:
     """A trial, and what it comes to."""
 
-    trial: Trial
+    trial: SweepTrial
     plan: Plan
     most_micro_usd: int = 0
     """What it may cost at most; 0 where nothing is paid."""
@@ -43,7 +43,7 @@ class SweepPlan:
     """A sweep as it would go."""
 
     spec: SweepSpec
-    trials: dict[str, Planned]
+    trials: dict[str, PlannedTrial]
     lanes: Sequence[Lane]
     """The pods that have trials, and those in their order, should all take as long as is thought."""
     idle: int
@@ -78,9 +78,12 @@ def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell
     """
     candidates = registry.candidates(settings)
     is_rented, limit = candidates[0].is_rented, limit_of(spec.spend_limit)
+    if is_rented and limit is None and not any(one.spec.spend_limit or one.spec.ttl for one in spec.trials.values()):
+        tell(f"no limit is given: {preflight.SPEND_LIMIT} USD are that of all runs together")
+        limit = limit_of(preflight.SPEND_LIMIT)
     if is_rented and limit is not None:
         spec = replace(spec, trials={run: limited(one, spec, limit) for run, one in spec.trials.items()})
-    trials = {run: Planned(one, plan_of(one, settings, candidates, tell)) for run, one in spec.trials.items()}
+    trials = {run: PlannedTrial(one, plan_of(one, settings, candidates, tell)) for run, one in spec.trials.items()}
     refuse_rivals({run: one.plan for run, one in trials.items()})
     if is_rented:
         price(trials.values(), candidates, journal, settings, again, tell)
@@ -88,14 +91,14 @@ def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell
     return SweepPlan(spec, trials, lanes, idle, is_rented, limit if is_rented else None)
 
 
-def limited(trial: Trial, spec: SweepSpec, limit: int) -> Trial:
+def limited(trial: SweepTrial, spec: SweepSpec, limit: int) -> SweepTrial:
     """Return the trial with a limit of its own, which its pods enforce: its share of the sweep's, if it says none."""
     own = limit_of(trial.spec.spend_limit)
     most = budget.share(limit, len(spec.trials), own)
     return replace(trial, spec=replace(trial.spec, spend_limit=cents(most)))
 
 
-def plan_of(trial: Trial, settings: Settings, candidates: Sequence[Provider], tell: Say) -> Plan:
+def plan_of(trial: SweepTrial, settings: Settings, candidates: Sequence[Provider], tell: Say) -> Plan:
     """Return the plan of a trial. Raises UsageError, which names it."""
     spec = trial.spec
     chosen = {"provider": settings.provider, "profile": spec.profile, "source": spec.source}
@@ -111,7 +114,7 @@ def plan_of(trial: Trial, settings: Settings, candidates: Sequence[Provider], te
 
 
 def price(
-    trials: Iterable[Planned], candidates: Sequence[Provider], journal: Journal, settings: Settings, again: str,
+    trials: Iterable[PlannedTrial], candidates: Sequence[Provider], journal: Journal, settings: Settings, again: str,
     tell: Say,
 ) -> None:  # fmt: skip
     """Know of each trial that is not at work yet what it may cost at most. Raises SlipwayError: it cannot be had."""
@@ -155,7 +158,8 @@ def refuse_rivals(plans: Mapping[str, Plan]) -> None:
 
 
 def lanes_of(
-    trials: Mapping[str, Planned], provider: str, candidates: Sequence[Provider], journal: Journal, wanted: int | None
+    trials: Mapping[str, PlannedTrial], provider: str, candidates: Sequence[Provider], journal: Journal,
+    wanted: int | None,
 ) -> tuple[list[Lane], int]:  # fmt: skip
     """Return the lanes that have trials, and how many pods have none. Raises NoOffer when there are too few pods."""
     vendors = [one.name for one in candidates]

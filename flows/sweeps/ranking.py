@@ -44,7 +44,7 @@ def student(values: Sequence[float]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class ArmDifference:
     """How far an arm is from another one."""
 
     mean: float
@@ -91,10 +91,10 @@ def ranked(arms: Sequence[ArmResult], ranking: Ranking) -> list[ArmResult]:
     return sorted(arms, key=key)
 
 
-def difference(one: ArmResult, other: ArmResult) -> Difference | None:
+def difference(one: ArmResult, other: ArmResult) -> ArmDifference | None:
     """Return `one` - `other`, seed by seed; None where they have no seed in common."""
     both = [seed for seed in one.scores if seed in other.scores]
     if not both:
         return None
     middle, half = student([one.scores[seed] - other.scores[seed] for seed in both])
-    return Difference(mean=middle, half=half, pairs=len(both))
+    return ArmDifference(mean=middle, half=half, pairs=len(both))

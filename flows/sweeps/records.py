@@ -15,7 +15,7 @@ MODES = ("min", "max")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class SweepTrial:
     """One run of a sweep."""
 
     run: str
@@ -79,7 +79,7 @@ class SweepSpec:
     """All trials of a sweep, and what holds for them together."""
 
     name: str
-    trials: Mapping[str, Trial]
+    trials: Mapping[str, SweepTrial]
     """By their runs' names, in the order in which they begin."""
     about: str = ""
     pods: Sequence[PodEntry] = ()
@@ -96,9 +96,9 @@ class SweepSpec:
     """US dollars for all trials together, as typed."""
 
     @property
-    def arms(self) -> dict[str, list[Trial]]:
+    def arms(self) -> dict[str, list[SweepTrial]]:
         """Return the trials of each arm."""
-        found: dict[str, list[Trial]] = {}
+        found: dict[str, list[SweepTrial]] = {}
         for one in self.trials.values():
             found.setdefault(one.arm, []).append(one)
         return found

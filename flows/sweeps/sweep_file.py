@@ -8,7 +8,7 @@ from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
 from flows.sweeps.axes import combined
 from flows.sweeps.experiment import NOT_OF_A_TRIAL, slug
-from flows.sweeps.records import EarlyStop, Ranking, SweepSpec, Trial, check_arms
+from flows.sweeps.records import EarlyStop, Ranking, SweepSpec, SweepTrial, check_arms
 from infra import strict_yaml
 from infra.errors import UsageError
 from infra.names import check_name
@@ -52,14 +52,14 @@ def read(where: str, document: Any, stem: str) -> SweepSpec:
     seeds = document.get("seeds", [])
     if not isinstance(seeds, list) or not all(type(one) is int for one in seeds) or len(set(seeds)) < len(seeds):
         raise UsageError(f"{where}: seeds is {seeds!r}; expected whole numbers, such as [1, 2, 3]")
-    trials: dict[str, Trial] = {}
+    trials: dict[str, SweepTrial] = {}
     for seed in seeds or [None]:  # one seed after the other, so that arms can be compared as soon as possible
         for arm, (values, env, asked) in arms.items():
             if seed is not None and "seed" in values:
                 raise UsageError(f"{where}: {arm}: `seed` stands beside `seeds`; give one of them")
             run = check_name(f"{name}.{arm}" + ("" if seed is None else f"-seed-{seed}"))
             spec = LaunchSpec(**{"tag": run, **values, **({} if seed is None else {"seed": seed})})
-            trials[run] = Trial(run=run, arm=arm, spec=spec, env=env, asked=asked)
+            trials[run] = SweepTrial(run=run, arm=arm, spec=spec, env=env, asked=asked)
     early = document.get("early_stop")
     return check_arms(
         where,

@@ -21,7 +21,7 @@ from flows import run_figures
 from flows.follow import DETACHED as DETACHED_CODE
 from flows.sweeps import ranking
 from flows.sweeps import results as kept
-from flows.sweeps.budget import Budget, refusal
+from flows.sweeps.budget import SweepBudget, refusal
 from flows.sweeps.halving import Halving, rungs
 from flows.sweeps.plan import SweepPlan, makings
 from flows.sweeps.results import SweepResult, TrialResult
@@ -44,7 +44,7 @@ LOOK_ELSEWHERE_S = 15.0
 
 
 @dataclass
-class Running:
+class TrialAtWork:
     """A trial at work."""
 
     run: str
@@ -67,8 +67,8 @@ class SweepWork:
     settings: Settings
     tell: Say
     halving: Halving | None = None
-    budget: Budget = field(default_factory=lambda: Budget(None))
-    running: dict[str, Running] = field(default_factory=dict)
+    budget: SweepBudget = field(default_factory=lambda: SweepBudget(None))
+    running: dict[str, TrialAtWork] = field(default_factory=dict)
 
     def go(self) -> None:
         """Launch the trials until all have ended.
@@ -144,7 +144,7 @@ class SweepWork:
         with (home / "launch.json").open("wb") as said, (home / "launch.log").open("ab") as log:
             child = subprocess.Popen(inv(words), stdin=subprocess.DEVNULL, stdout=said, stderr=log,
                                      start_new_session=True)  # fmt: skip
-        self.running[run] = Running(run, lane, child, home / "launch.json", home / "launch.log")
+        self.running[run] = TrialAtWork(run, lane, child, home / "launch.json", home / "launch.log")
         self._set(run, state=kept.RUNNING, pod=place, reason="")
 
     def _reap(self) -> None:
@@ -282,7 +282,7 @@ def begin(planned: SweepPlan, journal: Journal, settings: Settings, tell: Say) -
             if one.state in (kept.STOPPED, kept.SKIPPED):
                 result.trials[run] = trials[run]
     work = SweepWork(planned, result, journal, settings, tell)
-    work.budget = Budget(planned.limit, spent={run: work._cost(run) for run in trials if run in journal.runs()})
+    work.budget = SweepBudget(planned.limit, spent={run: work._cost(run) for run in trials if run in journal.runs()})
     if spec.early_stop is not None:
         longest = max(one.steps for one in trials.values())
         work.halving = Halving(spec.early_stop.factor, rungs(longest, spec.early_stop))

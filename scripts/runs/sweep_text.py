@@ -9,7 +9,7 @@ from typing import Any
 from flows.sweeps import answer as answers
 from flows.sweeps import prices
 from flows.sweeps import results as kept
-from flows.sweeps.answer import Answer, ArmRow
+from flows.sweeps.answer import ArmRow, SweepAnswer
 from flows.sweeps.plan import SweepPlan
 from flows.sweeps.prices import SweepPrice
 from flows.sweeps.records import SweepSpec, shown
@@ -18,7 +18,7 @@ from infra.money import in_usd, per_hour
 from infra.units import moment
 from scripts.cli import render
 from trainer.reporting import sweep_page
-from trainer.reporting.overlay import Line
+from trainer.reporting.overlay import CurveLine
 from trainer.reporting.sweep_page import ArmStory, SweepStory
 
 CURVES = (("loss", "Loss, nats per token"), ("reward", "Reward"), ("lr", "Learning rate"))
@@ -51,6 +51,10 @@ def pods_lines(spec: SweepSpec, price: SweepPrice) -> Iterator[str]:
             yield f"{prices.in_words([one])}: {each} ({one.source})"
         else:
             yield f"{prices.in_words([one])}: {one.source}"
+    on_each = {pod.name: sum(one.pod == pod.name for one in spec.trials.values()) for pod in spec.pods}
+    if max(on_each.values()) > 1:
+        each = sorted({f"{one.spec.num_gpus}" for one in spec.trials.values()})
+        yield f"runs that share a pod rent their part of it each, {' or '.join(each)} GPUs, and share no machine"
     if idle := spec.idle_pods:
         yield f"{render.count(len(idle), 'pod')} {'has' if len(idle) == 1 else 'have'} no run: {', '.join(idle)}"
 
@@ -96,7 +100,7 @@ def interval(row: ArmRow) -> str:
     return f"{row.apart.mean:+.4f}{half}"
 
 
-def table(result: SweepResult, answer: Answer) -> str:
+def table(result: SweepResult, answer: SweepAnswer) -> str:
     """Return a line for each run, and one for each arm where these are not the same."""
     rows = [("run", "pod", "state", "steps", "seconds", str(result.rank["by"]), "")]
     for one in result.trials.values():
@@ -110,7 +114,7 @@ def table(result: SweepResult, answer: Answer) -> str:
     return render.clean("\n\n".join([render.columns(rows), render.columns(arms)]))
 
 
-def facts(answer: Answer, result: SweepResult) -> list[tuple[str, str]]:
+def facts(answer: SweepAnswer, result: SweepResult) -> list[tuple[str, str]]:
     """Return what the whole came to, by name."""
     ended = sum(one.state == kept.SUCCEEDED for one in result.trials.values())
     found = [("runs", f"{ended} of {len(result.trials)} done"), ("time in steps", render.duration(answer.seconds))]
@@ -129,13 +133,13 @@ def facts(answer: Answer, result: SweepResult) -> list[tuple[str, str]]:
     return found
 
 
-def write_page(result: SweepResult, answer: Answer) -> Path:
+def write_page(result: SweepResult, answer: SweepAnswer) -> Path:
     """Write the page; return where it is."""
     lines = {run: result.lines(run) for run in result.trials}
     curves = []
     for key, title in CURVES:
         drawn = [
-            Line(name=run, group=one.arm, is_stopped=one.state == kept.STOPPED,
+            CurveLine(name=run, group=one.arm, is_stopped=one.state == kept.STOPPED,
                  points=tuple((float(step["step"]), float(step[key])) for step in lines[run]
                               if isinstance(step.get(key), (int, float))))
             for run, one in result.trials.items()
@@ -156,7 +160,7 @@ def write_page(result: SweepResult, answer: Answer) -> Path:
     return target
 
 
-def promote_line(result: SweepResult, answer: Answer) -> str:
+def promote_line(result: SweepResult, answer: SweepAnswer) -> str:
     """Return the command that keeps the best run under a name; "" while there is none."""
     if answer.best is None:
         return ""
@@ -180,7 +184,7 @@ def arm_story(row: ArmRow) -> ArmStory:
     )  # fmt: skip
 
 
-def as_json(result: SweepResult, answer: Answer, idle: int = 0, page: str = "") -> dict[str, Any]:
+def as_json(result: SweepResult, answer: SweepAnswer, idle: int = 0, page: str = "") -> dict[str, Any]:
     """Return all of it for a program."""
     rows = [
         {"run": one.run, "arm": one.arm, "seed": one.seed, "pod": one.pod, "state": one.state, "seconds": one.seconds,

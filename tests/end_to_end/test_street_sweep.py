@@ -73,6 +73,13 @@ def test_three_pods_here_run_four_and_a_second_sweep_has_nothing_to_do(world):
     assert len(world.json("status")) == 4, "no run was begun a second time"
     assert again["idle_pods"] == 5
     assert [one["score"] for one in again["runs"]] == [one["score"] for one in done]
+    first = json.loads((world.folder / "sweeps" / "runs" / "runs.b.jsonl").read_text().splitlines()[0])
+    assert (first["config"]["seed"], first["config"]["steps"]) == (1, 12), "what was asked for has arrived"
+    page = (world.folder / "sweeps" / "runs" / "page.html").read_text()
+    assert page.count("<polyline") >= 8 and "--seed=" in page
+    best = min(done, key=lambda one: one["score"])["run"]
+    kept = world.json("sweep", "runs", "--promote", best.replace(".", "/"), "--tag", "chosen")["artifact"]
+    assert kept == "base_checkpoints/chosen" and kept in {one["name"] for one in world.json("ckpt.list")}
 
 
 def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world, stock):
@@ -151,12 +158,38 @@ def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_ren
     user, path = renter
     out_of_reach = user.json("sweep", path, "--yes", code=2)["error"]  # its store is a folder of this machine
     assert "trial runs.a: artifacts would go to" in out_of_reach and "nothing was rented" in out_of_reach
+    here = user.json("sweep", "examples/sweeps/runs.yaml", "--provider", "local", "--dry-run")
+    assert len(here["runs"]) == 3 and {one["most_usd"] for one in here["runs"]} == {"0.00"}
     refused = user.begin("sweep", path, "--rehearse")
     _, err = refused.communicate(timeout=60)
     assert refused.returncode == 2 and "15.00 USD together at most" in err and "pass --yes" in err, err
     planned = user.json("sweep", path, "--rehearse", "--dry-run")
     assert [one["most_usd"] for one in planned["runs"]] == ["7.50", "7.50"]
     assert user.truth()["pods"] == []
+
+
+@pytest.mark.nightly
+def test_one_limit_holds_for_all_runs_and_what_is_left_over_is_free_for_the_next(renter):
+    user, path = renter
+    done = user.json("sweep", path, "--rehearse", "--yes", "--pods", "2", "--spend-limit", "8")
+    assert [one["state"] for one in done["runs"]] == ["succeeded"] * 2, (
+        "one after the other: 7.50 is set aside for each"
+    )
+    assert 0 < float(done["usd"]) <= 8
+
+
+@pytest.mark.nightly
+def test_an_arm_that_is_behind_is_stopped_and_the_best_one_is_found(world):
+    each = {"profile": "tiny", "phase": "base", "steps": 120, "base.schedule.warmup_steps": 2}
+    axes = {"base.optimizer.muon_lr": [0.02, 1e-5, 2e-5]}
+    document = {"each": each, "axes": axes, "seeds": [1, 2], "early_stop": True}
+    path = world.folder / "early.yaml"
+    path.write_text(json.dumps(document))
+    done = world.json("sweep", str(path))
+    states = [one["state"] for one in done["runs"]]
+    assert set(states) <= {"succeeded", "stopped early", "not begun"} and states.count("stopped early") >= 1
+    assert done["arms"][0]["arm"] == "muon_lr-0.02" and len(done["arms"][0]["scores"]) == 2
+    assert done["saved_s"] > 0
 
 
 @pytest.mark.nightly

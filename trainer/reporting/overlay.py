@@ -24,7 +24,7 @@ STYLE = """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class CurveLine:
     """One curve of a picture."""
 
     name: str
@@ -47,7 +47,7 @@ def legend(by_group: Mapping[str, str]) -> Html:
     )
 
 
-def curves(title: str, lines: Sequence[Line], by_group: Mapping[str, str]) -> Html:
+def curves(title: str, lines: Sequence[CurveLine], by_group: Mapping[str, str]) -> Html:
     """Return curves over their steps, smoothed; what falls far out of the others at first does not press them flat."""
     drawn_lines = [
         (one, thin(running_mean([point for point in one.points if math.isfinite(point[1])]))) for one in lines

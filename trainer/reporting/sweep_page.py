@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from data.report.html import Html, document, tag
 from trainer.reporting import overlay
-from trainer.reporting.overlay import Line
+from trainer.reporting.overlay import CurveLine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class SweepStory:
     facts: Sequence[tuple[str, str]]
     arms: Sequence[ArmStory]
     """The best first."""
-    curves: Sequence[tuple[str, Sequence[Line]]]
+    curves: Sequence[tuple[str, Sequence[CurveLine]]]
     """Charts by title."""
     best: str
     """The command that does it once more, "" while there is none."""
