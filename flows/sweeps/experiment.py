@@ -152,7 +152,7 @@ def on_pod(machine: PodEntry) -> dict[str, Any]:
 
 def slug(text: str) -> str:
     """Return a text as part of a name."""
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
 
 
 def dealt(name: str, said: Any) -> tuple[Sequence[PodEntry], dict[str, list[ExperimentConfig]]]:

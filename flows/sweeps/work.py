@@ -186,7 +186,8 @@ class SweepWork:
                 self.result.saved_micro_usd += round(ahead.micro_usd * ahead.steps / ahead.at)
         self.result.write()
         score = "" if found.score is None else f", {self.planned.spec.rank.by} {found.score:.4g}"
-        self.tell(f"{time.strftime('%H:%M:%S')} {found.pod}: {run} {state}{score} {reason}".rstrip())
+        place = f"{found.pod}: " if found.pod else ""
+        self.tell(f"{time.strftime('%H:%M:%S')} {place}{run} {state}{score} {reason}".rstrip())
 
     def _gather(self, run: str, state: str) -> None:
         """Keep the figures of a trial that has ended, and score it."""
