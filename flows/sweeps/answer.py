@@ -67,11 +67,11 @@ def of(result: SweepResult) -> SweepAnswer:
     ]
     ordered = ranking.ranked(arms, rank)
     against = result.against or ordered[0].name
-    other = next(one for one in ordered if one.name == against)
+    other = next(arm for arm in ordered if arm.name == against)
     rows = []
-    for one in ordered:
-        apart = None if one is other else ranking.difference(one, other)
-        rows.append(ArmRow(arm=one, trials=by_arm[one.name], apart=apart, verdict=verdict(apart, rank)))
+    for arm in ordered:
+        apart = None if arm is other else ranking.difference(arm, other)
+        rows.append(ArmRow(arm=arm, trials=by_arm[arm.name], apart=apart, verdict=verdict(apart, rank)))
     return SweepAnswer(
         rows=rows, against=against, seconds=sum(one.seconds or 0.0 for one in result.trials.values()),
         saved_s=result.saved_s, micro_usd=sum(one.micro_usd for one in result.trials.values()),

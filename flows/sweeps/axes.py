@@ -100,7 +100,7 @@ def _number(where: str, said: Any) -> Any:
         found = float(said) if isinstance(said, str) else said
     except ValueError:
         found = None
-    if type(found) not in (int, float) or found is None or not math.isfinite(found):
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not math.isfinite(found):
         raise UsageError(f"{where} is {said!r}; it must be a number")
     return found
 

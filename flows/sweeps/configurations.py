@@ -36,7 +36,7 @@ def pod(name: str, ttl_hours: float) -> PodSpec:
 
 
 def lr_sweep() -> Dealt:
-    """Four learning rates on GSM8K, two on each of two pods."""
+    """Try four learning rates on GSM8K, two on each of two pods."""
     pods = [pod(f"lr-pod-{number}", 6) for number in range(2)]
     dealt: dict[str, list[ExperimentConfig]] = {one.name: [] for one in pods}
     for number, rate in enumerate(LEARNING_RATES):
@@ -46,7 +46,7 @@ def lr_sweep() -> Dealt:
 
 
 def multi_dataset() -> Dealt:
-    """GSM8K, MATH and MBPP at one rate, a pod each."""
+    """Train on GSM8K, MATH and MBPP at one rate, a pod each."""
     pods = [pod(f"{dataset}-pod", 8) for dataset in experiment.DATASETS]
     return pods, {
         one.name: [ExperimentConfig(name=dataset, dataset=dataset, eval_every=EVAL_EVERY)]
@@ -55,7 +55,7 @@ def multi_dataset() -> Dealt:
 
 
 def model_size() -> Dealt:
-    """Qwen2.5 of 1.5B, 3B and 7B parameters on GSM8K, a pod each."""
+    """Train Qwen2.5 of 1.5B, 3B and 7B parameters on GSM8K, a pod each."""
     sizes = ("1.5B", "3B", "7B")
     pods = [pod(f"qwen-{size.lower()}-pod", 12) for size in sizes]
     return pods, {
@@ -68,7 +68,7 @@ def model_size() -> Dealt:
 
 
 def batch_grid() -> Dealt:
-    """Four ways to the same 512 answers a step, a pod each."""
+    """Try four ways to the same 512 answers a step, a pod each."""
     pods = [pod(f"batch-pod-{number}", 8) for number in range(len(BATCHES))]
     dealt = {}
     for one, (batch, accumulated) in zip(pods, BATCHES, strict=True):
@@ -80,7 +80,7 @@ def batch_grid() -> Dealt:
 
 
 def custom_advanced() -> Dealt:
-    """One experiment with variables and options of its own."""
+    """Run one experiment with variables and options of its own."""
     one = ExperimentConfig(
         name="advanced",
         eval_every=EVAL_EVERY,

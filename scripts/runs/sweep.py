@@ -120,7 +120,7 @@ def described(spec: SweepSpec, price: prices.SweepPrice) -> dict[str, Any]:
 def list_configs(settings: Settings, as_json: bool) -> None:
     """Show every sweep that has a name. Neither the network nor an account is needed."""
     found = []
-    table = [("name", "pods", "runs", "GPU-hours", "hours", "dollars", "per GPU", "per pod", "")]
+    table: list[tuple[str, ...]] = [("name", "pods", "runs", "GPU-hours", "hours", "dollars", "per GPU", "per pod", "")]
     for one in configurations.known(settings).values():
         spec = one.make()
         price = prices.of(spec, settings, render.tell, only_catalogue=True)
