@@ -53,8 +53,8 @@ def pods_lines(spec: SweepSpec, price: SweepPrice) -> Iterator[str]:
             yield f"{prices.in_words([one])}: {one.source}"
     on_each = {pod.name: sum(one.pod == pod.name for one in spec.trials.values()) for pod in spec.pods}
     if max(on_each.values()) > 1:
-        each = sorted({f"{one.spec.num_gpus}" for one in spec.trials.values()})
-        yield f"runs that share a pod rent their part of it each, {' or '.join(each)} GPUs, and share no machine"
+        parts = " or ".join(sorted({str(trial.spec.num_gpus) for trial in spec.trials.values()}))
+        yield f"runs that share a pod rent their part of it each, {parts} GPUs, and share no machine"
     if idle := spec.idle_pods:
         yield f"{render.count(len(idle), 'pod')} {'has' if len(idle) == 1 else 'have'} no run: {', '.join(idle)}"
 
