@@ -1,12 +1,13 @@
 """Many runs in one command. What this does stands in `sweep.py`."""
 
-from scripts.cli.command import command
+from scripts.cli.command import BEGIN, command
 
 
 @command(
     "scripts.runs.sweep",
     "scripts.runs.flags:SweepFlags",
     env=True,
+    world=BEGIN,
     example="inv sweep examples/sweeps/rates.yaml --provider local",
 )
 def sweep(c, spec):
