@@ -54,4 +54,4 @@ def share(limit: int, trials: int, own: int | None) -> int:
 
 def refusal(budget: SweepBudget, waiting: int) -> str:
     """Return why trials were not begun."""
-    return f"not begun: what is left of the limit does not cover it ({count(waiting, 'trial')} so)"
+    return f"not begun, since what is left of the limit does not cover it ({count(waiting, 'trial')} so)"

@@ -20,7 +20,7 @@ from trainer.reporting import jsonl_log
 
 VERSION = 1
 WAITING, RUNNING, STOPPED, SKIPPED, DETACHED = "waiting", "running", "stopped early", "not begun", "detached"
-SUCCEEDED = "succeeded"
+SUCCEEDED, LIMIT = "succeeded", "limit"
 OVER = (SUCCEEDED, STOPPED, SKIPPED)  # nothing is left to do for such a trial
 
 

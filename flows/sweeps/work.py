@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from infra.checkout import ROOT
 from infra.flags import as_typed
 from infra.ledger import spend
 from infra.ledger.journal import Journal
+from infra.providers import registry
 from infra.runs.lookup import find_run
 from infra.runs.mirror import is_home
 from infra.runs.timing import Say
@@ -101,7 +102,7 @@ class SweepWork:
                 self._begin(run, lane)
         if not self.running and (left := self._waiting()) and self.budget.limit is not None:
             for run in left:  # nothing that is at work could free any of the limit
-                self._close(run, kept.SKIPPED, refusal(self.budget, len(left)))
+                self._close(run, kept.LIMIT, refusal(self.budget, len(left)))
 
     def _may_begin(self, run: str) -> bool:
         """Tell whether its turn has come; one that is not to begin at all is closed."""
@@ -170,7 +171,7 @@ class SweepWork:
     def _close(self, run: str, state: str, reason: str = "") -> None:
         """Write down how a trial has ended, with its figures and what it has cost."""
         found = self.result.trials[run]
-        if state != kept.SKIPPED:
+        if state not in (kept.SKIPPED, kept.LIMIT):
             self._gather(run, state)
         cost = self._cost(run)
         self.budget.settle(run, cost)
@@ -213,6 +214,8 @@ class SweepWork:
         if run not in self.journal.runs():
             return None
         op = find_run(self.journal, run)
+        # of a pod that was rented and is gone its key is gone, too: it is not asked
+        op = op if op.is_live or registry.provider(self.settings, op.vendor).is_here else replace(op, address=None)
         for place in run_figures.places(op, self.settings, self.tell):
             if content := place(found.phase, "metrics.jsonl"):
                 return content

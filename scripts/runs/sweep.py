@@ -146,7 +146,7 @@ def usd_per_hour(micro_usd: int | None) -> str:
 
 
 def report(result: SweepResult, idle: int, as_json: bool) -> None:
-    """Print the table, and write the page. Raises Exit with code 1 unless all have come to an end that was wanted."""
+    """Print the table, and write the page. Raises Exit (5 for a limit, else 1) unless all ended as was wanted."""
     answer = answers.of(result)
     page = sweep_text.write_page(result, answer)
     if as_json:
@@ -160,7 +160,7 @@ def report(result: SweepResult, idle: int, as_json: bool) -> None:
             render.say(f"keep it: {sweep_text.promote_line(result, answer)}")
         print(page)
     bad = [one.run for one in result.trials.values() if not one.is_over]
+    is_limit = {result.trials[run].state for run in bad} == {kept.LIMIT}
     if bad:
-        raise Exit(
-            f"inv sweep: {len(bad)} of {len(result.trials)} runs have not come to their end: {', '.join(bad)}", code=1
-        )
+        words = f"{len(bad)} of {len(result.trials)} runs have not come to their end: {', '.join(bad)}"
+        raise Exit(f"inv sweep: {words}", code=5 if is_limit else 1)
