@@ -285,6 +285,9 @@ def begin(planned: SweepPlan, journal: Journal, settings: Settings, tell: Say) -
         for run, one in result.trials.items():
             if one.state in (kept.STOPPED, kept.SKIPPED):
                 result.trials[run] = trials[run]
+    for run, one in result.trials.items():
+        if not one.is_over:  # what lies there is of another time, when something else was asked
+            (result.folder / f"{run}.jsonl").unlink(missing_ok=True)
     work = SweepWork(planned, result, journal, settings, tell)
     work.budget = SweepBudget(planned.limit, spent={run: work._cost(run) for run in trials if run in journal.runs()})
     if spec.early_stop is not None:

@@ -15,6 +15,7 @@ LEFT, RIGHT, TOP = 64, 24, 14
 ROW = 26  # of a table of differences
 COLOURS = ("#2f6fdb", "#d9480f", "#2b8a3e", "#9c36b5", "#e8a600", "#0c8599", "#c2255c", "#5f6b7a", "#74b816", "#7048e8")
 STYLE = """
+.tiles b { overflow-wrap: anywhere; }
 .over polyline { fill: none; stroke-width: 1.8; stroke-linejoin: round; opacity: .9; }
 .over polyline:hover { stroke-width: 4; opacity: 1; } .over .stopped { stroke-dasharray: 5 4; opacity: .55; }
 .over .zero { stroke: var(--soft); } .legend { display: flex; flex-wrap: wrap; gap: 4px 18px; margin-top: 8px; }
