@@ -80,6 +80,7 @@ class Settings:
     pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
     pools: Path = row("SLIPWAY_POOLS", "own machines; without this file: ~/.sky/ssh_node_pools.yaml", POOLS)
     clusters: Path = row("SLIPWAY_CLUSTERS", "Slurm clusters that are reached by SSH", CLUSTERS)
+    sweeps: Path = row("SLIPWAY_SWEEPS", "inv sweep: Python file whose functions are sweeps of your own", "sweeps.py")
     environments: Path = row("SLIPWAY_ENVIRONMENTS", "where environments are kept, shared by all checkouts")
     installer: str = row("SLIPWAY_INSTALLER", "what installs environments, uv or pip (read from the shell only)")
     state_file: Path = row("SLIPWAY_STATE_FILE", "the journal of what was rented, one per installation")

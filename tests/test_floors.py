@@ -32,11 +32,11 @@ PLAN = (
     "trainer.recipes",
     "trainer.reuse",
     "trainer.fingerprints",
-    "trainer.sweeps",
 )
 PLAN += ("data.config", "data.references", "store.manifest", "infra.records", "infra.errors", "infra.agent.job")
-# What control code may import of training: its plan, and the light records beside that.
-LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "trainer.nanochat.look", "data.text.remote")
+# What control code may import of training: its plan, its figures, and the light records beside that.
+LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "trainer.nanochat.look", "trainer.reporting.jsonl_log",
+         "data.text.remote")  # fmt: skip
 # From the most special to the most general: whose files, what they may import of the house.
 TABLE = (
     ("infra.agent", ("infra.agent",)),

@@ -19,7 +19,7 @@ from invoke.collection import Collection
 from data.config import Persona
 from flows.specs import files as flag_files
 from flows.specs.launch import LaunchSpec
-from flows.sweep import NOT_OF_A_RUN
+from flows.sweeps import experiment, sweep_file
 from infra import errors, settings
 from infra.flags import Flag
 from infra.machines import clusters, inventory
@@ -224,6 +224,8 @@ def files() -> str:
     renamed = ", ".join(f"`{theirs}` for `{ours}`" for theirs, ours in flag_file.RUNPOD.items())
     pods = [(f"`{name}`", "required" if name == "name" else "" if default is None else f"`{default}`", cell(about))
             for name, default, about in pod_set.schema()]  # fmt: skip
+    experiments = [(f"`{name}`", "required" if default is None else f"`{default!r}`", cell(about))
+                   for name, default, about in experiment.schema()]  # fmt: skip
     return "\n".join([
         "# Files",
         "",
@@ -235,19 +237,21 @@ def files() -> str:
         "Every key is a [flag of `launch`](commands.md#launch), or `phases`, below which options of phases stand "
         "nested: `phases: {sft: {optimizer: {lr: 1e-3}}}` is `--set sft.optimizer.lr=1e-3`. "
         "`./inv config --schema launch` prints the file's JSON Schema; "
-        "so do `sweep`, `pod` and `service` for the files below. Command-line flags "
+        "so do `sweep`, `experiment`, `pod` and `service` for what stands below. Command-line flags "
         "override the file. RunPod's words "
         f"are understood too: {renamed}. Example: [examples/launch.yaml](../../examples/launch.yaml).",
         "",
         "## Runs of a sweep (`./inv sweep FILE`)",
         "",
-        "`runs` is a list of runs, each with a `name` and flags; `each` holds flags for all of them; `pods` is how "
-        "many run at once. `axes` holds lists of values by flag, or by an option of a phase (`sft.optimizer.lr`); each "
-        "combination is a run. The flags: "
-        + ", ".join(f"`{one}`" for one in flag_files.known(LaunchSpec, NOT_OF_A_RUN))
-        + " (in a file `phases`). "
-        "Example: [examples/sweep.yaml](../../examples/sweep.yaml).",
+        *table(("key", "meaning"), [(f"`{name}`", cell(about)) for name, about in sweep_file.KEYS.items()]),
+        "Flags of a run: "
+        + ", ".join(f"`{one}`" for one in flag_files.known(LaunchSpec, experiment.NOT_OF_A_TRIAL))
+        + " (in a file `phases`), and `env` with variables of its job. "
+        "Example: [examples/sweeps/rates.yaml](../../examples/sweeps/rates.yaml).",
         "",
+        "An experiment of a Python function ([examples/sweeps/custom.py](../../examples/sweeps/custom.py)):",
+        "",
+        *table(("field", "default", "meaning"), experiments),
         "## A set of pods (`./inv apply FILE`)",
         "",
         "`pods` is a list with these keys; `set` is the name of the set, else the file's. "

@@ -8,6 +8,7 @@ from infra.flags import flag
 from infra.selection.machine_spec import LIMITS, MACHINE
 from scripts.cli.flags import Output, Questions
 
+SWEEP = "Sweep"
 MARKET = "The market that is simulated"
 NOT_OF_THE_PLAN = ("json", "dry_run", "yes", "detach", "file", "run")  # flags that say how a plan is shown
 
@@ -39,14 +40,26 @@ class RehearseFlags(LaunchFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFlags(Output, Questions):
-    file: str = flag(
-        "", "YAML: `runs`, a list with a name and flags of launch each; `axes`, values of flags that are combined; "
-        "`each`, flags for all; `pods`",
-        word=True,
+    config: str = flag(
+        "", "a sweep by its name (--list-configs shows them), or a YAML file: `runs`, `axes`, `seeds`, `each`",
+        word=True, also=("file",), group=SWEEP,
     )  # fmt: skip
-    pods: int | None = flag(None, "on so many pods at once (ssh: all that are free; local: 1)")
-    provider: str = flag("", "where: local, ssh, or what .env says", group=MACHINE)
-    dry_run: bool = flag(False, "show who runs where and stop", group=RUN)
+    list_configs: bool = flag(
+        False, "show every sweep that has a name, with pods, runs, hours and dollars", group=SWEEP
+    )
+    early_stop: bool = flag(
+        False, "stop runs that are behind after a quarter of their steps, and after half", group=SWEEP
+    )
+    sample: int | None = flag(None, "only so many combinations of `axes`, drawn by chance", group=SWEEP)
+    promote: str = flag("", "publish what that run of a sweep has made under --tag", group=SWEEP, unit="RUN")
+    tag: str = flag("", "with --promote: the name (default: that of the sweep)", group=SWEEP)
+    report: bool = flag(False, "only the table and the page, as far as the runs have come", group=SWEEP)
+    dry_run: bool = flag(False, "show who runs where, what it costs, and stop", group=SWEEP)
+    pods: int | None = flag(None, "on so many pods at once (ssh: all that are free; local: 1)", group=MACHINE)
+    provider: str = flag("", "where: local, ssh, runpod, lium, shadeform, or market (default: what .env says)",
+                         group=MACHINE)  # fmt: skip
+    store: str = flag("", "where artifacts go (default var/artifacts)", group=MACHINE, unit="URI")
+    spend_limit: str = flag("", "rented: US dollars for all runs together", group=LIMITS, unit="USD")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,21 +7,20 @@ the store, then in what was kept at home of a pod that is gone; the first place 
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flows.find_model import find_model
+from flows.run_figures import places, read
 from infra.agent.job import Job
 from infra.checkout import ROOT
-from infra.errors import SlipwayError, UsageError
+from infra.errors import UsageError
 from infra.ledger.journal import Journal, Op
 from infra.money import in_usd, per_hour
 from infra.records import PodView
-from infra.runs import mirror
-from infra.runs.lookup import find_run, names_of_runs, way
-from infra.runs.pods import folder_of
+from infra.runs.lookup import find_run, names_of_runs
 from infra.settings import Settings
 from infra.units import moment
 from scripts.cli import context, render
@@ -31,15 +30,12 @@ from scripts.models import scores_text
 from scripts.models.eval import Subject, kept
 from scripts.runs import status
 from scripts.runs.flags import ReportFlags
-from store import Store, StoreError, credentials, outside
-from store.manifest import kept_name
-from store.run_sync.run_folder import RunFolder
+from store import outside
 from trainer.records.phase_registry import PHASES
 from trainer.reporting.jsonl_log import FIGURES, SAID, parse
 from trainer.reporting.run_report import PhaseStory, Story, charts, page
 
 FOREGROUND = "foreground"  # what `inv train` does here, which is no run of its own
-Place = Callable[[str, str], bytes | None]  # phase and file -> what it holds, None where it is not there
 
 
 def report(spec: ReportFlags) -> None:
@@ -125,7 +121,7 @@ def of_run(op: Op, journal: Journal, settings: Settings) -> Story:
     view = next(one for one in status.look(journal, settings, op.run) if one.run == op.run)
     steps = {one["name"]: one for one in view.progress.get("steps", ())}
     job = Job.from_json(op.job)
-    spoken = list(places(op, journal, settings))
+    spoken = list(places(op, settings, lambda words: render.say(render.clean(words))))
 
     def lines(phase: str, file: str, kinds: Mapping[str, type] = FIGURES) -> list[dict[str, Any]]:
         return next((lines_of(found, kinds) for place in spoken if (found := place(phase, file))), [])
@@ -167,62 +163,6 @@ def facts(view: PodView) -> Iterator[tuple[str, str]]:
         yield "ended", moment(view.ended_at)
     if view.recoveries:
         yield "recovered", render.count(view.recoveries, "time")
-
-
-def places(op: Op, journal: Journal, settings: Settings) -> Iterator[Place]:
-    """Yield where the figures of a run may be, the likeliest first.
-
-    One that cannot be asked is left out, which is said.
-    """
-    with told(op, "its pod"):
-        if op.address and mirror.words_there(op, reach := way(settings, op)):
-            root = folder_of(op).root
-
-            def pod(phase: str, file: str) -> bytes | None:
-                with contextlib.suppress(FileNotFoundError):
-                    return reach.get(root / "work" / "runs" / phase / file)
-                return None
-
-            yield pod
-    makings = {step.name: step.config["making"] for step in Job.from_json(op.job).steps if "making" in step.config}
-
-    def artifact(phase: str, file: str) -> bytes | None:
-        making = makings[phase]
-        for name in (kept_name(making["name"], making["fingerprint"]), making["name"]):
-            with contextlib.suppress(StoreError):  # it is not there yet
-                if Store(settings.store).manifest(name).fingerprint == making["fingerprint"]:
-                    return read(Path(settings.store) / name / file)  # unverified: a model need not be read for it
-        return None
-
-    if credentials.kind(settings.store) == "":  # of a store elsewhere a whole model would be fetched
-        yield artifact
-    if op.store:
-        with told(op, f"its store {op.store}"):
-            left = RunFolder(op.store, op.run)
-            names = left.names()
-
-            def store(phase: str, file: str) -> bytes | None:
-                name = f"work/runs/{phase}/{file}"
-                return b"".join(left.pieces(name)) if name in names else None
-
-            yield store
-    kept = settings.homes / op.run / "pod" / "work" / "runs"
-    yield lambda phase, file: read(kept / phase / file)
-
-
-@contextlib.contextmanager
-def told(op: Op, what: str) -> Iterator[None]:
-    try:
-        yield
-    except (SlipwayError, StoreError) as error:
-        render.say(render.clean(f"{op.run}: {what} cannot be read: {error}"))
-
-
-def read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
 
 
 def lines_of(content: bytes | None, kinds: Mapping[str, type] = FIGURES) -> list[dict[str, Any]]:

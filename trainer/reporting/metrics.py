@@ -6,11 +6,13 @@ short curve of the loss for `inv status`.
 Figures of a step: `loss` (nats per counted token), `grad_norm`, `lr`, `tokens` (all so far, without padding),
 `tokens_per_s` and `mfu` of those (over the last steps; the first line of a process says under `mfu_of` of what),
 `step_s`, `data_wait_s`, `memory_bytes` (the most so far, of the GPU or of the process), `at` (UTC epoch seconds).
+The first line of all has `config`, the whole configuration that the trainer has got: what was asked for has arrived.
 """
 
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,7 @@ class Metrics:
         self.told_at = self.asking_s = 0.0
         self.window = deque([(time.monotonic(), start, 0, 0.0)], maxlen=WINDOW + 1)  # (when, step, tokens, operations)
         self.peak_source = {"mfu_of": peak.source} if peak else {}
+        self.arrived = {} if self.lines.kept else {"config": asdict(config)}
 
     def step(self, step: int, tokens: int, row_len: int, **figures: float) -> None:
         """Write that `step` steps are done, the last over so many tokens, without padding, in rows of `row_len`."""
@@ -70,7 +73,10 @@ class Metrics:
             rates["memory_bytes"] = memory_bytes
         figures = {**figures, **rates, "step_s": round(now - began_at, 6)}
         once = self.peak_source if len(counted) == 1 else {}
-        self.lines.add({"step": step, "tokens": self.tokens, **figures, "at": round(time.time(), 3), **once})
+        self.lines.add(
+            {"step": step, "tokens": self.tokens, **figures, "at": round(time.time(), 3), **once, **self.arrived}
+        )
+        self.arrived = {}
         self.curve.add(step, figures["loss"])
         for name, value in figures.items():
             self.board.add_scalar(name, value, step)
