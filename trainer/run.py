@@ -36,6 +36,7 @@ from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
 from trainer.parallel.fsdp import WHOLE, Cut, cut, parts_of
 from trainer.parallel.process_group import Ranks
+from trainer.parallel.zero import shared
 from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import model_roles, starts_from
 from trainer.reporting.metrics import last_loss
@@ -106,17 +107,19 @@ class PhaseRun:
         The first process alone fills it; the others hear from it: of one that learns, as training begins.
         """
         dtype, device = self.machine.dtype(self.config), self.machine.device
-        with nullcontext() if self.parallel == "ddp" else torch.device("meta"):
+        with nullcontext() if self.parallel == "ddp" and self.ranks.is_first else torch.device("meta"):
             model = Decoder(shape, dtype)
         if is_frozen:
             model.to(dtype).eval().requires_grad_(False)
         if self.parallel == "ddp":
             if self.ranks.is_first:
                 fill(model)
-            model.to(device)
+                model.to(device)
+            else:
+                model.to_empty(device=device)
             if is_frozen:
                 self.ranks.spread(model.state_dict().values())
-            return model, WHOLE
+            return model, shared(model, self.ranks) if self.ranks.size > 1 and not is_frozen else WHOLE
         # before what takes long: groups are made with less patience
         part = cut(model, self.parallel, self.ranks, "hidden" if is_frozen else "through")
         model.to_empty(device=device)
@@ -157,7 +160,9 @@ class PhaseRun:
         """
         objective = objective or CrossEntropy()
         peak = of_machine(self.machine) if self.ranks.is_first else None
-        if not self.ranks.is_first or self.cut.size > 1:  # a model that is cut answers only when all its processes ask
+        if (
+            not self.ranks.is_first or not self.cut.is_whole
+        ):  # a model that is cut answers only when all its processes ask
             sample = None
         elif sample is None:
             sample = Sampler(model, self.tokenizer, is_talk=not self.config.reads_text)
@@ -182,7 +187,7 @@ class PhaseRun:
             final = one.run()
         if final is None:
             return None
-        if self.cut.size > 1:  # the other parts are with processes that have ended
+        if not self.cut.is_whole:  # the other parts are with processes that have ended
             model = Decoder(self.config.model, self.machine.dtype(self.config))
             model.load_state_dict(final.tensors("model"))
             model.to(self.machine.device)

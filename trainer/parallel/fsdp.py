@@ -29,6 +29,33 @@ class Cut:
     copies: int = 1  # hybrid: in how many places each piece is
     group: Any = None  # the processes that make up one copy, in the order of their pieces
 
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether every process has the parameters whole, whatever else is cut."""
+        return self.size == 1
+
+    def part(self, tensor: Tensor) -> Tensor:
+        """Return the rows of a parameter that this process changes; they share their memory with it."""
+        return part_of(tensor)
+
+    def grad(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the gradient of these rows, summed over all processes; None where there is none."""
+        return None if parameter.grad is None else part_of(parameter.grad)
+
+    def before_pass(self, model: nn.Module, is_last: bool) -> None:
+        """Make ready for a pass of a step: gradients need to be the sums over all processes after the last one only."""
+        if self.size > 1:
+            model.set_requires_all_reduce(is_last)
+
+    def reduced(self) -> None:
+        """Wait until the gradients are summed over all processes. Raises PeerLost."""
+
+    def changed(self) -> None:
+        """Give the others the rows that the optimizer has changed here, and take theirs. Raises PeerLost."""
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+
     def rows(self, num_rows: int) -> slice:
         """Return which rows of a parameter of so many are here."""
         each = -(-num_rows // self.size)
@@ -144,11 +171,6 @@ def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through") ->
     _summing(fully_shard(model, mesh=mesh, mp_policy=outside, reshard_after_forward=False))
     register_fsdp_forward_method(model, method)
     return Cut(ranks.rank % size, size, ranks.size // size, rows)
-
-
-def last_pass(model: nn.Module, is_last: bool) -> None:
-    """Let copies of a cut model add up their gradients on the last pass of a step only."""
-    model.set_requires_all_reduce(is_last)
 
 
 def _groups(members: Sequence[Sequence[int]], rank: int) -> Any:

@@ -23,6 +23,7 @@ from trainer.model.decoder import Decoder, initialise
 from trainer.objectives.source import Made
 from trainer.parallel.fsdp import cut, parts_of
 from trainer.parallel.process_group import Ranks
+from trainer.parallel.zero import shared
 
 pytestmark = pytest.mark.process
 
@@ -49,6 +50,8 @@ def training(folder: Path, one: PhaseConfig, ranks: Ranks, parallel: str, keepin
         more["cut"] = cut(model, parallel, ranks)
         model.to_empty(device="cpu")
         more["cut"].deal(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
+    elif ranks.size > 1:
+        more["cut"] = shared(model, ranks)
     model.recompute = one.recompute
     saved = Checkpoints(folder / "saved", keeping)
     return Training(model, one, Made(random_batch), saved, FACTS, folder / "metrics", ranks, **more)
@@ -78,7 +81,7 @@ def alone(tmp_path_factory):
 def test_several_processes_have_the_losses_of_one(tmp_path, alone, size, parallel):
     losses = run(tmp_path, config(), size, parallel, per_node=2)
     assert losses == pytest.approx(alone[0], rel=TOLERANCE)
-    parts = {"ddp": 1, "hybrid": 2, "fsdp": size}[parallel]
+    parts = {"ddp": size, "hybrid": 2, "fsdp": size}[parallel]
     assert Checkpoints(tmp_path / "saved", EASY).newest().manifest["world"] == parts
 
 
@@ -149,7 +152,7 @@ def resaved(folder: Path, size: int, parallel: str) -> dict[str, Any]:
 
     together(size, work)
     newest = Checkpoints(folder / "saved", EASY).newest()
-    assert newest is not None and newest.step == 9 and newest.manifest["world"] == (size if parallel == "fsdp" else 1)
+    assert newest is not None and newest.step == 9 and newest.manifest["world"] == size
     return contents(newest)
 
 
