@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import OptimizerConfig, ScheduleConfig
+from trainer.memory import MUON_AT_ONCE
 from trainer.model.decoder import Decoder
 from trainer.parallel.fsdp import WHOLE, Cut
 
@@ -42,6 +43,15 @@ def orthogonalise(matrices: Tensor) -> Tensor:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.mT if tall else x
+
+
+def orthogonalised(stack: Tensor) -> Tensor:
+    """Return the same; on a GPU some matrices at a time, which bounds what it takes."""
+    if not stack.is_cuda:
+        return orthogonalise(stack)
+    for some in stack.split(max(1, MUON_AT_ONCE // max(1, stack[0].numel()))) if len(stack) else ():
+        some.copy_(orthogonalise(some))
+    return stack
 
 
 @dataclass(frozen=True)
@@ -121,12 +131,11 @@ class Optimizer:
         rows, columns = group.parameters[0].shape
         parameters, grads, mean = self._parts(group.parameters), self._grads(group.parameters), group.state["mean"]
         torch._foreach_lerp_(mean, grads, 1 - MUON_MOMENTUM)
-        ahead = torch._foreach_lerp(grads, mean, MUON_MOMENTUM)  # Nesterov
-        stack = torch.stack(ahead).to(self.dtype)
+        stack = torch.stack(torch._foreach_lerp(grads, mean, MUON_MOMENTUM)).to(self.dtype)  # Nesterov
         if self.cut.size == 1:
-            updates = orthogonalise(stack).float()
+            updates = orthogonalised(stack).float()
         else:
-            made = orthogonalise(self.cut.whole(stack, rows))
+            made = orthogonalised(self.cut.whole(stack, rows))
             updates = self.cut.pieces(made, len(stack), stack.shape[1]).float()
         torch._foreach_mul_(parameters, 1 - lr * group.decay)
         torch._foreach_add_(parameters, list(updates.unbind()), alpha=-lr * max(1, rows / columns) ** 0.5)

@@ -223,13 +223,13 @@ MEASURED: PhaseConfig = replace(
 )
 
 
-def measured(config: PhaseConfig, size: int = 1) -> int:
-    """Peak bytes of two steps in a process of their own, of `size` that share the model."""
+def measured(config: PhaseConfig, size: int = 1, parallel: str = "fsdp") -> int:
+    """Peak bytes of two steps and a save in a process of their own, of `size` that share the model."""
     # what is freed goes back at once: the question is what is held, not how an allocator keeps it
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
     with socket.create_server(("127.0.0.1", 0)) as free:
         environ |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    words, pipe = [sys.executable, "-c", MEASURE, json.dumps(asdict(config))], subprocess.PIPE
+    words, pipe = [sys.executable, "-c", MEASURE, json.dumps(asdict(config)), parallel], subprocess.PIPE
     environs = [{**environ, "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"} for rank in range(size)]
     started = [subprocess.Popen(words, env=one, stdout=pipe, stderr=pipe, text=True) for one in environs]
     said = [one.communicate(timeout=2 * WAIT_S) for one in started]

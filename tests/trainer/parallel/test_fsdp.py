@@ -18,12 +18,14 @@ from trainer import tensor_file
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints
 from trainer.checkpoints.saving import Saver
 from trainer.config import Keeping, PhaseConfig
+from trainer.device import Machine
 from trainer.loop import Training
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives.source import Made
 from trainer.parallel.fsdp import cut, parts_of
 from trainer.parallel.process_group import Ranks
 from trainer.parallel.zero import shared
+from trainer.speed import equipped
 
 pytestmark = pytest.mark.process
 
@@ -107,6 +109,45 @@ def test_what_four_processes_saved_two_and_one_go_on_with_bit_for_bit(tmp_path, 
         shutil.copytree(tmp_path / "four", same)
         assert resaved(same, size, parallel) == contents(four)
     assert before == pytest.approx(whole, rel=TOLERANCE)
+
+
+def test_two_processes_that_share_an_optimizer_go_on_as_one_and_back(tmp_path, alone):
+    """And every gradient is on its way to its owner when the way back ends."""
+    whole, saved = alone[0], tmp_path / "saved"
+
+    def work(ranks: Ranks, tell: Tell) -> None:
+        one, behind = training(tmp_path, config(), ranks, "ddp"), []
+        reduced = one.cut.reduced
+        object.__setattr__(one.cut, "reduced", lambda: behind.append(len(one.cut.waiting)) or reduced())
+        one.run()
+        tell("behind", str(sum(behind)))
+        tell("state", str(sum(one.nbytes for one in one.optimizer.tensors().values())))
+
+    told = together(2, work)
+    assert [one["behind"] for one in told] == ["0", "0"]
+    alone_bytes = sum(
+        one.nbytes for one in Checkpoints(alone[1] / "saved", EASY).newest().tensors("optimizer").values()
+    )
+    assert all(int(one["state"]) < 0.55 * alone_bytes for one in told)
+    for size in (1, 2):  # the last steps once more, by one process, then by two from what that one had left
+        steps = sorted(saved.glob("step-*"))
+        shutil.rmtree(steps[-1])
+        assert run(tmp_path, config(), size, "ddp") == pytest.approx(whole, rel=TOLERANCE)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_compiled_processes_have_the_losses_of_one_that_is_not(tmp_path, alone, parallel):
+    def work(ranks: Ranks, tell: Tell) -> None:
+        one = training(tmp_path, config(compile="always"), ranks, parallel)
+        with equipped(one.model, one.config, Machine(torch.device("cpu"), torch.float32, 1)):
+            one.run()
+        tell("graphs", str(torch._dynamo.utils.counters["stats"]["unique_graphs"]))
+
+    assert [one["graphs"] for one in together(2, work, timeout_s=300.0)] == ["1", "1"]
+    lines = (tmp_path / "metrics" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["loss"] for line in lines] == pytest.approx(alone[0], rel=TOLERANCE)
 
 
 def test_processes_that_see_no_common_disk_send_their_parts_to_the_first(tmp_path, alone):
