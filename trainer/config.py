@@ -83,7 +83,7 @@ class PhaseConfig:
     """Sequences per optimizer step, over all ranks and micro-batches; in chat phases conversations, of which `turns` of
     ours share a sequence."""
     micro_rows: int = field(metadata={"rounding": True})
-    """Sequences per forward pass; divides `rows`."""
+    """Sequences per forward pass; divides `rows`. On a GPU see `fit`."""
     sequence_len: int
     """Tokens of context per row."""
     seed: int = 1337
@@ -98,6 +98,9 @@ class PhaseConfig:
     """base: a token sees its own document only, and positions begin anew with each."""
     adopted: bool = False
     """The model began as somebody else's: its shape is that of the checkpoint that this phase goes on from."""
+    fit: bool = rounding(True)
+    """On a GPU: take as many `micro_rows` as fit by estimate when the run begins, and keep to them; where you set
+    `micro_rows`, yours are taken."""
     recompute: bool = rounding(False)
     """Keep of each block only what goes in, and compute the rest again on the way back: less memory, a third slower."""
     deterministic: bool = rounding(False)

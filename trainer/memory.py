@@ -171,6 +171,12 @@ def parallel(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int =
     return fitting[0] if fitting else list(found)[-1]
 
 
+def fits(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int = 1) -> bool:
+    """Tell whether it fits into GPUs of that size as it is, spread in one of the ways that it allows."""
+    spreads = ways(config, per_node, nodes).values()
+    return any(estimate(config, **spread).total <= USABLE * memory_bytes for spread in spreads)
+
+
 def advice(config: PhaseConfig, memory_bytes: int, way: str, per_node: int = 1, nodes: int = 1) -> str:
     """Say what to type after a GPU of that size was full, in numbers; way: of `ways`, as the model was spread."""
     spread = ways(replace(config, parallel="auto"), per_node, nodes).get(way, {})
@@ -202,15 +208,15 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GiB"
 
 
-def largest(config: PhaseConfig, memory_bytes: int, per_node: int = 1, nodes: int = 1) -> Fit:
-    """Return the largest micro-batch of `config` on such GPUs.
+def largest(config: PhaseConfig, memory_bytes: int, per_node: int = 1, nodes: int = 1, most: int = 1 << 30) -> Fit:
+    """Return the largest micro-batch of `config` on such GPUs, of no more than `most` rows.
 
     Cutting, then recomputing, only where one row does not fit. The effective batch stays: micro-batches are its
     divisors.
     """
     gpus = per_node * nodes
     sizes = [number for number in range(config.rows, 0, -1) if config.rows % number == 0]
-    sizes = [number for number in sizes if number <= -(-config.rows // gpus)]
+    sizes = [number for number in sizes if number <= min(most, -(-config.rows // gpus))]
     for recompute in dict.fromkeys((config.recompute, True)):
         for way, spread in ways(config, per_node, nodes).items():
             for micro_rows in sizes:

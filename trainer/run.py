@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -42,8 +42,10 @@ from trainer.records.phase_registry import model_roles, starts_from
 from trainer.reporting.metrics import last_loss
 from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
-from trainer.speed import equipped, kernels_in
+from trainer.speed import equipped, kernels_in, kernels_of_node
 
+FITTED = ("micro_rows", "recompute")
+PASS_TOKENS = 1 << 16  # more at once brings nothing: what a pass costs beside its tokens is a hundredth of it by then
 PUBLISHED = ("metrics.jsonl", "samples.jsonl")  # of a run's files, beside its checkpoint
 
 
@@ -180,7 +182,7 @@ class PhaseRun:
             sample,
         )
         with (
-            kernels_in(self.checkpoints.folder / f".kernels-{self.ranks.rank}"),
+            self._kernels(),
             equipped(model, self.config, self.machine, self.frozen_models),
             memory_told(self.config, self.machine, self.parallel, self.ranks),
         ):
@@ -192,6 +194,12 @@ class PhaseRun:
             model.load_state_dict(final.tensors("model"))
             model.to(self.machine.device)
         return model, final
+
+    def _kernels(self) -> AbstractContextManager[None]:
+        """Keep what is compiled: on GPUs for all processes of a node and all runs on it, see `kernels_of_node`."""
+        if self.machine.device.type == "cuda":
+            return kernels_of_node(work_folder() / "kernels")
+        return kernels_in(self.checkpoints.folder / f".kernels-{self.ranks.rank}")
 
     def converted(self) -> tuple[Decoder, Checkpoint] | None:
         """Return the model of the phase before in the shape of this one, and its checkpoint, of step 0.
@@ -258,7 +266,7 @@ class PhaseRun:
         }
         draft = self.checkpoints.folder / ".draft"
         shutil.rmtree(draft, ignore_errors=True)
-        shutil.copytree(final.folder, draft / final.folder.name, copy_function=os.link)
+        final.link_to(draft / final.folder.name, ("model",))  # the next phase reads nothing else
         for name in PUBLISHED:
             shutil.copyfile(self.metrics / name, draft / name)
         export.write(
@@ -293,11 +301,12 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
         )
     if config.blocks is not None:
         config = replace(config, model=with_mask(config.model, config.blocks, known))
+    acknowledged = work_folder().parent / "state" / "acknowledged.json"  # of a pod; else there is none
+    checkpoints = Checkpoints(checkpoint_folder(config.phase, making, keeping), keeping, acknowledged)
+    config = fitted(config, ranks, machine, checkpoints.last_config() if ranks.is_first else {})
     parallel = how(config, ranks, machine)
     ours = {"PyTorch": torch.__version__, "activations": str(machine.dtype(config)), "parallel": parallel}
     ranks.compare({**ours, **data_digests(making)})
-    acknowledged = work_folder().parent / "state" / "acknowledged.json"  # of a pod; else there is none
-    checkpoints = Checkpoints(checkpoint_folder(config.phase, making, keeping), keeping, acknowledged)
     with checkpoints.locked() if ranks.is_first else nullcontext():
         for leftover in checkpoints.folder.parent.glob(".trash-*"):
             shutil.rmtree(leftover, ignore_errors=True)  # a finished run of another phase may be removing it just now
@@ -332,6 +341,33 @@ def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
     if machine.device.type == "cpu":
         return "ddp"
     return memory.parallel(config, gpu_bytes(machine), ranks.per_node, nodes)
+
+
+def fitted(config: PhaseConfig, ranks: Ranks, machine: Machine, before: Mapping[str, Any]) -> PhaseConfig:
+    """Return the phase with as many rows in a pass as fit into the GPU, by estimate; on a CPU as it is.
+
+    A run keeps to what it began with, so that one that was stopped comes to the same bits: `before` is the phase as the
+    first process finds it in the newest checkpoint, {} where there is none. A GPU too small for that has it fitted
+    anew. Rollouts take memory that no estimate counts: `rl` is as its recipe says.
+    """
+    if machine.device.type == "cpu" or not config.fit or config.rl is not None:
+        return config
+    size, nodes = gpu_bytes(machine), ranks.size // ranks.per_node
+    most = max(config.micro_rows, PASS_TOKENS // config.sequence_len)
+    found = memory.largest(config, size, ranks.per_node, nodes, most)
+    chosen = {name: getattr(found.config, name) for name in FITTED} if found.fits else {}
+    kept = {name: before[name] for name in FITTED if name in before}
+    if len(kept) == len(FITTED):
+        as_before = replace(config, **kept)
+        if memory.fits(as_before, size, ranks.per_node, nodes):
+            chosen = kept
+        else:
+            emit("note", text=f"{config.phase}: {kept} do not fit into this GPU any more; now {chosen}", alarm=True)
+    chosen = ranks.tell(chosen)
+    if any(getattr(config, name) != value for name, value in chosen.items()):
+        words = ", ".join(f"{name} {value}" for name, value in chosen.items())
+        emit("note", text=f"{config.phase}: {words}, as fits into {memory.gib(size)} by estimate")
+    return replace(config, **chosen)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from trainer.model.decoder import Decoder, Linear
 
 # Compiling takes half a minute on a CPU and more on a GPU, and saves a quarter and more than a third of each step.
 PAYS_AFTER_S = {"cpu": 600.0, "cuda": 240.0}
-KERNELS = "TORCHINDUCTOR_CACHE_DIR"
+KERNELS, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # useful work of a thread, or of a GPU: the decision must not hang on a clock
 
 
@@ -78,6 +78,26 @@ def kernels_in(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
+def kernels_of_node(folder: Path) -> Iterator[None]:
+    """Keep what is compiled for GPUs while inside in a folder that all processes of a node share, over kills too.
+
+    Triton and Inductor write a kernel beside its place and rename it, and look it up by its code, their own version and
+    the GPU: half of one is never found, and two processes do not disturb each other.
+    """
+    places = {KERNELS: folder, TRITON: folder / "triton"}
+    folder.mkdir(parents=True, exist_ok=True)
+    before = {name: os.environ.get(name) for name in places}
+    os.environ.update({name: str(place) for name, place in places.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
 def uncompiled(model: Decoder) -> Iterator[None]:
     """Run blocks as they are written while inside: for shapes that are not worth compiling for."""
     compiled = [block._compiled_call_impl for block in model.model.layers]
@@ -104,6 +124,11 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
         return True
     if config.compile == "always":
         raise Refused(f"{config.phase}: told to compile, but {problem}")
+    if kind == "cuda":  # at the price of a GPU nobody wants that by mistake
+        raise Refused(
+            f"{config.phase}: {problem}, so each step would take a third to a half longer; install it, or say "
+            f"--set {config.phase}.compile=never"
+        )
     emit("note", text=f"{config.phase}: not compiled, some 15 % slower: {problem}")
     return False
 
@@ -114,10 +139,14 @@ def compiler_problem(kind: str) -> str:
         try:
             import triton  # noqa: F401
         except ImportError:
-            return "triton is not installed"
-    compiler = os.environ.get("CXX") or "g++"
-    if not shutil.which(compiler):
-        return f"there is no C++ compiler here ({compiler}; CXX names another)"
+            return "triton is not installed (the package triton, in the version that PyTorch asks for)"
+        named = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang", "cc"]
+        if not any(map(shutil.which, named)):
+            return f"there is no C compiler here ({', '.join(named)}; the package gcc; CC names another)"
+    else:
+        compiler = os.environ.get("CXX") or "g++"
+        if not shutil.which(compiler):
+            return f"there is no C++ compiler here ({compiler}; the package g++; CXX names another)"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
-        return "Python's headers are not installed (Python.h)"
+        return "Python's headers are not installed (Python.h; the package python3-dev)"
     return ""
