@@ -27,7 +27,7 @@ from trainer.config import PhaseConfig
 from trainer.errors import CheckpointError, Diverged, Preempted, TrainerError
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.objectives import Batch, CrossEntropy, Objective
-from trainer.objectives.passes import evenly, passes
+from trainer.objectives.passes import evenly, passes, seen_len
 from trainer.objectives.source import Asked, Source
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.parallel.fsdp import WHOLE, Cut
@@ -176,12 +176,15 @@ class Training:
         batch, waited_s = batches.take()
         self.optimizer.zero_grad()
         count, tokens, row_len = self.objective.count(batch), tokens_in(batch), batch["ids"].shape[1]
+        is_packed = "documents" in batch and not self.config.reads_text
+        if is_packed:
+            row_len = seen_len(batch["documents"])
         if self.source.is_dealt:
             count, tokens = self.ranks.total(count, tokens)
         else:
             batch = {name: self.ranks.share(one, _fill(name)) for name, one in batch.items()}
         rows = self.config.micro_rows
-        if "documents" in batch and not self.config.reads_text:  # packed: their number changes from step to step
+        if is_packed:  # their number changes from step to step
             rows = evenly(len(batch["ids"]), rows)
         with passing() if self.ranks.size > 1 else nullcontext():
             sums = accumulate(self.model, batch, rows, count, self.objective, self.cut.before_pass)
@@ -307,6 +310,7 @@ def accumulate(
     """
     device, rows, share = model.head.device, len(batch["ids"]), count or 1.0
     sums = {"loss": torch.zeros((), device=device)}
+    model.begin_step()
     for start, part in zip(range(0, rows, micro_rows), passes(batch, micro_rows, model), strict=True):
         before(model, start + micro_rows >= rows)
         loss, figures = model.through(objective, part)

@@ -90,6 +90,8 @@ def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1, sharers:
     copies = 0 if width == 4 and not model.ternary else width * in_blocks  # each matrix as it was multiplied
     if config.recompute:
         copies //= model.num_hidden_layers
+    if config.dtype == "float8":  # both ways, for all passes of a step
+        copies = 2 * in_blocks
 
     sliced = min(tokens, SLICE_TOKENS[device])
     slices = sliced * model.vocab_size * (4 + 4 + 2 * (width if width == 2 else 0))

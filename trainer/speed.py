@@ -40,6 +40,9 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
     matrices = [one for one in model.model.layers.modules() if isinstance(one, Linear)]
     for one in matrices:
         one.in_float8 = config.dtype == "float8" and float8.fits(*one.weight.shape)
+        if one.in_float8 and not hasattr(one.weight, "to_local"):  # else it comes together only for its own pass
+            one.held = float8.Weight.of(one.weight)
+    model.held = [one for one in matrices if one.held is not None]
     blocks = [block for one in (model, *frozen) for block in one.model.layers]
     if compiled:
         for block in blocks:  # all blocks are one piece of code: compiled once
@@ -49,7 +52,8 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
     finally:
         model.shape, model.recompute = before, False
         for one in matrices:
-            one.in_float8 = False
+            one.in_float8, one.held = False, None
+        model.held = ()
         for block in blocks:
             block._compiled_call_impl = None
 

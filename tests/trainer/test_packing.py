@@ -22,7 +22,7 @@ from trainer.loop import Training
 from trainer.model import attention
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import Batch
-from trainer.objectives.passes import bounds, evenly, passes
+from trainer.objectives.passes import bounds, evenly, passes, seen_len
 from trainer.objectives.source import Made
 
 PAD, LENGTH = 3, 64
@@ -203,3 +203,4 @@ def test_bounds_end_documents_where_rows_end_and_come_in_few_sizes():
     assert len(found) == 65 and set(found[5:].tolist()) == {80}
     same = np.zeros((2, 40), np.int64)  # one number in both rows: two documents
     assert bounds(same)[:3].tolist() == [0, 40, 80]
+    assert seen_len(same) == 40 and seen_len(DOCUMENTS.numpy()) == round((49 + 1 + 400 + 144 + 1600) / 80)

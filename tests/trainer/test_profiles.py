@@ -184,16 +184,18 @@ def test_the_largest_micro_batch_keeps_the_batch_and_fits_and_the_next_does_not(
 
 def test_over_several_gpus_a_model_is_cut_where_one_does_not_hold_it():
     base = PROFILES["runpod_4b"]().phases["base"]
-    assert [memory.largest(base, size * 10**9, 8).parallel for size in (24, 48, 80)] == ["fsdp", "fsdp", "ddp"]
-    two = memory.largest(base, 48 * 10**9, 8, 2)
+    assert [memory.largest(base, size * 10**9, 8).parallel for size in (24, 40, 80)] == ["fsdp", "fsdp", "ddp"]
+    two = memory.largest(base, 40 * 10**9, 8, 2)
     assert (two.parallel, two.gpus, two.memory) == ("hybrid", 16, memory.estimate(two.config, parts=8))
     assert two.accumulation * two.config.micro_rows * two.gpus == base.rows
-    assert not memory.largest(replace(base, parallel="ddp"), 48 * 10**9, 8).fits
-    for size in (24, 48, 80):  # a run decides as it was foretold
+    assert not memory.largest(replace(base, parallel="ddp"), 40 * 10**9, 8).fits
+    for size in (24, 40, 80):  # a run decides as it was foretold
         found = memory.largest(base, size * 10**9, 8)
         assert memory.parallel(found.config, size * 10**9, 8) == found.parallel
-    sizes = [memory.estimate(base, parts=parts).total for parts in (1, 2, 8)]
+    shared = memory.estimate(base, sharers=8)
+    sizes = [memory.estimate(base).total, shared.total, *(memory.estimate(base, parts=n).total for n in (2, 8))]
     assert sizes == sorted(sizes, reverse=True)
+    assert shared.optimizer == memory.estimate(base).optimizer // 8
 
 
 def test_the_profile_for_one_gpu_of_80_gb_fits_there_as_it_is():

@@ -63,6 +63,7 @@ class Linear(nn.Linear):
     """Computes in the dtype of its input, or in 8 bits; a bias is added in the dtype of the input."""
 
     in_float8 = False
+    held: float8.Weight | None = None  # the weight in 8 bits, for all passes of a step
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -70,7 +71,7 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.in_float8 and x.requires_grad and float8.fits(x.numel() // x.shape[-1]):
-            product = float8.linear(x, self.weight)
+            product = float8.linear(x, self.weight, self.held)
             return product if bias is None else product + bias
         return F.linear(x, self.weight.to(x.dtype), bias)
 
@@ -212,6 +213,7 @@ class Decoder(nn.Module):
     """The whole model. `compute_dtype` is that of activations; parameters are fp32."""
 
     recompute = False  # each block's inner activations, on the way back
+    held: Sequence[Any] = ()  # matrices of which `Linear.held` is made once a step
 
     def __init__(self, config: ModelConfig, compute_dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -256,6 +258,11 @@ class Decoder(nn.Module):
             cache.advance(ids.shape[1])
         last = self.model.norm(x)
         return (last, [seen.get(layer, x) for layer in capture]) if capture else last
+
+    def begin_step(self) -> None:
+        """Take note that the weights are as they stay for all passes of a step."""
+        for one in self.held:
+            one.held.take(one.weight)
 
     def positions(self, index: Tensor, mask: Any = None, is_causal: bool = False) -> Positions:
         """Return what `hidden` takes for tokens at the positions `index` (B or 1, T).

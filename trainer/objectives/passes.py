@@ -53,6 +53,12 @@ def bounds(documents: np.ndarray) -> np.ndarray:
     return np.pad(starts, (0, size - len(starts)), constant_values=documents.size).astype(np.int32)
 
 
+def seen_len(documents: np.ndarray) -> int:
+    """Return how long the document of a token is, the mean over all tokens: what attention costs follows from it."""
+    sizes = np.diff(bounds(documents)).astype(np.int64)
+    return round(int((sizes * sizes).sum()) / documents.size)
+
+
 def sent(array: np.ndarray, device: torch.device) -> Tensor:
     one = torch.from_numpy(np.ascontiguousarray(array))
     return one.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else one
