@@ -64,10 +64,13 @@ class Fit:
         return -(-self.config.rows // self.gpus // self.config.micro_rows)
 
 
-def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1, sharers: int = 1) -> Memory:
+def estimate(
+    config: PhaseConfig, device: str = "cuda", parts: int = 1, sharers: int = 1, is_held: bool = False
+) -> Memory:
     """Return the bytes of one step of `config`; device: cuda or cpu; `auto` counts as bfloat16.
 
-    The model is cut into so many parts, or each process has it whole and so many share the optimizer's state.
+    The model is cut into so many parts (is_held: and together for all passes of a step), or each process has it whole
+    and so many share the optimizer's state.
     """
     model, tokens = config.model, config.micro_rows * config.sequence_len * config.views
     width = 4 if config.dtype == "float32" else 2
@@ -109,6 +112,8 @@ def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1, sharers:
         together = 2 * width * in_blocks // model.num_hidden_layers + 4 * ends_params
         reduced = 4 * (in_blocks // model.num_hidden_layers + ends_params)  # gradients on their way to their owners
         copies = together + reduced
+        if is_held:  # all blocks, and their gradients
+            copies += (width + 4) * in_blocks
 
     ends_kept = model.num_params if parts == 1 else model.num_params - in_blocks  # what a frozen model has in one piece
     by_muon = in_blocks if config.optimizer.muon_lr else 0

@@ -34,7 +34,7 @@ from trainer.model.mask_token import fill_smaller, with_mask
 from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
 from trainer.parallel.fsdp import WHOLE, Cut, cut, parts_of
-from trainer.parallel.placement import fitted, how, memory_told
+from trainer.parallel.placement import fitted, how, is_held, memory_told
 from trainer.parallel.process_group import Ranks
 from trainer.parallel.zero import shared
 from trainer.records.model_config import ModelConfig
@@ -121,7 +121,8 @@ class PhaseRun:
                 self.ranks.spread(model.state_dict().values())
             return model, shared(model, self.ranks) if self.ranks.size > 1 and not is_frozen else WHOLE
         # before what takes long: groups are made with less patience
-        part = cut(model, self.parallel, self.ranks, "hidden" if is_frozen else "through")
+        held = not is_frozen and is_held(self.config, self.parallel, self.ranks, self.machine)
+        part = cut(model, self.parallel, self.ranks, "hidden" if is_frozen else "through", held)
         model.to_empty(device=device)
         first: Mapping[str, Tensor] = {}
         if self.ranks.is_first:

@@ -66,6 +66,18 @@ def fitted(config: PhaseConfig, ranks: Ranks, machine: Machine, before: Mapping[
     return replace(config, **chosen)
 
 
+def is_held(config: PhaseConfig, way: str, ranks: Ranks, machine: Machine) -> bool:
+    """Tell whether there is room to keep a model that is cut together for all passes of a step, of which it has some.
+
+    Then it travels once, else once for each pass.
+    """
+    each = -(-config.rows // ranks.size)
+    if way == "ddp" or machine.device.type == "cpu" or each <= config.micro_rows:
+        return False
+    parts = ranks.per_node if way == "hybrid" else ranks.size
+    return memory.estimate(config, parts=parts, is_held=True).total <= memory.USABLE * gpu_bytes(machine)
+
+
 @contextmanager
 def memory_told(config: PhaseConfig, machine: Machine, parallel: str, ranks: Ranks) -> Iterator[None]:
     """Surround what may take more memory than there is. Raises OutOfMemory, with numbers that would fit."""

@@ -49,7 +49,7 @@ def training(folder: Path, one: PhaseConfig, ranks: Ranks, parallel: str, keepin
     if parallel != "ddp" and ranks.size > 1:
         with torch.device("meta"):
             model = Decoder(one.model, dtype)
-        more["cut"] = cut(model, parallel, ranks)
+        more["cut"] = cut(model, parallel.removesuffix("-held"), ranks, is_held=parallel.endswith("-held"))
         model.to_empty(device="cpu")
         more["cut"].deal(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
     elif ranks.size > 1:
@@ -79,11 +79,13 @@ def alone(tmp_path_factory):
     return run(folder, config(), 1), folder
 
 
-@pytest.mark.parametrize(("size", "parallel"), [(2, "fsdp"), (4, "fsdp"), (4, "hybrid"), (2, "ddp")])
+@pytest.mark.parametrize(
+    ("size", "parallel"), [(2, "fsdp"), (2, "fsdp-held"), (4, "fsdp"), (4, "hybrid"), (2, "ddp"), (3, "ddp")]
+)
 def test_several_processes_have_the_losses_of_one(tmp_path, alone, size, parallel):
     losses = run(tmp_path, config(), size, parallel, per_node=2)
     assert losses == pytest.approx(alone[0], rel=TOLERANCE)
-    parts = {"ddp": size, "hybrid": 2, "fsdp": size}[parallel]
+    parts = 2 if parallel == "hybrid" else size
     assert Checkpoints(tmp_path / "saved", EASY).newest().manifest["world"] == parts
 
 
