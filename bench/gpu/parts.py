@@ -40,7 +40,7 @@ def base(bench: Bench) -> Seen:
     for name in ("1B",) if bench.is_toy else ("1B", "d20", "2B"):
         config = bench.phase("base", name)
         config = replace(config, rows=max(config.micro_rows * 4, bench.ranks.size * config.micro_rows))
-        yield f"base {name} {config.dtype}", bench.trained(config, text_of(config)), wanted[name]
+        yield f"base {bench.size(name)} {config.dtype}", bench.trained(config, text_of(config)), wanted[name]
 
 
 def eight_bits(bench: Bench) -> Seen:
@@ -49,7 +49,7 @@ def eight_bits(bench: Bench) -> Seen:
         return
     config = bench.phase("base", dtype="float8")
     config = replace(config, rows=config.micro_rows * 4 * bench.ranks.size)
-    yield "base 1B float8", bench.trained(config, text_of(config)), "tokens/s 1.15 x those of bfloat16"
+    yield f"base {bench.size()} float8", bench.trained(config, text_of(config)), "tokens/s 1.15 x those of bfloat16"
 
 
 def talk(bench: Bench) -> Seen:
@@ -61,7 +61,7 @@ def talk(bench: Bench) -> Seen:
         rates[name] = found.get("tokens_per_s", 0.0)
         if not is_packed and rates["padded"]:
             found = {**found, "packed_over_padded": rates["packed"] / rates["padded"]}
-        yield f"sft 1B {name}", found, "tokens/s 0.9 x those of base" if is_packed else ""
+        yield f"sft {bench.size()} {name}", found, "tokens/s 0.9 x those of base" if is_packed else ""
 
 
 def documents(bench: Bench) -> Seen:

@@ -42,6 +42,10 @@ class Bench:
     is_toy: bool
     folder: Path
 
+    def size(self, profile: str = "1B") -> str:
+        """Return the word for the size of the models of a profile."""
+        return "toy" if self.is_toy else profile
+
     def phase(self, name: str, profile: str = "1B", **changes: Any) -> PhaseConfig:
         """Return a phase of a profile, at toy size where that is asked for, with rows as they fit."""
         config = PROFILES["tiny" if self.is_toy else PROFILE_OF[profile]]().phases[name]

@@ -1,6 +1,9 @@
 """Conversations that share a row are learnt as those that have one to themselves; a step waits for the device once."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,12 +13,14 @@ import torch.nn.functional as F
 from torch.nn.attention import varlen
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.gpu.parts import PARTS
 from data.chat.packing import packed
 from data.config import ConfigError
 from tests.trainer.checkpoints.test_checkpoint import FACTS
 from tests.trainer.conftest import TINY, tiny
 from tests.trainer.model.test_model import IDS, QWEN3, random_model
 from tests.trainer.model.test_packed import DOCUMENTS, gradients
+from tests.world import ROOT
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import Keeping, PhaseConfig
 from trainer.loop import Training
@@ -99,6 +104,19 @@ def test_what_can_be_packed_is_a_choice_that_no_fingerprint_hangs_on():
     assert not tiny().is_packed("cuda")
     with pytest.raises(ConfigError, match="phase base: its rows cannot be packed"):
         tiny(packed="always")
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_bench_for_gpus_runs_at_toy_size_on_a_cpu(tmp_path):
+    words = [sys.executable, "-m", "bench.gpu", "--toy", "--json", str(tmp_path / "found.json")]
+    done = subprocess.run(words, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert {row["part"] for row in rows} == {*PARTS} and not [row for row in rows if "failed" in row]
+    seen = {row["what"]: row["seen"] for row in rows}
+    assert seen["save and resume"]["apart"] == 0 and seen["sft toy packed"]["tokens_per_s"] > 0
+    assert seen["sft toy packed"]["loss"] == pytest.approx(seen["sft toy padded"]["loss"], rel=1e-5)
 
 
 class Waits(TorchDispatchMode):
