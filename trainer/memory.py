@@ -16,7 +16,10 @@ SIZES = tuple(gb << 30 for gb in (16, 24, 32, 40, 48, 80, 96, 141, 180, 192, 288
 SPARE = 0.85  # of a GPU's memory, for what is tried after one was full: the estimate was too low then
 USABLE = 0.92  # of a GPU's memory; the rest goes to fragments
 SQUARES = 1 << 24  # scores of all heads and rows at most, where a CPU makes them in parts: trainer.model.attention
-FRAMEWORK_BYTES = {"cpu": 320 << 20, "cuda": 1 << 30}  # PyTorch itself, its kernels' code and workspaces, what threads keep
+FRAMEWORK_BYTES = {
+    "cpu": 320 << 20,
+    "cuda": 1 << 30,
+}  # PyTorch itself, its kernels' code and workspaces, what threads keep
 TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # what several processes need to exchange anything: NCCL's buffers
 MUON_AT_ONCE = 1 << 26  # numbers that a GPU orthogonalises at a time: trainer.optim
 

@@ -10,6 +10,7 @@ import types
 import pytest
 import torch
 
+from flows.jobs import memory_check
 from tests.programs import source
 from tests.trainer.checkpoints.test_checkpoint import training
 from tests.trainer.model.test_model import LLAMA, random_model
@@ -144,6 +145,17 @@ def test_rows_are_fitted_to_a_gpu_as_a_run_begins_and_kept_over_its_starts(monke
     monkeypatch.setattr(placement, "gpu_bytes", lambda machine: 48 * 10**9)
     smaller = placement.fitted(config, Ranks(), gpu, {"micro_rows": found.micro_rows, "recompute": False})
     assert memory.estimate(smaller).total < 48e9
+
+
+def test_the_copy_that_checkpoints_are_written_from_must_fit_into_the_machine_beside_the_gpus(monkeypatch):
+    phase = recipes.PROFILES["runpod_1b"]().phases["base"]
+    gpu = {"memory_bytes": 80 * 10**9}
+    monkeypatch.setattr(memory_check.host, "nvidia", lambda: ([gpu], ""))
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 3 * phase.model.num_params}
+    monkeypatch.setattr(memory_check.os, "sysconf", pages.__getitem__)
+    assert memory_check.shortage([phase]) == ""
+    pages["SC_PHYS_PAGES"] = 12 * phase.model.num_params // 4096 - 1
+    assert "base writes its checkpoints from a copy of" in memory_check.shortage([phase])
 
 
 def test_a_gpu_machine_without_a_compiler_is_refused_with_the_package(monkeypatch):

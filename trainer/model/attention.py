@@ -1,7 +1,7 @@
 """Attention over whole rows, over the documents of packed rows, and over a cache.
 
 In: queries, keys, values, and who may see whom. Out: what attention gives. On a GPU documents go through the kernel for
-rows of any length, one after the other (`Packed`), or, in float32, through flex attention with a compiled block mask;
+rows of any length, one after the other (`DocumentBounds`), or, in float32, through flex attention with a compiled block mask;
 both skip what nobody may see. On a CPU they go through a mask: the same sums. Where a CPU trains, rows that are
 not too long go through plain products of matrices (`InParts`): PyTorch's own kernel for CPUs takes 1.2 times as long as
 they do when each is run by itself, and 3 times as long once a compiler has joined what lies between them.
@@ -26,7 +26,7 @@ MOST_HEAD_DIM = 256
 
 
 @dataclass(frozen=True)
-class Packed:
+class DocumentBounds:
     """Documents one after the other: each token sees its own up to itself."""
 
     bounds: Tensor
@@ -41,7 +41,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -
     mask: None = all that `is_causal` allows; bool (B, 1, T, S), True where a query may look; or what `documents_mask`
     or `block_attention.views` gave. is_causal: no query looks at a later key, and S = T; a mask says nothing else then.
     """
-    if isinstance(mask, Packed):
+    if isinstance(mask, DocumentBounds):
         return one_after_another(q, k, v, mask)
     if isinstance(mask, block_attention.Views):
         return block_attention.attend(q, k, v, mask)
@@ -56,7 +56,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -
     return _flex(q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=grouped)
 
 
-def one_after_another(q: Tensor, k: Tensor, v: Tensor, documents: Packed) -> Tensor:
+def one_after_another(q: Tensor, k: Tensor, v: Tensor, documents: DocumentBounds) -> Tensor:
     """Return the same (B, H, T, D) for rows of documents, S = T; bfloat16 or float16 on a GPU."""
     from torch.nn.attention.varlen import varlen_attn
 
@@ -70,7 +70,7 @@ def one_after_another(q: Tensor, k: Tensor, v: Tensor, documents: Packed) -> Ten
 
 
 def has_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Tell whether `Packed` can be attended to there."""
+    """Tell whether `DocumentBounds` can be attended to there."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
     return head_dim % 8 == 0 and head_dim <= MOST_HEAD_DIM and torch.cuda.get_device_capability(device) >= VARLEN_SINCE
@@ -172,7 +172,7 @@ def documents_mask(documents: Tensor, flex: bool, bounds: Tensor | None = None) 
     """
     rows, length = documents.shape
     if bounds is not None:
-        return Packed(bounds, length)
+        return DocumentBounds(bounds, length)
     if flex:
         create_block_mask = _block_mask(documents.is_cuda)
 
