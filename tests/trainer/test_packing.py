@@ -183,13 +183,14 @@ def kernel_for_cpus():
     They stay for the rest of the process, where nothing else asks for them.
     """
 
-    def forward(q, k, v, cu, cu_k, max_q, max_k, is_causal=False, scale=None, window=None, gqa=False, *rest):
+    def forward(q, k, v, cu, cu_k, max_q, max_k, *rest):
+        is_causal, scale, window, gqa = rest[:4]
         assert torch.equal(cu, cu_k) and cu.dtype == torch.int32 and is_causal and window == [-1, 0]
         assert max(one.stop - one.start for one in each_document(cu)) <= max_q == max_k and scale is None
         state = torch.zeros(2, dtype=torch.uint64)
         return plain(q, k, v, cu, is_causal, gqa), q.new_zeros(q.shape[1], len(q), dtype=torch.float32), state
 
-    def backward(slope, q, k, v, out, lse, cu, cu_k, max_q, max_k, is_causal, rng, scale=None, window=None, *rest):
+    def backward(slope, q, k, v, out, lse, cu, *rest):
         return slopes(slope, q, k, v, cu)
 
     varlen._varlen_attn.register_kernel("cpu", forward)

@@ -1,8 +1,8 @@
 """Attention over whole rows, over the documents of packed rows, and over a cache.
 
 In: queries, keys, values, and who may see whom. Out: what attention gives. On a GPU documents go through the kernel for
-rows of any length, one after the other (`DocumentBounds`), or, in float32, through flex attention with a compiled block mask;
-both skip what nobody may see. On a CPU they go through a mask: the same sums. Where a CPU trains, rows that are
+rows of any length, one after the other (`DocumentBounds`), or, in float32, through flex attention with a compiled block
+mask; both skip what nobody may see. On a CPU they go through a mask: the same sums. Where a CPU trains, rows that are
 not too long go through plain products of matrices (`InParts`): PyTorch's own kernel for CPUs takes 1.2 times as long as
 they do when each is run by itself, and 3 times as long once a compiler has joined what lies between them.
 """
