@@ -205,6 +205,7 @@ def test_the_profile_for_one_gpu_of_80_gb_fits_there_as_it_is():
 
 
 MEASURE = source("peak_memory")
+MOST_OVER = 1.25  # of what was taken; under it an estimate never is
 MEASURED: PhaseConfig = replace(
     BASE,
     model=ModelConfig(
@@ -241,11 +242,11 @@ def measured(config: PhaseConfig, size: int = 1, parallel: str = "fsdp") -> int:
 
 @pytest.mark.process
 def test_the_estimate_is_near_what_a_process_takes_and_so_is_what_recomputing_spares():
-    """Within a fifth in all; the difference, which the framework is not in, within two fifths."""
+    """Never under it, and at most a quarter over; the difference, without the framework, within two fifths."""
     sparing = replace(MEASURED, recompute=True)
     found = [measured(one) for one in (MEASURED, sparing)]
     expected = [memory.estimate(one, "cpu").total for one in (MEASURED, sparing)]
-    assert expected == [pytest.approx(one, rel=0.2) for one in found]
+    assert all(one <= told <= MOST_OVER * one for one, told in zip(found, expected, strict=True)), (found, expected)
     assert expected[0] - expected[1] == pytest.approx(found[0] - found[1], rel=0.4)
 
 
@@ -254,10 +255,13 @@ def test_the_estimate_is_near_what_a_process_takes_and_so_is_what_recomputing_sp
 def test_the_estimate_is_near_what_each_of_several_processes_takes_that_share_a_model():
     shape = replace(MEASURED.model, hidden_size=512, intermediate_size=1408, num_attention_heads=8)
     config = replace(MEASURED, model=replace(shape, num_key_value_heads=4), rows=2, micro_rows=1)
-    found = [measured(config, size) for size in (1, 2, 4)]
-    expected = [memory.estimate(config, "cpu", parts).total for parts in (1, 2, 4)]
+    spreads = [{"parts": 1}, {"sharers": 2}, {"parts": 2}, {"parts": 4}]
+    found = [measured(config, max(one.values()), "ddp" if "sharers" in one else "fsdp") for one in spreads]
+    expected = [memory.estimate(config, "cpu", **one).total for one in spreads]
     assert found == sorted(found, reverse=True)
-    assert expected == [pytest.approx(one, rel=0.25) for one in found]  # importing FSDP2 is in it
+    assert all(one <= told <= MOST_OVER * one for one, told in zip(found, expected, strict=True)), (found, expected)
+    rounded = replace(MEASURED, dtype="bfloat16")
+    assert measured(rounded) <= memory.estimate(rounded, "cpu").total <= MOST_OVER * measured(rounded)
 
 
 @pytest.mark.gpu
@@ -266,7 +270,7 @@ def test_on_a_gpu_the_estimate_is_near_what_is_taken(change):
     config = PROFILES["runpod_1b"]().phases["base"]
     config = replace(config, rows=16, micro_rows=4, compile="never")
     config = replace(config, **change)
-    assert memory.estimate(config).total == pytest.approx(measured(config), rel=0.2)
+    assert memory.estimate(config).total == pytest.approx(measured(config), rel=0.1)
 
 
 def test_a_mistake_in_a_profile_or_a_persona_names_its_file_and_line(tmp_path):
