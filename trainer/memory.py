@@ -7,7 +7,7 @@ than is held, in pieces that nothing fits into (trainer.machine): up to a quarte
 """
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from trainer.config import PhaseConfig
 
@@ -22,6 +22,13 @@ FRAMEWORK_BYTES = {
 }  # PyTorch itself, its kernels' code and workspaces, what threads keep
 TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # what several processes need to exchange anything: NCCL's buffers
 MUON_AT_ONCE = 1 << 26  # numbers that a GPU orthogonalises at a time: trainer.optim
+
+
+class Spread(TypedDict, total=False):
+    """How a model lies on several GPUs, as `estimate` takes it."""
+
+    parts: int
+    sharers: int
 
 
 @dataclass(frozen=True)
@@ -163,10 +170,10 @@ def host_bytes(config: PhaseConfig, share: int = 1) -> int:
     return (4 * config.model.num_params + state) // share
 
 
-def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, dict[str, int]]:
+def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, Spread]:
     """Return how a model may be spread over so many GPUs, in the order of speed, each as `estimate` takes it."""
     gpus = per_node * nodes
-    found = {"ddp": {"sharers": gpus}}
+    found: dict[str, Spread] = {"ddp": {"sharers": gpus}}
     if nodes > 1 and per_node > 1:
         found["hybrid"] = {"parts": per_node}
     if gpus > 1:
