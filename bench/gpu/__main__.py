@@ -1,7 +1,7 @@
 """What a GPU makes of the trainer: the first thing to run on a machine that has one. Prints a table, then JSON.
 
 Run: python -m bench.gpu [--num-gpus N] [--only WORD,WORD] [--json FILE] [--toy]. It needs no network and no data, and
-takes at most eight minutes on one GPU; `--toy` is the same at a size for one CPU. Every part goes through the loop, the
+is meant to take eight minutes on one GPU; `--toy` is the same at a size for one CPU. Every part goes through the loop, the
 optimizer and the checkpoints that runs go through. `seen` is measured, `wanted` is what dev/LOG.md is to hold it
 against; a part that fails says so, and the exit code is 1. N above 1 starts as many processes by torchrun.
 """
@@ -56,12 +56,12 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    flags = argparse.ArgumentParser()
-    flags.add_argument("--num-gpus", type=int, default=1)
-    flags.add_argument("--only", default=",".join(PARTS))
-    flags.add_argument("--json", default="")
-    flags.add_argument("--toy", action="store_true")
-    flags = flags.parse_args()
+    known = argparse.ArgumentParser()
+    known.add_argument("--num-gpus", type=int, default=1)
+    known.add_argument("--only", default=",".join(PARTS))
+    known.add_argument("--json", default="")
+    known.add_argument("--toy", action="store_true")
+    flags = known.parse_args()
     names = flags.only.split(",")
     if unknown := sorted(set(names) - set(PARTS)):
         print(f"--only {', '.join(unknown)}: known: {', '.join(PARTS)}", file=sys.stderr)

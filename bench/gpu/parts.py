@@ -179,11 +179,11 @@ def _policy(bench: Bench) -> Seen:
 def _ternary(bench: Bench) -> Seen:
     plain = bench.phase("base")
     ternary = replace(plain.model, sub_norm=True, ternary=Ternary())
-    config = replace(plain, phase="bits2", model=ternary, bits=BitsConfig(warmup_steps=2))
-    assert config.bits is not None
+    bits = BitsConfig(warmup_steps=2)
+    config = replace(plain, phase="bits2", model=ternary, bits=bits)
     config = replace(config, rows=config.micro_rows * 2, steps=4)
     model, _ = bench.model(config)
-    optimizer, objective = Optimizer(model, config.optimizer), Bits(config.bits, 4, model)
+    optimizer, objective = Optimizer(model, config.optimizer), Bits(bits, 4, model)
     make = text_of(config)
     with equipped(model, config, bench.machine):
 

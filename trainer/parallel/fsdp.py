@@ -44,7 +44,7 @@ class Cut:
         """Return the gradient of these rows, summed over all processes; None where there is none."""
         return None if parameter.grad is None else part_of(parameter.grad)
 
-    def before_pass(self, model: nn.Module, is_last: bool) -> None:
+    def before_pass(self, model: Any, is_last: bool) -> None:
         """Make ready for a pass of a step: gradients need to be the sums over all processes after the last one only."""
         if self.size > 1:
             model.set_requires_all_reduce(is_last)

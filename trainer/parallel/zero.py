@@ -49,7 +49,7 @@ class Shared(Cut):
         """Return the gradient of these rows, summed over all processes; None before `reduced`."""
         return self.grads.get(parameter)
 
-    def before_pass(self, model: nn.Module, is_last: bool) -> None:
+    def before_pass(self, model: Any, is_last: bool) -> None:
         """Make ready: on the last pass gradients are sent off as they come."""
         if is_last:
             self.waiting[:] = self.units
