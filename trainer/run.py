@@ -265,7 +265,7 @@ class PhaseRun:
         }
         draft = self.checkpoints.folder / ".draft"
         shutil.rmtree(draft, ignore_errors=True)
-        final.link_to(draft / final.folder.name, ("model",))  # the next phase reads nothing else
+        final.link_to(draft / final.folder.name, ("model", "source"))  # no other phase reads an optimizer
         for name in PUBLISHED:
             shutil.copyfile(self.metrics / name, draft / name)
         export.write(
