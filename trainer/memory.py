@@ -24,7 +24,7 @@ TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # what several processes need t
 MUON_AT_ONCE = 1 << 26  # numbers that a GPU orthogonalises at a time: trainer.optim
 
 
-class Spread(TypedDict, total=False):
+class Shares(TypedDict, total=False):
     """How a model lies on several GPUs, as `estimate` takes it."""
 
     parts: int
@@ -170,10 +170,10 @@ def host_bytes(config: PhaseConfig, share: int = 1) -> int:
     return (4 * config.model.num_params + state) // share
 
 
-def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, Spread]:
+def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, Shares]:
     """Return how a model may be spread over so many GPUs, in the order of speed, each as `estimate` takes it."""
     gpus = per_node * nodes
-    found: dict[str, Spread] = {"ddp": {"sharers": gpus}}
+    found: dict[str, Shares] = {"ddp": {"sharers": gpus}}
     if nodes > 1 and per_node > 1:
         found["hybrid"] = {"parts": per_node}
     if gpus > 1:
