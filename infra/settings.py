@@ -106,11 +106,17 @@ class Settings:
     aws_access_key_id: str = row("AWS_ACCESS_KEY_ID", "S3: key of a store s3://; else AWS's own files", secret=True)
     aws_secret_access_key: str = row("AWS_SECRET_ACCESS_KEY", "S3: the secret that goes with it", secret=True)
     aws_session_token: str = row("AWS_SESSION_TOKEN", "S3: the token of a key that lasts for hours", secret=True)
+    track: str = row("SLIPWAY_TRACK", "who is told the figures of trainings: wandb, mlflow, tensorboard, or none")
     wandb_api_key: str = row("WANDB_API_KEY", "W&B: the account's key; figures of training go there", secret=True)
-    wandb_project: str = row(
-        "WANDB_PROJECT", "W&B: the project; without a key its runs are kept offline, beside the figures"
-    )
+    wandb_project: str = row("WANDB_PROJECT", "W&B: the project; without a key its runs are kept offline")
     wandb_mode: str = row("WANDB_MODE", "W&B: online, offline or disabled; without it what the key says")
+    mlflow_tracking_uri: str = row("MLFLOW_TRACKING_URI", "MLflow: its server; without one runs are kept in a folder")
+    mlflow_experiment_name: str = row("MLFLOW_EXPERIMENT_NAME", "MLflow: the experiment that runs belong to", "slipway")
+    mlflow_tracking_username: str = row("MLFLOW_TRACKING_USERNAME", "MLflow: who tells it, where it asks")
+    mlflow_tracking_password: str = row(
+        "MLFLOW_TRACKING_PASSWORD", "MLflow: the password that goes with it", secret=True
+    )
+    mlflow_tracking_token: str = row("MLFLOW_TRACKING_TOKEN", "MLflow: a token instead of both", secret=True)
     sources: Mapping[str, str] = field(repr=False)
     given: Mapping[str, str] = field(repr=False, default_factory=dict)
     """The variables of `--env`, settings among them."""

@@ -101,7 +101,7 @@ def test_a_loss_is_drawn_from_where_it_began_to_where_it_is():
         "loss": 2.0,
         "curve": [8.0, 4.0, 2.0],
         "mfu": 0.4321,
-        "tracking": "offline",
+        "tracking": {},
     }
     step = {"name": "base", "state": "running", "record": record, "started_at": 900.0, "ended_at": None}
     view = replace(VIEW, state="running", step="base", note="", progress={"steps": [step]})
