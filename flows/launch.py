@@ -19,6 +19,7 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op, Taken
 from infra.names import check_name, run_name
+from infra.notices import hooks
 from infra.providers import Provider, registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
@@ -91,6 +92,7 @@ def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
         raise UsageError(f"--nodes is {nodes}; it must be at least 1")
     if spec.on_failure not in ("", "keep", "end"):
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
+    hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
     work = Work.of(spec, settings)
     candidates = registry.candidates(settings)
     limits = limits_for(settings, candidates[0].is_rented, spec, tell)

@@ -63,6 +63,7 @@ ORDER = {
         "selection",
         "jobs",
         "ledger",
+        "notices",
         "runs",
         "control",
         "drill",
