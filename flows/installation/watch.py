@@ -22,6 +22,7 @@ from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
 from infra.providers import registry
 from infra.runs import sight
+from infra.runs.keeper import lease_name
 from infra.runs.settle import settle
 from infra.runs.sight import Sight
 from infra.runs.timing import Say
@@ -79,7 +80,8 @@ class Watch:
         vendor = registry.provider(settings, op.vendor)
         seen = sight.look(op, vendor)
         if seen.verdict and not vendor.is_rented and not op.stays:
-            settle(self.journal, settings, self.say, [op.token])
+            if not self.journal.holder(lease_name(op.run)):  # else whoever follows it settles it
+                settle(self.journal, settings, self.say, [op.token])
             return
         now = time.time()
         if _percents(seen.progress) and max(_percents(seen.progress)) <= IDLE_PERCENT:

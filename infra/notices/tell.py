@@ -5,7 +5,9 @@ Nothing is raised: a run does not suffer from what is told of it.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from infra.agent.limits import read_clocks
 from infra.errors import in_words
@@ -16,6 +18,7 @@ from infra.notices.outbox import Notice
 from infra.settings import VENDORS, Settings
 
 Say = Callable[[str], None]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 WAIT_S = 5.0  # for another process that is sending
 
 
@@ -37,18 +40,26 @@ def tell(notice: Notice, names: tuple[str, ...], settings: Settings, say: Say) -
         say(f"notice of {notice.subject}: {in_words(error)}")
 
 
-def tell_end(op: Op, state: str, journal: Journal, settings: Settings, say: Say, at: float = 0.0) -> None:
+def tell_end(
+    op: Op,
+    state: str,
+    journal: Journal,
+    settings: Settings,
+    say: Say,
+    verdict: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Tell how a run ended, or that it lost its pod, and what all its pods have cost.
 
-    `at`: when its verdict was written, 0 where there is none: a run that was resumed may end again.
+    `verdict`: where there is one; by its time, a run that was resumed and ends again is told again.
     """
     scale = settings.clock_scale if op.vendor in VENDORS else 1.0
     names = names_of(op, settings) + ((hooks.OLD,) if settings.notify else ())
     if not names:
         return
     total = cost.total(journal.ops(run=op.run), journal.told("vendor"), read_clocks(), clock_scale=scale)
-    key = f"{op.token} {int(at or op.ended_at or 0)}"
-    tell(Notice(subject=op.run, event=state, key=key, note=op.reason, cost_micro_usd=total), names, settings, say)
+    key = f"{op.token} {int(verdict.get('at') or op.ended_at or 0)}"
+    note = str(verdict.get("reason") or op.reason)
+    tell(Notice(subject=op.run, event=state, key=key, note=note, cost_micro_usd=total), names, settings, say)
 
 
 def tell_back(op: Op, settings: Settings, say: Say) -> None:

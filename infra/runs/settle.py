@@ -66,8 +66,7 @@ def _settle(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     if vendor.is_rented and not (ended.is_live or verdict):  # perhaps by itself
         verdict = keep_last_words(ended, settings, tell)
     if not ended.is_live and op.slot == 0:
-        at = float(verdict.get("at") or 0.0)
-        tell_end(ended, verdict.get("state") or ended_how(ended), journal, settings, tell, at)
+        tell_end(ended, verdict.get("state") or ended_how(ended), journal, settings, tell, verdict)
     return ended
 
 

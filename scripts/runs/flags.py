@@ -57,6 +57,11 @@ class OneRunFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WhyFlags(Output):
+    run: str = flag("", "a run, a pod, a replica or a service (default: the last run)", word=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopFlags:
     run: str = flag("", "its name", word=True)
 

@@ -35,6 +35,14 @@ def status(c, spec):
     """
 
 
+@command("scripts.runs.why", f"{FLAGS}:WhyFlags", example="inv why brave-otter-3")
+def why(c, spec):
+    """Tell in ten lines what became of a run, a pod or a service, and what to do.
+
+    The first line names the cause: a preemption, a limit, a bad host, no memory, a full disk, a killed engine.
+    """
+
+
 @command("scripts.runs.logs", f"{FLAGS}:LogsFlags", example="inv logs brave-otter-3 --follow")
 def logs(c, spec):
     """Print what a run has written, step by step."""
