@@ -14,6 +14,7 @@ from typing import Any
 from flows import status
 from flows.history import causes
 from flows.history.causes import Cause, Evidence
+from flows.installation import watch
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Event, Journal, Op
 from infra.ledger.life_cycle import FAILED
@@ -79,7 +80,7 @@ def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> Stor
 
 def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Settings) -> Story:
     """Return the story of a service: that of its newest replica in trouble, else how it is."""
-    ill = [one for one in seen.members if one.state.is_failed or one.state.value in ("PREEMPTED", "NOT_READY")]
+    ill = [one for one in seen.members if one.state in watch.ILL]
     lines = [f"replica {one.number}: {_member(one)}" for one in seen.members[-MOST_LINES + 3 :]]
     if seen.problem:
         return Story(name, Cause("controller", seen.problem, f"inv serve.status {name}"), tuple(lines))

@@ -36,7 +36,7 @@ EVERY_S = 10.0
 NEAR = 0.8  # of a limit
 IDLE_S = 600.0  # by the run's clock, of all its GPUs
 IDLE_PERCENT = 5.0  # what a driver shows of a GPU on which nothing runs
-ILL = (State.NOT_READY, State.UNKNOWN, State.PREEMPTED)
+ILL = tuple(one for one in State if one.value.startswith("FAILED")) + (State.NOT_READY, State.PREEMPTED)
 
 
 def is_wanted(journal: Journal, settings: Settings) -> bool:
@@ -115,8 +115,7 @@ def of_run(op: Op, seen: Sight, now: Clocks, idle_s: float = 0.0) -> Iterator[No
 def of_service(name: str, seen: ServiceRecord) -> Iterator[Notice]:
     """Yield what is worth telling of the replicas of a service: each trouble of each replica once."""
     for one in seen.members:
-        was_ready = one.ready_at is not None
-        if one.state.is_failed or one.state is State.PREEMPTED or one.state in ILL and was_ready:
+        if one.state in ILL:
             state = one.state.value.lower().replace("_", " ")
             note = f"replica {one.number} is {state}{f': {one.why}' if one.why else ''}; see: inv serve.status {name}"
             yield Notice(subject=name, event="unhealthy", key=f"{one.number} {one.state.value}", note=note)
