@@ -1,8 +1,9 @@
-"""The real libraries, each in its environment: a run that is killed in between is one run there, with each step once."""
+"""The real libraries, each in its environment: a run that is killed in between is one run there, each step once."""
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from infra.agent import environment
-from tests.loopback import free_port
 from tests.trainer.tracking.test_sidecar import tell
 from tests.world import ROOT, until
 
@@ -82,11 +82,12 @@ for path in sys.argv[1:]:
 
 
 def test_mlflow_keeps_one_run_on_its_server(tmp_path):
-    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     server = subprocess.Popen(
-        [str(python("mlflow").parent / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-         "--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db", "--artifacts-destination", str(tmp_path / "kept")],
+        [str(python("mlflow").parent / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(port),
+         "--workers", "1", "--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db", "--artifacts-destination", str(tmp_path / "kept")],
         env={**os.environ, "PATH": f"{python('mlflow').parent}{os.pathsep}{os.environ['PATH']}"},
         stdout=sys.stderr, start_new_session=True,
     )  # fmt: skip
