@@ -5,10 +5,12 @@
 Whoever calls them shows and asks in between. `tell` hears what people may want to know on the way.
 """
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flows import planning, resume, run_leases, same_request
+from flows.history import receipt
 from flows.jobs import memory_check
 from flows.planning import Work
 from flows.same_request import TypedLaunch
@@ -157,6 +159,9 @@ def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
         op = _begin(found, journal, settings, tell)
     if not registry.provider(settings, op.vendor).is_here and op.token not in known:
         snapshot.keep_code(op, ROOT, settings.homes / op.run, found.plan.carried)
+    if op.token not in known:
+        with contextlib.suppress(OSError):  # a full disk: the run goes on without a receipt
+            receipt.write(op, settings, found.offers[0] if found.offers else None)
     return op
 
 

@@ -113,7 +113,7 @@ class Settings:
     wandb_project: str = row("WANDB_PROJECT", "W&B: the project; without a key its runs are kept offline")
     wandb_mode: str = row("WANDB_MODE", "W&B: online, offline or disabled; without it what the key says")
     mlflow_tracking_uri: str = row("MLFLOW_TRACKING_URI", "MLflow: its server; without one runs are kept in a folder")
-    mlflow_experiment_name: str = row("MLFLOW_EXPERIMENT_NAME", "MLflow: the experiment that runs belong to", "slipway")
+    mlflow_experiment_name: str = row("MLFLOW_EXPERIMENT_NAME", "MLflow: the experiment that runs belong to (slipway)")
     mlflow_tracking_username: str = row("MLFLOW_TRACKING_USERNAME", "MLflow: who tells it, where it asks")
     mlflow_tracking_password: str = row(
         "MLFLOW_TRACKING_PASSWORD", "MLflow: the password that goes with it", secret=True

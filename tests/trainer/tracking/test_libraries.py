@@ -87,7 +87,8 @@ def test_mlflow_keeps_one_run_on_its_server(tmp_path):
     url = f"http://127.0.0.1:{port}"
     server = subprocess.Popen(
         [str(python("mlflow").parent / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(port),
-         "--workers", "1", "--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db", "--artifacts-destination", str(tmp_path / "kept")],
+         "--workers", "1", "--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db",
+         "--artifacts-destination", str(tmp_path / "kept")],
         env={**os.environ, "PATH": f"{python('mlflow').parent}{os.pathsep}{os.environ['PATH']}"},
         stdout=sys.stderr, start_new_session=True,
     )  # fmt: skip
