@@ -254,7 +254,7 @@ class Supervisor:
 
     def _watch_on(self) -> None:
         with Journal.open(self.settings.state_file) as journal:
-            one = watch.Watch(journal, self.tell)
+            one = watch.NoticeWatch(journal, self.tell)
             while not self.is_leaving.wait(EVERY_S):
                 one.look(load())
 

@@ -1,6 +1,6 @@
 """The cause of what became of a run, from what was written down of it. Pure.
 
-In: `Evidence`: the rows of the journal, the verdict, the last words of the steps. Out: a `Cause`: its name, one
+In: `RunEvidence`: the rows of the journal, the verdict, the last words of the steps. Out: a `Cause`: its name, one
 sentence, and what to type. The first rule that knows the evidence decides; the rules stand from the most certain to
 the most general.
 """
@@ -23,7 +23,7 @@ SIGNAL = re.compile(r"killed by (SIG[A-Z0-9]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class RunEvidence:
     """What is known of a run, a pod or a replica."""
 
     run: str
@@ -65,12 +65,12 @@ class Cause:
     """What to do, with the command to type."""
 
 
-def cause_of(one: Evidence) -> Cause:
+def cause_of(one: RunEvidence) -> Cause:
     """Return why it is as it is."""
     return next(found for rule in RULES if (found := rule(one)) is not None)
 
 
-def _disk(one: Evidence) -> Cause | None:
+def _disk(one: RunEvidence) -> Cause | None:
     if not DISK.search(one.all_words) or one.state in ("running", "succeeded"):
         return None
     where = f"step {one.step}" if one.step else "the work"
@@ -82,7 +82,7 @@ def _disk(one: Evidence) -> Cause | None:
     )
 
 
-def _gpu_memory(one: Evidence) -> Cause | None:
+def _gpu_memory(one: RunEvidence) -> Cause | None:
     if not GPU_MEMORY.search(one.all_words) or one.state in ("running", "succeeded"):
         return None
     said = next((line for line in one.all_words.splitlines() if GPU_MEMORY.search(line)), one.reason).strip()
@@ -93,7 +93,7 @@ def _gpu_memory(one: Evidence) -> Cause | None:
     )
 
 
-def _engine(one: Evidence) -> Cause | None:
+def _engine(one: RunEvidence) -> Cause | None:
     if not one.is_engine or one.state in ("running", "succeeded") or not (one.verdict or one.why):
         return None
     if one.verdict.get("state") == "stopped" or not (SIGNAL.search(one.reason) or one.verdict.get("exit_code")):
@@ -108,7 +108,7 @@ def _engine(one: Evidence) -> Cause | None:
     )
 
 
-def _memory(one: Evidence) -> Cause | None:
+def _memory(one: RunEvidence) -> Cause | None:
     is_killed = one.verdict.get("exit_code") in (-9, 137)
     if one.state in ("running", "succeeded") or not (is_killed or MEMORY.search(one.all_words)):
         return None
@@ -121,7 +121,7 @@ def _memory(one: Evidence) -> Cause | None:
     return None
 
 
-def _idle(one: Evidence) -> Cause | None:
+def _idle(one: RunEvidence) -> Cause | None:
     if one.state != "limit" or not IDLE.search(one.reason):
         return None
     return Cause(
@@ -131,7 +131,7 @@ def _idle(one: Evidence) -> Cause | None:
     )
 
 
-def _limit(one: Evidence) -> Cause | None:
+def _limit(one: RunEvidence) -> Cause | None:
     outcome = one.rows[-1].outcome if one.rows else ""
     if one.state != "limit" and outcome != "limit":
         return None
@@ -143,7 +143,7 @@ def _limit(one: Evidence) -> Cause | None:
     )
 
 
-def _preempted(one: Evidence) -> Cause | None:
+def _preempted(one: RunEvidence) -> Cause | None:
     gone = taken_away(one)
     if not gone or one.state == "failed" and one.verdict:
         return None
@@ -157,7 +157,7 @@ def _preempted(one: Evidence) -> Cause | None:
     return Cause("preemption", f"{said}, and nothing has taken its place", f"bring it back: inv resume {one.run}")
 
 
-def _host(one: Evidence) -> Cause | None:
+def _host(one: RunEvidence) -> Cause | None:
     bad = given_back(one)
     if not bad or one.verdict and one.state not in ("running", "succeeded"):
         return None
@@ -171,7 +171,7 @@ def _host(one: Evidence) -> Cause | None:
     )
 
 
-def _silent(one: Evidence) -> Cause | None:
+def _silent(one: RunEvidence) -> Cause | None:
     if not SILENT.search(one.reason):
         return None
     return Cause(
@@ -181,7 +181,7 @@ def _silent(one: Evidence) -> Cause | None:
     )
 
 
-def _failed(one: Evidence) -> Cause | None:
+def _failed(one: RunEvidence) -> Cause | None:
     if one.state != "failed":
         return None
     said = one.reason or (one.rows[-1].reason if one.rows else "") or "nobody knows why"
@@ -193,7 +193,7 @@ def _failed(one: Evidence) -> Cause | None:
     )
 
 
-def _stopped(one: Evidence) -> Cause | None:
+def _stopped(one: RunEvidence) -> Cause | None:
     if one.state != "stopped":
         return None
     is_asked = one.rows and one.rows[-1].outcome == ASKED or "SIGTERM" in one.reason
@@ -202,14 +202,14 @@ def _stopped(one: Evidence) -> Cause | None:
     return Cause("stopped", f"{how}{f': {said}' if said else ''}", f"go on: inv resume {one.run}")
 
 
-def _lost(one: Evidence) -> Cause | None:
+def _lost(one: RunEvidence) -> Cause | None:
     if one.state != "lost":
         return None
     said = one.reason or "neither its guard nor its agent is running"
     return Cause("lost", f"its machine is gone or silent: {said}", f"bring it back: inv resume {one.run}")
 
 
-def _any(one: Evidence) -> Cause:
+def _any(one: RunEvidence) -> Cause:
     what = {
         "running": (f"it is at work{f' on step {one.step}' if one.step else ''}", f"watch it: inv logs {one.run} -f"),
         "succeeded": ("all its steps are done", "talk to what it made: inv chat"),
@@ -220,12 +220,12 @@ def _any(one: Evidence) -> Cause:
     return Cause(one.state or "unknown", said, then)
 
 
-def taken_away(one: Evidence) -> list[Op]:
+def taken_away(one: RunEvidence) -> list[Op]:
     """Return the pods that were gone without anybody of ours having ended them."""
     return [op for op in one.rows if not op.is_live and op.outcome == "" and op.token in one.armed]
 
 
-def given_back(one: Evidence) -> list[Op]:
+def given_back(one: RunEvidence) -> list[Op]:
     """Return the pods that did not boot, or were not what was promised."""
     return [
         op for op in one.rows
@@ -241,6 +241,6 @@ def _is(state: str) -> str:
     return "is at work" if state == "running" else "has succeeded"
 
 
-RULES: tuple[Callable[[Evidence], Cause | None], ...] = (
+RULES: tuple[Callable[[RunEvidence], Cause | None], ...] = (
     _engine, _disk, _gpu_memory, _memory, _idle, _limit, _silent, _preempted, _host, _failed, _lost, _stopped, _any,
 )  # fmt: skip

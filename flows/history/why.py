@@ -1,6 +1,6 @@
 """Why a run, a pod or a service is as it is, in ten lines at most: `inv why`.
 
-In: the journal's rows and events, a look at the pod or its last words at home, its logs. Out: a `Story`: the cause
+In: the journal's rows and events, a look at the pod or its last words at home, its logs. Out: a `WhyStory`: the cause
 first, then what happened in its order, what it cost, and what to type. Nothing is changed, and nothing is asked of a
 pod that has ended.
 """
@@ -13,10 +13,10 @@ from typing import Any
 
 from flows import status
 from flows.history import causes
-from flows.history.causes import Cause, Evidence
+from flows.history.causes import Cause, RunEvidence
 from flows.installation import watch
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Event, Journal, Op
+from infra.ledger.journal import Journal, JournalEvent, Op
 from infra.ledger.life_cycle import FAILED
 from infra.money import in_usd, per_hour
 from infra.records import PodView
@@ -33,7 +33,7 @@ TAIL_BYTES = 8192
 
 
 @dataclass(frozen=True)
-class Story:
+class WhyStory:
     subject: str
     cause: Cause
     lines: tuple[str, ...]
@@ -46,7 +46,7 @@ class Story:
         return [first, *self.lines[: MOST_LINES - 2], f"to do: {self.cause.then}"]
 
 
-def why(name: str, journal: Journal, settings: Settings) -> Story:
+def why(name: str, journal: Journal, settings: Settings) -> WhyStory:
     """Return the story of a run, of a pod, of a replica or of a service; of the last run by default.
 
     Raises UsageError when nothing has that name.
@@ -57,13 +57,13 @@ def why(name: str, journal: Journal, settings: Settings) -> Story:
     return of_run(find_run(journal, name), journal, settings)
 
 
-def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> Story:
+def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyStory:
     """Return the story of a run by its newest row. `said`: what somebody else knows of its end."""
     view = next(one for one in status.status(journal, settings, op.run) if one.run == op.run)
     events, rows = journal.events(op.run), journal.ops(run=op.run)
     verdict = _verdict(op, view, settings)
     step = str(verdict.get("step") or view.step)
-    evidence = Evidence(
+    evidence = RunEvidence(
         run=op.run,
         state=view.state,
         rows=rows,
@@ -75,15 +75,15 @@ def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> Stor
         is_engine=bool(op.service),
         recoveries=view.recoveries,
     )
-    return Story(op.run, causes.cause_of(evidence), tuple(_lines(evidence, events, view)))
+    return WhyStory(op.run, causes.cause_of(evidence), tuple(_lines(evidence, events, view)))
 
 
-def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Settings) -> Story:
+def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Settings) -> WhyStory:
     """Return the story of a service: that of its newest replica in trouble, else how it is."""
     ill = [one for one in seen.members if one.state in watch.ILL]
     lines = [f"replica {one.number}: {_member(one)}" for one in seen.members[-MOST_LINES + 3 :]]
     if seen.problem:
-        return Story(name, Cause("controller", seen.problem, f"inv serve.status {name}"), tuple(lines))
+        return WhyStory(name, Cause("controller", seen.problem, f"inv serve.status {name}"), tuple(lines))
     for one in reversed(ill):
         with contextlib.suppress(UsageError, StopIteration):
             story = of_run(find_run(journal, one.run), journal, settings, one.why)
@@ -92,12 +92,14 @@ def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Sett
             then = cause.then if cause.name != "killed engine" else (
                 f"its last words: inv serve.logs {name}; the controller begins another one by itself"
             )  # fmt: skip
-            return Story(name, Cause(cause.name, says, then), (*lines, *story.lines[-1:]))
+            return WhyStory(name, Cause(cause.name, says, then), (*lines, *story.lines[-1:]))
     if seen.held:
-        return Story(name, Cause("held", f"fewer replicas than wanted: {seen.held}", f"inv serve.status {name}"),
+        return WhyStory(name, Cause("held", f"fewer replicas than wanted: {seen.held}", f"inv serve.status {name}"),
                      tuple(lines))  # fmt: skip
     says = f"{count(len(seen.serving), 'replica')} of {len(seen.members)} answer"
-    return Story(name, Cause("serving" if seen.serving else "starting", says, f"inv serve.status {name}"), tuple(lines))
+    return WhyStory(
+        name, Cause("serving" if seen.serving else "starting", says, f"inv serve.status {name}"), tuple(lines)
+    )
 
 
 def _member(one: Member) -> str:
@@ -137,7 +139,7 @@ def _end_of(path: Path) -> str:
         return ""
 
 
-def _lines(one: Evidence, events: Sequence[Event], view: PodView) -> list[str]:
+def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> list[str]:
     """Return what happened, in at most eight lines: asked for, pods, steps, what is safe, money."""
     found = []
     refused = [op for op in one.rows if op.state == FAILED]
@@ -162,7 +164,7 @@ def _lines(one: Evidence, events: Sequence[Event], view: PodView) -> list[str]:
     return found
 
 
-def _pod(number: int, op: Op, events: Sequence[Event]) -> str:
+def _pod(number: int, op: Op, events: Sequence[JournalEvent]) -> str:
     """Return the life of one pod in a line."""
     at = {event.event: event.at for event in reversed(events)}
     parts = [f"{moment(op.intent_at)} pod {number} on {op.vendor}{f' ({op.place})' if op.place else ''}"]
@@ -187,7 +189,7 @@ def _step(step: Mapping[str, Any]) -> str:
     return f"{step['name']} {step['state']}{more}"
 
 
-def _money(one: Evidence, view: PodView) -> str:
+def _money(one: RunEvidence, view: PodView) -> str:
     limit = f" of {in_usd(view.limit_micro_usd)}" if view.limit_micro_usd else ""
     live = [op for op in one.rows if op.is_live and op.rate]
     now = f"; bills {per_hour(sum(op.rate for op in live))}" if live else "; nothing of it bills"

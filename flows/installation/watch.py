@@ -49,7 +49,7 @@ def _watched(journal: Journal, settings: Settings) -> list[Op]:
 
 
 @dataclass
-class Watch:
+class NoticeWatch:
     """A look again and again; it remembers since when GPUs are idle."""
 
     journal: Journal

@@ -125,7 +125,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Event:
+class JournalEvent:
     """One change of a row, as it was written down."""
 
     token: str
@@ -306,12 +306,12 @@ class Journal:
                 found.setdefault(op.recoveries, float(op.intent_at))
         return [found[number] for number in sorted(found)]
 
-    def events(self, run: str) -> list[Event]:
+    def events(self, run: str) -> list[JournalEvent]:
         """Return everything that was written down of the pods of a run, oldest first."""
         sql = """SELECT events.token, event, events.state, facts, at FROM events JOIN ops USING (token)
             WHERE run = ? ORDER BY events.id"""
         rows = self._db.execute(sql, (run,)).fetchall()
-        return [Event(token, event, state, json.loads(facts), at) for token, event, state, facts, at in rows]
+        return [JournalEvent(token, event, state, json.loads(facts), at) for token, event, state, facts, at in rows]
 
     def runs(self) -> list[str]:
         """Return the names of runs, the one that was rented for last at the end."""

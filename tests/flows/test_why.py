@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.history.causes import Evidence, cause_of
+from flows.history.causes import RunEvidence, cause_of
 from flows.history.why import of_run
 from infra.ledger.journal import Journal, Op
 from infra.settings import Settings
@@ -51,7 +51,7 @@ KILLED = "step sft was killed by SIGKILL, as happens when the machine runs out o
 ])  # fmt: skip
 def test_the_cause_is_named(name, word, evidence):
     armed = frozenset(op.token for op in evidence["rows"])
-    found = cause_of(Evidence(**{"run": "calm-1", "armed": armed, **evidence}))
+    found = cause_of(RunEvidence(**{"run": "calm-1", "armed": armed, **evidence}))
     assert found.name == name
     assert word in found.says
     assert found.then
