@@ -100,7 +100,7 @@ def notes(names: Sequence[str], settings: Settings) -> tuple[str, ...]:
     found = []
     for name in names:
         if name == "wandb" and not settings.wandb_api_key:
-            found.append("W&B: without WANDB_API_KEY the run is kept offline on its machine, for: wandb sync --append")
+            found.append("W&B: without WANDB_API_KEY the run is kept offline on its machine, for: wandb sync")
         if name == "mlflow" and not settings.mlflow_tracking_uri:
             found.append("MLflow: without MLFLOW_TRACKING_URI the run is kept in a folder of its machine")
     return tuple(found)

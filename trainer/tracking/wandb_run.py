@@ -1,11 +1,13 @@
 """Weights & Biases: one run of theirs for one run of ours, over its phases and its recoveries.
 
-The id of the run is ours. Online, what was told is asked of their server when the run goes on; offline it is kept
-beside the run, to be sent with `wandb sync --append`. Each phase counts its own steps, so that several of them, and
+The id of the run is ours. Online, what was told is asked of their server when the run goes on. Offline it is kept
+beside the run, to be sent with `wandb sync`; what a process has written there that was killed may lack its last lines,
+so that the next one writes all of it anew, in its place. Each phase counts its own steps, so that several of them, and
 steps after a recovery, stand in one run.
 """
 
 import os
+import shutil
 from collections.abc import Sequence
 
 import wandb
@@ -18,6 +20,8 @@ PROJECT = "slipway"
 class WandbRun:
     def __init__(self, run: TrackedRun) -> None:
         mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        if mode == "offline":
+            shutil.rmtree(run.folder / "wandb", ignore_errors=True)
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
             id=run.run,
@@ -32,8 +36,10 @@ class WandbRun:
             self.run.define_metric(f"{phase}/step", hidden=True)
             self.run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
         is_offline = bool(self.run.offline)
-        self.link = "offline, for: wandb sync --append work/tracking/wandb" if is_offline else str(self.run.url)
-        self.told = None if is_offline else self._told(list(run.configs))
+        self.link = (
+            "offline, for: wandb sync work/tracking/wandb/wandb/offline-run-*" if is_offline else str(self.run.url)
+        )
+        self.told = Told() if is_offline else self._told(list(run.configs))
 
     def _told(self, phases: Sequence[str]) -> Told:
         """Return what their server has of an earlier process of this run."""

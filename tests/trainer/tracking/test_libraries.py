@@ -16,7 +16,7 @@ from infra.agent import environment
 from tests.trainer.tracking.test_sidecar import tell
 from tests.world import ROOT, until
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 STEPS = 30
 READER = """
@@ -84,7 +84,7 @@ def test_wandb_offline_is_one_run_with_each_step_once(tmp_path):
     said = track(tmp_path, "wandb", WANDB_MODE="offline")
     assert said["link"].startswith("offline") and said["samples"] == {"sft": STEPS}
     files = sorted((tmp_path / "work" / "tracking" / "wandb").glob("wandb/offline-run-*/run-*.wandb"))
-    assert len(files) == 2 and {one.name for one in files} == {"run-brave-otter-3.wandb"}
+    assert [one.name for one in files] == ["run-brave-otter-3.wandb"]
     words = [str(python("track-wandb")), "-c", READER, *map(str, files)]
     rows = subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
     assert [int(row.split()[0]) for row in rows] == list(range(1, STEPS + 1))
@@ -115,7 +115,7 @@ def test_mlflow_keeps_one_run_on_its_server(tmp_path):
         return json.load(urllib.request.urlopen(request, timeout=30))
 
     try:
-        until(answers, "MLflow's server answers", 240)
+        until(answers, "MLflow's server answers", 280)
         said = track(tmp_path, "mlflow", MLFLOW_TRACKING_URI=url)
         assert said["link"].startswith(f"{url}/#/experiments/")
         with urllib.request.urlopen(f"{url}/api/2.0/mlflow/experiments/get-by-name?experiment_name=slipway") as reply:

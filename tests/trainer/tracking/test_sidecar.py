@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.world import ROOT
 from trainer.tracking.__main__ import Sidecar
 from trainer.tracking.tensorboard_files import FILE
 from trainer.tracking.tracker import TrackedRun, flat
@@ -100,3 +101,11 @@ def test_tensorboard_reads_each_step_once_after_a_file_was_cut_off(tmp_path):
 
 def test_a_configuration_is_told_by_the_path_of_each_value():
     assert flat({"steps": 9, "optimizer": {"lr": 0.1, "decay": None}}) == {"steps": 9, "optimizer.lr": 0.1}
+
+
+def test_the_example_of_a_tracker_writes_its_table(tmp_path):
+    tell(tmp_path / "work" / "runs" / "sft", range(1, 4))
+    code = (ROOT / "examples" / "tracker.py").read_text()
+    sidecar(tmp_path, "tracker", code).end()
+    link = json.loads((tmp_path / "state" / "tracking" / "tracker.json").read_text())["link"]
+    assert (tmp_path / link).read_text().splitlines() == ["sft,1,1.0000", "sft,2,0.5000", "sft,3,0.3333"]
