@@ -1,18 +1,19 @@
-"""A tracker of one's own: it writes each step's loss to a table. `inv launch --phase sft --track examples/tracker.py`."""
+"""A tracker of your own, which writes the loss of each step to a table.
+
+./inv launch --phase sft --track examples/tracker.py
+"""
 
 
 class Table:
     link = "work/tracking/tracker/losses.csv"  # where people find it; `inv status` shows that
 
     def __init__(self, folder):
-        self.file = open(folder / "losses.csv", "a", buffering=1, encoding="utf-8")
+        self.path = folder / "losses.csv"
 
     def tell(self, phase, figures):
         """Get one line of metrics.jsonl: step, loss, lr, tokens, tokens_per_s, ... Each step comes once."""
-        self.file.write(f"{phase},{figures['step']},{figures['loss']:.4f}\n")
-
-    def close(self):
-        self.file.close()
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{phase},{figures['step']},{figures['loss']:.4f}\n")
 
 
 def tracker(run, folder, configs):

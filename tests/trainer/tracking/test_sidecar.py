@@ -8,6 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.world import ROOT
+from trainer.reporting.jsonl_log import read
 from trainer.tracking.__main__ import Sidecar
 from trainer.tracking.tensorboard_files import FILE
 from trainer.tracking.tracker import TrackedRun, flat
@@ -32,8 +33,7 @@ def tell(folder: Path, steps: Iterable[int], scale: float = 1.0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     steps = list(steps)
     path = folder / "metrics.jsonl"
-    before = path.read_text().splitlines() if path.exists() else []
-    kept = [line for line in before if json.loads(line)["step"] < steps[0]]
+    kept = [json.dumps(one) for one in read(path) if one["step"] < steps[0]]
     lines = [json.dumps({"step": step, "tokens": 64 * step, "loss": scale / step, "at": 1e9 + step}) for step in steps]
     draft = folder / "draft"
     draft.write_text("".join(f"{line}\n" for line in [*kept, *lines]))
@@ -72,7 +72,7 @@ def test_steps_that_are_done_again_after_a_kill_are_told_once(tmp_path):
 def test_a_tracker_that_fails_says_so_beside_its_link_and_tells_the_rest_the_next_time(tmp_path):
     tell(tmp_path / "work" / "runs" / "sft", range(1, 4))
     sidecar(tmp_path, "mine", OWN).look()
-    broken = sidecar(tmp_path, "mine", OWN.replace("self.file.write(json.dumps([phase, fig", "1 / 0; ([phase, (fig"))
+    broken = sidecar(tmp_path, "mine", OWN.replace("figures):\n", "figures):\n        1 / 0\n"))
     tell(tmp_path / "work" / "runs" / "sft", range(4, 6))
     with pytest.raises(ZeroDivisionError) as raised:
         broken.look()
