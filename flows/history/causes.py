@@ -89,7 +89,7 @@ def _gpu_memory(one: RunEvidence) -> Cause | None:
     return Cause(
         "out of memory",
         f"the memory of the GPU ran out in step {one.step or '?'}: {said}",
-        f"fewer rows at once (--set {one.step or 'sft'}.micro_batch_rows=1) or a larger GPU; what fits: inv fit",
+        f"fewer rows at once (--set {one.step or 'sft'}.micro_rows=1) or a larger GPU; what fits: inv fit",
     )
 
 
@@ -104,7 +104,7 @@ def _engine(one: RunEvidence) -> Cause | None:
     return Cause(
         "killed engine",
         f"the engine of the replica was {how}{more}" if signal else f"the engine of the replica {how}",
-        f"its last words: inv serve.logs --replica {one.run.rpartition('-')[2]}; the controller has begun another one",
+        f"its last words: inv serve.logs --replica-id {one.run.rpartition('-')[2]}; the controller has begun another one",
     )
 
 
@@ -211,7 +211,10 @@ def _lost(one: RunEvidence) -> Cause | None:
 
 def _any(one: RunEvidence) -> Cause:
     what = {
-        "running": (f"it is at work{f' on step {one.step}' if one.step else ''}", f"watch it: inv logs {one.run} -f"),
+        "running": (
+            f"it is at work{f' on step {one.step}' if one.step else ''}",
+            f"watch it: inv logs {one.run} --follow",
+        ),
         "succeeded": ("all its steps are done", "talk to what it made: inv chat"),
         "planned": ("its machine is not there yet", f"wait, or end it: inv down {one.run}"),
         "idle": ("its pod waits for work", f"give it some: inv pod.run, or end it: inv down {one.run}"),
