@@ -104,7 +104,7 @@ def _engine(one: RunEvidence) -> Cause | None:
     return Cause(
         "killed engine",
         f"the engine of the replica was {how}{more}" if signal else f"the engine of the replica {how}",
-        f"its last words: inv serve.logs --replica-id {one.run.rpartition('-')[2]}; the controller has begun another one",
+        f"its last words: inv serve.logs --replica-id {one.run.rpartition('-')[2]}; another one is begun by itself",
     )
 
 
