@@ -11,7 +11,10 @@ from infra.ledger.journal import Journal
 from infra.ledger.reconcile import Action, Claim, Delete, reconcile
 from infra.machines.host_memory import at_once
 from infra.money import dollars
-from infra.providers import Provider, market, offers, registry
+from infra.notices import hooks
+from infra.notices.outbox import Notice
+from infra.notices.tell import tell
+from infra.providers import Market, Provider, market, offers, registry
 from infra.runs import pods
 from infra.settings import VENDORS, Settings
 from infra.units import count
@@ -67,7 +70,20 @@ def audit(journal: Journal, settings: Settings, provider: str = "", kill: str | 
             else:
                 found += seen[0]
                 problems += seen[1].problems
+    if not kill:
+        _tell(found, settings)
     return Accounts([known_elsewhere(one, journal) for one in found], done, problems, is_alone)
+
+
+def _tell(found: Sequence[Finding], settings: Settings) -> None:
+    """Have the hooks that are told of everything told of machines that should not run; of each once."""
+    for one in found:
+        if one.is_wrong:
+            name = one.run or one.name or one.pod_id or one.token
+            note = f"{one.provider} {one.pod_id or one.token} ({one.kind}) at {dollars(one.micro_usd_per_hour)} USD/h; "
+            notice = Notice(subject=name, event="audit", key=f"{one.provider} {one.pod_id} {one.token} {one.kind}",
+                            note=f"{note}run: inv audit")  # fmt: skip
+            tell(notice, hooks.for_all(settings), settings, lambda _: None)
 
 
 def reap(journal: Journal, settings: Settings, provider: str = "") -> Accounts:

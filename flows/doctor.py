@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -54,20 +53,18 @@ def findings(root: Path, settings: Settings) -> list[DoctorLine]:
     ]
     providers = [DoctorLine("local", "ok", "this machine"), *(_vendor(name, settings) for name in VENDORS)]
     here = [_python(), *_installers(), *tools, _disk(root, settings), _gpu(), _train(root, settings)]
-    return [*here, *tracking(root, settings), *_store(settings), *_uploads(settings), *providers]
+    return [*here, *tracking(settings), *_store(settings), *_uploads(settings), *providers]
 
 
-def tracking(root: Path, settings: Settings) -> list[DoctorLine]:
-    """Tell whether a training of the checkout `root` can tell its figures to W&B; [] where nobody asks for that."""
-    asked = [name for name in ("wandb_api_key", "wandb_project", "wandb_mode") if getattr(settings, name)]
-    if not asked or settings.wandb_mode == "disabled":
+def tracking(settings: Settings) -> list[DoctorLine]:
+    """Tell whom the figures of a training would go to; [] where nobody asks for that. Raises UsageError."""
+    from flows.jobs import trackers
+
+    names = trackers.asked("", settings)
+    if not names:
         return []
-    why = f"{asked[0].upper()} from {settings.sources[asked[0]]}"
-    group = environment.read_group((root / "pyproject.toml").read_text(encoding="utf-8"), "train")
-    if any(re.match(r"wandb(?![\w.-])", one) for one in group):
-        return [DoctorLine("W&B", "ok", why)]
-    what = 'the train environment lacks it: add a line "wandb", to the group train of pyproject.toml'
-    return [DoctorLine("W&B", "off", f"asked for by {why}, and left out: {what}")]
+    why = "SLIPWAY_TRACK" if settings.track else "W&B's own variables"
+    return [DoctorLine("tracking", "ok", "; ".join((f"{', '.join(names)} by {why}", *trackers.notes(names, settings))))]
 
 
 def nodes(settings: Settings) -> list[DoctorLine]:

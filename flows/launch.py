@@ -5,10 +5,12 @@
 Whoever calls them shows and asks in between. `tell` hears what people may want to know on the way.
 """
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flows import planning, resume, run_leases, same_request
+from flows.history import receipt
 from flows.jobs import memory_check
 from flows.planning import Work
 from flows.same_request import TypedLaunch
@@ -19,6 +21,7 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op, Taken
 from infra.names import check_name, run_name
+from infra.notices import hooks
 from infra.providers import Provider, registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
@@ -91,6 +94,7 @@ def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
         raise UsageError(f"--nodes is {nodes}; it must be at least 1")
     if spec.on_failure not in ("", "keep", "end"):
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
+    hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
     work = Work.of(spec, settings)
     candidates = registry.candidates(settings)
     limits = limits_for(settings, candidates[0].is_rented, spec, tell)
@@ -155,6 +159,9 @@ def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
         op = _begin(found, journal, settings, tell)
     if not registry.provider(settings, op.vendor).is_here and op.token not in known:
         snapshot.keep_code(op, ROOT, settings.homes / op.run, found.plan.carried)
+    if op.token not in known:
+        with contextlib.suppress(OSError):  # a full disk: the run goes on without a receipt
+            receipt.write(op, settings, found.offers[0] if found.offers else None)
     return op
 
 

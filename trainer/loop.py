@@ -279,8 +279,7 @@ class Training:
         }
 
     def _metrics(self, start: int) -> Metrics:
-        run = str(self.facts.get("run", ""))
-        return Metrics(self.folder, start, self.config, run, self.peak, self.ranks.size)
+        return Metrics(self.folder, start, self.config, self.peak, self.ranks.size)
 
 
 def random_state() -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from infra.jobs import job_file, machines
 from infra.jobs.job_file import JobFile
 from infra.market import gpus
 from infra.names import check_name
+from infra.notices import hooks
 from infra.providers import Provider, recovers_itself, registry
 from infra.runs.timing import Say
 from infra.selection.machine_spec import MachineSpec
@@ -77,6 +78,7 @@ def understand(
     _refuse_flags_of_trainings(spec, file)
     if spec.on_failure not in ("", "keep", "end"):
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
+    hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
     candidates = registry.candidates(settings)
     vendor = candidates[0]
     if not vendor.is_rented and not spec.provider and not spec.dry_run:

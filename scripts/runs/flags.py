@@ -70,6 +70,22 @@ class OneRunFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WhyFlags(Output):
+    run: str = flag("", "a run, a pod, a replica or a service (default: the last run)", word=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgainFlags(OneRunFlags):
+    out: str = flag("", "folder for what is made again (default: var/again/RUN-1)", unit="FOLDER")
+    dry_run: bool = flag(False, "say what differs today, and stop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EjectFlags(OneRunFlags):
+    out: str = flag("", "folder to write (default: RUN-plain)", unit="FOLDER")
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopFlags:
     run: str = flag("", "its name", word=True)
 

@@ -20,6 +20,7 @@ from flows import follow, run_leases, supervise
 from flows import launch as use_case
 from flows import resume as resuming
 from flows import stop as ending
+from flows.installation import watch
 from flows.jobs import request as jobs
 from flows.jobs.work import JobWork
 from flows.planning import Work, node_commands
@@ -84,6 +85,8 @@ def launch(spec: LaunchFlags) -> None:
                 render.say("nothing was rented")
                 return
         op = use_case.start(found, journal, settings, render.tell)
+        if watch.is_wanted(journal, settings):
+            supervise.ensure(settings)
         if spec.detach:
             leave(op, settings, spec.json)
             return

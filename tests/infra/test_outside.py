@@ -22,7 +22,7 @@ MANY = settings(
 )
 RECORD = {
     "kind": "progress", "at": 1e9, "done": 5, "total": 10, "unit": "tokens", "step": 3, "loss": 1.5,
-    "tokens_per_s": 7.5, "mfu": 0.1, "eta_s": 9.0, "curve": [1.5, 2.0], "tracking": "https://wandb.ai/x", "text": "",
+    "tokens_per_s": 7.5, "mfu": 0.1, "eta_s": 9.0, "curve": [1.5, 2.0], "text": "",
     "shards": 3, "documents": 7, "held_out": 2, "counts": {"read": 3}, "documents_per_s": 7, "mb_per_s": 0.5,
     "bits_per_byte": 1.5,
 }  # fmt: skip

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch.distributed.fsdp
-import torch.utils.tensorboard
 
 from tests.faults.lives import Child, Tell, fork
 from trainer.errors import PeerLost

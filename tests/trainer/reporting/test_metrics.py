@@ -15,7 +15,7 @@ from tests.trainer.conftest import tiny
 from trainer.device import Machine
 from trainer.loop import tokens_in
 from trainer.model.decoder import Decoder, initialise
-from trainer.reporting import peak_flops, tracking
+from trainer.reporting import peak_flops
 from trainer.reporting.jsonl_log import SAID, StepLines, parse, read
 from trainer.reporting.metrics import POINTS, Curve, Metrics
 from trainer.reporting.peak_flops import Peak
@@ -139,16 +139,6 @@ def test_asking_changes_no_bit_and_what_was_said_before_a_kill_stays(tmp_path, i
     assert [one["step"] for one in said] == [step for step in (5, 10, 15, 20) for _ in TALK]
     assert [one["prompt"] for one in said[: len(TALK)]] == list(TALK)
     assert all(isinstance(one["text"], str) for one in said)
-
-
-def test_who_asks_for_wandb_without_having_it_is_told_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    caplog.set_level("INFO")
-    monkeypatch.setenv("WANDB_PROJECT", "ours")
-    assert training(tmp_path, steps=2).run().step == 2
-    assert "wandb is not in this environment" in caplog.text
-    for environ, asked in (({}, False), ({"WANDB_API_KEY": "k"}, True), ({"WANDB_MODE": "disabled"}, False)):
-        assert tracking.is_asked_for(environ) is asked
 
 
 def test_the_first_line_of_a_run_has_the_whole_configuration_and_is_read_like_any_other(tmp_path):
