@@ -1,0 +1,79 @@
+"""The server of `inv ui`: `python -m ui [--port N] [--allow-acts] [--open]`, in the environment `ui`.
+
+It listens on loopback only, prints a link that can be opened once, and ends with Ctrl-C.
+"""
+
+import argparse
+import socket
+import sys
+import time
+import webbrowser
+
+import uvicorn
+
+from infra import job_environment
+from infra.checkout import ROOT
+from infra.settings import Settings
+from infra.transport.port_forward import LOOPBACK
+from store import credentials
+from ui import app
+from ui.access import Gate
+from ui.desk import Desk
+
+RENEW_S = 10.0  # a new link is printed at most that often
+TRIES = 20  # ports after the usual one
+
+
+def main() -> None:
+    """Serve the page until Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="ui")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--allow-acts", action="store_true")
+    parser.add_argument("--open", action="store_true")
+    flags = parser.parse_args()
+    settings = Settings.load(ROOT, {}, ())
+    credentials.lend(job_environment.secrets(settings))
+    listener = listen(flags.port)
+    port = listener.getsockname()[1]
+    gate = Gate(hosts=(f"{LOOPBACK}:{port}", f"localhost:{port}"), acts_allowed=flags.allow_acts)
+    renewed_at = 0.0
+
+    def tell_link() -> str:
+        link = f"http://{LOOPBACK}:{port}/#{gate.token}"
+        print(f"open {link}", flush=True)
+        return link
+
+    def expired() -> None:
+        nonlocal renewed_at
+        if time.monotonic() - renewed_at > RENEW_S:
+            renewed_at = time.monotonic()
+            gate.renew()
+            print("a link that no longer counts was opened; a new one:", file=sys.stderr, flush=True)
+            tell_link()
+
+    link = tell_link()
+    acts = "acts are on: down, resume and scale ask first" if flags.allow_acts else "it only shows"
+    print(f"the link counts once; {acts}; Ctrl-C ends the page, and nothing else", file=sys.stderr, flush=True)
+    if flags.open:
+        webbrowser.open(link)
+    desk = Desk(settings, acts_allowed=flags.allow_acts)
+    config = uvicorn.Config(
+        app.make(desk, gate, expired), log_level="warning", lifespan="off", timeout_graceful_shutdown=1,
+        server_header=False, date_header=False,
+    )  # fmt: skip
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def listen(port: int) -> socket.socket:
+    """Return a socket that listens on loopback: on that port, or where it is taken, on one of the next."""
+    for one in range(port, port + TRIES):
+        try:
+            return socket.create_server((LOOPBACK, one), backlog=64)
+        except OSError:
+            if port == 0:
+                raise
+    sys.exit(f"ui: the ports {port} to {port + TRIES - 1} of this machine are taken; choose another: inv ui --port N")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""The views of the page, by the names under which a browser asks for them."""
+
+from typing import Any
+
+from ui.desk import Desk
+from ui.views import runs
+from ui.views.ask import Asked, View
+
+
+def about(desk: Desk, asked: Asked) -> dict[str, Any]:
+    """Return what the page has to know before it shows anything."""
+    return {"acts_allowed": desk.acts_allowed, "is_rehearsal": bool(desk.settings.rehearsal)}
+
+
+VIEWS: dict[str, View] = {"about": View(about), "runs": runs.LIST, "curves": runs.CURVES}
