@@ -111,7 +111,7 @@ def curves(desk: Desk, asked: Asked) -> dict[str, Any]:
         told = {one.run: marks_of(desk, one, journal) for one in sources}
     phases = [name for name in PHASES if any(name in one.phases for one in sources)]
     by = asked.choice("by", BY)
-    phase = asked.choice("phase", [*phases, ""]) if asked.word("phase") else _busiest(sources, phases)
+    phase = asked.choice("phase", [*phases, ""]) if asked.word("phase") else _busiest(desk, sources, phases)
     since, until = asked.number("since"), asked.number("until")
     each = max(LEAST_EACH, min(MOST_EACH, MOST_POINTS // max(1, len(sources))))
     parts: dict[str, Any] = {}
@@ -275,12 +275,11 @@ def _placed(table: Table, by: str, at: float, kind: str, words: str) -> dict[str
     return {"x": table.along(by, max(0, table.row_at(at))), "kind": kind, "words": words, "at": at}
 
 
-def _busiest(sources: Sequence[Source], phases: Sequence[str]) -> str:
-    """Return the last phase that has begun to tell of itself: the one that somebody wants to see."""
+def _busiest(desk: Desk, sources: Sequence[Source], phases: Sequence[str]) -> str:
+    """Return the last phase of the first run that has begun to tell of itself: the one that somebody wants to see."""
     for name in phases[::-1]:
-        for one in sources:
-            if name in one.growing and one.growing[name].get()[0].steps:
-                return name
+        if sources and name in sources[0].phases and figures_of(desk, sources[0], name).get()[0].steps:
+            return name
     return phases[-1] if phases else ""
 
 
