@@ -21,11 +21,12 @@ from typing import Any
 from data.config import ConfigError
 from flows.follow import DETACHED
 from flows.planning import Work, plan_for
+from flows.reading import sweeps
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
 from infra.checkout import ROOT
 from infra.errors import NoOffer, SlipwayError, UsageError
-from infra.flags import as_typed
+from infra.flags import as_typed, given
 from infra.job_environment import secrets
 from infra.jobs.schedule import Lane, pack
 from infra.ledger.journal import Journal
@@ -87,6 +88,9 @@ class Sweep:
     children: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
     turn: threading.Lock = field(default_factory=threading.Lock)
+    began_at: float = field(default_factory=time.time)
+    record: Path | None = None
+    """Where it is written down, once it goes."""
 
     @property
     def micro_usd(self) -> int:
@@ -98,12 +102,15 @@ class Sweep:
 
         KeyboardInterrupt: the launches have detached, and no further one begins.
         """
+        self.record = sweeps.new_path(self.settings)
+        self._write()
         threads = [threading.Thread(target=self._lane, args=(lane,), daemon=True) for lane in self.lanes]
         for thread in threads:
             thread.start()
         try:
             while any(thread.is_alive() for thread in threads):
                 time.sleep(POLL_S)
+            self._write(is_over=True)
         except BaseException:
             self.over.set()
             for child in list(self.children.values()):
@@ -124,7 +131,16 @@ class Sweep:
             if self._is_being_made_elsewhere(run):
                 return False
             run.state = "running"
+            self._write()
             return True
+
+    def _write(self, is_over: bool = False) -> None:
+        """Write down how it stands, for whoever shows it."""
+        assert self.record is not None
+        odd = sweeps.differing({name: given(run.spec, ("tag",)) for name, run in self.runs.items()})
+        arms = (sweeps.Arm(run.name, run.pod, run.state, run.loss, run.seconds, run.reason, odd[run.name])
+                for run in self.runs.values())  # fmt: skip
+        sweeps.keep(self.record, sweeps.KeptSweep(self.began_at, is_over, tuple(arms)))
 
     def _is_being_made_elsewhere(self, run: SweepRun) -> bool:
         """Tell whether it would make what a run at work is making: it is made once, and used by all."""
@@ -172,6 +188,8 @@ class Sweep:
             run.reason = f"its launch left with exit code {code}; see {log}"
         if run.state == "succeeded":
             run.loss = _loss(self.settings.store, run.plan)
+        with self.turn:
+            self._write()
         self.tell(f"{time.strftime('%H:%M:%S')} {run.pod}: {run.name} {run.state} {run.reason}".rstrip())
 
 

@@ -37,7 +37,12 @@ PLAN = (
 PLAN += ("data.config", "data.references", "store.manifest", "infra.records", "infra.errors", "infra.agent.job")
 # What control code may import of training: its plan, and the light records beside that.
 LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "trainer.nanochat.look", "data.text.remote")
-LIGHT += ("trainer.reporting.jsonl_log", "trainer.reporting.run_report", "trainer.reporting.compared")
+LIGHT += (
+    "trainer.reporting.jsonl_log",
+    "trainer.reporting.run_report",
+    "trainer.reporting.compared",
+    "trainer.reporting.comparison",
+)
 # From the most special to the most general: whose files, what they may import of the house.
 TABLE = (
     ("infra.agent", ("infra.agent",)),
@@ -90,7 +95,20 @@ ORDER = {
     "store": ("backends", "artifacts", "run_sync"),
     # A noun's commands use those of another one in four places: chat asks a service, a report shows evaluations, the
     # work of a pod is followed as a launch is, and doctor looks at everything.
-    "scripts": ("cli", "market", "services", "models", "data", "pools", "store", "runs", "pods", "control", "project", "ui"),
+    "scripts": (
+        "cli",
+        "market",
+        "services",
+        "models",
+        "data",
+        "pools",
+        "store",
+        "runs",
+        "pods",
+        "control",
+        "project",
+        "ui",
+    ),
 }
 # Whoever imitates a vendor speaks of the same things as its client; a vendor's records are called as it calls them.
 IMITATED = ("infra.rehearsal", "infra.providers.lium", "infra.providers.runpod", "infra.providers.shadeform")

@@ -58,7 +58,7 @@ def main() -> None:
         webbrowser.open(link)
     desk = Desk(settings, acts_allowed=flags.allow_acts)
     config = uvicorn.Config(
-        app.make(desk, gate, expired), log_level="warning", lifespan="off", timeout_graceful_shutdown=1,
+        app.make(desk, gate, expired), log_level="warning", lifespan="on", timeout_graceful_shutdown=1,
         server_header=False, date_header=False,
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[listener])

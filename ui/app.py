@@ -7,6 +7,7 @@ GET  /api/VIEW?...&live=1  the same as server-sent events: all parts, then those
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import traceback
@@ -17,7 +18,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,13 +26,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from infra.errors import SlipwayError
 from store import StoreError
 from ui.access import HEADERS, Gate
+from ui.acts import Acts
+from ui.chat import VIEW as CHAT
+from ui.chat import Talks
 from ui.desk import Desk
-from ui.views import VIEWS
+from ui.views import VIEWS, artifacts
 from ui.views.ask import Asked, View
 
 STATIC = Path(__file__).parent / "static"
 BEAT_S = 15.0  # without news, so that a browser that has gone is noticed
 MOST_BODY_BYTES = 1 << 20
+DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; sandbox"
 
 Expired = Callable[[], None]
 
@@ -90,13 +95,45 @@ def make(desk: Desk, gate: Gate, expired: Expired = lambda: None) -> ASGIApp:
 
         return Route(f"/api/{name}", answer)
 
+    def document(name: str, make_page: Callable[[Desk, Asked], str]) -> Route:
+        async def answer(request: Request) -> Response:
+            try:
+                page = await run_in_threadpool(make_page, desk, Asked(dict(request.query_params)))
+            except (SlipwayError, StoreError, OSError) as error:
+                return Response(str(error), 400, media_type="text/plain")
+            return HTMLResponse(page, headers={"Content-Security-Policy": DOCUMENT_POLICY})
+
+        return Route(name, answer)
+
+    talks, acts = Talks(desk), Acts(desk)
+
+    async def chat(request: Request) -> Response:
+        return StreamingResponse(talks.answer(await _json(request)), media_type="text/event-stream")
+
+    async def act(request: Request) -> Response:
+        body = await _json(request)
+        try:
+            return JSONResponse(await run_in_threadpool(acts.take, body))
+        except (SlipwayError, StoreError) as error:
+            return JSONResponse({"error": str(error)}, 400)
+
+    @contextlib.asynccontextmanager
+    async def life(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(talks.close)
+
+    views = {**VIEWS, "models": CHAT}
     routes = [
         Route("/", front),
         Route("/api/session", session, methods=["POST"]),
-        *(route(name, view) for name, view in VIEWS.items()),
+        *(route(name, view) for name, view in views.items()),
+        document("/report", artifacts.report),
+        document("/data-report", artifacts.data_report),
+        Route("/api/chat", chat, methods=["POST"]),
+        Route("/api/acts", act, methods=["POST"]),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    return Guarded(Starlette(routes=routes), gate)
+    return Guarded(Starlette(routes=routes, lifespan=life), gate)
 
 
 async def _json(request: Request) -> Mapping[str, Any]:

@@ -2,13 +2,20 @@
 
 import { h } from "./dom.js";
 import { ask, onAlive, post } from "./live.js";
+import * as chat from "./views/chat.js";
 import * as curves from "./views/curves.js";
+import * as logs from "./views/logs.js";
+import * as money from "./views/money.js";
 import * as runs from "./views/runs.js";
+import * as services from "./views/services.js";
+import * as work from "./views/work.js";
 
-const VIEWS = { runs, curves };
-const NAV = [["runs", "Runs"]];
-const place = document.getElementById("main"), bar = document.getElementById("command"), alive = document.getElementById("alive");
+const { pods, cost, offers } = money, { sweeps, data, report } = work;
+const VIEWS = { runs, curves, pods, logs, services, cost, offers, sweeps, chat, data, report };
+const NAV = ["runs", "pods", "logs", "services", "cost", "offers", "sweeps", "chat", "data"].map((one) => [one, VIEWS[one].name]);
+const place = document.getElementById("place"), bar = document.getElementById("command"), alive = document.getElementById("alive");
 let shown = null;
+export const about = {};
 
 export function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
@@ -106,7 +113,7 @@ async function begin() {
     }
   }
   try {
-    await ask("/api/about");
+    Object.assign(about, await ask("/api/about"));
   } catch (error) {
     return closed(error.message);
   }

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ui.desk import Desk
-from ui.views import runs
+from ui.views import artifacts, logs, pods, runs, services
 from ui.views.ask import Asked, View
 
 
@@ -12,4 +12,15 @@ def about(desk: Desk, asked: Asked) -> dict[str, Any]:
     return {"acts_allowed": desk.acts_allowed, "is_rehearsal": bool(desk.settings.rehearsal)}
 
 
-VIEWS: dict[str, View] = {"about": View(about), "runs": runs.LIST, "curves": runs.CURVES}
+VIEWS: dict[str, View] = {
+    "about": View(about),
+    "runs": runs.LIST,
+    "curves": runs.CURVES,
+    "pods": pods.PODS,
+    "logs": logs.VIEW,
+    "services": services.VIEW,
+    "cost": pods.COST,
+    "offers": pods.OFFERS,
+    "sweeps": artifacts.SWEEPS,
+    "data": artifacts.DATA,
+}

@@ -1,6 +1,7 @@
 // The curves of the runs that are chosen, laid over each other, with what differs between them.
 
 import { command, go, route, title } from "../app.js";
+import { actButton } from "../act.js";
 import { along, Chart, color } from "../chart.js";
 import { ago, card, duration, empty, h, number, put, size, state, table, usd } from "../dom.js";
 import { Live } from "../live.js";
@@ -39,6 +40,7 @@ export function open(place, query) {
     put(chips, [about.chosen, others], () => [
       ...about.chosen.map((one, at) => h("span", { class: "chip" }, h("i", { style: { background: color(at) } }), one,
         h("button", { type: "button", "aria-label": `Leave out ${one}`, disabled: about.chosen.length < 2, onclick: () => change({ runs: about.chosen.filter((other) => other !== one).join(",") }) }, "×"))),
+      about.chosen.length === 2 && h("a", { href: `#/report?run=${about.chosen.map(encodeURIComponent).join(",")}` }, "Report on both"),
       others.length > 0 && h("select", { "aria-label": "Lay another run over these", onchange: (event) => change({ runs: [...about.chosen, event.target.value].join(",") }) },
         h("option", { value: "" }, "+ compare with …"), others.map((one) => h("option", { value: one }, one))),
     ]);
@@ -98,7 +100,7 @@ function tiles(run) {
   const said = [run.note, ...run.ends, run.upload_problem].filter(Boolean);
   return [
     h("div", { class: "tiles" }, facts.filter(([, value]) => value).map(([words, value]) => h("div", { class: "card" }, h("span", { class: "soft small" }, words), h("b", {}, value)))),
-    h("section", { class: "card" }, bars(run.steps), said.map((one) => h("div", { class: "small soft" }, one)), h("div", { class: "small" }, h("a", { href: `#/logs?run=${encodeURIComponent(run.run)}` }, "Logs"), " · ", h("a", { href: `#/report?run=${encodeURIComponent(run.run)}` }, "Report"))),
+    h("section", { class: "card" }, bars(run.steps), said.map((one) => h("div", { class: "small soft" }, one)), h("div", { class: "small" }, h("a", { href: `#/logs?run=${encodeURIComponent(run.run)}` }, "Logs"), " · ", h("a", { href: `#/report?run=${encodeURIComponent(run.run)}` }, "Report"), " ", run.is_live ? actButton("End", { act: "down", name: run.run }, true) : run.state !== "succeeded" && actButton("Resume", { act: "resume", name: run.run }))),
   ];
 }
 

@@ -8,16 +8,17 @@ export const name = "Runs";
 
 export function open(place, query) {
   const chosen = new Set((query.chosen ?? "").split(",").filter(Boolean));
-  const tools = h("div", { class: "tools" }), rows = h("div"), filter = h("input", { type: "search", placeholder: "Filter runs", "aria-label": "Filter runs" });
+  const tools = h("div", { class: "tools" }), rows = h("div"), said = h("div"), filter = h("input", { type: "search", placeholder: "Filter runs", "aria-label": "Filter runs" });
   const over = h("button", { class: "main", type: "button", onclick: () => go("curves", { runs: [...chosen].join(",") }) });
   tools.append(filter, over);
-  place.append(tools, rows);
+  place.append(tools, rows, said);
   let found = {};
   const draw = () => {
     command(found.command ?? "");
     over.disabled = !chosen.size;
     over.textContent = chosen.size > 1 ? `Compare ${chosen.size} runs` : "Compare";
     const shown = (found.runs ?? []).filter((one) => one.run.includes(filter.value));
+    put(said, found.notes ?? [], () => found.notes?.length > 0 && h("details", { class: "card small" }, h("summary", {}, `What was said: ${found.notes.at(-1)}`), found.notes.toReversed().map((one) => h("div", {}, one))));
     put(rows, [shown, [...chosen], found.error], () => {
       if (found.error) return h("p", { class: "card error", role: "alert" }, found.error);
       if (!found.runs) return empty("Looking …");
@@ -32,9 +33,9 @@ export function open(place, query) {
 }
 
 function listed(runs, chosen, draw) {
-  const headings = ["", "run", "state", "steps", ["step", "number"], ["loss", "number"], "", ["tok/s", "number"], ["MFU", "number"], ["cost", "number"], ["time", "number"], "seen"];
+  const headings = ["compare", "run", "state", "steps", ["step", "number"], ["loss", "number"], "curve", ["tok/s", "number"], ["MFU", "number"], ["cost", "number"], ["time", "number"], "seen"];
   const kinds = headings.map((one) => (Array.isArray(one) ? one[1] : ""));
-  const head = h("tr", {}, headings.map((one, at) => h(at === 0 || at === 6 ? "td" : "th", { scope: at === 0 || at === 6 ? null : "col", class: kinds[at] }, Array.isArray(one) ? one[0] : one)));
+  const head = h("tr", {}, headings.map((one, at) => h("th", { scope: "col", class: kinds[at] }, at === 0 || at === 6 ? h("span", { class: "hidden" }, one) : Array.isArray(one) ? one[0] : one)));
   const body = runs.map((one) => {
     const tick = h("input", { type: "checkbox", "data-focus": one.run, "aria-label": `Compare ${one.run}`, checked: chosen.has(one.run), onchange: (event) => { chosen[event.target.checked ? "add" : "delete"](one.run); draw(); } });
     const cells = [tick, h("a", { href: `#/curves?runs=${encodeURIComponent(one.run)}`, "data-focus": `open ${one.run}` }, one.run), [state(one.state), h("span", { class: "soft small" }, ` ${one.provider}`)], bars(one.steps ?? []),

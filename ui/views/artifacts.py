@@ -1,0 +1,79 @@
+"""The views of what work has made: data and its reports, sweeps, and the report of a run as a page."""
+
+from pathlib import Path
+from typing import Any
+
+from flows.reading import sweeps
+from flows.reading.story import story_of
+from store import Artifact, Store, StoreError, credentials
+from trainer.reporting import comparison, run_report
+from ui.desk import Desk, Fresh
+from ui.views.ask import Asked, View
+
+STORE_S, ELSEWHERE_S = 10.0, 300.0
+REPORT = "report.html"
+MOST_REPORT_BYTES = 32 << 20
+
+
+def data(desk: Desk, asked: Asked) -> dict[str, Any]:
+    """Return the artifacts of the store, with what their makers said of them."""
+    rows = desk.keep(
+        ("store",), lambda: Fresh(lambda: (_artifacts(desk), STORE_S if _is_here(desk) else ELSEWHERE_S))
+    ).get()
+    return {"store": desk.settings.store, "artifacts": rows, "command": "inv ckpt.list"}
+
+
+def sweeping(desk: Desk, asked: Asked) -> dict[str, Any]:
+    """Return the sweeps that were begun, the newest first, with each arm as it is now."""
+    views = {view.run: view for view in desk.runs()}
+    found = []
+    for one in sweeps.kept(desk.settings):
+        arms = []
+        for arm in one.arms:
+            view = views.get(arm.run)
+            state = view.state if view and arm.state in ("running", "waiting", "detached") else arm.state
+            arms.append({"run": arm.run, "pod": arm.pod, "state": state, "loss": arm.loss, "seconds": arm.seconds,
+                         "reason": arm.reason, "is_known": view is not None, "settings": arm.settings})  # fmt: skip
+        found.append({"began_at": one.began_at, "is_over": one.is_over, "arms": arms})
+    return {"sweeps": found, "command": "inv sweep FILE"}
+
+
+DATA, SWEEPS = View(data, every_s=3.0), View(sweeping)
+
+
+def report(desk: Desk, asked: Asked) -> str:
+    """Return the page that `inv report` would write, of one run, or of two side by side. Raises SlipwayError."""
+    words = asked.words("run")[:2] or [""]
+    with desk.journal() as journal:
+        stories = [story_of(one, journal, desk.settings, desk.tell) for one in words]
+    return comparison.page(*stories) if len(stories) == 2 else run_report.page(stories[0])
+
+
+def data_report(desk: Desk, asked: Asked) -> str:
+    """Return the report of shards that lies beside them. Raises StoreError where there is none."""
+    name = asked.word("name")
+    store = Store(desk.settings.store)
+    found = store.check(name)
+    path = _report_of(store, found)
+    if path is None:
+        raise StoreError(f"{name} has no report; make one with: inv shard --report FOLDER")
+    with path.open("rb") as file:
+        return file.read(MOST_REPORT_BYTES).decode("utf-8", "replace")
+
+
+def _artifacts(desk: Desk) -> list[dict[str, Any]]:
+    store = Store(desk.settings.store)
+    rows = []
+    for one in store.artifacts():
+        plain = {key: value for key, value in one.about.items() if isinstance(value, (str, int, float, bool))}
+        rows.append({"name": one.name, "fingerprint": one.fingerprint, "problem": one.problem, "about": plain,
+                     "has_report": _report_of(store, one) is not None})  # fmt: skip
+    return rows
+
+
+def _report_of(store: Store, one: Artifact) -> Path | None:
+    """Return the report of an artifact of this machine; of a store elsewhere none is fetched."""
+    if one.problem or credentials.kind(store.uri) != "":
+        return None
+    folder = store.path(one.name, one.fingerprint)
+    return next((path for path in (folder / REPORT, folder / "train" / REPORT) if path.is_file()), None)
