@@ -4,10 +4,12 @@ It listens on loopback only, prints a link that can be opened once, and ends wit
 """
 
 import argparse
+import contextlib
 import socket
 import sys
 import time
 import webbrowser
+from pathlib import Path
 
 import uvicorn
 
@@ -16,23 +18,30 @@ from infra.checkout import ROOT
 from infra.settings import Settings
 from infra.transport.port_forward import LOOPBACK
 from store import credentials
-from ui import app
+from ui import app, export
 from ui.access import Gate
 from ui.desk import Desk
 
 RENEW_S = 10.0  # a new link is printed at most that often
-TRIES = 20  # ports after the usual one
+USUAL, TRIES = 7331, 20  # the port, and how many are tried
 
 
 def main() -> None:
     """Serve the page until Ctrl-C."""
     parser = argparse.ArgumentParser(prog="ui")
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--export", default="")
     parser.add_argument("--allow-acts", action="store_true")
     parser.add_argument("--open", action="store_true")
     flags = parser.parse_args()
     settings = Settings.load(ROOT, {}, ())
     credentials.lend(job_environment.secrets(settings))
+    if flags.export:
+        page = export.write(Desk(settings), Path(flags.export))
+        print(page, flush=True)
+        if flags.open:
+            webbrowser.open(page.as_uri())
+        return
     listener = listen(flags.port)
     port = listener.getsockname()[1]
     gate = Gate(hosts=(f"{LOOPBACK}:{port}", f"localhost:{port}"), acts_allowed=flags.allow_acts)
@@ -64,15 +73,13 @@ def main() -> None:
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def listen(port: int) -> socket.socket:
-    """Return a socket that listens on loopback: on that port, or where it is taken, on one of the next."""
-    for one in range(port, port + TRIES):
-        try:
+def listen(port: int | None) -> socket.socket:
+    """Return a socket that listens on loopback: on that port; without one, on the usual one or one of the next."""
+    asked = range(USUAL, USUAL + TRIES) if port is None else (port,)
+    for one in asked:
+        with contextlib.suppress(OSError):
             return socket.create_server((LOOPBACK, one), backlog=64)
-        except OSError:
-            if port == 0:
-                raise
-    sys.exit(f"ui: the ports {port} to {port + TRIES - 1} of this machine are taken; choose another: inv ui --port N")
+    sys.exit(f"ui: port {asked[-1]} of this machine is taken; choose another: inv ui --port N, or 0 for any")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from serve import engines
 from serve.policy import service_state
 from serve.replicas.replica_pod import free_port
 from store import Store
-from trainer.records.phase_registry import checkpoint_folders
+from trainer.records.phase_registry import PHASES, USUAL, all_phases
 from ui.desk import Desk
 from ui.views.ask import Asked, View
 
@@ -38,9 +38,10 @@ def models(desk: Desk, asked: Asked) -> dict[str, Any]:
     """Return whom one can talk to: services, then the models of the store."""
     with desk.journal() as journal:
         services = [f"{SERVICE}{one.name}" for one in journal.services()]
-    kinds = checkpoint_folders()
+    kinds = [PHASES[one].folder for one in (USUAL, *all_phases()[::-1])]
     kept = [one.name for one in Store(desk.settings.store).artifacts() if one.name.split("/")[0] in kinds]
-    return {"models": [*services, *kept[::-1]], "command": "inv chat"}
+    kept.sort(key=lambda name: kinds.index(name.split("/")[0]))
+    return {"models": [*services, *kept], "command": "inv chat"}
 
 
 VIEW = View(models, every_s=5.0)

@@ -78,10 +78,13 @@ class LogsFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFlags(Output):
-    run: str = flag(
-        "", "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground for inv train", word=True
-    )
+    run: tuple[str, ...] = flag(
+        (), "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground for inv train; two of them are "
+        "compared",
+        word=True,
+    )  # fmt: skip
     out: str = flag("", "folder for the page and its pictures (default: var/reports/RUN)", unit="FOLDER")
+    open: bool = flag(False, "open the page in the browser")
 
 
 @dataclass(frozen=True, kw_only=True)

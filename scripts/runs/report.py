@@ -1,36 +1,54 @@
 """What `inv report` does: a run, wherever its figures are, as one page and a picture of each curve.
 
-In: the name of a run, of an artifact, or a folder. Out: `report.html` and PNGs in a folder.
+In: the name of a run, of an artifact, or a folder; or of two. Out: `report.html` and PNGs in a folder.
 """
 
+import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from flows import status as use_case
 from flows.reading.story import story_of
 from infra.checkout import ROOT
+from infra.errors import UsageError
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import status
 from scripts.runs.flags import ReportFlags
+from trainer.reporting import comparison
 from trainer.reporting.run_report import Story, charts, page
 
 
 def report(spec: ReportFlags) -> None:
     settings = context.settings()
+    if len(spec.run) > 2:
+        raise UsageError(f"{len(spec.run)} runs; inv report compares two; more of them: inv ui")
     with open_journal(settings) as journal:
         status.settle_due(use_case.status(journal, settings, ""), journal, settings)
-        story = story_of(spec.run, journal, settings, render.tell)
-    if not any(phase.lines for phase in story.phases):
-        render.say(f"{story.run} has written no metrics yet")
-    folder = Path(spec.out or ROOT / "var" / "reports" / story.run.replace("/", "-")).absolute()
-    pictures = write(story, folder)
+        stories = [story_of(one, journal, settings, render.tell) for one in spec.run or ("",)]
+    for story in stories:
+        if not any(phase.lines for phase in story.phases):
+            render.say(f"{story.run} has written no metrics yet")
+    name = "-and-".join(one.run.replace("/", "-") for one in stories)
+    folder = Path(spec.out or ROOT / "var" / "reports" / name).absolute()
+    pictures = compare(*stories, folder) if len(stories) == 2 else write(stories[0], folder)
     target = folder / "report.html"
     if spec.json:
-        phases = [{"name": one.name, "state": one.state or None, "steps": len(one.lines)} for one in story.phases]
-        print_json({"run": story.run, "page": str(target), "pictures": pictures, "phases": phases})
+        print_json({**about(stories), "page": str(target), "pictures": pictures})
     else:
         print(target)
+    if spec.open and not webbrowser.open(target.as_uri()):
+        render.say(f"no browser could be opened here; the page is {target}")
+
+
+def about(stories: Sequence[Story]) -> dict[str, Any]:
+    """Return what the pages are of, as JSON: of one run its phases, of two the names and what differs."""
+    if len(stories) == 2:
+        return {"runs": [one.run for one in stories], "differences": comparison.all_differences(*stories)}
+    phases = [{"name": one.name, "state": one.state or None, "steps": len(one.lines)} for one in stories[0].phases]
+    return {"run": stories[0].run, "phases": phases}
 
 
 def write(story: Story, folder: Path) -> list[str]:
@@ -43,3 +61,10 @@ def write(story: Story, folder: Path) -> list[str]:
         (folder / name).write_bytes(png(chart))
     (folder / "report.html").write_text(page(story), encoding="utf-8")
     return sorted(pictures)
+
+
+def compare(first: Story, second: Story, folder: Path) -> list[str]:
+    """Write the page of two runs into `folder`. Its curves are in the page; return no names of pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.html").write_text(comparison.page(first, second), encoding="utf-8")
+    return []

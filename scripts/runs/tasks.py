@@ -44,7 +44,8 @@ def logs(c, spec):
 def report(c, spec):
     """Write a page about a run: curves, cost, what the model said.
 
-    The page is one HTML file; each curve lies beside it as a PNG.
+    The page is one HTML file; each curve lies beside it as a PNG. Two runs are compared: their curves over each other,
+    and what differs between their recipes.
     """
 
 

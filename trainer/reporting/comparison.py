@@ -5,6 +5,7 @@ In: two stories. Out: the page's text. No torch here.
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from data.report.html import Html, document, tag
 from trainer.reporting import chart as charting
@@ -35,6 +36,16 @@ def page(first: Story, second: Story) -> str:
         *(part for name in phases for part in _phase(name, first, second)),
         *([tag("p", f"only one of them has: {', '.join(dict.fromkeys(lonely))}", class_="soft")] if lonely else []),
     )
+
+
+def all_differences(first: Story, second: Story) -> dict[str, list[dict[str, Any]]]:
+    """Return what differs between the recipes, by the phases that both have."""
+    theirs = {one.name: one for one in second.phases}
+    return {
+        one.name: differences({first.run: one.config, second.run: theirs[one.name].config})
+        for one in first.phases
+        if one.name in theirs
+    }
 
 
 def overlays(first: PhaseStory, second: PhaseStory) -> Iterator[tuple[str, str, Chart, Chart]]:

@@ -1,7 +1,7 @@
 // The page: which view is shown, its command, the theme, the keys.
 
 import { h } from "./dom.js";
-import { ask, onAlive, post } from "./live.js";
+import { ask, KEPT, onAlive, post } from "./live.js";
 import * as chat from "./views/chat.js";
 import * as curves from "./views/curves.js";
 import * as logs from "./views/logs.js";
@@ -103,6 +103,11 @@ function closed(words) {
 
 async function begin() {
   dress(localStorage.theme);
+  if (KEPT) {
+    Object.assign(about, KEPT.about);
+    alive.textContent = "exported";
+    return start();
+  }
   const token = /^#([\w-]{40,})$/.exec(location.hash)?.[1];
   if (token) {
     history.replaceState(null, "", "/#/runs");
@@ -117,8 +122,12 @@ async function begin() {
   } catch (error) {
     return closed(error.message);
   }
+  start();
+}
+
+function start() {
   const nav = document.getElementById("nav");
-  nav.append(...NAV.map(([name, words], at) => h("a", { href: `#/${name}`, "data-view": name, title: `key ${at + 1}` }, words)));
+  nav.append(...NAV.filter(([name]) => !KEPT || KEPT[name]).map(([name, words], at) => h("a", { href: `#/${name}`, "data-view": name, title: `key ${at + 1}` }, words)));
   document.body.append(h("dialog", { id: "keys", "aria-label": "Keys" }, h("h2", {}, "Keys"), h("dl", {},
     h("dt", {}, h("kbd", {}, `1 to ${NAV.length}`)), h("dd", {}, "a view"), h("dt", {}, h("kbd", {}, "/")), h("dd", {}, "search"),
     h("dt", {}, h("kbd", {}, "c")), h("dd", {}, "copy the command"), h("dt", {}, h("kbd", {}, "t")), h("dd", {}, "light or dark"),

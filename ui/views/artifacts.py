@@ -17,9 +17,8 @@ MOST_REPORT_BYTES = 32 << 20
 
 def data(desk: Desk, asked: Asked) -> dict[str, Any]:
     """Return the artifacts of the store, with what their makers said of them."""
-    rows = desk.keep(
-        ("store",), lambda: Fresh(lambda: (_artifacts(desk), STORE_S if _is_here(desk) else ELSEWHERE_S))
-    ).get()
+    good_s = STORE_S if credentials.kind(desk.settings.store) == "" else ELSEWHERE_S
+    rows = desk.keep(("store",), lambda: Fresh(lambda: (_artifacts(desk), good_s))).get()
     return {"store": desk.settings.store, "artifacts": rows, "command": "inv ckpt.list"}
 
 

@@ -17,7 +17,7 @@ from infra.records import PodView
 from infra.runs.lookup import find_run, way
 from infra.runs.pods import folder_of
 from trainer.records.phase_registry import PHASES
-from trainer.reporting.compared import differences
+from trainer.reporting.compared import differences, flattened
 from trainer.reporting.jsonl_log import SAID, parse
 from ui.desk import ELSEWHERE_S, Desk, Fresh
 from ui.figures import BY, Growing, Table, thin
@@ -42,7 +42,7 @@ def listed(desk: Desk, asked: Asked) -> dict[str, Any]:
 
 def row(view: PodView, now: float) -> dict[str, Any]:
     """Return one run for the page. Money in US dollars as text, times as UTC epoch seconds, None = not known."""
-    record, machine = current_record(view.progress), view.progress.get("machine") or {}
+    record, machine = _told(view.progress), view.progress.get("machine") or {}
     is_training = record.get("kind") == "progress"
     steps = [
         {"name": one["name"], "state": one["state"], "share": _share(one),
@@ -81,6 +81,16 @@ def row(view: PodView, now: float) -> dict[str, Any]:
         "is_live": view.ended_at is None and view.state in ("planned", "running", "lost", "idle"),
         "clock_scale": view.clock_scale,
     }
+
+
+def _told(progress: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the record of the step that runs; of a run that has ended, the last one that has a loss."""
+    record = current_record(progress)
+    if record.get("kind") == "progress":
+        return record
+    said = [one.get("record") or {} for one in progress.get("steps", ())]
+    is_over = all(one["state"] != "running" for one in progress.get("steps", ()))
+    return next((one for one in said[::-1] if one.get("curve")), record) if is_over else record
 
 
 def _share(step: Mapping[str, Any]) -> float | None:
@@ -135,13 +145,14 @@ def curves(desk: Desk, asked: Asked) -> dict[str, Any]:
             "mfu_of": list(table.peaks),
         }
     configs = {one.run: one.phases.get(phase, {}) for one in sources}
+    recipe = configs[sources[0].run] if len(sources) == 1 else {}
     parts["about"] = {
         "phase": phase,
         "phases": phases,
         "by": by,
         "chosen": [one.run for one in sources],
         "differences": differences(configs) if len(sources) > 1 else [],
-        "config": _flat(configs[sources[0].run]) if len(sources) == 1 else [],
+        "config": [(name, str(value)) for name, value in flattened(recipe)],
     }
     parts["samples"] = said_by(desk, sources[0], phase) if len(sources) == 1 and phase else []
     words = shlex.join(one.run for one in sources[:2])
@@ -292,13 +303,3 @@ def _last(table: Table) -> dict[str, float]:
 
 def _place(name: str) -> tuple[int, str]:
     return (FIRST.index(name), name) if name in FIRST else (len(FIRST), name)
-
-
-def _flat(values: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
-    found = list[tuple[str, str]]()
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found += _flat(value, f"{above}{key}.")
-        elif value is not None:
-            found.append((f"{above}{key}", str(value)))
-    return found
