@@ -75,7 +75,8 @@ def test_a_run_that_went_back_to_its_checkpoint_is_read_anew():
 
 @pytest.mark.parametrize("odd", [
     "{", "[]", "1", '{"step": 1}', '{"step": -1, "tokens": 1, "loss": 1.0}', '{"step": true, "tokens": 1, "loss": 1.0}',
-    '{"step": 1, "tokens": 1, "loss": NaN}', '{"step": 1, "tokens": 1, "loss": 1e300}', '{"step": 1, "tokens": "1", "loss": 1.0}',
+    '{"step": 1, "tokens": 1, "loss": NaN}', '{"step": 1, "tokens": 1, "loss": 1e300}',
+    '{"step": 1, "tokens": "1", "loss": 1.0}',
     "\xff", "[" * 5000,
 ])  # fmt: skip
 def test_a_line_that_is_no_record_is_left_out(odd):

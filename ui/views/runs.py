@@ -34,7 +34,9 @@ GPU_EVERY_S = 1.0
 def listed(desk: Desk, asked: Asked) -> dict[str, Any]:
     """Return all runs, newest first: what `inv status` shows."""
     now, views = time.time(), desk.runs()
-    rows = [row(view, now) for view in views]
+    with desk.journal() as journal:
+        services = {op.run: op.service for op in journal.ops() if op.service}
+    rows = [{**row(view, now), "service": services.get(view.run, "")} for view in views]
     if any((folder / "metrics.jsonl").is_file() for folder in story.folders(story.HERE).values()):
         rows.append({"run": story.FOREGROUND, "state": "", "provider": "local", "note": "what inv train made here"})
     return {"runs": rows, "command": "inv status --watch", "notes": list(desk.notes)}

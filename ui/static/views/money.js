@@ -31,11 +31,11 @@ export const pods = simple("Pods", "pods", ({ pods: rows, usd_per_hour: rate }) 
     h("a", { href: `#/curves?runs=${encodeURIComponent(one.run)}` }, one.run), one.provider, state(one.state), one.usd_per_hour ? `${usd(one.usd_per_hour)}/h` : "free",
     one.limit_usd ? `${usd(one.spent_usd)} of ${usd(one.limit_usd)}` : usd(one.spent_usd), one.limit_in_s === null ? "no limit" : duration(one.limit_in_s),
     one.ends.length ? one.ends.map((end) => h("div", {}, end)) : h("span", { class: "soft" }, "nobody but you: it costs nothing"), gpus(one), one.seen_at ? ago(one.seen_at) : "",
-    one.ssh ? h("code", {}, `inv ssh ${one.run}`) : "", actButton("End", { act: "down", name: one.run }, true),
+    one.ssh ? h("code", {}, `inv ssh ${one.run}`) : "", one.role.startsWith("serve:") ? "" : actButton("End", { act: "down", name: one.run }, true),
   ]);
   return [
     h("div", { class: "tiles" }, tile("pods", rows.length), tile("all together", `${usd(rate)}/h`)),
-    card("", table(["pod", "provider", "state", ["price", "number"], ["spent", "number"], ["limit in", "number"], ["who ends it", "wrap"], "GPUs", "seen", "reach it", ""].map((one) => one), cells, "Pods")),
+    card("", table(["pod", "provider", "state", ["price", "number"], ["spent", "number"], ["limit in", "number"], ["who ends it", "wrap"], "GPUs", "seen", "reach it", "act"], cells, "Pods")),
   ];
 });
 
@@ -54,13 +54,13 @@ export const cost = simple("Cost", "cost", (found) => {
     made.push(card("By day, USD", days(found.days)));
     made.push(h("div", { class: "charts" }, sum("By run", found.runs), sum("By vendor", found.vendors), sum("By month", found.months)));
     const rows = found.pods.map((one) => [one.run, one.provider, h("code", {}, one.id || "?"), moment(one.began_at), duration(one.elapsed_s), usd(one.usd_per_hour), usd(one.quoted_usd), one.billed_usd === null ? "not yet" : usd(one.billed_usd), one.ended_at ? "" : h("b", { class: "running" }, "still billing")]);
-    made.push(card("Pods", table(["run", "provider", "machine", "began", ["time", "number"], ["per hour", "number"], ["quoted", "number"], ["billed", "number"], ""], rows, "Pods that have cost")));
+    made.push(card("Pods", table(["run", "provider", "machine", "began", ["time", "number"], ["per hour", "number"], ["quoted", "number"], ["billed", "number"], "state"], rows, "Pods that have cost")));
     if (found.free) made.push(h("p", { class: "soft small" }, `${found.free} pods cost nothing, and are not shown.`));
   }
   return made;
 });
 
-const sum = (title, values) => card(title, table(["", ["cost", "number"]], Object.entries(values).sort((a, b) => b[1] - a[1]).slice(0, 30).map(([name, amount]) => [name, usd(amount)]), title));
+const sum = (title, values) => card(title, table(["what", ["cost", "number"]], Object.entries(values).sort((a, b) => b[1] - a[1]).slice(0, 30).map(([name, amount]) => [name, usd(amount)]), title));
 
 function days(values) {
   const all = Object.entries(values).slice(-60), most = Math.max(...all.map(([, amount]) => Number(amount)), 0.01), wide = 700 / Math.max(all.length, 7);

@@ -37,8 +37,8 @@ function listed(runs, chosen, draw) {
   const kinds = headings.map((one) => (Array.isArray(one) ? one[1] : ""));
   const head = h("tr", {}, headings.map((one, at) => h("th", { scope: "col", class: kinds[at] }, at === 0 || at === 6 ? h("span", { class: "hidden" }, one) : Array.isArray(one) ? one[0] : one)));
   const body = runs.map((one) => {
-    const tick = h("input", { type: "checkbox", "data-focus": one.run, "aria-label": `Compare ${one.run}`, checked: chosen.has(one.run), onchange: (event) => { chosen[event.target.checked ? "add" : "delete"](one.run); draw(); } });
-    const cells = [tick, h("a", { href: `#/curves?runs=${encodeURIComponent(one.run)}`, "data-focus": `open ${one.run}` }, one.run), [state(one.state), h("span", { class: "soft small" }, ` ${one.provider}`)], bars(one.steps ?? []),
+    const tick = one.service ? "" : h("input", { type: "checkbox", "data-focus": one.run, "aria-label": `Compare ${one.run}`, checked: chosen.has(one.run), onchange: (event) => { chosen[event.target.checked ? "add" : "delete"](one.run); draw(); } });
+    const cells = [tick, h("a", { href: one.service ? "#/services" : `#/curves?runs=${encodeURIComponent(one.run)}`, "data-focus": `open ${one.run}` }, one.run), [state(one.state), h("span", { class: "soft small" }, ` ${one.provider}`)], bars(one.steps ?? []),
       one.train_step?.toLocaleString("en"), number(one.loss), spark(one.curve ?? []), number(one.tokens_per_s), percent(one.mfu), usd(one.spent_usd), duration(one.elapsed_s), one.is_live ? ago(one.seen_at) : ""];
     return h("tr", {}, cells.map((cell, at) => h("td", { class: kinds[at] }, cell ?? "")));
   });

@@ -59,6 +59,6 @@ function service(one) {
     card("", h("dl", {}, h("dt", {}, "address"), h("dd", {}, h("code", {}, one.endpoint ?? "none yet")), h("dt", {}, "model"), h("dd", {}, one.model), h("dt", {}, "engine"), h("dd", {}, one.engine), one.held && [h("dt", {}, "held"), h("dd", { class: "error" }, one.held)]),
       h("p", { class: "small" }, h("a", { href: `#/logs?service=${encodeURIComponent(one.service)}` }, "Requests"), " · ", h("a", { href: `#/chat?model=${encodeURIComponent(`service ${one.service}`)}` }, "Chat")),
       scale && h("div", { class: "tools" }, h("label", {}, "from", least), h("label", {}, "to", most), scale)),
-    card("Replicas", table([["id", "number"], "state", "serves", "version", "where", "kind", ["price", "number"], ["age", "number"], ["ready after", "number"], ["", "wrap"]], rows, `Replicas of ${one.service}`)),
+    card("Replicas", table([["id", "number"], "state", "serves", "version", "where", "kind", ["price", "number"], ["age", "number"], ["ready after", "number"], ["now", "wrap"]], rows, `Replicas of ${one.service}`)),
   ];
 }

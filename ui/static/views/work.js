@@ -41,13 +41,13 @@ export const data = {
         if (found.error) return h("p", { class: "card error", role: "alert" }, found.error);
         if (!found.artifacts?.length) return empty(`There is nothing in ${found.store ?? "the store"} yet; begin with:`, "./inv launch --phase sft");
         const rows = found.artifacts.map((one) => [one.name, h("code", {}, one.fingerprint.slice(0, 12)), one.problem || facts(one.about), one.has_report ? h("a", { href: `#/data?report=${encodeURIComponent(one.name)}` }, "Report") : ""]);
-        return [h("p", { class: "soft" }, `In ${found.store}`), card("", table(["artifact", "fingerprint", ["what its maker says of it", "wrap"], ""], rows, "Artifacts"))];
+        return [h("p", { class: "soft" }, `In ${found.store}`), card("", table(["artifact", "fingerprint", ["what its maker says of it", "wrap"], "report"], rows, "Artifacts"))];
       });
     });
   },
 };
 
-const facts = (about) => Object.entries(about).slice(0, 12).map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? number(value, 5) : value}`).join(" · ");
+const facts = (about) => Object.entries(about).filter(([name]) => !name.includes("sha256")).slice(0, 12).map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? number(value, 5) : value}`).join(" · ");
 
 export const report = {
   name: "Report",
