@@ -30,7 +30,7 @@ HEADERS = {
 
 
 @dataclass(frozen=True)
-class Refusal:
+class TurnedAway:
     """Why a request may not pass."""
 
     status: int
@@ -71,26 +71,30 @@ class Gate:
             self._token = secrets.token_urlsafe(32)
             return self._token
 
-    def refuse(self, method: str, path: str, headers: Mapping[str, str], cookies: Mapping[str, str]) -> Refusal | None:
+    def refuse(
+        self, method: str, path: str, headers: Mapping[str, str], cookies: Mapping[str, str]
+    ) -> TurnedAway | None:
         """Return why a request may not pass, None where it may. `headers`: by their names in lower case."""
         if headers.get("host", "").lower() not in self.hosts:
-            return Refusal(421, "this server answers only under its own address; type the one that inv ui has printed")
+            return TurnedAway(
+                421, "this server answers only under its own address; type the one that inv ui has printed"
+            )
         origin = headers.get("origin")
         if origin is not None and origin.lower() not in [f"http://{one}" for one in self.hosts]:
-            return Refusal(403, "another page has sent this")
+            return TurnedAway(403, "another page has sent this")
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not _is_link(method, path, headers):
-            return Refusal(403, "another page has sent this")
+            return TurnedAway(403, "another page has sent this")
         if method not in SAFE and origin is None:
-            return Refusal(403, "a request that changes something says which page it comes from")
+            return TurnedAway(403, "a request that changes something says which page it comes from")
         if path not in OPEN_PATHS and not path.startswith("/static/"):
             given = cookies.get(self.cookie, "")
             if not hmac.compare_digest(given.encode(), self._session.encode()):
-                return Refusal(401, "open the link that inv ui has printed in its terminal")
+                return TurnedAway(401, "open the link that inv ui has printed in its terminal")
         if path.startswith("/api/acts"):
             if not self.acts_allowed:
-                return Refusal(403, "acts are off; begin the page with: inv ui --allow-acts")
+                return TurnedAway(403, "acts are off; begin the page with: inv ui --allow-acts")
             if headers.get(ACT_HEADER) != "1":
-                return Refusal(403, f"an act needs the header {ACT_HEADER}: 1")
+                return TurnedAway(403, f"an act needs the header {ACT_HEADER}: 1")
         return None
 
 

@@ -23,7 +23,7 @@ MOST_REPLICAS = 64
 
 
 @dataclass(frozen=True)
-class Question:
+class ActQuestion:
     """What would be done, until when an answer counts, and what does it."""
 
     words: str
@@ -37,7 +37,7 @@ class Acts:
     """The acts of the page, one after the other."""
 
     desk: Desk
-    asked: dict[str, Question] = field(default_factory=dict)
+    asked: dict[str, ActQuestion] = field(default_factory=dict)
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Acts:
         threading.Thread(target=self._do, args=(question,), daemon=True).start()
         return {"begun": question.command}
 
-    def _do(self, question: Question) -> None:
+    def _do(self, question: ActQuestion) -> None:
         self.desk.tell(f"{question.command}: begun")
         try:
             question.do()
@@ -71,7 +71,7 @@ class Acts:
         except Exception as error:  # whoever asked sees it among the notes
             self.desk.tell(f"{question.command}: {error or type(error).__name__}")
 
-    def _down(self, said: Mapping[str, Any]) -> Question:
+    def _down(self, said: Mapping[str, Any]) -> ActQuestion:
         with self.desk.journal() as journal:
             op = find_run(journal, _name(said))
         view = next((one for one in self.desk.runs() if one.run == op.run), None)
@@ -86,7 +86,7 @@ class Acts:
         words = f"End {op.run}? It saves its work first, and its pod is given back.{spent}"
         return _question(words, f"inv down {op.run}", do)
 
-    def _resume(self, said: Mapping[str, Any]) -> Question:
+    def _resume(self, said: Mapping[str, Any]) -> ActQuestion:
         with self.desk.journal() as journal:
             op = find_run(journal, _name(said))
 
@@ -101,7 +101,7 @@ class Acts:
             f"Resume {op.run} from its newest whole checkpoint?{costs}", f"inv resume {op.run} --detach", do
         )
 
-    def _scale(self, said: Mapping[str, Any]) -> Question:
+    def _scale(self, said: Mapping[str, Any]) -> ActQuestion:
         least, most = (_replicas(said, name) for name in ("least", "most"))
         if least > most:
             raise UsageError("at least so many replicas cannot be more than at most")
@@ -117,8 +117,8 @@ class Acts:
         return _question(f"Let {name} have {least} to {most} replicas? More of them cost more.", command, do)
 
 
-def _question(words: str, command: str, do: Callable[[], None]) -> Question:
-    return Question(words, command, time.monotonic() + WORD_S, do)
+def _question(words: str, command: str, do: Callable[[], None]) -> ActQuestion:
+    return ActQuestion(words, command, time.monotonic() + WORD_S, do)
 
 
 def _name(said: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ from ui.chat import VIEW as CHAT
 from ui.chat import Talks
 from ui.desk import Desk
 from ui.views import VIEWS, artifacts
-from ui.views.ask import Asked, View
+from ui.views.ask import View, ViewQuery
 
 STATIC = Path(__file__).parent / "static"
 BEAT_S = 15.0  # without news, so that a browser that has gone is noticed
@@ -87,7 +87,7 @@ def make(desk: Desk, gate: Gate, expired: Expired = lambda: None) -> ASGIApp:
 
     def route(name: str, view: View) -> Route:
         async def answer(request: Request) -> Response:
-            asked = Asked(dict(request.query_params))
+            asked = ViewQuery(dict(request.query_params))
             if asked.word("live"):
                 return StreamingResponse(_changes(view, desk, asked, request), media_type="text/event-stream")
             status, parts = await run_in_threadpool(_look, view, desk, asked)
@@ -95,10 +95,10 @@ def make(desk: Desk, gate: Gate, expired: Expired = lambda: None) -> ASGIApp:
 
         return Route(f"/api/{name}", answer)
 
-    def document(name: str, make_page: Callable[[Desk, Asked], str]) -> Route:
+    def document(name: str, make_page: Callable[[Desk, ViewQuery], str]) -> Route:
         async def answer(request: Request) -> Response:
             try:
-                page = await run_in_threadpool(make_page, desk, Asked(dict(request.query_params)))
+                page = await run_in_threadpool(make_page, desk, ViewQuery(dict(request.query_params)))
             except (SlipwayError, StoreError, OSError) as error:
                 return Response(str(error), 400, media_type="text/plain")
             return HTMLResponse(page, headers={"Content-Security-Policy": DOCUMENT_POLICY})
@@ -150,7 +150,7 @@ async def _json(request: Request) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _look(view: View, desk: Desk, asked: Asked) -> tuple[int, dict[str, Any]]:
+def _look(view: View, desk: Desk, asked: ViewQuery) -> tuple[int, dict[str, Any]]:
     """Return a status and the parts of a view; what is wrong is a part of its own."""
     try:
         return 200, view.look(desk, asked)
@@ -161,7 +161,7 @@ def _look(view: View, desk: Desk, asked: Asked) -> tuple[int, dict[str, Any]]:
         return 500, {"error": f"{type(error).__name__}: {error}"}
 
 
-async def _changes(view: View, desk: Desk, asked: Asked, request: Request) -> AsyncIterator[bytes]:
+async def _changes(view: View, desk: Desk, asked: ViewQuery, request: Request) -> AsyncIterator[bytes]:
     """Yield each part when it is new; a comment now and then when there is no news."""
     known: dict[str, bytes] = {}
     silent_s = 0.0
@@ -176,7 +176,7 @@ async def _changes(view: View, desk: Desk, asked: Asked, request: Request) -> As
         await asyncio.sleep(view.every_s)
 
 
-def _pieces(view: View, desk: Desk, asked: Asked, known: dict[str, bytes]) -> list[bytes]:
+def _pieces(view: View, desk: Desk, asked: ViewQuery, known: dict[str, bytes]) -> list[bytes]:
     """Return the events that tell what has changed since `known`, which is brought up to date."""
     _, parts = _look(view, desk, asked)
     if "error" not in parts:

@@ -27,14 +27,14 @@ from serve.replicas.replica_pod import free_port
 from store import Store
 from trainer.records.phase_registry import PHASES, USUAL, all_phases
 from ui.desk import Desk
-from ui.views.ask import Asked, View
+from ui.views.ask import View, ViewQuery
 
 BEGIN_S, SILENT_S, POLL_S, LEAVE_S = 180.0, 120.0, 0.2, 5.0
 MOST_TOKENS = 4096
 SERVICE = "service "
 
 
-def models(desk: Desk, asked: Asked) -> dict[str, Any]:
+def models(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return whom one can talk to: services, then the models of the store."""
     with desk.journal() as journal:
         services = [f"{SERVICE}{one.name}" for one in journal.services()]
@@ -48,7 +48,7 @@ VIEW = View(models, every_s=5.0)
 
 
 @dataclass
-class Local:
+class ServedHere:
     """The model of the store that is served now."""
 
     name: str
@@ -62,7 +62,7 @@ class Talks:
     """The conversations of the page."""
 
     desk: Desk
-    _local: Local | None = None
+    _local: ServedHere | None = None
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def find(self, model: str) -> tuple[str, str, str]:
@@ -93,7 +93,7 @@ class Talks:
             local.child.kill()
             local.child.wait()
 
-    def _begin(self, model: str) -> Local:
+    def _begin(self, model: str) -> ServedHere:
         settings = self.desk.settings
         folder = model_folder(settings, model, "", self.desk.tell)
         python = train_env.interpreter(ROOT, settings.environments, self.desk.tell)
@@ -105,7 +105,7 @@ class Talks:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as talk:
             child = subprocess.Popen(words, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=talk, stderr=talk)
-        return Local(model, f"http://{LOOPBACK}:{port}", key, child)
+        return ServedHere(model, f"http://{LOOPBACK}:{port}", key, child)
 
     async def ready(self, url: str) -> None:
         """Wait until a model of ours answers. Raises SlipwayError when it does not."""

@@ -25,7 +25,7 @@ class Fresh(Generic[T]):
     """A value that is made again when it is older than it says it may be; whoever asks meanwhile waits for it."""
 
     def __init__(self, make: Callable[[], tuple[T, float]]) -> None:
-        """`make`: returns the value, and for how many seconds it is good."""
+        """Take what makes it: that returns the value, and for how many seconds it is good."""
         self._make = make
         self._turn = threading.Lock()
         self._until = -1.0

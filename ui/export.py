@@ -15,7 +15,7 @@ from store import StoreError
 from ui.desk import Desk
 from ui.figures import BY
 from ui.views import VIEWS
-from ui.views.ask import Asked
+from ui.views.ask import ViewQuery
 
 STATIC = Path(__file__).parent / "static"
 ALONE = "runs", "pods", "logs", "services", "cost", "offers", "sweeps", "data"
@@ -84,6 +84,6 @@ def _inside(value: Any) -> str:
 
 def _look(desk: Desk, name: str, query: dict[str, str]) -> dict[str, Any]:
     try:
-        return VIEWS[name].look(desk, Asked(query))
+        return VIEWS[name].look(desk, ViewQuery(query))
     except (SlipwayError, StoreError, OSError) as error:
         return {"error": str(error)}

@@ -22,7 +22,7 @@ DIGITS = 5
 
 
 @dataclass
-class Column:
+class FigureColumn:
     """One figure, where a line has it: the numbers of those lines, and its values."""
 
     rows: array = field(default_factory=lambda: array("l"))
@@ -30,13 +30,13 @@ class Column:
 
 
 @dataclass
-class Table:
+class FigureTable:
     """The figures of one phase of one run."""
 
     steps: array = field(default_factory=lambda: array("q"))
     tokens: array = field(default_factory=lambda: array("q"))
     at: array = field(default_factory=lambda: array("d"))
-    columns: dict[str, Column] = field(default_factory=dict)
+    columns: dict[str, FigureColumn] = field(default_factory=dict)
     peaks: dict[str, None] = field(default_factory=dict)
     """Of what MFU is a share, in words."""
 
@@ -60,7 +60,7 @@ class Table:
             found["data_share"] = found["data_wait_s"] / found["step_s"]
         for name, value in found.items():
             if name not in NO_FIGURES and type(value) in (int, float):
-                column = self.columns.get(name) or self.columns.setdefault(name, Column())
+                column = self.columns.get(name) or self.columns.setdefault(name, FigureColumn())
                 column.rows.append(row)
                 column.values.append(value)
 
@@ -84,19 +84,19 @@ class Growing:
     """
 
     read: Callable[[int], bytes]
-    table: Table = field(default_factory=Table)
+    table: FigureTable = field(default_factory=FigureTable)
     offset: int = 0
     last: bytes = b""
     part: bytes = b""
     version: int = 0
     """Of the table: it changes whenever that has."""
 
-    def grow(self) -> Table:
+    def grow(self) -> FigureTable:
         """Read what there is now; return the table."""
         back = len(self.last)
         new = self.read(self.offset - back)
         if new[:back] != self.last:
-            self.table, self.offset, self.last, self.part = Table(), 0, b"", b""
+            self.table, self.offset, self.last, self.part = FigureTable(), 0, b"", b""
             self.version += 1
             new, back = self.read(0), 0
         new = new[back:]
@@ -113,7 +113,7 @@ class Growing:
 
 
 def thin(
-    table: Table, name: str, *, most: int, by: str = "step", since: float = -math.inf, until: float = math.inf
+    table: FigureTable, name: str, *, most: int, by: str = "step", since: float = -math.inf, until: float = math.inf
 ) -> dict[str, list[float]]:
     """Return at most so many points of a figure: `x`, `mean`, `low` and `high` of stretches of as many lines each."""
     found: dict[str, list[float]] = {"x": [], "mean": [], "low": [], "high": []}

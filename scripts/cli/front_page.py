@@ -35,7 +35,7 @@ ROOMS = {  # of scripts/, as the list names and orders them
     "services": "Services",
     "store": "Store",
     "control": "Control host",
-    "ui": "Page",
+    "ui": "Runs",
     "project": "This project",
 }
 OTHER = "Other"

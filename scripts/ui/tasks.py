@@ -3,9 +3,10 @@
 from scripts.cli.command import command
 
 
-@command("scripts.ui.page", "scripts.ui.flags:UiFlags", is_here=True, example="inv ui --open")
+@command("scripts.ui.page", "scripts.ui.flags:UiFlags", listens="port", example="inv ui --open")
 def ui(c, spec):
     """Show runs, services and costs as a page that is live.
 
-    It listens on this machine only, and its link counts once. Ctrl-C ends the page, and nothing else.
+    It listens on this machine only, and its link counts once; from a control host it is forwarded. Ctrl-C ends the
+    page, and nothing else.
     """

@@ -14,7 +14,7 @@ from ui import acts, app, export
 from ui.access import Gate
 from ui.desk import Desk
 from ui.views import VIEWS
-from ui.views.ask import Asked, View
+from ui.views.ask import View, ViewQuery
 
 HOST = "127.0.0.1:7331"
 BASE = f"http://{HOST}"
@@ -105,7 +105,7 @@ def test_a_stream_sends_each_part_once_until_it_changes():
     view = View(lambda desk, asked: dict(parts))
 
     def news():
-        return [json.loads(one.split(b"data: ", 1)[1]) for one in app._pieces(view, None, Asked({}), known)]
+        return [json.loads(one.split(b"data: ", 1)[1]) for one in app._pieces(view, None, ViewQuery({}), known)]
 
     assert [one["part"] for one in news()] == ["error", "a", "b"]
     assert news() == []

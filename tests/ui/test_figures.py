@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ui.figures import Growing, Table, thin
+from ui.figures import FigureTable, Growing, thin
 
 
 def line(step, **more):
@@ -12,7 +12,7 @@ def line(step, **more):
 
 
 def table(count, **more):
-    found = Table()
+    found = FigureTable()
     for step in range(1, count + 1):
         found.add(line(step, **more).encode())
     return found
@@ -42,7 +42,7 @@ def test_few_points_are_given_as_they_are_and_a_closer_look_has_more_of_them():
     assert thin(table(3), "loss", most=50)["mean"] == [1.0, 0.5, pytest.approx(1 / 3, rel=1e-4)]
     assert thin(table(1000), "loss", most=50, since=500, until=520)["x"] == list(range(500, 521))
     assert thin(table(1000), "none", most=50)["x"] == []
-    assert thin(Table(), "loss", most=50)["x"] == []
+    assert thin(FigureTable(), "loss", most=50)["x"] == []
 
 
 def test_what_lies_along_the_bottom_is_steps_tokens_or_hours():
@@ -80,7 +80,7 @@ def test_a_run_that_went_back_to_its_checkpoint_is_read_anew():
     "\xff", "[" * 5000,
 ])  # fmt: skip
 def test_a_line_that_is_no_record_is_left_out(odd):
-    found = Table()
+    found = FigureTable()
     found.add(odd.encode("latin-1"))
     assert not found.steps
 

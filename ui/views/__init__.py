@@ -4,10 +4,10 @@ from typing import Any
 
 from ui.desk import Desk
 from ui.views import artifacts, logs, pods, runs, services
-from ui.views.ask import Asked, View
+from ui.views.ask import View, ViewQuery
 
 
-def about(desk: Desk, asked: Asked) -> dict[str, Any]:
+def about(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return what the page has to know before it shows anything."""
     return {"acts_allowed": desk.acts_allowed, "is_rehearsal": bool(desk.settings.rehearsal)}
 

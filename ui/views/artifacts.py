@@ -8,21 +8,21 @@ from flows.reading.story import story_of
 from store import Artifact, Store, StoreError, credentials
 from trainer.reporting import comparison, run_report
 from ui.desk import Desk, Fresh
-from ui.views.ask import Asked, View
+from ui.views.ask import View, ViewQuery
 
 STORE_S, ELSEWHERE_S = 10.0, 300.0
 REPORT = "report.html"
 MOST_REPORT_BYTES = 32 << 20
 
 
-def data(desk: Desk, asked: Asked) -> dict[str, Any]:
+def data(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return the artifacts of the store, with what their makers said of them."""
     good_s = STORE_S if credentials.kind(desk.settings.store) == "" else ELSEWHERE_S
     rows = desk.keep(("store",), lambda: Fresh(lambda: (_artifacts(desk), good_s))).get()
     return {"store": desk.settings.store, "artifacts": rows, "command": "inv ckpt.list"}
 
 
-def sweeping(desk: Desk, asked: Asked) -> dict[str, Any]:
+def sweeping(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return the sweeps that were begun, the newest first, with each arm as it is now."""
     views = {view.run: view for view in desk.runs()}
     found = []
@@ -40,7 +40,7 @@ def sweeping(desk: Desk, asked: Asked) -> dict[str, Any]:
 DATA, SWEEPS = View(data, every_s=3.0), View(sweeping)
 
 
-def report(desk: Desk, asked: Asked) -> str:
+def report(desk: Desk, asked: ViewQuery) -> str:
     """Return the page that `inv report` would write, of one run, or of two side by side. Raises SlipwayError."""
     words = asked.words("run")[:2] or [""]
     with desk.journal() as journal:
@@ -48,7 +48,7 @@ def report(desk: Desk, asked: Asked) -> str:
     return comparison.page(*stories) if len(stories) == 2 else run_report.page(stories[0])
 
 
-def data_report(desk: Desk, asked: Asked) -> str:
+def data_report(desk: Desk, asked: ViewQuery) -> str:
     """Return the report of shards that lies beside them. Raises StoreError where there is none."""
     name = asked.word("name")
     store = Store(desk.settings.store)

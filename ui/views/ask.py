@@ -12,7 +12,7 @@ EVERY_S = 0.7  # from one look to the next, while somebody looks
 
 
 @dataclass(frozen=True)
-class Asked:
+class ViewQuery:
     """The words after the question mark of a request."""
 
     query: Mapping[str, str]
@@ -59,5 +59,5 @@ class Asked:
 class View:
     """A view: what it shows, in parts by name. Parts that have not changed are not sent again."""
 
-    look: Callable[[Desk, Asked], dict[str, Any]]
+    look: Callable[[Desk, ViewQuery], dict[str, Any]]
     every_s: float = EVERY_S

@@ -10,14 +10,14 @@ from infra.ledger.journal import Journal, Op
 from infra.runs.lookup import find_run, names_of_runs
 from serve import controller_process
 from ui.desk import ELSEWHERE_S, Desk, Fresh
-from ui.views.ask import Asked, View
+from ui.views.ask import View, ViewQuery
 
 LINES, MOST_LINES = 400, 5000
 MOST_BYTES = 32 << 20  # of one log, from its end, that is looked through
 HERE_S = 0.5
 
 
-def shown(desk: Desk, asked: Asked) -> dict[str, Any]:
+def shown(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return the last lines of a run's logs, or of a service's requests. Raises UsageError."""
     if asked.word("service"):
         return _of_service(desk, asked)
@@ -40,7 +40,7 @@ def shown(desk: Desk, asked: Asked) -> dict[str, Any]:
 VIEW = View(shown)
 
 
-def searched(paths: list[Path], asked: Asked) -> dict[str, Any]:
+def searched(paths: list[Path], asked: ViewQuery) -> dict[str, Any]:
     """Return the last lines of all these together: all of them, or those that hold what is searched for."""
     words, most = asked.word("search").casefold(), asked.count("lines", LINES, MOST_LINES)
     lines: list[tuple[str, int, str]] = []
@@ -68,7 +68,7 @@ def _brought(desk: Desk, op: Op, journal: Journal) -> list[Path]:
     return logs.choose(folder, op, "", False)
 
 
-def _of_service(desk: Desk, asked: Asked) -> dict[str, Any]:
+def _of_service(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return the requests of a service, or what its controller says."""
     with desk.journal() as journal:
         names = [one.name for one in journal.services()]

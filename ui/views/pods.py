@@ -10,7 +10,7 @@ from infra.money import dollars
 from infra.providers import offers as market
 from infra.records import Offer, Request
 from ui.desk import Desk, Fresh
-from ui.views.ask import Asked, View
+from ui.views.ask import View, ViewQuery
 from ui.views.runs import row
 
 OFFERS_S = 60.0  # how old offers may be: each look asks every vendor
@@ -18,7 +18,7 @@ BILLS_S = 300.0
 MOST_OFFERS = 500
 
 
-def listed(desk: Desk, asked: Asked) -> dict[str, Any]:
+def listed(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return what is there now, what it costs each hour, and who ends it when."""
     now = time.time()
     with desk.journal() as journal:
@@ -29,7 +29,7 @@ def listed(desk: Desk, asked: Asked) -> dict[str, Any]:
     return {"pods": rows, "usd_per_hour": dollars(total), "command": "inv status"}
 
 
-def money(desk: Desk, asked: Asked) -> dict[str, Any]:
+def money(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return the ledger: by day, run, vendor and month, the forecast against the bill, and the budget."""
     found = desk.keep(("spending",), lambda: Fresh(lambda: _spent(desk))).get()
     now, lines = time.time(), found.lines
@@ -60,7 +60,7 @@ def money(desk: Desk, asked: Asked) -> dict[str, Any]:
     }
 
 
-def offered(desk: Desk, asked: Asked) -> dict[str, Any]:
+def offered(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return what can be rented now, by price."""
     return desk.keep(("offers",), lambda: Fresh(lambda: (_offers(desk), OFFERS_S))).get()
 

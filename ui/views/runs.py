@@ -20,8 +20,8 @@ from trainer.records.phase_registry import PHASES
 from trainer.reporting.compared import differences, flattened
 from trainer.reporting.jsonl_log import SAID, parse
 from ui.desk import ELSEWHERE_S, Desk, Fresh
-from ui.figures import BY, Growing, Table, thin
-from ui.views.ask import Asked, View
+from ui.figures import BY, FigureTable, Growing, thin
+from ui.views.ask import View, ViewQuery
 
 MOST_RUNS = 50  # laid over each other
 MOST_POINTS = 6000  # of one figure, over all runs: more than any screen shows
@@ -31,7 +31,7 @@ FIRST = ("loss", "tokens_per_s", "mfu", "memory_bytes", "gpu_percent", "lr", "gr
 GPU_EVERY_S = 1.0
 
 
-def listed(desk: Desk, asked: Asked) -> dict[str, Any]:
+def listed(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return all runs, newest first: what `inv status` shows."""
     now, views = time.time(), desk.runs()
     with desk.journal() as journal:
@@ -103,7 +103,7 @@ def _share(step: Mapping[str, Any]) -> float | None:
 
 
 @dataclass
-class Source:
+class FigureSource:
     """Where the figures of one run come from."""
 
     run: str
@@ -111,11 +111,11 @@ class Source:
     is_live: bool
     phases: dict[str, Mapping[str, Any]]
     """The configuration of each, in their order."""
-    growing: dict[str, Fresh[tuple[Table, int]]] = field(default_factory=dict)
+    growing: dict[str, Fresh[tuple[FigureTable, int]]] = field(default_factory=dict)
     said: dict[str, Fresh[list[dict[str, Any]]]] = field(default_factory=dict)
 
 
-def curves(desk: Desk, asked: Asked) -> dict[str, Any]:
+def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return the curves of the runs that are chosen: a part for each, their recipes' difference, and their marks."""
     with desk.journal() as journal:
         chosen = asked.words("runs")[:MOST_RUNS] or [_usual(journal)]
@@ -173,36 +173,36 @@ def _usual(journal: Journal) -> str:
         return ""
 
 
-def source_of(desk: Desk, run: str, journal: Journal) -> Source:
+def source_of(desk: Desk, run: str, journal: Journal) -> FigureSource:
     """Return where the figures of a run are. Raises UsageError when there is no such run."""
     if run == story.FOREGROUND:
         phases = {
             name: story.manifest_of(folder).get("config", {}) for name, folder in story.folders(story.HERE).items()
         }
-        return desk.keep(("source", run, *phases), lambda: Source(run, run, True, phases))
+        return desk.keep(("source", run, *phases), lambda: FigureSource(run, run, True, phases))
     op = find_run(journal, run)
     steps = {one.name: one.config.get("spec", {}) for one in Job.from_json(op.job).steps if one.name in PHASES}
-    return desk.keep(("source", op.token, op.is_live), lambda: Source(op.run, op.token, op.is_live, steps))
+    return desk.keep(("source", op.token, op.is_live), lambda: FigureSource(op.run, op.token, op.is_live, steps))
 
 
-def figures_of(desk: Desk, source: Source, phase: str) -> Fresh[tuple[Table, int]]:
+def figures_of(desk: Desk, source: FigureSource, phase: str) -> Fresh[tuple[FigureTable, int]]:
     """Return what reads the figures of a phase, as far as they have come."""
     if phase not in source.growing:
         source.growing[phase] = Fresh(_reader(desk, source, phase))
     return source.growing[phase]
 
 
-def _reader(desk: Desk, source: Source, phase: str) -> Any:
+def _reader(desk: Desk, source: FigureSource, phase: str) -> Any:
     read, good_s = _bytes_of(desk, source, phase, "metrics.jsonl")
     growing = Growing(read)
 
-    def make() -> tuple[tuple[Table, int], float]:
+    def make() -> tuple[tuple[FigureTable, int], float]:
         return (growing.grow(), growing.version), good_s
 
     return make
 
 
-def _bytes_of(desk: Desk, source: Source, phase: str, file: str) -> tuple[Any, float]:
+def _bytes_of(desk: Desk, source: FigureSource, phase: str, file: str) -> tuple[Any, float]:
     """Return what reads a file of a run from an offset on, and for how long what it gives is good."""
     if source.token == story.FOREGROUND:
         return (lambda offset: _of_file(story.HERE / phase / file, offset)), 0.5
@@ -245,7 +245,7 @@ def _of_file(path: Path, offset: int) -> bytes:
         return b""
 
 
-def said_by(desk: Desk, source: Source, phase: str) -> list[dict[str, Any]]:
+def said_by(desk: Desk, source: FigureSource, phase: str) -> list[dict[str, Any]]:
     """Return what the model said at its steps, the last ones."""
     if phase not in source.said:
         read, good_s = _bytes_of(desk, source, phase, "samples.jsonl")
@@ -257,7 +257,7 @@ def said_by(desk: Desk, source: Source, phase: str) -> list[dict[str, Any]]:
     return source.said[phase].get()
 
 
-def marks_of(desk: Desk, source: Source, journal: Journal) -> list[tuple[float, str, str]]:
+def marks_of(desk: Desk, source: FigureSource, journal: Journal) -> list[tuple[float, str, str]]:
     """Return when what happened to a run: checkpoints in its store, pods that were lost, its recoveries."""
     if source.token == story.FOREGROUND:
         return []
@@ -281,14 +281,14 @@ def _checkpoints_here(op: Op, desk: Desk) -> Iterator[tuple[str, float]]:
         yield f"{manifest.parts[-3]}/{manifest.parts[-2]} is saved", manifest.stat().st_mtime
 
 
-def _placed(table: Table, by: str, at: float, kind: str, words: str) -> dict[str, Any] | None:
+def _placed(table: FigureTable, by: str, at: float, kind: str, words: str) -> dict[str, Any] | None:
     """Return a mark where it belongs along the bottom; None where it does not fall into these figures."""
     if not table.at or not table.at[0] <= at <= table.at[-1] + 60.0:
         return None
     return {"x": table.along(by, max(0, table.row_at(at))), "kind": kind, "words": words, "at": at}
 
 
-def _busiest(desk: Desk, sources: Sequence[Source], phases: Sequence[str]) -> str:
+def _busiest(desk: Desk, sources: Sequence[FigureSource], phases: Sequence[str]) -> str:
     """Return the last phase of the first run that has begun to tell of itself: the one that somebody wants to see."""
     for name in phases[::-1]:
         if sources and name in sources[0].phases and figures_of(desk, sources[0], name).get()[0].steps:
@@ -296,7 +296,7 @@ def _busiest(desk: Desk, sources: Sequence[Source], phases: Sequence[str]) -> st
     return phases[-1] if phases else ""
 
 
-def _last(table: Table) -> dict[str, float]:
+def _last(table: FigureTable) -> dict[str, float]:
     if not table.steps:
         return {}
     last = {name: one.values[-1] for name, one in table.columns.items()}

@@ -6,12 +6,12 @@ from typing import Any
 from flows.reading import services
 from serve import controller_process
 from ui.desk import Desk
-from ui.views.ask import Asked, View
+from ui.views.ask import View, ViewQuery
 
 SPAN_S, EACH_S = 900.0, 10.0
 
 
-def listed(desk: Desk, asked: Asked) -> dict[str, Any]:
+def listed(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return each service as its controller saw it last, with the figures of its last requests."""
     with desk.journal() as journal:
         names = [one.name for one in journal.services()]
