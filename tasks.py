@@ -18,14 +18,12 @@ from scripts.runs import sweep_tasks  # noqa: E402
 from scripts.runs import tasks as runs  # noqa: E402
 from scripts.services import tasks as services  # noqa: E402
 from scripts.store import tasks as store  # noqa: E402
-from scripts.ui import tasks as ui  # noqa: E402
 
 invoke_patch.mend()
 namespace = Collection(
     *(runs.launch, runs.status, runs.logs, runs.report, runs.down, runs.stop, runs.resume, runs.keep_, runs.rehearse),
-    *(runs.supervisor, runs.upgrade),
+    *(runs.supervisor, runs.upgrade, runs.ui),
     sweep_tasks.sweep,
-    ui.ui,
     *(data.shard, data.pipeline, data.tree),
     *(models.train, models.fit, models.eval, models.chat, models.export),
     Collection(

@@ -35,7 +35,6 @@ ROOMS = {  # of scripts/, as the list names and orders them
     "services": "Services",
     "store": "Store",
     "control": "Control host",
-    "ui": "Runs",
     "project": "This project",
 }
 OTHER = "Other"

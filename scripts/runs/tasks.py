@@ -96,3 +96,12 @@ def upgrade(c, spec):
 
     They are asked to leave, the journal is brought up to date, and processes of this code take over; runs go on.
     """
+
+
+@command("scripts.runs.page", f"{FLAGS}:UiFlags", listens="port", example="inv ui --open")
+def ui(c, spec):
+    """Show runs, services and costs as a page that is live.
+
+    It listens on this machine only, and its link counts once; from a control host it is forwarded. Ctrl-C ends the
+    page, and nothing else.
+    """

@@ -35,7 +35,7 @@ def visits(run: str) -> list[dict]:
         {"name": "services", "path": "services", "wait": "Requests per second"},
         {"name": "services-narrow-dark", "path": "services", "wait": "Replicas", "narrow": True, "dark": True},
         {"name": "cost", "path": "cost", "wait": "Nothing was spent"},
-        {"name": "offers", "path": "offers", "wait": "no key is set"},
+        {"name": "offers", "path": "offers", "wait": "of 0 offers"},
         {"name": "sweeps", "path": "sweeps", "wait": "seed-2"},
         {"name": "data", "path": "data", "wait": "datasets/"},
         {"name": "chat", "path": "chat?model=service%20demo", "wait": "pieces per second", "say": "Who are you?"},

@@ -6,7 +6,7 @@ from infra import train_env
 from infra.checkout import ROOT
 from scripts.cli import context, local_step
 from scripts.cli.session import open_journal
-from scripts.ui.flags import UiFlags
+from scripts.runs.flags import UiFlags
 
 
 def ui(spec: UiFlags) -> None:
