@@ -38,7 +38,7 @@ def visits(run: str) -> list[dict]:
         {"name": "offers", "path": "offers", "wait": "of 0 offers"},
         {"name": "sweeps", "path": "sweeps", "wait": "seed-2"},
         {"name": "data", "path": "data", "wait": "datasets/"},
-        {"name": "chat", "path": "chat?model=service%20demo", "wait": "pieces per second", "say": "Who are you?"},
+        {"name": "chat", "path": "chat?model=service%20demo", "wait": " pieces", "say": "Who are you?"},
         {"name": "report", "path": f"report?run={run}", "wait": "Open it alone"},
     ]
 

@@ -64,7 +64,8 @@ export function open(place, query) {
         draw();
         form.scrollIntoView({ block: "end" });
       }
-      if (!pieces) speed = "it said nothing";
+      const took = (performance.now() - first) / 1000;
+      speed = pieces ? `${pieces} pieces${took > 0.2 ? `, ${(pieces / took).toFixed(1)} pieces per second` : ""}` : "it said nothing";
     } catch (error) {
       if (error.name === "AbortError") speed = "stopped";
       else { wrong = error.message; speed = ""; }
