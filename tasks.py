@@ -33,7 +33,7 @@ namespace = Collection(
         runs.keep_,
         runs.rehearse,
     ),
-    *(runs.again, runs.eject, runs.supervisor, runs.upgrade),
+    *(runs.again, runs.eject, runs.supervisor, runs.upgrade, runs.ui),
     sweep_tasks.sweep,
     *(data.shard, data.pipeline, data.tree),
     *(models.train, models.fit, models.eval, models.chat, models.export),

@@ -14,7 +14,7 @@ from infra.money import dollars
 from infra.notices import hooks
 from infra.notices.outbox import Notice
 from infra.notices.tell import tell
-from infra.providers import Market, Provider, market, offers, registry
+from infra.providers import Provider, market, offers, registry
 from infra.runs import pods
 from infra.settings import VENDORS, Settings
 from infra.units import count

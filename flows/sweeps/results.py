@@ -6,6 +6,7 @@ typed again goes on from there. The JSON of a version is read by that version an
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,16 @@ def load(name: str, settings: Settings) -> SweepResult:
         return SweepResult(**said, folder=folder, trials={one.run: one for one in trials})
     except (outside.Unreadable, KeyError, TypeError) as error:
         raise UsageError(f"{path} cannot be read: {error}; remove it to begin anew") from None
+
+
+def kept(settings: Settings) -> list[SweepResult]:
+    """Return the sweeps that are on record, the one that changed last first; what cannot be read is left out."""
+    found = sorted(folder_of("", settings).glob("*/sweep.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    results = []
+    for path in found:
+        with suppress(UsageError):
+            results.append(load(path.parent.name, settings))
+    return results
 
 
 def same(one: TrialResult, other: TrialResult) -> bool:

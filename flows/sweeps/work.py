@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flows import run_figures
 from flows.follow import DETACHED as DETACHED_CODE
+from flows.reading import run_figures
 from flows.sweeps import ranking
 from flows.sweeps import results as kept
 from flows.sweeps.budget import SweepBudget, refusal

@@ -44,6 +44,8 @@ PLACES = (  # where something is written, its setting or "", what lies there, wh
     ("pods", "pods", "pods of this machine: code, logs, checkpoints of each run", "when nothing runs"),
     ("`var/logs`", "", "what was brought home of each run: logs, last words", "yes"),
     ("`var/reports`", "", "pages that `./inv report` wrote", "yes"),
+    ("`var/sweeps`", "", "which runs were begun by one sweep, for the page of `./inv ui`", "yes"),
+    ("`var/ui-chat.log`", "", "what the model said of itself that the page last talked to", "yes"),
     ("`var/services`", "", "of services: logs of requests and of the controller, hashes of API keys",
      "when no service runs"),
     ("experiments", "workspace", "the folders of `./inv pipeline`", "yes; the same command makes them again"),

@@ -14,7 +14,7 @@ from scripts.cli.render import columns
 from scripts.project import debian
 
 ROOT = Path(__file__).resolve().parents[2]
-TYPED = ("infra", "data", "store", "serve", "flows", "scripts", "tests/programs")
+TYPED = ("infra", "data", "store", "serve", "flows", "ui", "scripts", "tests/programs")
 
 
 @command("", "scripts.project.flags:ConfigFlags", example="inv config --schema launch")

@@ -107,10 +107,13 @@ class LogsFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFlags(Output):
-    run: str = flag(
-        "", "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground for inv train", word=True
-    )
+    run: tuple[str, ...] = flag(
+        (), "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground for inv train; two of them are "
+        "compared",
+        word=True,
+    )  # fmt: skip
     out: str = flag("", "folder for the page and its pictures (default: var/reports/RUN)", unit="FOLDER")
+    open: bool = flag(False, "open the page in the browser")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,3 +133,11 @@ class ResumeFlags(OneRunFlags):
     )
     ttl: str = flag("", "rented: so much time from now on", group=LIMITS, unit="DURATION")
     detach: bool = flag(False, "hand over and return")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UiFlags:
+    port: int | None = flag(None, "of this machine; 0: any (default: 7331, or where that is taken one of the next)")
+    allow_acts: bool = flag(False, "let the page end and resume runs, and scale services; it asks first")
+    export: str = flag("", "write the page as it is now into this folder, as one file that needs no server", unit="DIR")
+    open: bool = flag(False, "open it in the browser")

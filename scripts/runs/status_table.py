@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from flows.status import current_record
 from infra.money import cents, in_usd, per_hour
 from infra.money import dollars as usd
 from infra.records import PodView
@@ -76,14 +77,6 @@ def figures(view: PodView, now: float) -> dict[str, Any]:
         "disk_free_bytes": machine.get("disk_free_bytes"),
         "disk_age_s": age_s(machine.get("disk_at")),
     }
-
-
-def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the last record of the step that runs, or of the last one that did."""
-    for step in reversed(progress.get("steps", ())):
-        if step.get("record") and step["state"] != "waiting":
-            return step["record"]
-    return {}
 
 
 def status_table(views: Iterable[PodView], now: float | None = None) -> "RenderableType":

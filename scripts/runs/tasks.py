@@ -66,7 +66,8 @@ def logs(c, spec):
 def report(c, spec):
     """Write a page about a run: curves, cost, what the model said.
 
-    The page is one HTML file; each curve lies beside it as a PNG.
+    The page is one HTML file; each curve lies beside it as a PNG. Two runs are compared: their curves over each other,
+    and what differs between their recipes.
     """
 
 
@@ -116,4 +117,13 @@ def upgrade(c, spec):
     """Replace keepers and controllers of older code.
 
     They are asked to leave, the journal is brought up to date, and processes of this code take over; runs go on.
+    """
+
+
+@command("scripts.runs.page", f"{FLAGS}:UiFlags", listens="port", example="inv ui --open")
+def ui(c, spec):
+    """Show runs, services and costs as a page that is live.
+
+    It listens on this machine only, and its link counts once; from a control host it is forwarded. Ctrl-C ends the
+    page, and nothing else.
     """
