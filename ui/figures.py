@@ -76,7 +76,7 @@ class FigureTable:
 
 
 @dataclass
-class Growing:
+class GrowingFigures:
     """A file that grows somewhere, read from where the last reading ended.
 
     `read`: bytes from an offset on; b"" where there is nothing more. A run that is begun again writes the file anew

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ui.figures import FigureTable, Growing, thin
+from ui.figures import FigureTable, GrowingFigures, thin
 
 
 def line(step, **more):
@@ -53,7 +53,7 @@ def test_what_lies_along_the_bottom_is_steps_tokens_or_hours():
 
 def test_a_file_that_grows_is_read_on_and_half_a_line_waits():
     file = File(line(1) + line(2)[:-5])
-    growing = Growing(file.read)
+    growing = GrowingFigures(file.read)
     assert list(growing.grow().steps) == [1]
     file.text = line(1) + line(2) + line(3)
     assert list(growing.grow().steps) == [1, 2, 3]
@@ -65,7 +65,7 @@ def test_a_file_that_grows_is_read_on_and_half_a_line_waits():
 
 def test_a_run_that_went_back_to_its_checkpoint_is_read_anew():
     file = File("".join(map(line, range(1, 60))))
-    growing = Growing(file.read)
+    growing = GrowingFigures(file.read)
     growing.grow()
     for shorter in ("".join(map(line, range(1, 20))), "".join(line(step, lr=0.1) for step in range(1, 80))):
         file.text = shorter

@@ -20,7 +20,7 @@ from trainer.records.phase_registry import PHASES
 from trainer.reporting.compared import differences, flattened
 from trainer.reporting.jsonl_log import SAID, parse
 from ui.desk import ELSEWHERE_S, Desk, Fresh
-from ui.figures import BY, FigureTable, Growing, thin
+from ui.figures import BY, FigureTable, GrowingFigures, thin
 from ui.views.ask import View, ViewQuery
 
 MOST_RUNS = 50  # laid over each other
@@ -194,7 +194,7 @@ def figures_of(desk: Desk, source: FigureSource, phase: str) -> Fresh[tuple[Figu
 
 def _reader(desk: Desk, source: FigureSource, phase: str) -> Any:
     read, good_s = _bytes_of(desk, source, phase, "metrics.jsonl")
-    growing = Growing(read)
+    growing = GrowingFigures(read)
 
     def make() -> tuple[tuple[FigureTable, int], float]:
         return (growing.grow(), growing.version), good_s
