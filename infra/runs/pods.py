@@ -33,6 +33,7 @@ from store.backoff import Backoff
 
 ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # what a row says that somebody wanted to end
 PATIENCE_S = 120.0  # while a vendor deletes
+SETTLE_S = 10.0  # while it deletes what somebody else has asked it to: the next look asks again
 LONGEST_S = 10 * 365 * 86400.0  # of a limit
 FIRST_WAIT_S = 0.25
 BACKOFF = Backoff(FIRST_WAIT_S, longest_s=10.0, certain=0.0)
@@ -268,7 +269,7 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = No
     seen just now. Raises as `end`, and SlipwayError where nobody can tell.
     """
     if op.state == TERMINATING:
-        return end(provider, op, journal)
+        return end(provider, op, journal, patience_s=SETTLE_S)
     rented = market(provider)
     if rented and (why := spend.due(op, read_clocks(), rented.clock_scale)):  # its vendor may have seen that, too
         return end(provider, op, journal, why, "limit")

@@ -12,7 +12,8 @@ from infra.agent.progress import Tail
 from infra.errors import SlipwayError
 from infra.ledger.journal import Op
 from infra.records import PodView
-from infra.runs.observe import Reading, read_clocks, view
+from infra.runs.observe import read_clocks, view
+from infra.runs.sight import Sight
 from scripts.cli import render, steps_text
 from scripts.runs import status_table
 from tests import hostile, seeds
@@ -48,7 +49,7 @@ def shown(progress: dict, verdict: dict, guard: dict) -> PodView:
     op = Op(run="calm-ox-1", token="sw1-x", vendor="local", state="ready")
     row = view(
         op,
-        Reading(exists=True, is_alive=True, progress=progress, verdict=verdict, guard=guard),
+        Sight(is_there=True, is_alive=True, progress=progress, verdict=verdict, guard=guard),
         read_clocks(),
         [op],
         {},
