@@ -34,7 +34,7 @@ from infra.runs.keeper import GivenUp, lease_name
 from infra.runs.lookup import way
 from infra.runs.recovery import RUN
 from infra.runs.timing import Say
-from infra.settings import Settings
+from infra.settings import ENGINE, Settings
 from infra.units import moment
 from serve import controller_client
 from store import credentials, local_files
@@ -88,7 +88,7 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
     newest = {op.run: op for op in journal.ops()}
     found = []
     for op in newest.values():
-        if op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
+        if op.vendor == ENGINE or op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
             continue
         was_kept = lease_name(op.run) in left
         if op.stays and not op.target:
@@ -161,6 +161,8 @@ def hand_on(op: Op, settings: Settings) -> str:
     """Leave a run: the supervisor keeps another machine's, what is here keeps itself. Return which, in words."""
     if registry.provider(settings, op.vendor).is_here:
         return "its own guard and agent keep it at work on this machine; nobody else is needed"
+    if op.vendor == ENGINE:
+        return f"{ENGINE}'s controller keeps it at work; nobody else is needed"
     pid = ensure(settings)
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
     log = settings.homes / op.run / "keep.log"

@@ -25,6 +25,7 @@ POOLS = "ssh_node_pools.yaml"
 NAMED_SOURCES = ("pydocs", "fineweb")
 WEIGHTED = re.compile(r"[^,]+=[\d.]+(,[^,]+=[\d.]+)+")  # sources with weights, which are mixed
 MARKET = "market"  # as a provider: every vendor whose key is set
+ENGINE = "skypilot"  # as a provider: its managed jobs, which it recovers itself
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
 
 

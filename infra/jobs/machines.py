@@ -13,7 +13,7 @@ from infra.errors import UsageError
 from infra.jobs.job_file import JobTask, near
 from infra.jobs.schema import NO_EFFECT, NO_EFFECT_RESOURCES, Recovery, Resources
 from infra.selection.machine_spec import MachineSpec
-from infra.settings import VENDORS
+from infra.settings import ENGINE, VENDORS
 
 OURS = ("local", "ssh", *VENDORS)
 SKYPILOTS = (
@@ -58,9 +58,11 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
     found: list[Wish] = []
     for one in _alternatives(task.resources):
         cloud, region, zone, pool = _place(one, where, task)
-        if cloud and cloud not in OURS and not provider:
+        if cloud and cloud not in (*OURS, ENGINE) and not provider:
             notes.append(f"infra: {cloud} is a cloud of SkyPilot's, where Slipway rents nothing; it is left out")
             continue
+        if provider == ENGINE:
+            cloud, zone, pool = "", "", ""
         if cloud and provider and cloud != provider:
             notes.append(f"infra: {cloud} has no effect, since --provider {provider} was typed")
             cloud, region, zone, pool = "", "", "", ""
@@ -81,7 +83,7 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
             f"{where}: line {task.document.line('resources')}: {'; '.join(notes)}. Type a provider instead: "
             f"--provider runpod, or write `infra: runpod` (known: {', '.join(OURS)})"
         )
-    notes += _without_effect(task, is_rented, provider)
+    notes += _without_effect(task, is_rented, provider) if provider != ENGINE else []
     is_ordered = task.resources.ordered is not None or isinstance(task.resources.accelerators, list)
     return Wishes(wishes=tuple(found), is_ordered=is_ordered, notes=tuple(dict.fromkeys(notes)))
 

@@ -10,6 +10,7 @@ from typing import Protocol, cast
 
 from infra.agent.job import Call, Limits
 from infra.records import Account, Offer, Pod, Request
+from infra.settings import ENGINE
 from infra.transport.protocol import Transport
 
 LAG_S = 120.0  # how long a vendor may not show, in a listing or asked for its id, what it has just created
@@ -84,7 +85,8 @@ class Abilities:
     spot: bool = False
     stop: bool = False  # keeps the disk, and bills it
     idempotency_key: bool = False
-    # What ends a pod that nobody looks after: a key of its own (pod_credential), the vendor's timer (native), none.
+    # What ends a pod that nobody looks after: a key of its own (pod_credential), the vendor's timer (native), the
+    # controller of an engine that gives its machines back when the job is over (engine), none.
     self_terminate: str = "none"
     volumes: tuple[str, ...] = ()  # shell patterns of where a pod finds its volume; () = it has none
     settle_s: float = 600.0  # as Provider.settle_s, by the vendor's clock
@@ -126,6 +128,11 @@ class Market(Provider, Protocol):
 
     def billed(self, pod_id: str) -> int | None:
         """Return the micro-dollars that a pod has cost, as the vendor says; None = it does not tell."""
+
+
+def is_engine(provider: Provider) -> bool:
+    """Tell whether it runs whole jobs, recovers them itself, and still says how they were when they are over."""
+    return provider.name == ENGINE
 
 
 def market(provider: Provider) -> "Market | None":

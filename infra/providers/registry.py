@@ -7,9 +7,9 @@ from pathlib import Path
 from infra.errors import MissingKey, UsageError
 from infra.providers import Provider, Vendors
 from infra.providers.offers import open_market
-from infra.settings import MARKET, VENDORS, Settings
+from infra.settings import ENGINE, MARKET, VENDORS, Settings
 
-KNOWN = ("local", "ssh", *VENDORS)
+KNOWN = ("local", "ssh", *VENDORS, ENGINE)
 MOST_OPEN = 8
 
 _open: dict[tuple[str, ...], Provider] = {}
@@ -30,6 +30,10 @@ def open_provider(name: str, settings: Settings) -> Provider:
         from infra.providers.local import Local
 
         return Local(Path(settings.pods))
+    if name == ENGINE:
+        from infra.skypilot.managed_jobs import ManagedJobs
+
+        return ManagedJobs.of(settings)
     return open_market(name, settings)
 
 

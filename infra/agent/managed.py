@@ -1,0 +1,154 @@
+"""The command of a task that another engine runs, such as SkyPilot: a guard in the foreground, on each of its nodes.
+
+    job.json, the engine's variables -> a pod's folder -> guard -> lines for the engine's log -> an exit code
+
+In: the folder that the engine has brought here, with `code`, what goes along and `job.json`, which knows neither its
+nodes nor how long it has waited. Out: what every pod has, with the same guard that holds it to its limits; on stdout
+the logs of the steps, and now and then how it is, since nobody may reach this machine otherwise. An engine that takes
+a machine away begins this anew on another one.
+
+Standard library only, and a grammar that Python 3.9 reads: this runs on any machine.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional
+
+from infra.agent import meet
+from infra.agent.job import Job, NodeGroup, PodFolder, write_durably
+from infra.agent.process import leave_no_core
+from infra.agent.state import NODE_LOST, ask_to_stop, grace_s, read_json, report, spawn, stop_file
+from infra.agent.steps import RESUME_ME
+
+PODS = Path(".slipway", "pods")
+WORDS = "-m infra.agent.managed"
+SUBMITTED_AT = "SLIPWAY_SUBMITTED_AT"  # UTC epoch seconds: limits count from there, over all machines of the run
+REPORT = "slipway-report "
+BETWEEN = " | "  # the step and its line
+POLL_S = 0.5
+REPORT_EVERY_S = 10.0
+REVIVE_S = 2.0
+TOLD = 143  # as a shell tells it: ended by SIGTERM
+
+
+def job_here(job: Job, environ: Mapping[str, str], interface: str, now: float) -> Job:
+    """Return the job as this node of it has it: who the nodes are, and how long it was billed before."""
+    ips = tuple(environ.get("SKYPILOT_NODE_IPS", "").split()) or ("127.0.0.1",)
+    group = NodeGroup()
+    if len(ips) > 1:
+        rank = int(environ.get("SKYPILOT_NODE_RANK", "0"))
+        group = replace(job.group, run=job.run, rank=rank, addresses=ips, interface=interface)
+    asked_at = float(environ.get(SUBMITTED_AT) or now)
+    limits = replace(job.limits, billed_s=max(0.0, now - asked_at))
+    steps = job.steps if group.rank == 0 else tuple(one for one in job.steps if not _is_of_first(one.words))
+    return replace(job, group=group, limits=limits, steps=steps, beside=None if group.rank else job.beside)
+
+
+def _is_of_first(words: Any) -> bool:
+    return tuple(words[:2]) == ("-m", "store.courier")
+
+
+def lay_out(brought: Path, home: Path, environ: Dict[str, str], now: float) -> PodFolder:
+    """Make the folder of the pod of this node, and take the secrets out of the environment."""
+    job = Job.from_json((brought / "job.json").read_text(encoding="utf-8"))
+    ips = environ.get("SKYPILOT_NODE_IPS", "").split()
+    rank = int(environ.get("SKYPILOT_NODE_RANK", "0"))
+    own = ips[rank] if rank < len(ips) else ""
+    interface = {**meet.look("here")["addresses"], **meet.look("there")["addresses"]}.get(own, "")
+    pod = PodFolder(home / PODS / (job.run + (".{}".format(rank) if rank else "")))
+    pod.state.mkdir(parents=True, exist_ok=True)
+    for one in brought.iterdir():
+        link = pod.root / one.name
+        if one.is_dir() and not link.is_symlink():
+            link.symlink_to(one)
+    secrets = {name: environ.pop(name) for name in job.secrets if name in environ}
+    write_durably(pod.secrets, json.dumps(secrets), 0o600)
+    write_durably(pod.marker, json.dumps({"token": job.token, "run": job.run}))
+    write_durably(pod.job, job_here(job, environ, interface, now).to_json(), 0o600)
+    return pod
+
+
+class Relay:
+    """What is printed for the engine's log: the lines of every step's log once, and reports."""
+
+    def __init__(self, pod: PodFolder) -> None:
+        self.pod = pod
+        self.read: Dict[Path, int] = {}
+        self.rest: Dict[Path, bytes] = {}
+        self.reported_at = 0.0
+        self.last = ""
+
+    def lines(self, is_last: bool = False) -> None:
+        for path in sorted(self.pod.logs.glob("*.log")) if self.pod.logs.exists() else ():
+            if path.stem in ("guard", "agent"):
+                continue
+            with open(path, "rb") as file:
+                file.seek(self.read.get(path, 0))
+                piece = self.rest.pop(path, b"") + file.read()
+                self.read[path] = file.tell()
+            whole, newline, rest = piece.rpartition(b"\n")
+            if is_last and rest:
+                whole, rest = piece, b""
+            elif not newline:
+                whole = b""
+            self.rest[path] = rest
+            for line in whole.splitlines():
+                _print(path.stem + BETWEEN + line.decode("utf-8", "replace"))
+
+    def report(self, is_due: bool = False) -> None:
+        progress = read_json(self.pod.progress)
+        step = str([progress.get("step"), progress.get("state")])
+        if not is_due and step == self.last and time.monotonic() - self.reported_at < REPORT_EVERY_S:
+            return
+        self.last, self.reported_at = step, time.monotonic()
+        guard = {key: value for key, value in read_json(report(self.pod, "guard")).items() if key != "identity"}
+        _print(REPORT + json.dumps({"progress": progress, "guard": guard, "verdict": read_json(self.pod.verdict)}))
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def exit_code(verdict: Mapping[str, Any], was_told: bool) -> int:
+    """Return with what the engine's task ends; RESUME_ME is what it is begun anew for."""
+    if verdict.get("state") == "succeeded":
+        return 0
+    if verdict.get("state") == NODE_LOST:
+        return RESUME_ME
+    return TOLD if was_told else 1
+
+
+def main() -> int:
+    os.umask(os.umask(0o022) | 0o022)
+    leave_no_core()
+    pod = lay_out(Path.cwd(), Path.home(), os.environ, time.time())  # type: ignore[arg-type]
+    job = Job.from_json(pod.job.read_text(encoding="utf-8"))
+    for one in (pod.verdict, stop_file(pod), pod.progress):  # of an earlier attempt in the same home
+        if one.exists():
+            one.rename(one.with_name("{}-{}".format(one.name, time.time_ns())))
+    told: List[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    signal.signal(signal.SIGINT, lambda number, _: told.append(number))
+    relay = Relay(pod)
+    guard: Optional["subprocess.Popen[bytes]"] = None
+    begun_at = 0.0
+    while not pod.verdict.exists() or (guard is not None and guard.poll() is None):
+        if (guard is None or guard.poll() is not None) and time.monotonic() - begun_at > REVIVE_S:
+            guard, begun_at = spawn(pod, job, "guard"), time.monotonic()
+        if told and not stop_file(pod).exists():
+            ask_to_stop(pod, "stopped", "the engine has ended it", grace_s())
+        relay.lines()
+        relay.report()
+        time.sleep(POLL_S)
+    relay.lines(is_last=True)
+    relay.report(is_due=True)
+    return exit_code(read_json(pod.verdict), bool(told))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
