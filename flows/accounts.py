@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from infra import errors
 from infra.errors import SlipwayError, UsageError
@@ -11,9 +12,9 @@ from infra.ledger.journal import Journal
 from infra.ledger.reconcile import Action, Claim, Delete
 from infra.machines.host_memory import at_once
 from infra.money import dollars
-from infra.providers import Market, offers
+from infra.providers import Market, offers, registry
 from infra.runs import pods
-from infra.settings import VENDORS, Settings
+from infra.settings import ENGINE, VENDORS, Settings
 from infra.units import count
 
 ASK_S = 120.0
@@ -138,7 +139,9 @@ def end_named(name: str, markets: Sequence[Market], journal: Journal, problems: 
 
 def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[list[Market], list[str]]:
     """Return the accounts to ask; an account that we have pods in, and no key of, is a problem."""
-    markets, problems = offers.accounts(settings, only)
+    markets, problems = offers.accounts(settings, only) if only != ENGINE else ([], [])
+    if only == ENGINE or not only and any(op.vendor == ENGINE for op in journal.ops(live=True)):
+        markets.append(cast(Market, registry.provider(settings, ENGINE)))
     asked = {market.name for market in markets}
     for name, key in VENDORS.items():
         live = [op for op in journal.ops(live=True) if op.vendor == name]

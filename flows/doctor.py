@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from infra.agent import environment, packages
 from infra.errors import SlipwayError
 from infra.money import dollars, in_usd
-from infra.settings import VENDORS, Settings
+from infra.settings import ENGINE, VENDORS, Settings
 from store import Store, StoreError, credentials
 
 if TYPE_CHECKING:
@@ -87,6 +87,16 @@ def nodes(settings: Settings) -> list[DoctorLine]:
         DoctorLine(f"ssh {one.host.place}", "bad" if one.problem else "ok", _node(one, ways.get(one.host)))
         for one in looks
     ]
+
+
+def engine(settings: Settings) -> list[DoctorLine]:
+    """Ask SkyPilot's API server who it is; its environment is made where it is not there yet."""
+    from infra.providers import registry
+
+    try:
+        return [DoctorLine(ENGINE, "ok", registry.provider(settings, ENGINE).account().owner)]
+    except SlipwayError as error:
+        return [DoctorLine(ENGINE, "bad", str(error))]
 
 
 def _node(look: "HostSurvey", way: "Way | SlipwayError | None") -> str:

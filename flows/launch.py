@@ -33,6 +33,8 @@ from infra.settings import Settings
 from infra.skypilot import submit
 from infra.skypilot.managed_jobs import ManagedJobs
 
+ACCELERATOR = "ACCELERATOR"  # the variable by which `-e` says what --gpu says
+
 
 class AnyWork(Protocol):
     """What a launch does: a training of ours, or a job of one's own."""
@@ -93,6 +95,7 @@ def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
         raise UsageError(f"--nodes is {nodes}; it must be at least 1")
     if spec.on_failure not in ("", "keep", "end"):
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
+    spec = replace(spec, gpu=spec.gpu or job_environment.of_job(settings).get(ACCELERATOR, ""))
     work = Work.of(spec, settings)
     candidates = registry.candidates(settings)
     limits = limits_for(settings, candidates[0].is_rented, spec, tell)

@@ -135,7 +135,7 @@ class Settings:
         layers: list[tuple[str, Mapping[str, str]]] = [  # the last is read by setting name, the others by variable
             ("-e", given),
             ("shell", environ),
-            (".env", read_dotenv(root / ".env")),
+            (".env", {**read_dotenv(root / "credentials" / ".env"), **read_dotenv(root / ".env")}),
         ]
         folder = next((named for _, layer in layers if (named := layer.get("SLIPWAY_REHEARSAL"))), "")
         if folder:

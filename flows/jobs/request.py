@@ -83,7 +83,7 @@ def understand(
         raise _own_machine(file, f"--provider {vendor.name}")
     given = job_environment.of_job(settings)
     envs, secrets = values_of(file, {**given, **given_secrets}, set(given_secrets), settings)
-    gpu = spec.gpu or given.get("ACCELERATOR", "")
+    gpu = spec.gpu or given.get(launch.ACCELERATOR, "")
     typed = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})
     found = _same_for_all(file, replace(typed, gpu=gpu), spec, vendor)
     name = check_name(spec.run_name) if spec.run_name else ""

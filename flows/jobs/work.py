@@ -66,7 +66,7 @@ class JobWork:
         return Plan(
             engine_keys=keys,
             target=target, store=settings.store, artifacts=(), job=job, request=request,
-            carried=layout.carried, notes=(*self._shown(is_own, vendor), *self.notes, *notes),
+            carried=layout.carried, notes=(*self._shown(is_own, vendor, settings.store), *self.notes, *notes),
         )  # fmt: skip
 
     def _engine_keys(self, request: Request) -> tuple[dict[str, Any], list[str]]:
@@ -83,7 +83,7 @@ class JobWork:
         check(keys, request.nodes, False, self.file.where)
         return keys, notes
 
-    def _shown(self, is_own: bool, vendor: Provider) -> list[str]:
+    def _shown(self, is_own: bool, vendor: Provider, store: str) -> list[str]:
         """Return what will be done, in words."""
         found = []
         for task, envs in zip(self.file.tasks, self.envs, strict=True):
@@ -93,6 +93,10 @@ class JobWork:
             found.append(f"{task.name or self.file.name or self.file.where}{nodes}: {'; '.join(parts)}")
             if task.workdir:
                 found.append(f"workdir {task.workdir} is sent along: what git keeps of it, without secrets")
+            for one in task.mounts:
+                if one.mode == "MOUNT_CACHED":
+                    at = f"{store if '://' in store else vendor.pod_store or store}/mounts/{one.name}"
+                    found.append(f"{one.path} begins as it lies in {at}, and what is written there goes back to it")
             if envs:
                 found.append(f"envs: {', '.join(f'{name}={value}' for name, value in envs.items())}")
         if self.secrets:

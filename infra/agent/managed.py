@@ -13,6 +13,7 @@ Standard library only, and a grammar that Python 3.9 reads: this runs on any mac
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace

@@ -84,7 +84,8 @@ def launch(task: dict) -> dict:
     import sky
 
     server()
-    ids, _ = sky.get(sky.jobs.launch(sky.Task.from_yaml_config(task), name=task["name"]))
+    name = task["name"]  # what is read is taken out of it
+    ids, _ = sky.get(sky.jobs.launch(sky.Task.from_yaml_config(task), name=name))
     return {"job_id": ids[0]}
 
 
