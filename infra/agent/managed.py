@@ -47,7 +47,9 @@ def job_here(job: Job, environ: Mapping[str, str], interface: str, now: float) -
     asked_at = float(environ.get(SUBMITTED_AT) or now)
     limits = replace(job.limits, billed_s=max(0.0, now - asked_at))
     steps = job.steps if group.rank == 0 else tuple(one for one in job.steps if not _is_of_first(one.words))
-    return replace(job, group=group, limits=limits, steps=steps, beside=None if group.rank else job.beside)
+    # Two nodes of an engine may be one machine, where a guard ends whatever bears the token of its pod.
+    token = "{}.{}".format(job.token, group.rank) if group.rank else job.token
+    return replace(job, token=token, group=group, limits=limits, steps=steps, beside=None if group.rank else job.beside)
 
 
 def _is_of_first(words: Any) -> bool:
@@ -65,12 +67,13 @@ def lay_out(brought: Path, home: Path, environ: Dict[str, str], now: float) -> P
     pod.state.mkdir(parents=True, exist_ok=True)
     for one in brought.iterdir():
         link = pod.root / one.name
-        if one.is_dir() and not link.is_symlink():
+        if one.is_dir() and one.name != pod.state.name and not link.is_symlink():
             link.symlink_to(one)
     secrets = {name: environ.pop(name) for name in job.secrets if name in environ}
     write_durably(pod.secrets, json.dumps(secrets), 0o600)
-    write_durably(pod.marker, json.dumps({"token": job.token, "run": job.run}))
-    write_durably(pod.job, job_here(job, environ, interface, now).to_json(), 0o600)
+    own = job_here(job, environ, interface, now)
+    write_durably(pod.marker, json.dumps({"token": own.token, "run": own.run}))
+    write_durably(pod.job, own.to_json(), 0o600)
     return pod
 
 
