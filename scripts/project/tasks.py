@@ -101,8 +101,8 @@ def test(c, spec):
     words += ["--fast"] if spec.fast else []
     words += ["-k", spec.k] if spec.k else []
     words += ["-m", "not gpu and not account"] if spec.nightly else []
-    if not spec.paths and not spec.k:  # most of the tests wait for processes: two at a time use two cores
-        words += ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    if not spec.paths and not spec.k:  # most of the tests wait for processes: three at a time use two cores
+        words += ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
     code = run_in_dev(words, Path.cwd() if spec.paths else ROOT)
     if code:
         raise Exit(code=code)

@@ -97,8 +97,8 @@ def test_keys_reach_a_prompt_and_ctrl_c_the_command():
 
 def test_a_terminal_that_changes_its_size_does_so_there():
     code = (
-        "import os, signal; signal.signal(28, lambda *_: print(os.get_terminal_size(0), flush=True)); "
-        "print('ready', flush=True); signal.pause()"
+        "import os, signal, sys, time; signal.signal(28, lambda *_: sys.exit(print(os.get_terminal_size(0)))); "
+        "print('ready', flush=True); time.sleep(60)"
     )
     talk = Talk(code, tty=TERMINAL)
     talk.hear(lambda one: "ready" in one.of(OUT))

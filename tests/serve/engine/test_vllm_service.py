@@ -1,7 +1,8 @@
 """A service of real engines, from its first request to its end: two vLLM on this CPU behind our gateway.
 
 One engine is killed under load, all are replaced by those of a new model, and the service ends under load: no request
-is lost that had not begun to be answered, and what is said proves which weights have said it.
+is lost that had not begun to be answered, and what is said proves which weights have said it. By night: seven engines
+start, and by day tests/end_to_end/test_street_serve.py tells the same of scripted ones.
 """
 
 import asyncio
@@ -27,7 +28,12 @@ from tests.trainer import conftest as trained
 from tests.world import World, until
 
 NO_WHEEL = real.why_not()
-pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(NO_WHEEL), reason=NO_WHEEL), pytest.mark.timeout(2400)]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.process,
+    pytest.mark.skipif(bool(NO_WHEEL), reason=NO_WHEEL),
+    pytest.mark.timeout(2400),
+]
 one_thread, inputs = trained.one_thread, trained.inputs
 
 TALK = [{"role": "user", "content": "Who are you?"}]
@@ -168,11 +174,7 @@ def use(python: Path, url: str, key: str) -> str:
 @pytest.mark.needs("curl")
 @pytest.mark.parametrize(
     ("mode", "plane"),
-    [
-        ("rolling", "gateway"),
-        pytest.param("blue_green", "gateway", marks=pytest.mark.nightly),
-        pytest.param("rolling", "vllm-router", marks=pytest.mark.nightly),
-    ],
+    [("rolling", "gateway"), ("blue_green", "gateway"), ("rolling", "vllm-router")],
 )
 def test_a_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, inputs, tmp_path, mode, plane):
     python = real.python()  # whose environment is made here where it is not there: before anything waits for an engine
