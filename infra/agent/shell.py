@@ -81,8 +81,9 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path]:
     home = Path(environ.get("HOME", str(work)))
     folder = root / script.workdir if script.workdir else home
     folder.mkdir(parents=True, exist_ok=True)
-    if script.workdir:
-        _link(home / "sky_workdir", folder)
+    brought = home / "sky_workdir"
+    if script.workdir and (brought.is_symlink() or not brought.exists()):  # else SkyPilot itself has brought us there
+        _link(brought, folder)
     if script.own_home or script.environment:
         environ = {**environ, **_python(work / "python", environ)}
     for sent, file, wanted in script.mounts:
