@@ -21,8 +21,19 @@ from scripts.store import tasks as store  # noqa: E402
 
 invoke_patch.mend()
 namespace = Collection(
-    *(runs.launch, runs.status, runs.logs, runs.report, runs.down, runs.stop, runs.resume, runs.keep_, runs.rehearse),
-    *(runs.supervisor, runs.upgrade),
+    *(
+        runs.launch,
+        runs.status,
+        runs.why,
+        runs.logs,
+        runs.report,
+        runs.down,
+        runs.stop,
+        runs.resume,
+        runs.keep_,
+        runs.rehearse,
+    ),
+    *(runs.again, runs.eject, runs.supervisor, runs.upgrade, runs.ui),
     sweep_tasks.sweep,
     *(data.shard, data.pipeline, data.tree),
     *(models.train, models.fit, models.eval, models.chat, models.export),

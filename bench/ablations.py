@@ -15,7 +15,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import torch
 
 from bench.quality import Inputs, inputs
 from data.tokens.loader import LOADERS, heldout
+from flows.sweeps.ranking import student
 from trainer.config import PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.evaluation.evaluate import bits_per_byte
@@ -36,8 +37,6 @@ from trainer.optim import Optimizer, learning_rate_scale
 from trainer.recipes import PROFILES
 from trainer.records.model_config import ModelConfig, Ternary
 from trainer.speed import equipped
-
-T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 @dataclass(frozen=True)
@@ -146,15 +145,6 @@ class Bench:
         return Result(found["loss"], found["bits_per_byte"], rate, statistics.mean(errors or (0.0,)), errors)
 
 
-def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Return the mean, and half of the width of Student's interval of 95 %; nan for a single one."""
-    count = len(differences)
-    if count < 2:
-        return differences[0], math.nan
-    half = T_95[min(count - 1, max(T_95))] * statistics.stdev(differences) / count**0.5
-    return statistics.mean(differences), half
-
-
 def table(results: dict[str, list[Result]], against: str = "baseline") -> str:
     """Markdown: one line for each arm."""
     lines = ["| arm | what | loss | perplexity | bits per byte | to baseline | tokens per CPU s | rounding error |",
@@ -167,7 +157,7 @@ def table(results: dict[str, list[Result]], against: str = "baseline") -> str:
         apart = ""
         if against in results and name != against:
             pairs = zip(found, results[against], strict=True)
-            middle, half = interval([one.bits_per_byte - other.bits_per_byte for one, other in pairs])
+            middle, half = student([one.bits_per_byte - other.bits_per_byte for one, other in pairs])
             apart = f"{middle:+.4f} ± {half:.4f}" + ("" if abs(middle) > half else " (inside the noise)")
         bpb = " ".join(f"{one.bits_per_byte:.3f}" for one in found)
         loss, bits = mean(lambda one: one.loss), mean(lambda one: one.bits_per_byte)

@@ -57,7 +57,7 @@ def ours(mode: str, compiled: bool) -> Iterator[Step]:
 
     def step(ids: Any, targets: Any) -> float:
         optimizer.zero_grad()
-        loss = accumulate(model, {"ids": ids, "targets": targets}, ROWS, ids.size, CrossEntropy())["loss"]
+        loss = float(accumulate(model, {"ids": ids, "targets": targets}, ROWS, ids.size, CrossEntropy())["loss"])
         optimizer.clip()
         optimizer.step(1.0)
         return loss

@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 from infra import errors
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import reap as reaping
 from infra.ledger.audit import FOREIGN, ORPHANED, Finding
 from infra.ledger.journal import Journal
-from infra.ledger.reconcile import Action, Claim, Delete
+from infra.ledger.reconcile import Action, Claim, Delete, reconcile
 from infra.machines.host_memory import at_once
 from infra.money import dollars
-from infra.providers import Market, offers, registry
+from infra.notices import hooks
+from infra.notices.outbox import Notice
+from infra.notices.tell import tell
+from infra.providers import Provider, market, offers, registry
 from infra.runs import pods
-from infra.settings import ENGINE, VENDORS, Settings
+from infra.settings import ENGINES, SLURM, VENDORS, Settings
 from infra.units import count
 
 ASK_S = 120.0
@@ -58,16 +60,29 @@ def audit(journal: Journal, settings: Settings, provider: str = "", kill: str | 
     if isinstance(kill, str):
         done = [end_named(kill, markets, journal, problems)]
     elif kill:
-        done = [one for market in markets for one in clear(market, journal, found, problems, True)]
+        done = [one for account in markets for one in clear(account, journal, found, problems, True)]
     else:
         looks = at_once(lambda one: reaping.inspect(one, journal), markets, ASK_S)
-        for market, seen in zip(markets, looks, strict=True):
+        for account, seen in zip(markets, looks, strict=True):
             if isinstance(seen, SlipwayError):
-                problems.append(f"{market.name}: {seen}")
+                problems.append(f"{account.name}: {seen}")
             else:
                 found += seen[0]
                 problems += seen[1].problems
+    if not kill:
+        _tell(found, settings)
     return Accounts([known_elsewhere(one, journal) for one in found], done, problems, is_alone)
+
+
+def _tell(found: Sequence[Finding], settings: Settings) -> None:
+    """Have the hooks that are told of everything told of machines that should not run; of each once."""
+    for one in found:
+        if one.is_wrong:
+            name = one.run or one.name or one.pod_id or one.token
+            note = f"{one.provider} {one.pod_id or one.token} ({one.kind}) at {dollars(one.micro_usd_per_hour)} USD/h; "
+            notice = Notice(subject=name, event="audit", key=f"{one.provider} {one.pod_id} {one.token} {one.kind}",
+                            note=f"{note}run: inv audit")  # fmt: skip
+            tell(notice, hooks.for_all(settings), settings, lambda _: None)
 
 
 def reap(journal: Journal, settings: Settings, provider: str = "") -> Accounts:
@@ -75,23 +90,37 @@ def reap(journal: Journal, settings: Settings, provider: str = "") -> Accounts:
     markets, problems = known_accounts(settings, journal, provider)
     is_alone = not markets and not problems
     found: list[Finding] = []
-    done = [one for market in markets for one in clear(market, journal, found, problems)]
+    done = [one for account in markets for one in clear(account, journal, found, problems)]
     return Accounts(found, done, problems, is_alone)
 
 
 def clear(
-    market: Market, journal: Journal, found: list[Finding], problems: list[str], orphans_only: bool = False,
+    account: Provider, journal: Journal, found: list[Finding], problems: list[str], orphans_only: bool = False,
 ) -> list[Done]:  # fmt: skip
     """Reap one account; what was done there. What is there now, and what went wrong, is added to the lists."""
     try:
-        reaped = reaping.reap(market, journal, orphans_only=orphans_only)
+        rented = market(account)
+        if rented is None:
+            return _clear_engine(account, journal, found, problems)
+        reaped = reaping.reap(rented, journal, orphans_only=orphans_only)
     except Exception as error:  # the other accounts are looked after all the same
-        problems.append(f"{market.name}: {errors.in_words(error)}")
+        problems.append(f"{account.name}: {errors.in_words(error)}")
         return []
     found += reaped.findings
     problems += reaped.problems
     ended = [Done(op.vendor, op.run, f"it is to end: {reason}") for op, reason in reaped.due]
-    return [*ended, *(_done(action, market, journal) for action in reaped.actions)]
+    return [*ended, *(_done(action, account, journal) for action in reaped.actions)]
+
+
+def _clear_engine(engine: Provider, journal: Journal, found: list[Finding], problems: list[str]) -> list[Done]:
+    """End what of ours an engine runs that no row claims. It costs nothing, so that no limit of money is due."""
+    done: list[Done] = []
+    for _ in range(2):  # what the first has asked to end is seen to be gone by the second
+        seen = reconcile(engine, journal)
+        done += [_done(action, engine, journal) for action in seen.actions]
+    problems += seen.problems
+    found += reaping.inspect(engine, journal)[0]
+    return done
 
 
 def known_elsewhere(one: Finding, journal: Journal) -> Finding:
@@ -102,46 +131,52 @@ def known_elsewhere(one: Finding, journal: Journal) -> Finding:
     return replace(one, note=f"of {claim.where}; when nobody there needs it: inv audit --kill {one.pod_id}")
 
 
-def end_named(name: str, markets: Sequence[Market], journal: Journal, problems: list[str]) -> Done:
+def end_named(name: str, markets: Sequence[Provider], journal: Journal, problems: list[str]) -> Done:
     """End the one machine of that id, token, run or name, though no row claims it. Raises UsageError for any other."""
-    seen = list[tuple[Market, Finding]]()
-    for market in markets:
+    seen = list[tuple[Provider, Finding]]()
+    for account in markets:
         try:
-            found, look = reaping.inspect(market, journal)
+            found, look = reaping.inspect(account, journal)
         except SlipwayError as error:
-            problems.append(f"{market.name}: {error}")
+            problems.append(f"{account.name}: {error}")
             continue
         problems += look.problems
-        seen += [(market, one) for one in found if one.pod_id]
-    meant = [(market, one) for market, one in seen if name in (one.pod_id, one.token, one.run, one.name)]
+        seen += [(account, one) for one in found if one.pod_id]
+    meant = [(account, one) for account, one in seen if name in (one.pod_id, one.token, one.run, one.name)]
     if len(meant) != 1:
         there = ", ".join(one.pod_id for _, one in (meant or seen) if one.token)
         what = "is several machines" if meant else "is no machine there"
         silent = f"; {'; '.join(problems)}" if problems else ""
         raise UsageError(f"--kill {name}: that {what}; nothing was ended; ours are: {there or 'none'}{silent}")
-    ((market, one),) = meant
+    ((account, one),) = meant
     if not one.token:
         raise UsageError(
-            f"--kill {name}: {market.name} {one.pod_id} does not carry Slipway's mark; it belongs to somebody else"
+            f"--kill {name}: {account.name} {one.pod_id} does not carry Slipway's mark; it belongs to somebody else"
         )
     if one.kind not in (FOREIGN, ORPHANED):
         raise UsageError(f"--kill {name}: it is the pod of {one.run}; run: inv down {one.run}")
-    pod = market.find(one.pod_id)
+    pod = account.find(one.pod_id)
     if pod is not None:
         rows = [op for op in journal.ops() if op.token == one.token]
         why = "it was named: inv audit --kill"
         op = rows[0] if rows else journal.claim(pod, why)
         if not op.is_live:
             op = journal.advance(op, "resurfaced", remote_id=pod.pod_id, reason=why)
-        pods.end(market, op, journal)
-    return Done(market.name, one.run or one.name or one.pod_id, f"{one.pod_id} is gone")
+        pods.end(account, op, journal)
+    return Done(account.name, one.run or one.name or one.pod_id, f"{one.pod_id} is gone")
 
 
-def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[list[Market], list[str]]:
-    """Return the accounts to ask; an account that we have pods in, and no key of, is a problem."""
-    markets, problems = offers.accounts(settings, only) if only != ENGINE else ([], [])
-    if only == ENGINE or not only and any(op.vendor == ENGINE for op in journal.ops(live=True)):
-        markets.append(cast(Market, registry.provider(settings, ENGINE)))
+def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[list[Provider], list[str]]:
+    """Return the accounts to ask, engines among them; one that we have pods in, and no key of, is a problem.
+
+    A cluster is asked where the inventory names one, SkyPilot where a run of ours is there: it may not be installed.
+    """
+    used = {op.vendor for op in journal.ops(live=True)} | ({SLURM} if settings.clusters.exists() else set())
+    engines = [registry.provider(settings, name) for name in ENGINES if name == only or not only and name in used]
+    if only in ENGINES:
+        return engines, []
+    rented, problems = offers.accounts(settings, only)
+    markets: list[Provider] = [*rented, *engines]
     asked = {market.name for market in markets}
     for name, key in VENDORS.items():
         live = [op for op in journal.ops(live=True) if op.vendor == name]
@@ -154,10 +189,10 @@ def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[lis
     return markets, problems
 
 
-def _done(action: Action, market: Market, journal: Journal) -> Done:
+def _done(action: Action, account: Provider, journal: Journal) -> Done:
     """Return what reconciling did about one machine, in words."""
     token = action.pod.token if isinstance(action, Claim) else action.token
     what = "an orphan: it is to end" if isinstance(action, Claim) else "asked to delete it"
     if not isinstance(action, (Claim, Delete)):
         what = WORDS.get(action.event, "not seen; looked for again")
-    return Done(market.name, journal.op(token).run, what)
+    return Done(account.name, journal.op(token).run, what)

@@ -4,36 +4,36 @@ In: settings, the journal. Out: a DoctorLine for each thing to look after; the s
 nothing is rented. "off": it works without. Called by: `inv doctor`.
 """
 
-from pathlib import Path
-
 from flows import doctor
 from flows.doctor import DoctorLine
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.providers import registry
-from infra.settings import ENGINE, VENDORS, Settings
+from infra.settings import SKYPILOT, VENDORS, Settings
 from store import Store, StoreError
 from trainer.plan import profile_named
 
 SMOKE = "smoke-test"
 
 
-def training(root: Path, settings: Settings, journal: Journal) -> list[DoctorLine]:
+def training(settings: Settings, journal: Journal) -> list[DoctorLine]:
     """Return whether credentials, store, tracking, a smoke test and the recipe are as a rented training needs them."""
-    return [_credentials(settings), _store(settings), _tracking(root, settings), _smoke(journal), _recipe(settings)]
+    return [_credentials(settings), _store(settings), _tracking(settings), _smoke(journal), _recipe(settings)]
 
 
 def _credentials(settings: Settings) -> DoctorLine:
     keys = [name for name, key in VENDORS.items() if getattr(settings, key)]
     if keys:
         return DoctorLine("credentials", "ok", f"a key is set of {', '.join(keys)}; inv doctor --provider NAME asks it")
-    if settings.provider == ENGINE:
+    if settings.provider == SKYPILOT:
         try:
-            return DoctorLine("credentials", "ok", registry.provider(settings, ENGINE).account().owner)
+            return DoctorLine("credentials", "ok", registry.provider(settings, SKYPILOT).account().owner)
         except SlipwayError as error:
             return DoctorLine("credentials", "bad", str(error))
     names = ", ".join(key.upper() for key in VENDORS.values())
-    return DoctorLine("credentials", "bad", f"no key is set; put one of {names} into .env, or give --provider {ENGINE}")
+    return DoctorLine(
+        "credentials", "bad", f"no key is set; put one of {names} into .env, or give --provider {SKYPILOT}"
+    )
 
 
 def _store(settings: Settings) -> DoctorLine:
@@ -47,12 +47,10 @@ def _store(settings: Settings) -> DoctorLine:
     return DoctorLine("store", "ok", f"{settings.store} can be written")
 
 
-def _tracking(root: Path, settings: Settings) -> DoctorLine:
-    found = doctor.tracking(root, settings)
-    if settings.wandb_api_key and not found:
-        return DoctorLine("W&B", "ok", "a key is set, and WANDB_MODE leaves it alone")
-    off = DoctorLine("W&B", "off", "no WANDB_API_KEY: figures stay with the run (inv report)")
-    return found[0] if found else off
+def _tracking(settings: Settings) -> DoctorLine:
+    found = doctor.tracking(settings)
+    off = "figures stay with the run (inv report); for W&B set SLIPWAY_TRACK=wandb and WANDB_API_KEY"
+    return found[0] if found else DoctorLine("tracking", "off", off)
 
 
 def _smoke(journal: Journal) -> DoctorLine:

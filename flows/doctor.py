@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING
 from infra.agent import environment, packages
 from infra.errors import SlipwayError
 from infra.money import dollars, in_usd
-from infra.settings import ENGINE, VENDORS, Settings
+from infra.settings import SKYPILOT, VENDORS, Settings
+from infra.units import count
 from store import Store, StoreError, credentials
 
 if TYPE_CHECKING:
@@ -53,20 +53,18 @@ def findings(root: Path, settings: Settings) -> list[DoctorLine]:
     ]
     providers = [DoctorLine("local", "ok", "this machine"), *(_vendor(name, settings) for name in VENDORS)]
     here = [_python(), *_installers(), *tools, _disk(root, settings), _gpu(), _train(root, settings)]
-    return [*here, *tracking(root, settings), *_store(settings), *_uploads(settings), *providers]
+    return [*here, *tracking(settings), *_store(settings), *_uploads(settings), *providers]
 
 
-def tracking(root: Path, settings: Settings) -> list[DoctorLine]:
-    """Tell whether a training of the checkout `root` can tell its figures to W&B; [] where nobody asks for that."""
-    asked = [name for name in ("wandb_api_key", "wandb_project", "wandb_mode") if getattr(settings, name)]
-    if not asked or settings.wandb_mode == "disabled":
+def tracking(settings: Settings) -> list[DoctorLine]:
+    """Tell whom the figures of a training would go to; [] where nobody asks for that. Raises UsageError."""
+    from flows.jobs import trackers
+
+    names = trackers.asked("", settings)
+    if not names:
         return []
-    why = f"{asked[0].upper()} from {settings.sources[asked[0]]}"
-    group = environment.read_group((root / "pyproject.toml").read_text(encoding="utf-8"), "train")
-    if any(re.match(r"wandb(?![\w.-])", one) for one in group):
-        return [DoctorLine("W&B", "ok", why)]
-    what = 'the train environment lacks it: add a line "wandb", to the group train of pyproject.toml'
-    return [DoctorLine("W&B", "off", f"asked for by {why}, and left out: {what}")]
+    why = "SLIPWAY_TRACK" if settings.track else "W&B's own variables"
+    return [DoctorLine("tracking", "ok", "; ".join((f"{', '.join(names)} by {why}", *trackers.notes(names, settings))))]
 
 
 def nodes(settings: Settings) -> list[DoctorLine]:
@@ -94,9 +92,35 @@ def engine(settings: Settings) -> list[DoctorLine]:
     from infra.providers import registry
 
     try:
-        return [DoctorLine(ENGINE, "ok", registry.provider(settings, ENGINE).account().owner)]
+        return [DoctorLine(SKYPILOT, "ok", registry.provider(settings, SKYPILOT).account().owner)]
     except SlipwayError as error:
-        return [DoctorLine(ENGINE, "bad", str(error))]
+        return [DoctorLine(SKYPILOT, "bad", str(error))]
+
+
+def clusters(settings: Settings) -> list[DoctorLine]:
+    """Ask every Slurm cluster of the inventory at the same time: which nodes its partitions have.
+
+    Raises UsageError when there is no inventory.
+    """
+    from infra.machines.host_memory import at_once
+    from infra.machines.survey import LOOK_S
+    from infra.providers.slurm import SlurmClusters
+
+    slurm = SlurmClusters.of(settings)
+    found = []
+    for cluster, shown in zip(slurm.clusters, at_once(slurm.shown, slurm.clusters, LOOK_S), strict=True):
+        name = f"slurm {cluster.name}"
+        if isinstance(shown, SlipwayError):
+            found.append(DoctorLine(name, "bad", str(shown)))
+            continue
+        missing = [one for one in cluster.partitions if one not in {kind.partition for kind in shown}]
+        lines = [DoctorLine(f"{name}/{one}", "bad", "the cluster shows no such partition") for one in missing]
+        for kind in (kind for kind in shown if cluster.queue(kind.partition)):
+            gpus = ", ".join(f"{gpu or 'GPU'}:{number}" for gpu, number in kind.gres) or "no GPU"
+            has = f"{kind.up} of {count(kind.count, 'node')} can be given work; each has {kind.cpus} CPUs, {gpus}"
+            lines.append(DoctorLine(f"{name}/{kind.partition}", "ok" if kind.up else "bad", has))
+        found += lines or [DoctorLine(name, "bad", "it shows no partition")]
+    return found
 
 
 def _node(look: "HostSurvey", way: "Way | SlipwayError | None") -> str:

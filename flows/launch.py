@@ -5,10 +5,12 @@
 Whoever calls them shows and asks in between. `tell` hears what people may want to know on the way.
 """
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from flows import planning, resume, run_leases, same_request
+from flows.history import receipt
 from flows.jobs import memory_check
 from flows.planning import Work
 from flows.same_request import TypedLaunch
@@ -19,7 +21,8 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op, Taken
 from infra.names import check_name, run_name
-from infra.providers import Provider, is_engine, registry
+from infra.notices import hooks
+from infra.providers import Provider, is_managed, registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
 from infra.runs import snapshot
@@ -96,6 +99,7 @@ def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
     if spec.on_failure not in ("", "keep", "end"):
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
     spec = replace(spec, gpu=spec.gpu or job_environment.of_job(settings).get(ACCELERATOR, ""))
+    hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
     work = Work.of(spec, settings)
     candidates = registry.candidates(settings)
     limits = limits_for(settings, candidates[0].is_rented, spec, tell)
@@ -122,7 +126,7 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
         meant.asked.check(before)
         found = replace(found, at_work=before)
     if vendor.is_rented and plan.job and not found.at_work:
-        if is_engine(vendor):
+        if is_managed(vendor):
             return replace(
                 found, plan=_kept(plan, meant), offers=tuple(submit.price(plan, cast(ManagedJobs, vendor), tell))
             )
@@ -166,8 +170,11 @@ def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
     else:
         op = _begin(found, journal, settings, tell)
     vendor = registry.provider(settings, op.vendor)
-    if not (vendor.is_here or is_engine(vendor)) and op.token not in known:
+    if not (vendor.is_here or is_managed(vendor)) and op.token not in known:
         snapshot.keep_code(op, ROOT, settings.homes / op.run, found.plan.carried)
+    if op.token not in known:
+        with contextlib.suppress(OSError):  # a full disk: the run goes on without a receipt
+            receipt.write(op, settings, found.offers[0] if found.offers else None)
     return op
 
 
@@ -199,7 +206,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
         terms = replace(terms_for(settings, vendor, found.meant.spec.no_accept), asked=asked.record())
         assert plan.job is not None
         vendors, secrets = registry.vendors(settings), job_environment.secrets_for(plan.job.secrets, settings)
-        if is_engine(vendor):
+        if is_managed(vendor):
             return submit.submit(plan, offers, cast(ManagedJobs, vendor), journal, ROOT, secrets, tell, terms)
         return street.start(plan, offers, vendors, journal, ROOT, secrets, tell, terms)
     except Taken as taken_by:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flows import doctor, init_model
+from flows.jobs import trackers
 from flows.specs.work import WorkSpec
 from infra.agent import environment
 from infra.agent.job import Limits, Step
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.job_environment import asked_at, of_job, plain, secrets, tracking
+from infra.job_environment import asked_at, of_job, plain, secrets
 from infra.market.forecast import flops_per_s
 from infra.names import check_name
 from infra.providers import Provider
@@ -110,9 +111,11 @@ def plan_for(
     if plan.job and settings.rehearsal:  # its GPUs are make-believe
         plan = replace(plan, job=replace(plan.job, num_gpus=0, clock_scale=settings.clock_scale))
     if plan.job:
-        environ = {**plan.job.environ, **places(settings), **tracking(settings), **plain(settings)}
-        job = replace(plan.job, secrets=tuple(secrets(settings)), environ=environ)
-        lacking = tuple(f"W&B: {one.detail}" for one in doctor.tracking(ROOT, settings) if one.state != "ok")
+        tracked = trackers.asked(work.spec.track, settings)
+        environ = {**plan.job.environ, **places(settings), **trackers.variables(settings), **plain(settings)}
+        beside = trackers.steps(tracked, plan.job.steps)
+        job = replace(plan.job, secrets=tuple(secrets(settings)), environ=environ, trackers=beside)
+        lacking = trackers.notes(tracked, settings) if beside else ()
         shown = [f"{name}={value}" for name, value in plain(settings).items()]
         shown += [f"{name} (its value is kept secret)" for name in of_job(settings) if is_secret(name)]
         env = (f"the job is given {', '.join(shown)}",) if shown else ()

@@ -26,7 +26,13 @@ OF_REQUEST = {
     "volume": "volume",
 }  # fmt: skip
 OF_LIMITS = {"ttl": "time_s", "spend_limit": "spend_micro_usd", "idle_stop": "idle_gpu_s"}
-AS_TYPED = {"on_failure": "end", "save_every": None, "keep": None, "ckpt_prefix": ""}  # with what they mean when not
+AS_TYPED = {
+    "on_failure": "end",
+    "save_every": None,
+    "keep": None,
+    "ckpt_prefix": "",
+    "notify": "",
+}  # with what they mean when not
 
 
 @dataclass(frozen=True)

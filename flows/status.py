@@ -1,6 +1,8 @@
 """The state of runs, for a table or a page. It reads; `due` says what whoever settles has to look after."""
 
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
@@ -11,8 +13,8 @@ from infra.runs.lookup import find_run
 from infra.settings import VENDORS, Settings
 
 
-def status(journal: Journal, settings: Settings, run: str = "") -> list[PodView]:
-    """Return all that is live and the last that ended, newest first; `run` is among them, however long ago it ended.
+def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10) -> list[PodView]:
+    """Return all that is live and the last `ended`, newest first; `run` is among them, however long ago it ended.
 
     A pod that does not answer holds up nobody. Raises UsageError when there is no such run.
     """
@@ -21,7 +23,7 @@ def status(journal: Journal, settings: Settings, run: str = "") -> list[PodView]
         with suppress(UsageError):  # no inventory any more, say: its rows say that their provider is not set up
             vendors[name] = registry.provider(settings, name)
     name = find_run(journal, run).run if run else ""
-    return observe.snapshot(journal, vendors, settings.homes, named=name)[::-1]
+    return observe.snapshot(journal, vendors, settings.homes, ended=ended, named=name)[::-1]
 
 
 def of_run(views: list[PodView], journal: Journal, run: str) -> list[PodView]:
@@ -36,3 +38,11 @@ def due(views: list[PodView], journal: Journal) -> list[str]:
     rented = [view for view in views if view.provider in VENDORS]
     ended |= {view.run for view in rented if view.state == "lost" or view.limit_in_s == 0}  # it may bill
     return [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]
+
+
+def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the last record of the step that runs, or of the last one that did."""
+    for step in reversed(progress.get("steps", ())):
+        if step.get("record") and step["state"] != "waiting":
+            return step["record"]
+    return {}

@@ -1,7 +1,7 @@
 """The supervisor of an installation: one process for all that must go on when whoever began it is gone.
 
-    observe   the journal: runs on other machines that nobody keeps, services without a controller
-    act       a keeper for each such run, in a thread of this process; a controller for each service, a process
+    observe   the journal: runs on other machines that nobody keeps, services without a controller, who wants to be told
+    act       a keeper for each such run, in a thread of this process; a controller for each service, a process; notices
 
 In: the journal. Out: runs brought home and back, by the same `infra.runs.keeper` that a launch runs in its terminal;
 controllers begun again. Whoever leaves something behind calls `ensure`; it ends by itself when nothing is left. The
@@ -21,20 +21,23 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from flows import follow
+from flows.installation import watch
 from infra import job_environment, own_code
 from infra.agent.process import is_alive, send
 from infra.checkout import ROOT
 from infra.errors import LimitHit, SlipwayError, in_words
 from infra.ledger.journal import SUPERVISOR, Held, Journal, Op, service_lease
 from infra.ledger.life_cycle import LOST, READY
-from infra.providers import registry
+from infra.notices.outbox import Notice
+from infra.notices.tell import names_of, tell
+from infra.providers import is_managed, registry
 from infra.providers.local import Local
 from infra.runs import pods, sight
 from infra.runs.keeper import GivenUp, lease_name
 from infra.runs.lookup import way
 from infra.runs.recovery import RUN
 from infra.runs.timing import Say
-from infra.settings import ENGINE, Settings
+from infra.settings import SKYPILOT, Settings
 from infra.units import moment
 from serve import controller_client
 from store import credentials, local_files
@@ -88,7 +91,7 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
     newest = {op.run: op for op in journal.ops()}
     found = []
     for op in newest.values():
-        if op.vendor == ENGINE or op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
+        if op.vendor == SKYPILOT or op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
             continue
         was_kept = lease_name(op.run) in left
         if op.stays and not op.target:
@@ -111,7 +114,7 @@ def _is_dead(op: Op, settings: Settings) -> bool:
 
 def is_needed(journal: Journal, settings: Settings) -> bool:
     """Tell whether there is anything that somebody has to look after."""
-    return bool(journal.services() or runs_to_keep(journal, settings))
+    return bool(journal.services() or runs_to_keep(journal, settings) or watch.is_wanted(journal, settings))
 
 
 # For commands.
@@ -159,10 +162,11 @@ def ensure(settings: Settings) -> int | None:
 
 def hand_on(op: Op, settings: Settings) -> str:
     """Leave a run: the supervisor keeps another machine's, what is here keeps itself. Return which, in words."""
-    if registry.provider(settings, op.vendor).is_here:
+    vendor = registry.provider(settings, op.vendor)
+    if vendor.is_here:
         return "its own guard and agent keep it at work on this machine; nobody else is needed"
-    if op.vendor == ENGINE:
-        return f"{ENGINE}'s controller keeps it at work; nobody else is needed"
+    if is_managed(vendor):
+        return f"{vendor.name}'s controller keeps it at work; nobody else is needed"
     pid = ensure(settings)
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
     log = settings.homes / op.run / "keep.log"
@@ -219,6 +223,7 @@ class Supervisor:
         self.is_leaving = threading.Event()
         self.written: tuple[float, SupervisorState] | None = None
         self.concluding = threading.Lock()
+        self.watching: threading.Thread | None = None
 
     def run(self) -> None:
         """Look after what is to go on, until there is nothing left or this process is to leave."""
@@ -237,11 +242,24 @@ class Supervisor:
         for lease, service in services.items():
             if lease not in held:
                 self._begin(lease, (service.name, service.epoch), self._control, service.name)
+        self._watch()
         self._write(services.keys())
         at_work = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
         cares = [self.cares[lease] for lease in runs]
         waits = [one for one in cares if not (one.is_done or one.given_up)]
-        return bool(at_work or services or waits)
+        return bool(at_work or services or waits or watch.is_wanted(self.journal, self.settings))
+
+    def _watch(self) -> None:
+        """Have somebody watch for what people want to be told, in a thread: a hook may take its time."""
+        if self.watching is None or not self.watching.is_alive():
+            self.watching = threading.Thread(target=self._watch_on, name="watch", daemon=True)
+            self.watching.start()
+
+    def _watch_on(self) -> None:
+        with Journal.open(self.settings.state_file) as journal:
+            one = watch.NoticeWatch(journal, self.tell)
+            while not self.is_leaving.wait(EVERY_S):
+                one.look(load())
 
     def _begin(self, lease: str, key: tuple[str, int], work: Callable[[str], None], name: str) -> None:
         care = self.cares.setdefault(lease, Care())
@@ -269,6 +287,7 @@ class Supervisor:
         except (GivenUp, LimitHit) as error:
             why = str(error)
             self.tell(f"{name}: given up: {error}")
+            self._tell_given_up(name, why)
         except Exception as error:  # begun again, at the pace of its retries
             is_done = False
             self.tell(f"{name}: {in_words(error)}")
@@ -276,6 +295,13 @@ class Supervisor:
             with Journal.open(self.settings.state_file) as journal:
                 row = journal.ops(run=name)[-1]
             care.key, care.given_up, care.is_done = (row.token, row.epoch), why, not why
+
+    def _tell_given_up(self, name: str, why: str) -> None:
+        with Journal.open(self.settings.state_file) as journal:
+            op = next(iter(journal.ops(run=name)[-1:]), None)
+        if op is not None:
+            notice = Notice(subject=name, event="given up", key=f"{op.token} {op.epoch}", note=why)
+            tell(notice, names_of(op, self.settings), self.settings, self.tell)
 
     def _keep(self, run: str) -> None:
         """Keep a run to its end, as `inv keep` does."""

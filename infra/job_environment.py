@@ -1,4 +1,4 @@
-"""The environment of the steps of a job: secrets by name, and where they track their metrics."""
+"""The environment of the steps of a job: secrets by name, and the variables that are its own."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,8 @@ def asked_at(settings: Settings) -> set[str]:
 def secrets(settings: Settings) -> dict[str, str]:
     """Return the secrets that a step may need, by variable; account-wide vendor keys never go to a pod."""
     found = {"HUGGINGFACEHUB_API_TOKEN": settings.huggingfacehub_api_token, "HF_TOKEN": settings.hf_token,
-             "WANDB_API_KEY": settings.wandb_api_key}  # fmt: skip
+             "WANDB_API_KEY": settings.wandb_api_key, "MLFLOW_TRACKING_PASSWORD": settings.mlflow_tracking_password,
+             "MLFLOW_TRACKING_TOKEN": settings.mlflow_tracking_token}  # fmt: skip
     if "s3" in asked_at(settings):
         found |= {name: getattr(settings, name.lower()) for name in credentials.S3}
     found |= {name: value for name, value in of_job(settings).items() if is_secret(name)}
@@ -39,9 +40,3 @@ def of_job(settings: Settings) -> dict[str, str]:
 def plain(settings: Settings) -> dict[str, str]:
     """Return those that anybody may read; the others are secrets by their names."""
     return {name: value for name, value in of_job(settings).items() if not is_secret(name)}
-
-
-def tracking(settings: Settings) -> dict[str, str]:
-    """Return the project of W&B that a step logs its metrics to, and how."""
-    found = {"WANDB_PROJECT": settings.wandb_project, "WANDB_MODE": settings.wandb_mode}
-    return {name: value for name, value in found.items() if value}

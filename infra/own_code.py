@@ -5,7 +5,7 @@ import hashlib
 
 from infra.checkout import ROOT
 
-PRODUCT = ("infra", "store", "serve", "trainer", "data", "flows", "scripts")
+PRODUCT = ("infra", "store", "serve", "trainer", "data", "flows", "ui", "scripts")
 
 
 @functools.cache

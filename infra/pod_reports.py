@@ -111,7 +111,7 @@ Kinds = dict[str, Callable[[Any], Any]]
 GPU: Kinds = {"name": _text, "percent": _number, "used_bytes": _number, "memory_bytes": _number}
 MACHINE: Kinds = {"gpus": _gpus, "gpus_at": _number, "disk_free_bytes": _number, "disk_at": _number}
 RECORD: Kinds = {
-    **dict.fromkeys(("kind", "unit", "text", "tracking"), _text),
+    **dict.fromkeys(("kind", "unit", "text"), _text),
     **dict.fromkeys(("at", "done", "total", "share", "shards", "documents", "conversations", "tokens"), _number),
     **dict.fromkeys(("held_out", "documents_per_s", "mb_per_s", "eta_s", "loss", "mfu", "tokens_per_s"), _number),
     **dict.fromkeys(("bits_per_byte", "gzip", "xz", "train_loss", "params"), _number),
@@ -124,6 +124,14 @@ STEP: Kinds = {
     **dict.fromkeys(("record", "result"), _record),
     "attempts": _whole,
 }
+
+
+def _texts(value: Any) -> Any:
+    """Return texts by name."""
+    is_known = type(value) is dict and len(value) <= MANY and all(type(one) is str for one in value.values())
+    return value if is_known else None
+
+
 UPLOADS: Kinds = {"pending": _names, "problem": _text}
 DOCUMENT: Kinds = {
     **dict.fromkeys(("token", "run", "state", "step", "reason", "tail"), _text),
@@ -133,6 +141,7 @@ DOCUMENT: Kinds = {
     **dict.fromkeys(("alive", "is_leaving"), _truth),
     "clocks": _clocks,
     "in_store": _numbers,
+    "tracking": _texts,
     "limits": _known_numbers,
     "uploads": lambda value: _kept(value, UPLOADS) if type(value) is dict else None,
     "machine": lambda value: _kept(value, MACHINE) if type(value) is dict else None,

@@ -22,10 +22,12 @@ from infra.journal_file import default_path
 
 OVERLAY = "overlay.json"
 POOLS = "ssh_node_pools.yaml"
+CLUSTERS = "slurm_clusters.yaml"
 NAMED_SOURCES = ("pydocs", "fineweb")
 WEIGHTED = re.compile(r"[^,]+=[\d.]+(,[^,]+=[\d.]+)+")  # sources with weights, which are mixed
 MARKET = "market"  # as a provider: every vendor whose key is set
-ENGINE = "skypilot"  # as a provider: its managed jobs, which it recovers itself
+SLURM, SKYPILOT = "slurm", "skypilot"  # as providers: engines, which recover their runs by themselves
+ENGINES = (SLURM, SKYPILOT)
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
 
 
@@ -45,7 +47,8 @@ class SettingsWarning(UserWarning):
     """Something is odd about a file of settings, which is read all the same. Given once per process."""
 
 
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW")
+HOOK = "SLIPWAY_HOOK_"  # in front of the name of a hook
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|^SLIPWAY_HOOK_")
 _warned: set[str] = set()  # Python's own memory of warnings is lost when anybody changes its filters
 
 
@@ -79,6 +82,8 @@ class Settings:
     store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf:// or s3://", "var/artifacts")
     pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
     pools: Path = row("SLIPWAY_POOLS", "own machines; without this file: ~/.sky/ssh_node_pools.yaml", POOLS)
+    clusters: Path = row("SLIPWAY_CLUSTERS", "Slurm clusters that are reached by SSH", CLUSTERS)
+    sweeps: Path = row("SLIPWAY_SWEEPS", "inv sweep: Python file whose functions are sweeps of your own", "sweeps.py")
     environments: Path = row("SLIPWAY_ENVIRONMENTS", "where environments are kept, shared by all checkouts")
     installer: str = row("SLIPWAY_INSTALLER", "what installs environments, uv or pip (read from the shell only)")
     state_file: Path = row("SLIPWAY_STATE_FILE", "the journal of what was rented, one per installation")
@@ -99,6 +104,7 @@ class Settings:
     boot_s: int = row("SLIPWAY_BOOT_S", "a rented pod that cannot be reached after so long is given back", "900")
     spend_cap_usd: float = row("SLIPWAY_SPEND_CAP_USD", "most that all rented pods may cost together; 0: no cap", "0")
     ray_python: str = row("SLIPWAY_RAY_PYTHON", "inv shard --engine ray: an interpreter that has the cluster's ray")
+    hooks: str = row("SLIPWAY_HOOKS", "names of hooks that are told of every run, service and audit; see --notify")
     notify: str = row("SLIPWAY_NOTIFY", "told how runs end: a shell command, or an https:// address that is posted to")
     rehearsal: str = row("SLIPWAY_REHEARSAL", "folder of the rehearsal that commands look at; empty: the real markets")
     clock_scale: float = row("SLIPWAY_CLOCK_SCALE", "how many times faster a rehearsal's clock runs", "1")
@@ -107,12 +113,20 @@ class Settings:
     aws_access_key_id: str = row("AWS_ACCESS_KEY_ID", "S3: key of a store s3://; else AWS's own files", secret=True)
     aws_secret_access_key: str = row("AWS_SECRET_ACCESS_KEY", "S3: the secret that goes with it", secret=True)
     aws_session_token: str = row("AWS_SESSION_TOKEN", "S3: the token of a key that lasts for hours", secret=True)
+    track: str = row("SLIPWAY_TRACK", "who is told the figures of trainings: wandb, mlflow, tensorboard, or none")
     wandb_api_key: str = row("WANDB_API_KEY", "W&B: the account's key; figures of training go there", secret=True)
-    wandb_project: str = row(
-        "WANDB_PROJECT", "W&B: the project; without a key its runs are kept offline, beside the figures"
-    )
+    wandb_project: str = row("WANDB_PROJECT", "W&B: the project; without a key its runs are kept offline")
     wandb_mode: str = row("WANDB_MODE", "W&B: online, offline or disabled; without it what the key says")
-    sources: Mapping[str, str] = field(repr=False)
+    mlflow_tracking_uri: str = row("MLFLOW_TRACKING_URI", "MLflow: its server; without one runs are kept in a folder")
+    mlflow_experiment_name: str = row("MLFLOW_EXPERIMENT_NAME", "MLflow: the experiment that runs belong to (slipway)")
+    mlflow_tracking_username: str = row("MLFLOW_TRACKING_USERNAME", "MLflow: who tells it, where it asks")
+    mlflow_tracking_password: str = row(
+        "MLFLOW_TRACKING_PASSWORD", "MLflow: the password that goes with it", secret=True
+    )
+    mlflow_tracking_token: str = row("MLFLOW_TRACKING_TOKEN", "MLflow: a token instead of both", secret=True)
+    hook_lines: Mapping[str, str] = field(repr=False, default_factory=dict)
+    """The variables SLIPWAY_HOOK_NAME: each says by what, and where, that hook is told."""
+    sources: Mapping[str, str] = field(repr=False, default_factory=dict)
     given: Mapping[str, str] = field(repr=False, default_factory=dict)
     """The variables of `--env`, settings among them."""
 
@@ -154,7 +168,10 @@ class Settings:
             values[one.name], sources[one.name] = _convert(text, hints[one.name], one, base, source), source
         if not values["provider"]:
             values["provider"], sources["provider"] = _default_provider(values)
-        return Settings(**values, sources=sources, given=given)
+        lines: dict[str, str] = {}
+        for _, layer in reversed(layers):
+            lines |= {name: text for name, text in layer.items() if name.startswith(HOOK) and text}
+        return Settings(**values, sources=sources, given=given, hook_lines=lines)
 
     @property
     def homes(self) -> Path:
@@ -188,6 +205,8 @@ def example() -> str:
     ]
     for one in table():
         lines += ["", f"# {one.metadata['about']}", f"# {one.metadata['variable']}={one.metadata['default']}"]
+    lines += ["", "# A hook that --notify NAME tells: desktop, command, slack, discord, ntfy or post, and where"]
+    lines += [f"# {HOOK}NAME=slack https://hooks.slack.com/services/..."]
     lines += ["", "# Not read from here, but from the shell that a command or a pod's guard is started in:"]
     lines += [f"#   {variable}: {about}" for variable, about in SHELL_ONLY.items()]
     return "\n".join(lines) + "\n"
@@ -254,7 +273,7 @@ def _refuse_unknown(read: Mapping[str, str], where: str) -> None:
     """Refuse a variable with our prefix that is not in the table; other programs' may stand beside ours."""
     known = [one.metadata["variable"] for one in table()]
     for name in read:
-        if name.startswith("SLIPWAY_") and name not in known:
+        if name.startswith("SLIPWAY_") and name not in known and not name.startswith(HOOK):
             near = difflib.get_close_matches(name, known, 1) or ["inv config lists all"]
             raise UsageError(f"{where}: unknown setting {name}; did you mean {near[0]}?")
 

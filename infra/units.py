@@ -20,6 +20,11 @@ def moment(at: float) -> str:
     return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
+def iso(at: float | None) -> str | None:
+    """Return a time in UTC, to the second."""
+    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None
+
+
 def size(num_bytes: float) -> str:
     """Return `812 B`, `3.4 kB`, `30.0 MB`."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -44,7 +44,10 @@ WORDS = (
     "logs/error-*.log",
 )  # these may always go: no earlier pod has them, or they take its place
 ONCE = ("state/marks/*.json",)
-GROWING = ("work/runs/*/metrics.jsonl", "work/runs/*/samples.jsonl", "logs/*.log", "logs/*.times")
+GROWING = (
+    *("work/runs/*/metrics.jsonl", "work/runs/*/samples.jsonl", "work/tracking/tensorboard/*/events.out.tfevents.*"),
+    *("logs/*.log", "logs/*.times"),
+)
 OOM_FIRST = "600"  # when memory runs out, a courier is missed less than the step, and much less than the agent
 
 

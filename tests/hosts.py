@@ -211,8 +211,11 @@ def _knows_penalties() -> bool:
 
 
 @contextlib.contextmanager
-def loopback(folder: Path) -> Iterator[Host]:
-    """A real OpenSSH server on loopback with its own keys, and a home of its own where environments are shared."""
+def loopback(folder: Path, more: str = "") -> Iterator[Host]:
+    """A real OpenSSH server on loopback with its own keys, and a home of its own where environments are shared.
+
+    `more`: variables of its sessions, as NAME=value.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     home = folder / "sshd"
@@ -221,7 +224,7 @@ def loopback(folder: Path) -> Iterator[Host]:
     key = make_key(home / "user")
     address = Address(getpass.getuser(), "127.0.0.1", port, str(key), str(folder / "pod"))
     # A home of its own, so that no start-up file of the user's is read, nor its time measured.
-    shared = f"SetEnv=HOME={home} SLIPWAY_ENVIRONMENTS={environment.default_cache()}"
+    shared = f"SetEnv=HOME={home} SLIPWAY_ENVIRONMENTS={environment.default_cache()} {more}".rstrip()
     host = Host(home, address, "127.0.0.1", options=["-o", shared])
     try:
         host.start()

@@ -83,7 +83,7 @@ class PhaseConfig:
     """Sequences per optimizer step, over all ranks and micro-batches; in chat phases conversations, of which `turns` of
     ours share a sequence."""
     micro_rows: int = field(metadata={"rounding": True})
-    """Sequences per forward pass; divides `rows`."""
+    """Sequences per forward pass; divides `rows`. On a GPU see `fit`."""
     sequence_len: int
     """Tokens of context per row."""
     seed: int = 1337
@@ -98,6 +98,9 @@ class PhaseConfig:
     """base: a token sees its own document only, and positions begin anew with each."""
     adopted: bool = False
     """The model began as somebody else's: its shape is that of the checkpoint that this phase goes on from."""
+    fit: bool = rounding(True)
+    """On a GPU: take as many `micro_rows` as fit by estimate when the run begins, and keep to them; where you set
+    `micro_rows`, yours are taken."""
     recompute: bool = rounding(False)
     """Keep of each block only what goes in, and compute the rest again on the way back: less memory, a third slower."""
     deterministic: bool = rounding(False)
@@ -105,9 +108,13 @@ class PhaseConfig:
     same bits in any case."""
     compile: str = rounding("auto")
     """`never`, `always`, or `auto`: where it saves more time than it takes."""
+    packed: str = rounding("auto")
+    """Chat phases: whether conversations share rows of `sequence_len`, each seeing itself only, so that nothing is
+    computed for padding: `always`, `never`, or `auto`: on GPUs. A CPU makes the whole square of a row."""
     parallel: str = rounding("auto")
-    """Over several processes: `ddp`: each has the whole model; `fsdp`: each has a part of it; `hybrid`: those of a node
-    have it together; `auto`: the first of ddp, hybrid and fsdp that fits into the GPUs' memory."""
+    """Over several processes: `ddp`: each has the whole model, and its part of the optimizer's state; `fsdp`: each has
+    a part of both; `hybrid`: those of a node have it together; `auto`: the first of ddp, hybrid and fsdp that fits into
+    the GPUs' memory."""
     mixture: dict[str, float] | None = None
     """Chat phases: how often each kind of conversation is drawn: `identity`, `pydocs`, `other`, and any of yours, in a
     profile by a path or hf:// address, in a plan by the name of its artifact."""
@@ -133,6 +140,10 @@ class PhaseConfig:
             raise ConfigError(f"dtype is {self.dtype!r}; known: {', '.join(DTYPES)}")
         if self.compile not in ("auto", "always", "never"):
             raise ConfigError(f"compile is {self.compile!r}; known: auto, always, never")
+        if self.packed not in ("auto", "always", "never"):
+            raise ConfigError(f"packed is {self.packed!r}; known: auto, always, never")
+        if self.packed == "always" and not self.can_pack:
+            raise ConfigError(f"phase {self.phase}: its rows cannot be packed; packed is auto or never there")
         if self.parallel not in PARALLEL:
             raise ConfigError(f"parallel is {self.parallel!r}; known: {', '.join(PARALLEL)}")
         if self.mixture and self.reads_text:
@@ -203,6 +214,16 @@ class PhaseConfig:
     def reads_text(self) -> bool:
         """Tell whether its rows are cut from text; else they are conversations, each as long as it is."""
         return self.phase in phases_reading(TEXT)
+
+    @property
+    def can_pack(self) -> bool:
+        """Tell whether conversations may share its rows: not where a loss compares all tokens of a row."""
+        reads_talk = self.phase in phases_reading(TALK) and self.blocks is None
+        return reads_talk and not (self.bits and self.bits.relations)
+
+    def is_packed(self, device: str) -> bool:
+        """Tell whether conversations share rows on such a device: `cuda` or `cpu`."""
+        return self.packed == "always" or self.packed == "auto" and device == "cuda" and self.can_pack
 
     @property
     def views(self) -> int:

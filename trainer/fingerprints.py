@@ -55,7 +55,6 @@ NEUTRAL = {
         "trainer.errors",
         "trainer.reporting.metrics",
         "trainer.reporting.jsonl_log",
-        "trainer.reporting.tracking",
     ),
     *("trainer.reporting.peak_flops", "trainer.reporting.samples"),
     *("trainer.checkpoints.checkpoint", "trainer.checkpoints.saving", "trainer.tensor_file"),

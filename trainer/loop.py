@@ -11,12 +11,11 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,9 +27,10 @@ from trainer.config import PhaseConfig
 from trainer.errors import CheckpointError, Diverged, Preempted, TrainerError
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.objectives import Batch, CrossEntropy, Objective
+from trainer.objectives.passes import evenly, passes, seen_len
 from trainer.objectives.source import Asked, Source
 from trainer.optim import Optimizer, learning_rate_scale
-from trainer.parallel.fsdp import WHOLE, Cut, last_pass, parts_of
+from trainer.parallel.fsdp import WHOLE, Cut
 from trainer.parallel.process_group import Ranks, passing
 from trainer.reporting.metrics import Metrics
 from trainer.reporting.peak_flops import Peak
@@ -130,7 +130,7 @@ class Training:
             if self.rolled_back:
                 raise Diverged("the loss is not finite and nothing was saved before; lower the learning rate")
             torch.manual_seed(self.config.seed)
-            if self.cut.size == 1:  # else the parts were dealt
+            if self.cut.is_whole:  # else the parts were dealt
                 self.ranks.spread(self.model.state_dict().values())
             return
         self._take_over(newest)
@@ -152,8 +152,12 @@ class Training:
         saved = newest.tensors("rng") if newest else {}
         if not self.ranks.tell("cuda" in saved):  # saved on a CPU, or before this was saved
             rng.pop("cuda", None)
-        model = parts_of(self.model.state_dict())
-        for kind, mine, how in (("model", model, self.cut), ("optimizer", state, self.cut), ("rng", rng, WHOLE)):
+        model, of_model = self.model.state_dict(), self.cut
+        if self.cut.is_whole:
+            of_model = WHOLE
+        else:
+            model = {name: self.cut.part(one) for name, one in model.items()}
+        for kind, mine, how in (("model", model, of_model), ("optimizer", state, self.cut), ("rng", rng, WHOLE)):
             how.deal(mine, newest.tensors(kind) if newest else {}, self.ranks)
         self.optimizer.load(state)
         set_random_state(rng)
@@ -172,24 +176,30 @@ class Training:
         batch, waited_s = batches.take()
         self.optimizer.zero_grad()
         count, tokens, row_len = self.objective.count(batch), tokens_in(batch), batch["ids"].shape[1]
+        is_packed = "documents" in batch and not self.config.reads_text
+        if is_packed:
+            row_len = seen_len(batch["documents"])
         if self.source.is_dealt:
             count, tokens = self.ranks.total(count, tokens)
         else:
             batch = {name: self.ranks.share(one, _fill(name)) for name, one in batch.items()}
-        stops, rows, objective = float(asked_to_stop()), self.config.micro_rows, self.objective
-        if self.cut.size == 1:
-            sums = accumulate(self.model, batch, rows, count, objective)
-            loss, stop, *others = self.ranks.add_up(list(self.optimizer.names), sums.pop("loss"), stops, *sums.values())
-        else:
-            with passing():
-                sums = accumulate(self.model, batch, rows, count, objective, last_pass)
-            loss, stop, *others = self.ranks.total(sums.pop("loss"), stops, *sums.values())
-        norm = float(self.optimizer.clip())
+        rows = self.config.micro_rows
+        if is_packed:  # their number changes from step to step
+            rows = evenly(len(batch["ids"]), rows)
+        with passing() if self.ranks.size > 1 else nullcontext():
+            sums = accumulate(self.model, batch, rows, count, self.objective, self.cut.before_pass)
+        stops = torch.full((), float(asked_to_stop()), device=sums["loss"].device)
+        said = self.ranks.add_up(torch.stack([stops, *sums.values()]))
+        norm_of_all = self.optimizer.clip()
+        # the one place in a step that waits for a GPU: all else is queued behind what it computes
+        norm, stop, *found = torch.cat([norm_of_all.reshape(1).to(said.dtype), said]).tolist()
+        others = dict(zip(sums, found, strict=True))
+        loss = others.pop("loss")
         self.step += 1
         if math.isfinite(loss) and math.isfinite(norm):
             self.optimizer.step(scale)
             self.skipped = 0
-            figures = {**dict(zip(sums, others, strict=True)), **self.source.figures()}
+            figures = {**others, **self.source.figures()}
             self.figures = {"loss": loss, "grad_norm": norm, "lr": self.config.optimizer.lr * scale, **figures}
             if metrics is not None:
                 metrics.step(self.step, int(tokens), row_len, **self.figures, data_wait_s=round(waited_s, 6))
@@ -210,7 +220,7 @@ class Training:
         Raises NonFinite on all, TrainerError, PeerLost.
         """
         self._collect(wait=True)
-        model = parts_of(self.model.state_dict())
+        model = {name: self.cut.part(one) for name, one in self.model.state_dict().items()}
         problem = ""
         try:
             require_finite(self.step, model)
@@ -269,8 +279,7 @@ class Training:
         }
 
     def _metrics(self, start: int) -> Metrics:
-        run = str(self.facts.get("run", ""))
-        return Metrics(self.folder, start, self.config, run, self.peak, self.ranks.size)
+        return Metrics(self.folder, start, self.config, self.peak, self.ranks.size)
 
 
 def random_state() -> dict[str, Tensor]:
@@ -292,30 +301,24 @@ def accumulate(
     count: float,
     objective: Objective,
     before: Callable[[Decoder, bool], None] = lambda model, is_last: None,
-) -> dict[str, float]:
+) -> dict[str, Tensor]:
     """Add the gradients of the summed loss of these rows over `count`, which is of the whole batch.
 
     before: called before each pass, told whether it is the last. Returns `loss`, the share of these rows in nats, and
-    the figures of the objective by name, divided likewise.
+    the figures of the objective by name, divided likewise; nothing here waits for them.
     """
     device, rows, share = model.head.device, len(batch["ids"]), count or 1.0
     sums = {"loss": torch.zeros((), device=device)}
-    for start in range(0, rows, micro_rows):
+    model.begin_step()
+    for start, part in zip(range(0, rows, micro_rows), passes(batch, micro_rows, model), strict=True):
         before(model, start + micro_rows >= rows)
-        loss, figures = model.through(objective, rows_of(batch, slice(start, start + micro_rows), device))
+        loss, figures = model.through(objective, part)
         loss = loss / share
         loss.backward()
         sums["loss"] += loss.detach()
         for name in sorted(figures):
             sums[name] = sums.get(name, 0.0) + figures[name].detach().float() / share
-    values = torch.stack(list(sums.values())).tolist()  # asked for once: a GPU works on while the next part is made
-    return dict(zip(sums, values, strict=True))
-
-
-def rows_of(batch: Batch, rows: slice, device: torch.device) -> dict[str, Tensor]:
-    """Return some rows of every array as tensors on the device."""
-    parts = {name: torch.from_numpy(np.ascontiguousarray(one[rows])) for name, one in batch.items()}
-    return {name: one.to(device, non_blocking=True) for name, one in parts.items()}
+    return sums
 
 
 def tokens_in(batch: Batch) -> int:

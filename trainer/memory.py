@@ -1,13 +1,13 @@
 """What training takes of a GPU's memory, part by part, and the largest micro-batch that fits. No torch here.
 
-In: a `PhaseConfig`, how much memory there is. Out: `Memory`, in bytes; a `Fit`. Every GPU holds the whole model, or a
-part of it (`parts`). The sums are of what the decoder keeps for the way back without a compiler, which keeps less;
-tests hold them against what a process took. On a CPU glibc keeps more than is held, in pieces that nothing fits into
-(trainer.machine): up to a quarter of the sum more.
+In: a `PhaseConfig`, how much memory there is. Out: `Memory`, in bytes; a `Fit`. Every GPU holds the whole model and a
+share of the optimizer's state (`sharers`), or a part of both (`parts`). The sums are of what the decoder keeps for the
+way back without a compiler, which keeps less; tests hold them against what a process took. On a CPU glibc keeps more
+than is held, in pieces that nothing fits into (trainer.machine): up to a quarter of the sum more.
 """
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from trainer.config import PhaseConfig
 
@@ -16,7 +16,19 @@ SIZES = tuple(gb << 30 for gb in (16, 24, 32, 40, 48, 80, 96, 141, 180, 192, 288
 SPARE = 0.85  # of a GPU's memory, for what is tried after one was full: the estimate was too low then
 USABLE = 0.92  # of a GPU's memory; the rest goes to fragments
 SQUARES = 1 << 24  # scores of all heads and rows at most, where a CPU makes them in parts: trainer.model.attention
-FRAMEWORK_BYTES = {"cpu": 270 << 20, "cuda": 1 << 30}  # PyTorch itself, its kernels' code and workspaces
+FRAMEWORK_BYTES = {
+    "cpu": 320 << 20,
+    "cuda": 1 << 30,
+}  # PyTorch itself, its kernels' code and workspaces, what threads keep
+TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # what several processes need to exchange anything: NCCL's buffers
+MUON_AT_ONCE = 1 << 26  # numbers that a GPU orthogonalises at a time: trainer.optim
+
+
+class Shares(TypedDict, total=False):
+    """How a model lies on several GPUs, as `estimate` takes it."""
+
+    parts: int
+    sharers: int
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,12 @@ class Memory:
     framework: int
     frozen: int = 0
     """A second model that does not learn, in the dtype of activations."""
+    update: int = 0
+    """What the update takes beyond what the passes have left free: Muon's products, parameters on their way."""
+    exchange: int = 0
+    """What several processes need to talk."""
+    saving: int = 0
+    """On a CPU: the copy from which checkpoints are written. A GPU's lies in its machine's memory: `host_bytes`."""
 
     @property
     def total(self) -> int:
@@ -56,10 +74,13 @@ class Fit:
         return -(-self.config.rows // self.gpus // self.config.micro_rows)
 
 
-def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1) -> Memory:
-    """Return the bytes of one step of `config`, the model cut into so many parts; device: cuda or cpu.
+def estimate(
+    config: PhaseConfig, device: str = "cuda", parts: int = 1, sharers: int = 1, is_held: bool = False
+) -> Memory:
+    """Return the bytes of one step of `config`; device: cuda or cpu; `auto` counts as bfloat16.
 
-    `auto` counts as bfloat16.
+    The model is cut into so many parts (is_held: and together for all passes of a step), or each process has it whole
+    and so many share the optimizer's state.
     """
     model, tokens = config.model, config.micro_rows * config.sequence_len * config.views
     width = 4 if config.dtype == "float32" else 2
@@ -82,6 +103,8 @@ def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1) -> Memor
     copies = 0 if width == 4 and not model.ternary else width * in_blocks  # each matrix as it was multiplied
     if config.recompute:
         copies //= model.num_hidden_layers
+    if config.dtype == "float8":  # both ways, for all passes of a step
+        copies = 2 * in_blocks
 
     sliced = min(tokens, SLICE_TOKENS[device])
     slices = sliced * model.vocab_size * (4 + 4 + 2 * (width if width == 2 else 0))
@@ -99,44 +122,84 @@ def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1) -> Memor
         together = 2 * width * in_blocks // model.num_hidden_layers + 4 * ends_params
         reduced = 4 * (in_blocks // model.num_hidden_layers + ends_params)  # gradients on their way to their owners
         copies = together + reduced
+        if is_held:  # all blocks, and their gradients
+            copies += (width + 4) * in_blocks
 
     ends_kept = model.num_params if parts == 1 else model.num_params - in_blocks  # what a frozen model has in one piece
     by_muon = in_blocks if config.optimizer.muon_lr else 0
     optimizer = 4 * by_muon + 8 * (model.num_params - by_muon)
+    unit = 4 * max(in_blocks // model.num_hidden_layers, model.num_params - in_blocks)  # that travels together
+    owned = 4 * model.num_params // sharers if sharers > 1 else 0  # gradients of the rows that are changed here
+    under_way = unit * (1 + 1 / sharers) if sharers > 1 else 0
+    update = muon_bytes(config, device, max(parts, sharers)) + 2 * under_way
+    free = activations + slices + waiting + copies + (4 * model.num_params - owned if sharers > 1 else 0)
+    share = max(parts, sharers)
     return Memory(
         weights=4 * model.num_params // parts + copies,
-        gradients=4 * model.num_params // parts,
-        optimizer=optimizer // parts,
+        gradients=4 * model.num_params // parts + int(under_way),
+        optimizer=optimizer // share,
         activations=activations,
         logits=slices + waiting,
         framework=FRAMEWORK_BYTES[device],
         frozen=config.num_frozen * width * (ends_kept + (model.num_params - ends_kept) // parts),
+        update=max(0, int(update - free)),
+        exchange=TALK_BYTES[device] if share > 1 else 0,
+        saving=host_bytes(config, share) if device == "cpu" else 0,
     )
 
 
-def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, int]:
-    """Return how a model may be spread over so many GPUs, in the order of speed, and in how many parts it is then."""
-    found = {"ddp": 1}
+def muon_bytes(config: PhaseConfig, device: str, share: int = 1) -> int:
+    """Return what Muon takes for the shape of which there is most, its work shared by so many processes."""
+    model, width = config.model, 4 if config.dtype == "float32" else 2
+    if not config.optimizer.muon_lr:
+        return 0
+    d, q = model.hidden_size, model.num_attention_heads * model.head_dim
+    kv, f = model.num_key_value_heads * model.head_dim, model.intermediate_size
+    shapes = [(q, d), (kv, d), (kv, d), (d, q), *[(f, d)] * (2 if model.mlp == "swiglu" else 1), (d, f)]
+    by_shape = [shapes.count(one) * one[0] * one[1] for one in set(shapes)]
+    numbers = max(by_shape) * model.num_hidden_layers // share
+    at_once = min(numbers, MUON_AT_ONCE) if device == "cuda" else numbers
+    # the average ahead in float32, once as tensors and once as a stack; the products of Newton and Schulz
+    return max(8 * numbers, (4 + width) * numbers + 5 * width * at_once)
+
+
+def host_bytes(config: PhaseConfig, share: int = 1) -> int:
+    """Return the bytes of memory of the machine from which one process writes its checkpoints."""
+    by_muon = config.model.num_matrix_params - config.model.vocab_size * config.model.hidden_size
+    state = 8 * config.model.num_params - (4 * by_muon if config.optimizer.muon_lr else 0)
+    return (4 * config.model.num_params + state) // share
+
+
+def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, Shares]:
+    """Return how a model may be spread over so many GPUs, in the order of speed, each as `estimate` takes it."""
+    gpus = per_node * nodes
+    found: dict[str, Shares] = {"ddp": {"sharers": gpus}}
     if nodes > 1 and per_node > 1:
-        found["hybrid"] = per_node
-    if per_node * nodes > 1:
-        found["fsdp"] = per_node * nodes
-    return found if config.parallel == "auto" else {config.parallel: found.get(config.parallel, 1)}
+        found["hybrid"] = {"parts": per_node}
+    if gpus > 1:
+        found["fsdp"] = {"parts": gpus}
+    return found if config.parallel == "auto" else {config.parallel: found.get(config.parallel, {})}
 
 
 def parallel(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int = 1) -> str:
     """Return the first of them that fits into GPUs of that size; the one that takes least, where none does."""
     found = ways(config, per_node, nodes)
-    fitting = [way for way, parts in found.items() if estimate(config, parts=parts).total <= USABLE * memory_bytes]
+    fitting = [way for way, spread in found.items() if estimate(config, **spread).total <= USABLE * memory_bytes]
     return fitting[0] if fitting else list(found)[-1]
+
+
+def fits(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int = 1) -> bool:
+    """Tell whether it fits into GPUs of that size as it is, spread in one of the ways that it allows."""
+    spreads = ways(config, per_node, nodes).values()
+    return any(estimate(config, **spread).total <= USABLE * memory_bytes for spread in spreads)
 
 
 def advice(config: PhaseConfig, memory_bytes: int, way: str, per_node: int = 1, nodes: int = 1) -> str:
     """Say what to type after a GPU of that size was full, in numbers; way: of `ways`, as the model was spread."""
-    parts = ways(replace(config, parallel="auto"), per_node, nodes).get(way, 1)
+    spread = ways(replace(config, parallel="auto"), per_node, nodes).get(way, {})
 
     def needs(**change: Any) -> int:
-        return estimate(replace(config, **change), parts=parts).total
+        return estimate(replace(config, **change), **spread).total
 
     now, phase = needs(), config.phase
     said = f"{phase} takes {gib(now)} by estimate with micro_rows {config.micro_rows}, and here are {gib(memory_bytes)}"
@@ -162,20 +225,20 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GiB"
 
 
-def largest(config: PhaseConfig, memory_bytes: int, per_node: int = 1, nodes: int = 1) -> Fit:
-    """Return the largest micro-batch of `config` on such GPUs.
+def largest(config: PhaseConfig, memory_bytes: int, per_node: int = 1, nodes: int = 1, most: int = 1 << 30) -> Fit:
+    """Return the largest micro-batch of `config` on such GPUs, of no more than `most` rows.
 
     Cutting, then recomputing, only where one row does not fit. The effective batch stays: micro-batches are its
     divisors.
     """
     gpus = per_node * nodes
     sizes = [number for number in range(config.rows, 0, -1) if config.rows % number == 0]
-    sizes = [number for number in sizes if number <= -(-config.rows // gpus)]
+    sizes = [number for number in sizes if number <= min(most, -(-config.rows // gpus))]
     for recompute in dict.fromkeys((config.recompute, True)):
-        for way, parts in ways(config, per_node, nodes).items():
+        for way, spread in ways(config, per_node, nodes).items():
             for micro_rows in sizes:
                 tried = replace(config, micro_rows=micro_rows, recompute=recompute)
-                memory = estimate(tried, parts=parts)
+                memory = estimate(tried, **spread)
                 if memory.total <= USABLE * memory_bytes:
                     return Fit(tried, memory, True, way, gpus)
     return Fit(tried, memory, False, way, gpus)

@@ -1,7 +1,7 @@
 """AdamW, Muon and the schedule that both follow.
 
-In: named parameters, an `OptimizerConfig`, the step. Out: changed parameters; state as named tensors. Where a model is
-cut over processes, each changes the rows that it has; matrices are put together for Muon, every process some of them.
+In: named parameters, an `OptimizerConfig`, the step. Out: changed parameters; state as named tensors. Of several
+processes each changes its rows of every parameter; matrices are put together for Muon, every process some of them.
 Sources: Loshchilov and Hutter, arXiv 1711.05101 (AdamW); Jordan, "Muon: an optimizer for hidden layers" (2024).
 """
 
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import OptimizerConfig, ScheduleConfig
+from trainer.memory import MUON_AT_ONCE
 from trainer.model.decoder import Decoder
-from trainer.parallel.fsdp import WHOLE, Cut, part_of
+from trainer.parallel.fsdp import WHOLE, Cut
 
 MUON_MOMENTUM = 0.95
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -42,6 +43,15 @@ def orthogonalise(matrices: Tensor) -> Tensor:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.mT if tall else x
+
+
+def orthogonalised(stack: Tensor) -> Tensor:
+    """Return the same; on a GPU some matrices at a time, which bounds what it takes."""
+    if not stack.is_cuda:
+        return orthogonalise(stack)
+    for some in stack.split(max(1, MUON_AT_ONCE // max(1, stack[0].numel()))) if len(stack) else ():
+        some.copy_(orthogonalise(some))
+    return stack
 
 
 @dataclass(frozen=True)
@@ -75,17 +85,19 @@ class Optimizer:
             rate, decay = rates.get(name), config.weight_decay if parameter.dim() > 1 else 0.0
             alike.setdefault((config.lr if rate is None else rate, decay), []).append(parameter)
         self.adamw = [
-            Group(some, lr, decay, {"mean": zeros(some), "square": zeros(some)}) for (lr, decay), some in alike.items()
+            Group(some, lr, decay, {"mean": self._zeros(some), "square": self._zeros(some)})
+            for (lr, decay), some in alike.items()
         ]
         decay = config.weight_decay if config.muon_decay is None else config.muon_decay
-        self.muon = [Group(some, config.muon_lr, decay, {"mean": zeros(some)}) for some in by_shape.values()]
+        self.muon = [Group(some, config.muon_lr, decay, {"mean": self._zeros(some)}) for some in by_shape.values()]
 
     def clip(self) -> Tensor:
         """Return the norm of all gradients before they were shortened to `grad_clip` (0 = as they are).
 
-        Raises PeerLost.
+        They are summed over all processes then. Raises PeerLost.
         """
-        grads = grads_of(self.names)
+        self.cut.reduced()
+        grads = self._grads(self.names)
         norm = self.cut.norm(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))))
         if self.config.grad_clip:
             torch._foreach_mul_(grads, torch.clamp(self.config.grad_clip / (norm + 1e-6), max=1.0))
@@ -93,18 +105,19 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
-        """Do one update at `scale` of the peak rates."""
+        """Do one update at `scale` of the peak rates. Raises PeerLost."""
         self.updates += 1
         for group in self.adamw:
             self._adamw(group, group.lr * scale)
         for group in self.muon:
             self._muon(group, group.lr * scale)
+        self.cut.changed()
 
     def _adamw(self, group: Group, lr: float) -> None:
         """Update by PyTorch's own kernel, one pass over memory; reached below torch.optim (see above)."""
         first, second = self.config.betas
-        parameters, grads = parts(group.parameters), grads_of(group.parameters)
-        count = torch.tensor(float(self.updates), device=parameters[0].device)
+        parameters, grads = self._parts(group.parameters), self._grads(group.parameters)
+        count = torch.full((), float(self.updates), device=parameters[0].device)
         torch._fused_adamw_(
             parameters, grads, group.state["mean"], group.state["square"], [], [count] * len(grads), lr=lr,
             beta1=first, beta2=second, weight_decay=group.decay, eps=self.config.eps, amsgrad=False, maximize=False,
@@ -116,14 +129,13 @@ class Optimizer:
         It is in the dtype of activations: it is rough in any case.
         """
         rows, columns = group.parameters[0].shape
-        parameters, grads, mean = parts(group.parameters), grads_of(group.parameters), group.state["mean"]
+        parameters, grads, mean = self._parts(group.parameters), self._grads(group.parameters), group.state["mean"]
         torch._foreach_lerp_(mean, grads, 1 - MUON_MOMENTUM)
-        ahead = torch._foreach_lerp(grads, mean, MUON_MOMENTUM)  # Nesterov
-        stack = torch.stack(ahead).to(self.dtype)
+        stack = torch.stack(torch._foreach_lerp(grads, mean, MUON_MOMENTUM)).to(self.dtype)  # Nesterov
         if self.cut.size == 1:
-            updates = orthogonalise(stack).float()
+            updates = orthogonalised(stack).float()
         else:
-            made = orthogonalise(self.cut.whole(stack, rows))
+            made = orthogonalised(self.cut.whole(stack, rows))
             updates = self.cut.pieces(made, len(stack), stack.shape[1]).float()
         torch._foreach_mul_(parameters, 1 - lr * group.decay)
         torch._foreach_add_(parameters, list(updates.unbind()), alpha=-lr * max(1, rows / columns) ** 0.5)
@@ -131,6 +143,7 @@ class Optimizer:
     def zero_grad(self) -> None:
         for parameter in self.names:
             parameter.grad = None
+        self.cut.clear()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all state: `<what>:<parameter name>`, and how many updates there were."""
@@ -147,14 +160,12 @@ class Optimizer:
             value.copy_(tensors[name])
         self.updates = int(tensors["updates"])
 
+    def _parts(self, parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+        return [self.cut.part(parameter) for parameter in parameters]
 
-def parts(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    return [part_of(parameter) for parameter in parameters]
+    def _grads(self, parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+        found = (self.cut.grad(parameter) for parameter in parameters)
+        return [one for one in found if one is not None]
 
-
-def grads_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    return [part_of(parameter.grad) for parameter in parameters if parameter.grad is not None]
-
-
-def zeros(parameters: list[nn.Parameter]) -> list[Tensor]:
-    return [torch.zeros_like(part) for part in parts(parameters)]
+    def _zeros(self, parameters: list[nn.Parameter]) -> list[Tensor]:
+        return [torch.zeros_like(part) for part in self._parts(parameters)]

@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,10 @@ from data.events import emit
 from data.tokens import tokenizer as tokenizers
 from store import Store
 from store.artifacts import vocabulary
-from trainer import memory
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, open_final, remove
 from trainer.config import Keeping, PhaseConfig
 from trainer.device import Machine, prepare
-from trainer.errors import OutOfMemory, Refused
+from trainer.errors import Refused
 from trainer.loop import Training
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
@@ -35,13 +34,15 @@ from trainer.model.mask_token import fill_smaller, with_mask
 from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
 from trainer.parallel.fsdp import WHOLE, Cut, cut, parts_of
+from trainer.parallel.placement import fitted, how, is_held, memory_told
 from trainer.parallel.process_group import Ranks
+from trainer.parallel.zero import shared
 from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import model_roles, starts_from
 from trainer.reporting.metrics import last_loss
 from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
-from trainer.speed import equipped, kernels_in
+from trainer.speed import equipped, kernels_in, kernels_of_node
 
 PUBLISHED = ("metrics.jsonl", "samples.jsonl")  # of a run's files, beside its checkpoint
 
@@ -106,19 +107,22 @@ class PhaseRun:
         The first process alone fills it; the others hear from it: of one that learns, as training begins.
         """
         dtype, device = self.machine.dtype(self.config), self.machine.device
-        with nullcontext() if self.parallel == "ddp" else torch.device("meta"):
+        with nullcontext() if self.parallel == "ddp" and self.ranks.is_first else torch.device("meta"):
             model = Decoder(shape, dtype)
         if is_frozen:
             model.to(dtype).eval().requires_grad_(False)
         if self.parallel == "ddp":
             if self.ranks.is_first:
                 fill(model)
-            model.to(device)
+                model.to(device)
+            else:
+                model.to_empty(device=device)
             if is_frozen:
                 self.ranks.spread(model.state_dict().values())
-            return model, WHOLE
+            return model, shared(model, self.ranks) if self.ranks.size > 1 and not is_frozen else WHOLE
         # before what takes long: groups are made with less patience
-        part = cut(model, self.parallel, self.ranks, "hidden" if is_frozen else "through")
+        held = not is_frozen and is_held(self.config, self.parallel, self.ranks, self.machine)
+        part = cut(model, self.parallel, self.ranks, "hidden" if is_frozen else "through", held)
         model.to_empty(device=device)
         first: Mapping[str, Tensor] = {}
         if self.ranks.is_first:
@@ -157,7 +161,9 @@ class PhaseRun:
         """
         objective = objective or CrossEntropy()
         peak = of_machine(self.machine) if self.ranks.is_first else None
-        if not self.ranks.is_first or self.cut.size > 1:  # a model that is cut answers only when all its processes ask
+        if (
+            not self.ranks.is_first or not self.cut.is_whole
+        ):  # a model that is cut answers only when all its processes ask
             sample = None
         elif sample is None:
             sample = Sampler(model, self.tokenizer, is_talk=not self.config.reads_text)
@@ -175,18 +181,24 @@ class PhaseRun:
             sample,
         )
         with (
-            kernels_in(self.checkpoints.folder / f".kernels-{self.ranks.rank}"),
+            self._kernels(),
             equipped(model, self.config, self.machine, self.frozen_models),
             memory_told(self.config, self.machine, self.parallel, self.ranks),
         ):
             final = one.run()
         if final is None:
             return None
-        if self.cut.size > 1:  # the other parts are with processes that have ended
+        if not self.cut.is_whole:  # the other parts are with processes that have ended
             model = Decoder(self.config.model, self.machine.dtype(self.config))
             model.load_state_dict(final.tensors("model"))
             model.to(self.machine.device)
         return model, final
+
+    def _kernels(self) -> AbstractContextManager[None]:
+        """Keep what is compiled: on GPUs for all processes of a node and all runs on it, see `kernels_of_node`."""
+        if self.machine.device.type == "cuda":
+            return kernels_of_node(work_folder() / "kernels")
+        return kernels_in(self.checkpoints.folder / f".kernels-{self.ranks.rank}")
 
     def converted(self) -> tuple[Decoder, Checkpoint] | None:
         """Return the model of the phase before in the shape of this one, and its checkpoint, of step 0.
@@ -253,7 +265,7 @@ class PhaseRun:
         }
         draft = self.checkpoints.folder / ".draft"
         shutil.rmtree(draft, ignore_errors=True)
-        shutil.copytree(final.folder, draft / final.folder.name, copy_function=os.link)
+        final.link_to(draft / final.folder.name, ("model", "source"))  # no other phase reads an optimizer
         for name in PUBLISHED:
             shutil.copyfile(self.metrics / name, draft / name)
         export.write(
@@ -288,11 +300,12 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
         )
     if config.blocks is not None:
         config = replace(config, model=with_mask(config.model, config.blocks, known))
+    acknowledged = work_folder().parent / "state" / "acknowledged.json"  # of a pod; else there is none
+    checkpoints = Checkpoints(checkpoint_folder(config.phase, making, keeping), keeping, acknowledged)
+    config = fitted(config, ranks, machine, checkpoints.last_config() if ranks.is_first else {})
     parallel = how(config, ranks, machine)
     ours = {"PyTorch": torch.__version__, "activations": str(machine.dtype(config)), "parallel": parallel}
     ranks.compare({**ours, **data_digests(making)})
-    acknowledged = work_folder().parent / "state" / "acknowledged.json"  # of a pod; else there is none
-    checkpoints = Checkpoints(checkpoint_folder(config.phase, making, keeping), keeping, acknowledged)
     with checkpoints.locked() if ranks.is_first else nullcontext():
         for leftover in checkpoints.folder.parent.glob(".trash-*"):
             shutil.rmtree(leftover, ignore_errors=True)  # a finished run of another phase may be removing it just now
@@ -310,40 +323,6 @@ def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
     remade = version.partition(".")[2]  # what is made again goes on from nothing that other code has left
     parts = (keeping.prefix, phase, spec[:12], inputs[:12], remade)
     return work_folder() / "checkpoints" / "-".join(filter(None, parts))
-
-
-def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
-    """Return `ddp`, `fsdp` or `hybrid`: what the phase says, or the first that fits into the memory of each GPU."""
-    if ranks.size == 1:
-        return "ddp"
-    nodes = ranks.size // ranks.per_node
-    if config.parallel == "hybrid" and (nodes == 1 or ranks.per_node == 1):
-        raise Refused(
-            f"{config.phase}: hybrid cuts a model over the processes of each of several nodes; here are {nodes} nodes "
-            f"of {ranks.per_node}; take fsdp or auto"
-        )
-    if config.parallel != "auto":
-        return config.parallel
-    if machine.device.type == "cpu":
-        return "ddp"
-    return memory.parallel(config, gpu_bytes(machine), ranks.per_node, nodes)
-
-
-@contextmanager
-def memory_told(config: PhaseConfig, machine: Machine, parallel: str, ranks: Ranks) -> Iterator[None]:
-    """Surround what may take more memory than there is. Raises OutOfMemory, with numbers that would fit."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        size = gpu_bytes(machine)
-        nodes = ranks.size // ranks.per_node
-        words = memory.advice(config, size, parallel, ranks.per_node, nodes)
-        raise OutOfMemory(f"the GPU's memory is full: {words} [{str(error).splitlines()[0]}]") from error
-
-
-def gpu_bytes(machine: Machine) -> int:
-    """Return the bytes of memory of the GPU that is computed on."""
-    return int(torch.cuda.get_device_properties(machine.device).total_memory)
 
 
 def served_dtype(config: PhaseConfig) -> torch.dtype:

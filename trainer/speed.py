@@ -21,7 +21,7 @@ from trainer.model.decoder import Decoder, Linear
 
 # Compiling takes half a minute on a CPU and more on a GPU, and saves a quarter and more than a third of each step.
 PAYS_AFTER_S = {"cpu": 600.0, "cuda": 240.0}
-KERNELS = "TORCHINDUCTOR_CACHE_DIR"
+KERNELS, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # useful work of a thread, or of a GPU: the decision must not hang on a clock
 
 
@@ -40,6 +40,9 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
     matrices = [one for one in model.model.layers.modules() if isinstance(one, Linear)]
     for one in matrices:
         one.in_float8 = config.dtype == "float8" and float8.fits(*one.weight.shape)
+        if one.in_float8 and not hasattr(one.weight, "to_local"):  # else it comes together only for its own pass
+            one.held = float8.Weight.of(one.weight)
+    model.held = [one for one in matrices if one.held is not None]
     blocks = [block for one in (model, *frozen) for block in one.model.layers]
     if compiled:
         for block in blocks:  # all blocks are one piece of code: compiled once
@@ -49,7 +52,8 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
     finally:
         model.shape, model.recompute = before, False
         for one in matrices:
-            one.in_float8 = False
+            one.in_float8, one.held = False, None
+        model.held = ()
         for block in blocks:
             block._compiled_call_impl = None
 
@@ -75,6 +79,26 @@ def kernels_in(folder: Path) -> Iterator[None]:
         if before is not None:
             os.environ[KERNELS] = before
         in_use.unlink()
+
+
+@contextmanager
+def kernels_of_node(folder: Path) -> Iterator[None]:
+    """Keep what is compiled for GPUs while inside in a folder that all processes of a node share, over kills too.
+
+    Triton and Inductor write a kernel beside its place and rename it, and look it up by its code, their own version and
+    the GPU: half of one is never found, and two processes do not disturb each other.
+    """
+    places = {KERNELS: folder, TRITON: folder / "triton"}
+    folder.mkdir(parents=True, exist_ok=True)
+    before = {name: os.environ.get(name) for name in places}
+    os.environ.update({name: str(place) for name, place in places.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -104,6 +128,11 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
         return True
     if config.compile == "always":
         raise Refused(f"{config.phase}: told to compile, but {problem}")
+    if kind == "cuda":  # at the price of a GPU nobody wants that by mistake
+        raise Refused(
+            f"{config.phase}: {problem}, so each step would take a third to a half longer; install it, or say "
+            f"--set {config.phase}.compile=never"
+        )
     emit("note", text=f"{config.phase}: not compiled, some 15 % slower: {problem}")
     return False
 
@@ -114,10 +143,14 @@ def compiler_problem(kind: str) -> str:
         try:
             import triton  # noqa: F401
         except ImportError:
-            return "triton is not installed"
-    compiler = os.environ.get("CXX") or "g++"
-    if not shutil.which(compiler):
-        return f"there is no C++ compiler here ({compiler}; CXX names another)"
+            return "triton is not installed (the package triton, in the version that PyTorch asks for)"
+        named = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang", "cc"]
+        if not any(map(shutil.which, named)):
+            return f"there is no C compiler here ({', '.join(named)}; the package gcc; CC names another)"
+    else:
+        compiler = os.environ.get("CXX") or "g++"
+        if not shutil.which(compiler):
+            return f"there is no C++ compiler here ({compiler}; the package g++; CXX names another)"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
-        return "Python's headers are not installed (Python.h)"
+        return "Python's headers are not installed (Python.h; the package python3-dev)"
     return ""

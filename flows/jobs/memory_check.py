@@ -26,14 +26,18 @@ def phases_of(steps: Iterable[Step]) -> list[PhaseConfig]:
 def shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:
     """Return why the first of them does not fit here, by an estimate; "" when all do."""
     gpus = [one["memory_bytes"] for one in host.nvidia()[0] if one["memory_bytes"]]
-    there = min(gpus, default=0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    there = min(gpus, default=0) or ram
     device, what = ("cuda", "each GPU here has") if gpus else ("cpu", "this machine has")
     for phase in phases:
-        parts = memory.ways(phase, max(1, num_gpus)).values() if gpus else (1,)
-        least = min(memory.estimate(phase, device, one).total for one in parts)
+        ways = memory.ways(phase, max(1, num_gpus)) if gpus else {"alone": memory.Shares()}
+        least = min(memory.estimate(phase, device, **spread).total for spread in ways.values())
         if least > there:
             takes = f"{phase.phase} takes about {size(least)} of memory (an estimate)"
             return f"{takes}, and {what} {size(there)}; take a smaller recipe (--profile smoke), or see inv fit"
+        if gpus and (copied := memory.host_bytes(phase)) > ram:
+            takes = f"{phase.phase} writes its checkpoints from a copy of {size(copied)} in the memory of this machine"
+            return f"{takes}, which has {size(ram)}; take a machine with more, or a smaller recipe"
     return ""
 
 

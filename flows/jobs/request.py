@@ -22,11 +22,12 @@ from infra.jobs import job_file, machines
 from infra.jobs.job_file import JobFile
 from infra.market import gpus
 from infra.names import check_name
-from infra.providers import Provider, registry
+from infra.notices import hooks
+from infra.providers import Provider, recovers_itself, registry
 from infra.runs.timing import Say
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.preflight import limits_for
-from infra.selection.request import request_for
+from infra.selection.request import counted, request_for
 from infra.settings import MARKET, Settings, is_secret, read_dotenv
 
 NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
@@ -65,7 +66,7 @@ def provider_of(file: JobFile, spec: LaunchSpec) -> str:
         return spec.provider
     named = {machines.provider_of(one, file.where) for one in file.tasks} - {""}
     found = named.pop() if len(named) == 1 else ""
-    if found in ("local", "ssh"):
+    if found in ("local", "ssh", "slurm"):
         raise _own_machine(file, f"--provider {found}")
     return found if found in machines.OURS else ""
 
@@ -77,6 +78,7 @@ def understand(
     _refuse_flags_of_trainings(spec, file)
     if spec.on_failure not in ("", "keep", "end"):
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
+    hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
     candidates = registry.candidates(settings)
     vendor = candidates[0]
     if not vendor.is_rented and not spec.provider and not spec.dry_run:
@@ -85,7 +87,7 @@ def understand(
     envs, secrets = values_of(file, {**given, **given_secrets}, set(given_secrets), settings)
     gpu = spec.gpu or given.get(launch.ACCELERATOR, "")
     typed = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})
-    found = _same_for_all(file, replace(typed, gpu=gpu), spec, vendor)
+    found = same_for_all(file, replace(typed, gpu=gpu), spec, vendor)
     name = check_name(spec.run_name) if spec.run_name else ""
     nodes = spec.nodes or file.tasks[0].num_nodes
     if nodes < 1:
@@ -93,13 +95,15 @@ def understand(
     notes = list(found.notes)
     requests = []
     for wish in found.wishes:
-        machine = _counted(wish.machine)
+        machine = with_number(wish.machine)
         if not vendor.is_rented:
-            machine, said = _on_own(machine, vendor)
+            machine, said = on_own(machine, vendor)
             notes += said
         chosen = wish.provider or (vendor.name if len(candidates) == 1 else MARKET)
         request = replace(request_for(machine), run=name or "new", provider=chosen, nodes=nodes,
                           pool=spec.pool or wish.pool, host=spec.host)  # fmt: skip
+        if recovers_itself(vendor):
+            request = counted(request)
         requests += [] if request in requests else [request]
     if len(requests) > 1 and not vendor.is_rented:
         notes.append(f"of {len(requests)} kinds of machine that would do, the first is taken")
@@ -167,7 +171,7 @@ def _refuse_flags_of_trainings(spec: LaunchSpec, file: JobFile) -> None:
             raise UsageError(f"--{one.spelled} is of a training of ours; {file.where} is a job of your own")
 
 
-def _same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Provider) -> machines.Wishes:
+def same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Provider) -> machines.Wishes:
     """Return what all tasks ask for: they run on the same machines. Raises UsageError."""
     said = [one for one in file.tasks if one.said.resources is not None or one.num_nodes != 1] or [file.tasks[0]]
     provider = spec.provider or ("" if vendor.is_rented else vendor.name)
@@ -182,7 +186,7 @@ def _same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: P
     return found[0]
 
 
-def _counted(machine: MachineSpec) -> MachineSpec:
+def with_number(machine: MachineSpec) -> MachineSpec:
     """Return the machine with `H100:8` as a kind and a number, which tells the job how many GPUs it has."""
     pairs = gpus.read_set(machine.gpu, machine.num_gpus)
     numbers = {number for _, number in pairs}
@@ -191,7 +195,7 @@ def _counted(machine: MachineSpec) -> MachineSpec:
     return replace(machine, gpu=",".join(kind for kind, _ in pairs), num_gpus=numbers.pop())
 
 
-def _on_own(machine: MachineSpec, vendor: Provider) -> tuple[MachineSpec, list[str]]:
+def on_own(machine: MachineSpec, vendor: Provider) -> tuple[MachineSpec, list[str]]:
     """Return what a machine that nobody rents can give of it, and what is to be told.
 
     What only vendors offer is left out, which the file's notes have told; on this one, GPUs that are not there, too,

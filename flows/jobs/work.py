@@ -11,10 +11,10 @@ from infra.agent.job import Job, Limits
 from infra.errors import UsageError
 from infra.jobs import job_steps
 from infra.jobs.job_file import JobFile
-from infra.providers import Provider, is_engine
+from infra.providers import Provider, is_managed
 from infra.records import Plan, Request
 from infra.selection.machine_spec import MachineSpec
-from infra.settings import ENGINE, Settings
+from infra.settings import SKYPILOT, Settings
 from infra.skypilot.task import ENGINE_KEYS, check, overlaid
 from infra.units import count
 
@@ -62,7 +62,7 @@ class JobWork:
         about = [[one.setup, one.run, str(one.workdir), one.num_nodes, [str(each) for each in one.mounts]]
                  for one in self.file.tasks]  # fmt: skip
         target = job_steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
-        keys, notes = self._engine_keys(request) if is_engine(vendor) else ({}, [])
+        keys, notes = self._engine_keys(request) if is_managed(vendor) else ({}, [])
         return Plan(
             engine_keys=keys,
             target=target, store=settings.store, artifacts=(), job=job, request=request,
@@ -75,8 +75,8 @@ class JobWork:
         Raises UsageError for what its clouds cannot do.
         """
         if len(self.file.tasks) > 1:
-            raise UsageError(f"{self.file.where}: with --provider {ENGINE} a job has one task, since each would get a "
-                             "machine of its own; launch them one by one")  # fmt: skip
+            raise UsageError(f"{self.file.where}: with --provider {SKYPILOT} a job has one task, since each would get "
+                             "a machine of its own; launch them one by one")  # fmt: skip
         said = self.file.tasks[0].document.said
         keys = {key: said[key] for key in ENGINE_KEYS if said.get(key)}
         keys["resources"], notes = overlaid(said.get("resources") or {}, self.typed, request)

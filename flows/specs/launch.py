@@ -17,6 +17,10 @@ class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
     wait: bool = flag(False, "rented: look again every minute until something fits", group=MACHINE)
     no_accept: bool = flag(False, "take a machine as it is, without looking whether it works", group=MACHINE)
     on_failure: str = flag("", "rented: end the pod when the work fails, or keep it (end)", group=LIMITS)
+    notify: str = flag(
+        "", "hooks of .env that are told how it goes: desktop, or the NAMEs of SLIPWAY_HOOK_NAME lines", group=RUN,
+        unit="NAMES",
+    )  # fmt: skip
     run_name: str = flag("", "name of the run instead of a generated one", group=RUN, also=("n",))
     dry_run: bool = flag(False, "show the plan and stop", group=RUN)
 

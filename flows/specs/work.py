@@ -59,6 +59,11 @@ class WorkSpec:
         "`phases: {sft: {optimizer: {lr: 1e-3}}}`; repeatable",
         group=TRAINING, unit="PHASE.FIELD=VALUE", spelled="set", read=phase_words.read,
     )  # fmt: skip
+    track: str = flag(
+        "", "who is told the figures while it trains, each by a process beside it: wandb, mlflow, tensorboard, a .py "
+        "file of yours, several by commas, or none (default: SLIPWAY_TRACK)",
+        group=TRAINING, unit="NAMES",
+    )  # fmt: skip
     save_every: int | None = flag(
         None, "optimizer steps between checkpoints instead of the profile's", group=SAVING, unit="STEPS"
     )

@@ -22,11 +22,16 @@ from infra.agent.job import Job, PodFolder, Step
 from infra.agent.nodes import Here, Nodes, environ_of, nodes_of
 from infra.agent.process import TOKEN, become_subreaper, below, end_all, find, in_words, myself, send
 from infra.agent.progress import Growth, Progress, Redactor, Tail
-from infra.agent.shortage import outlasting, patient, spare_me
+from infra.agent.shortage import Backoff, outlasting, patient, spare_me
 from infra.agent.state import (
+    ENGINE,
+    LEFT,
+    NODE_LOST,
     UNCARRIED,
     AgentError,
+    ask_to_stop,
     carry_s,
+    end_of_machine,
     grace_s,
     hold,
     is_held,
@@ -45,6 +50,10 @@ from infra.agent.state import (
 )
 
 REVIVE_EVERY_S = 0.5
+TAKEN_S = 3.0  # from the end of a step that an engine has signalled to the news that all were signalled
+TRACKERS_S = 60.0  # what trackers may take to tell the rest, when nobody has asked for the end
+TRACKERS_ASKED_S = 5.0  # and when somebody has
+TRACKING = Backoff(first_s=5.0, longest_s=300.0, certain=1.0)  # between two starts of a tracker that fails
 
 
 def run(root: Path) -> int:
@@ -86,6 +95,7 @@ class Agent:
         self.beside: Optional[Beside] = None
         if job.beside and not job.group.rank:
             self.beside = self.beside_of(job.beside)
+        self.trackers = [self.tracker_of(step) for step in job.trackers] if not job.group.rank else []
         self.progress = Progress(pod, job, [step.name for step in self.steps], self.redact)
 
     def work(self) -> Dict[str, Any]:
@@ -182,7 +192,16 @@ class Agent:
         watch = steps.StepWatch(tick, self.stop_grace_s, self.signal_all, self.end_tree, why_over)
         ending = steps.attempt(self.pod, step, words, self.environ(step), watch)
         log.note()
+        if not ending.cut and ending.exit_code not in (0, steps.RESUME_ME) and self.is_taken(TAKEN_S):
+            return replace(ending, cut="stop")
         return ending
+
+    def is_taken(self, within_s: float) -> bool:
+        """Tell whether an engine is taking this machine away: it signals every process, and the step may hear first."""
+        deadline = time.monotonic() + within_s
+        while os.environ.get(ENGINE) and self.stop_request().get("state") != LEFT and time.monotonic() < deadline:
+            time.sleep(steps.POLL_S)
+        return bool(os.environ.get(ENGINE)) and self.stop_request().get("state") == LEFT
 
     def done(self, step: Step, result: Any = None) -> None:
         result = self.progress.steps[step.name]["result"] or result
@@ -211,8 +230,14 @@ class Agent:
         ending = self.redact(ending)
         if ending["state"] == "failed":
             self.write_error(ending)
+        if ending["state"] == NODE_LOST and os.environ.get(ENGINE):  # which begins all nodes anew
+            ending["state"] = LEFT
         if self.nodes:
             self.nodes.close(ending["state"], ending["reason"], ending["lost"])
+        if ending["state"] == LEFT:
+            return self.give_way(ending)
+        with outlasting(say, "dismissing the trackers"):
+            self.dismiss_trackers()
         if self.beside:
             self.finish_beside(self.beside, ending)
         self.progress.close(ending["state"])
@@ -226,6 +251,13 @@ class Agent:
         if self.job.farewell and not is_held(lock(self.pod, "guard")):  # the pod is its to end
             spawn(self.pod, self.job, "guard")
         return 0 if ending["state"] == "succeeded" else 1
+
+    def give_way(self, ending: Dict[str, Any]) -> int:
+        """Leave without a verdict: the engine that has taken the machine begins the work anew."""
+        ask_to_stop(self.pod, LEFT, ending["reason"], 0.0)  # the guard is not to bring this agent back
+        self.progress.close("waiting")
+        say(f"leaving, to be begun anew: {ending['reason']}")
+        return 0
 
     def end_steps(self, ending: Dict[str, Any], patience_s: float) -> None:
         """End all steps. What cannot be ended is added to the reason of the verdict."""
@@ -256,6 +288,21 @@ class Agent:
             _add(ending, f"{UNCARRIED}: {', '.join(names) or f'see logs/{beside.step.name}.log'}")
         self.beside = None  # now it is not spared any more
         self.end_steps(ending, 0.0)
+
+    def dismiss_trackers(self) -> None:
+        """Let the trackers tell what they have not told yet, for a short while; the verdict says nothing of them."""
+        for one in self.trackers:
+            one.dismiss()
+        began = time.monotonic()
+        guard = said_in(report(self.pod, "guard"))
+        longest_s = min(TRACKERS_S, limits.carry_s(self.job, guard) / 4)
+        while any(one.pid() is not None for one in self.trackers):
+            if time.monotonic() - began > (TRACKERS_ASKED_S if self.stop_request() else longest_s):
+                say("a tracker was not done in time, and is ended")
+                break
+            self.look_after()
+            time.sleep(steps.POLL_S)
+        self.trackers = []
 
     def look_after(self) -> None:
         self.keep_guard()
@@ -295,7 +342,7 @@ class Agent:
         """Return who asked for the end and why; {} while nobody has."""
         asked = read_json(stop_file(self.pod))
         if not asked and self.told_to_end:
-            return {"state": "stopped", "reason": "the agent was told to end (SIGTERM)", "grace_s": grace_s()}
+            return {"state": end_of_machine(), "reason": "the agent was told to end (SIGTERM)", "grace_s": grace_s()}
         return asked
 
     def stop_grace_s(self) -> Optional[float]:
@@ -311,9 +358,25 @@ class Agent:
 
         return Beside(self.pod, step, words, lambda: self.environ(step))
 
+    def tracker_of(self, step: Step) -> Beside:
+        """Return the sidecar that tells figures to others; its environment is its own business."""
+
+        def words() -> List[str]:
+            tell(self.pod.config(step.name), step.config)
+            return [self.pythons[step.environment], *step.words, "--config", str(self.pod.config(step.name))]
+
+        def environ() -> Dict[str, str]:
+            own = {"SLIPWAY_ENVIRONMENTS": self.job.environments} if self.job.environments else {}
+            return {**self.environ(step), **own}
+
+        return Beside(self.pod, step, words, environ, TRACKING)
+
     def keep_company(self) -> None:
-        """Keep the guard alive, and the step beside all others as soon as its environment is there."""
+        """Keep the guard alive, and those beside the steps as soon as their environments are there."""
         self.keep_guard()
+        for one in self.trackers:
+            if one.step.environment in self.pythons:
+                one.keep()
         if self.beside and self.job.beside and self.job.beside.environment in self.pythons:
             self.beside.keep()
 
@@ -331,8 +394,9 @@ class Agent:
         guard = living(self.pod, "guard")
         asked = self.progress.figures.asked  # on a broken driver nothing ends it
         young = {one.pid for one in (self.guard, asked) if one and one.poll() is None}
-        beside = self.beside.pid() if self.beside else None
-        young |= below(beside) if beside else set()
+        for beside in (self.beside, *self.trackers):
+            pid = beside.pid() if beside else None
+            young |= below(pid) if pid else set()
         return young | ({guard.pid} if guard else set()) | {os.getppid()}  # a guard may not have been able to say so
 
     def signal_all(self, number: int) -> None:
@@ -344,6 +408,8 @@ class Agent:
     @patient
     def end_tree(self, patience_s: float) -> None:
         """End all processes of the pod but guard and agent. Raises AgentError, naming what would not end."""
+        if self.is_taken(steps.POLL_S):  # what it has started may have heard, too, and be saving
+            patience_s = grace_s()
         left = end_all(self.job.token, min(patience_s, grace_s()), self.spared())
         if left:
             raise AgentError(in_words(left))

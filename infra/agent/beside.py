@@ -21,12 +21,18 @@ POLL_S = 0.05
 
 class Beside:
     def __init__(
-        self, pod: PodFolder, step: Step, words: Callable[[], List[str]], environ: Callable[[], Dict[str, str]]
+        self,
+        pod: PodFolder,
+        step: Step,
+        words: Callable[[], List[str]],
+        environ: Callable[[], Dict[str, str]],
+        backoff: Backoff = BACKOFF,
     ) -> None:
         self.pod = pod
         self.step = step
         self.words = words
         self.environ = environ
+        self.backoff = backoff
         self.process: "Optional[subprocess.Popen[bytes]]" = None
         self.started_at = 0.0
         self.due_at = 0.0
@@ -69,6 +75,11 @@ class Beside:
         say(f"{self.step.name}: not finished when its time was over")
         return False
 
+    def dismiss(self) -> None:
+        """Tell it that nothing more comes; it is not started again."""
+        if self.process is not None and self.pid() is not None:
+            self.process.terminate()
+
     def _start(self, now: float) -> None:
         try:
             self.process = begin(self.pod, self.step, self.words(), self.environ())
@@ -80,6 +91,6 @@ class Beside:
     def _rest(self, now: float, why: str) -> None:
         is_well = self.started_at and now - self.started_at >= WELL_S
         self.failures = 1 if is_well else self.failures + 1
-        wait_s = BACKOFF.wait_s(self.failures)
+        wait_s = self.backoff.wait_s(self.failures)
         self.due_at = now + wait_s
         say(f"{self.step.name}: {why}; again in {wait_s:g} s")

@@ -26,12 +26,14 @@ from infra.agent.job import STAYS, Job, PodFolder
 from infra.agent.process import become_subreaper, end_all, in_words, myself, reap
 from infra.agent.shortage import Backoff, outlasting, patient, spare_me
 from infra.agent.state import (
+    LEFT,
     UNCARRIED,
     AgentError,
     ask_to_stop,
     attempt_file,
     carry_s,
     close,
+    end_of_machine,
     grace_s,
     hold,
     is_held,
@@ -195,7 +197,7 @@ class Guard:
         """Ask the agent to stop when there is a reason; return {} while there is none."""
         grace = grace_s()
         if self.told_to_end:
-            return ask_to_stop(self.pod, "stopped", "the guard was told to end (SIGTERM)", grace)
+            return ask_to_stop(self.pod, end_of_machine(), "the guard was told to end (SIGTERM)", grace)
         if self.limit_s is not None:
             save_s, upload_s = ends.leads_s(self.limit_s)
             left_s = self.limit_s - self.elapsed_s
@@ -247,6 +249,10 @@ class Guard:
         """End every process of the pod, then write the verdict if the agent could not."""
         survivors = end_all(self.job.token, patience_s)
         dirty = in_words(survivors)
+        if state == LEFT and not self.pod.verdict.exists():
+            self._report()
+            say(f"left, to be begun anew: {reason}; {dirty or 'nothing is left'}")
+            return 1 if survivors else 0
         ending = close(self.pod, verdict(self.job, state, f"{reason}; {dirty}" if dirty else reason))
         self._report()
         say(f"the end: {ending['state']} {ending['reason']}; {dirty or 'nothing is left'}")

@@ -5,7 +5,8 @@ nothing of ours and prints one JSON document.
 
     facts              what the machine has, and its pods
     pods               its pods: the markers under ~/.slipway/pods
-    mark RUN TOKEN     make the folder of a pod, unless the machine holds another one
+    mark RUN TOKEN     make the folder of a pod, unless the machine holds another one; with a third word, `beside`,
+                       unless that very folder is another pod's
     unmark RUN TOKEN   take marker and secrets away; what the pod has made stays
 """
 
@@ -99,11 +100,16 @@ def pods() -> List[Dict[str, Any]]:
     return found
 
 
-def mark(run: str, token: str) -> Dict[str, Any]:
-    """Mark the folder of a pod. `holder` is the other pod that has this machine; without it, `folder` is ours."""
+def mark(run: str, token: str, beside: str = "") -> Dict[str, Any]:
+    """Mark the folder of a pod. `holder` is the other pod that has this machine; without it, `folder` is ours.
+
+    `beside`: the machine holds many, as the login node of a cluster does.
+    """
     take_turn()
     folder = os.path.join(ROOT, run)
     for pod in pods():
+        if beside and pod["folder"] != folder:
+            continue
         if (pod.get("token"), pod["folder"]) != (token, folder):
             return {"holder": pod}
     os.makedirs(os.path.join(folder, "state"), mode=0o700, exist_ok=True)

@@ -75,6 +75,7 @@ class Job:
     steps: Tuple[Step, ...]
     limits: Limits = Limits()
     beside: Optional[Step] = None  # runs beside all others, on node 0, until the last rites; no step of progress
+    trackers: Tuple[Step, ...] = ()  # as `beside`, but nothing waits long for them: they tell figures to others
     kind: str = "steps"  # or "service", or "hold": no work, the guard holds the pod to its limits
     torch: str = "cpu"  # which build the environment holds: "cpu" or "cuda"
     environments: str = ""  # folder that caches environments on the pod
@@ -101,10 +102,12 @@ class Job:
                 raise ValueError(f"job schema {raw['schema']}, this agent reads {SCHEMA}")
             steps = tuple(_step(step) for step in raw["steps"])
             beside = _step(raw["beside"]) if raw.get("beside") else None
+            trackers = tuple(_step(step) for step in raw.get("trackers", ()))
             group = _typed(NodeGroup, _tuples(raw.get("group", {}), "addresses"))
             farewell = tuple(_typed(Call, call) for call in raw.get("farewell", ()))
             parts = {"steps": steps, "beside": beside, "limits": _typed(Limits, raw["limits"]), "group": group}
-            return _typed(Job, {**_tuples(raw, "secrets", "setup"), **parts, "farewell": farewell})
+            more = {"farewell": farewell, "trackers": trackers}
+            return _typed(Job, {**_tuples(raw, "secrets", "setup"), **parts, **more})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a job: {error}") from error
 
@@ -186,6 +189,10 @@ class PodFolder:
     @property
     def waiting(self) -> Path:  # {"names": [...], "problem": "..."}: what the store does not have yet, and why
         return self.state / "waiting.json"
+
+    @property
+    def tracking(self) -> Path:  # <tracker>.json: {"link": ..., "problem": ...}
+        return self.state / "tracking"
 
     @property
     def progress(self) -> Path:

@@ -5,7 +5,8 @@
 In: the folder that the engine has brought here, with `code`, what goes along and `job.json`, which knows neither its
 nodes nor how long it has waited. Out: what every pod has, with the same guard that holds it to its limits; on stdout
 the logs of the steps, and now and then how it is, since nobody may reach this machine otherwise. An engine that takes
-a machine away begins this anew on another one.
+a machine away signals every process there, and begins this anew on another one: the work saves, and leaves without a
+verdict.
 
 Standard library only, and a grammar that Python 3.9 reads: this runs on any machine.
 """
@@ -23,7 +24,20 @@ from typing import Any, Dict, List, Mapping, Optional
 from infra.agent import meet
 from infra.agent.job import Job, NodeGroup, PodFolder, write_durably
 from infra.agent.process import leave_no_core
-from infra.agent.state import NODE_LOST, ask_to_stop, grace_s, read_json, report, spawn, stop_file
+from infra.agent.state import (
+    ENGINE,
+    LEFT,
+    ask_to_stop,
+    attempt_file,
+    grace_s,
+    hold,
+    is_held,
+    lock,
+    read_json,
+    report,
+    spawn,
+    stop_file,
+)
 from infra.agent.steps import RESUME_ME
 
 PODS = Path(".slipway", "pods")
@@ -34,11 +48,12 @@ BETWEEN = " | "  # the step and its line
 POLL_S = 0.5
 REPORT_EVERY_S = 10.0
 REVIVE_S = 2.0
-TOLD = 143  # as a shell tells it: ended by SIGTERM
+EARLIER_S = 300.0  # for what is left of an attempt before this one, in the same home, to go
+NUM_GPUS = "SKYPILOT_NUM_GPUS_PER_NODE"
 
 
 def job_here(job: Job, environ: Mapping[str, str], interface: str, now: float) -> Job:
-    """Return the job as this node of it has it: who the nodes are, and how long it was billed before."""
+    """Return the job as this node of it has it: who the nodes are, its GPUs, and how long it was billed before."""
     ips = tuple(environ.get("SKYPILOT_NODE_IPS", "").split()) or ("127.0.0.1",)
     group = NodeGroup()
     if len(ips) > 1:
@@ -49,7 +64,9 @@ def job_here(job: Job, environ: Mapping[str, str], interface: str, now: float) -
     steps = job.steps if group.rank == 0 else tuple(one for one in job.steps if not _is_of_first(one.words))
     # Two nodes of an engine may be one machine, where a guard ends whatever bears the token of its pod.
     token = "{}.{}".format(job.token, group.rank) if group.rank else job.token
-    return replace(job, token=token, group=group, limits=limits, steps=steps, beside=None if group.rank else job.beside)
+    num_gpus = int(environ.get(NUM_GPUS) or job.num_gpus)  # of several kinds that would do, one was taken
+    beside = None if group.rank else job.beside
+    return replace(job, token=token, group=group, limits=limits, steps=steps, num_gpus=num_gpus, beside=beside)
 
 
 def _is_of_first(words: Any) -> bool:
@@ -118,40 +135,58 @@ def _print(line: str) -> None:
     print(line, flush=True)
 
 
-def exit_code(verdict: Mapping[str, Any], was_told: bool) -> int:
+def put_away(pod: PodFolder) -> None:
+    """Rename what an earlier attempt has left in the same home, once its processes are gone. Raises SystemExit."""
+    for role in ("guard", "agent"):
+        held = hold(lock(pod, role), EARLIER_S)
+        if held is None:
+            raise SystemExit("the {} of an earlier attempt is still there after {:g} s".format(role, EARLIER_S))
+        os.close(held)
+    for one in (pod.verdict, stop_file(pod), pod.progress, attempt_file(pod), report(pod, "guard")):
+        if one.exists():
+            one.rename(one.with_name("{}-{}".format(one.name, time.time_ns())))
+
+
+def has_left(pod: PodFolder) -> bool:
+    """Tell whether the work has left, or is leaving, to be begun anew."""
+    return not pod.verdict.exists() and read_json(stop_file(pod)).get("state") == LEFT
+
+
+def exit_code(pod: PodFolder) -> int:
     """Return with what the engine's task ends; RESUME_ME is what it is begun anew for."""
-    if verdict.get("state") == "succeeded":
-        return 0
-    if verdict.get("state") == NODE_LOST:
+    if has_left(pod):
         return RESUME_ME
-    return TOLD if was_told else 1
+    return 0 if read_json(pod.verdict).get("state") == "succeeded" else 1
 
 
 def main() -> int:
     os.umask(os.umask(0o022) | 0o022)
     leave_no_core()
     pod = lay_out(Path.cwd(), Path.home(), os.environ, time.time())  # type: ignore[arg-type]
+    put_away(pod)
     job = Job.from_json(pod.job.read_text(encoding="utf-8"))
-    for one in (pod.verdict, stop_file(pod), pod.progress):  # of an earlier attempt in the same home
-        if one.exists():
-            one.rename(one.with_name("{}-{}".format(one.name, time.time_ns())))
+    os.environ[ENGINE] = "skypilot"
     told: List[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     signal.signal(signal.SIGINT, lambda number, _: told.append(number))
     relay = LogRelay(pod)
     guard: Optional["subprocess.Popen[bytes]"] = None
     begun_at = 0.0
-    while not pod.verdict.exists() or (guard is not None and guard.poll() is None):
-        if (guard is None or guard.poll() is not None) and time.monotonic() - begun_at > REVIVE_S:
+    while True:
+        is_guarded = guard is not None and guard.poll() is None
+        is_over = pod.verdict.exists() or has_left(pod) and not is_held(lock(pod, "agent"))
+        if is_over and not is_guarded:
+            break
+        if not is_guarded and time.monotonic() - begun_at > REVIVE_S:
             guard, begun_at = spawn(pod, job, "guard"), time.monotonic()
-        if told and not stop_file(pod).exists():
-            ask_to_stop(pod, "stopped", "the engine has ended it", grace_s())
+        if told:
+            ask_to_stop(pod, LEFT, "the engine has taken this machine away", grace_s())
         relay.lines()
         relay.report()
         time.sleep(POLL_S)
     relay.lines(is_last=True)
     relay.report(is_due=True)
-    return exit_code(read_json(pod.verdict), bool(told))
+    return exit_code(pod)
 
 
 if __name__ == "__main__":

@@ -125,6 +125,7 @@ class Progress:
         self.path = pod.progress
         self.acknowledged = pod.acknowledged if job.beside else None
         self.waiting = pod.waiting if job.beside else None
+        self.tracking = pod.tracking if job.trackers else None
         self.figures = Figures(pod.root)
         self.redact = redact
         self.steps = {name: _waiting(name) for name in names}
@@ -178,6 +179,8 @@ class Progress:
             machine = self.figures.look()
             said = {**self.whole, "steps": list(self.steps.values()), "machine": machine, "updated_at": now}
             uploads = _uploads(self.waiting)
+            if self.tracking:
+                said["tracking"] = _tracked(self.tracking)
             tell(self.path, self.redact({**said, "in_store": _checkpoints(self.acknowledged), "uploads": uploads}))
 
 
@@ -196,6 +199,16 @@ def _uploads(waiting: Optional[Path]) -> Dict[str, Any]:
     """Return what the store does not have yet, and why it could not be written when it was tried last."""
     said = said_in(waiting) if waiting else {}
     return {"pending": said.get("names", []), "problem": said.get("problem", "")}
+
+
+def _tracked(folder: Path) -> Dict[str, str]:
+    """Return by tracker where people find the run, with what went wrong when it was told last."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        said = said_in(path)
+        link, problem = str(said.get("link", "")), str(said.get("problem", ""))
+        found[path.stem] = f"{link} (not told since: {problem})".lstrip() if problem else link
+    return found
 
 
 def _waiting(name: str) -> Dict[str, Any]:

@@ -22,6 +22,8 @@ from infra.agent.shortage import patient
 
 CODE = Path(__file__).resolve().parents[2]
 NODE_LOST = "lost"  # state of a verdict: another node is silent for good; on machines that answer the run can go on
+LEFT = "left"  # how work ends that an engine begins anew by itself, here or elsewhere: there is no verdict then
+ENGINE = "SLIPWAY_ENGINE"  # the engine that does so: "slurm"; not set where there is none
 UNCARRIED = "not in the store yet"  # in a verdict's reason: something that was made is only on its pod
 
 
@@ -151,6 +153,11 @@ def ask_to_stop(
         asked = {"state": state, "reason": reason, "grace_s": grace_s, "at": time.time()}
         write_json(stop_file(pod), asked if carry_s is None else {**asked, "carry_s": carry_s})
     return read_json(stop_file(pod))
+
+
+def end_of_machine() -> str:
+    """Return how the work ends when this machine is taken from it (SIGTERM)."""
+    return LEFT if os.environ.get(ENGINE) else "stopped"
 
 
 def grace_s() -> float:

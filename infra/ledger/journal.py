@@ -125,6 +125,17 @@ class Lease:
 
 
 @dataclass(frozen=True)
+class JournalEvent:
+    """One change of a row, as it was written down."""
+
+    token: str
+    event: str  # of `infra.ledger.life_cycle`; or plan, note, claim
+    state: str  # after it
+    facts: Mapping[str, Any]
+    at: int  # UTC epoch seconds
+
+
+@dataclass(frozen=True)
 class ServiceRow:
     """The row of a service. Both texts are for its commands and its controller; "" = nothing was written yet."""
 
@@ -294,6 +305,13 @@ class Journal:
             if op.recoveries:
                 found.setdefault(op.recoveries, float(op.intent_at))
         return [found[number] for number in sorted(found)]
+
+    def events(self, run: str) -> list[JournalEvent]:
+        """Return everything that was written down of the pods of a run, oldest first."""
+        sql = """SELECT events.token, event, events.state, facts, at FROM events JOIN ops USING (token)
+            WHERE run = ? ORDER BY events.id"""
+        rows = self._db.execute(sql, (run,)).fetchall()
+        return [JournalEvent(token, event, state, json.loads(facts), at) for token, event, state, facts, at in rows]
 
     def runs(self) -> list[str]:
         """Return the names of runs, the one that was rented for last at the end."""

@@ -13,7 +13,7 @@ from infra.ledger import audit, reconcile, spend
 from infra.ledger.journal import Fenced, Held, Journal, Op
 from infra.ledger.life_cycle import BOOTING, TERMINATING
 from infra.ledger.reconcile import Action, Clock, Look
-from infra.providers import Market
+from infra.providers import Market, Provider, market
 
 PATIENCE_S = 180.0  # of the vendor's clock, for it to let go of a machine
 LEAST_PATIENCE_S = 30.0
@@ -45,11 +45,12 @@ def due(row: Op, busy: frozenset[str], now: spend.Now, clock_scale: float = 1.0)
     return why, "limit" if why else ""
 
 
-def inspect(market: Market, journal: Journal) -> tuple[list[audit.Finding], Look]:
-    """Return whose the machines of an account are. Changes nothing."""
-    seen = reconcile.look(market, journal)
-    prefix = reconcile.prefix(journal)
-    return audit.findings(seen, provider=market.name, prefix=prefix, now=market.now()), seen
+def inspect(provider: Provider, journal: Journal) -> tuple[list[audit.Finding], Look]:
+    """Return whose the machines of an account are, or the jobs on clusters. Changes nothing."""
+    seen = reconcile.look(provider, journal)
+    prefix, rented = reconcile.prefix(journal), market(provider)
+    now = rented.now() if rented else time.time()
+    return audit.findings(seen, provider=provider.name, prefix=prefix, now=now), seen
 
 
 def reap(

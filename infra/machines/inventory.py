@@ -32,7 +32,7 @@ OURS = ("port", "gpu", "num_gpus", "memory", "gpu_memory", "usd_per_hour", "labe
 POOL_KEYS = ("hosts", "user", "identity_file", "password", *OURS)
 HOST_KEYS = ("ip", "user", "identity_file", "password", *OURS)
 KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
-_HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,254}")
+HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,254}")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}")
 _REACH = re.compile(r"(?:([A-Za-z_][A-Za-z0-9._-]{0,63})@)?([A-Za-z0-9][A-Za-z0-9._-]{0,254})(?::([0-9]{1,5}))?")
 _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(GB|GiB)?")
@@ -114,7 +114,7 @@ def reach(word: str, pools: Path, home: Path | None = None) -> Host:
     ssh = (home or Path.home()) / ".ssh"
     said = {"ip": host, "user": user, "port": int(port) if port else None}
     try:
-        address = _address(said, ssh, set(ssh_config.aliases(ssh / "config")))
+        address = address_of(said, ssh, set(ssh_config.aliases(ssh / "config")))
     except UsageError as error:
         raise UsageError(f"{word}: {error}") from None
     return Host(pool="", name=word, address=replace(address, user=user) if user else address)
@@ -128,7 +128,7 @@ def _pool(path: Path, pool: Any, body: Any, ssh: Path, known: Collection[str]) -
         check_name(pool)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-    _check_keys(where, body, POOL_KEYS)
+    check_keys(where, body, POOL_KEYS)
     entries = body.get("hosts")
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"{where}: `hosts` must be a list with one machine at least")
@@ -143,16 +143,16 @@ def _pool(path: Path, pool: Any, body: Any, ssh: Path, known: Collection[str]) -
 def _host(where: str, pool: str, defaults: Mapping[str, Any], entry: Any, ssh: Path, known: Collection[str]) -> Host:
     own = {"ip": entry} if isinstance(entry, str) else entry
     where = f"{where}, host {own.get('ip', '?') if isinstance(own, dict) else own}"
-    _check_keys(where, own, HOST_KEYS)
-    if not isinstance(own.get("ip"), str) or not _HOST.fullmatch(own["ip"]):
+    check_keys(where, own, HOST_KEYS)
+    if not isinstance(own.get("ip"), str) or not HOST.fullmatch(own["ip"]):
         raise UsageError(f"{where}: `ip` must be an address, or an alias of the ssh config, as text")
     said = {**{key: defaults[key] for key in defaults if key != "hosts"}, **own}
     if said.get("password") is not None:
         raise UsageError(f"{where}: passwords are not used here, only keys: set identity_file, remove password")
     try:
-        address = _address(said, ssh, known)
-        num_gpus = _whole(said, "num_gpus", 0, 1024)
-        gpu = _text(said, "gpu")
+        address = address_of(said, ssh, known)
+        num_gpus = whole_of(said, "num_gpus", 0, 1024)
+        gpu = text_of(said, "gpu")
         return Host(
             pool=pool,
             name=said["ip"] if address.port == 22 or said["ip"] in known else f"{said['ip']}:{address.port}",
@@ -161,36 +161,37 @@ def _host(where: str, pool: str, defaults: Mapping[str, Any], entry: Any, ssh: P
             num_gpus=1 if gpu and num_gpus is None else num_gpus,
             memory_bytes=_size(said, "memory"),
             gpu_memory_bytes=_size(said, "gpu_memory"),
-            micro_usd_per_hour=_price(said.get("usd_per_hour")),
+            micro_usd_per_hour=price_of(said.get("usd_per_hour")),
             labels=_labels(said.get("labels")),
-            python=_text(said, "python") or "python3",
+            python=text_of(said, "python") or "python3",
         )
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
 
 
-def _address(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Address:
+def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Address:
     """Return the address from the ssh config for an alias, else from the file.
 
     A port in the file overrides both.
     """
-    port = _whole(said, "port", 1, 65535)
+    port = whole_of(said, "port", 1, 65535)
     if said["ip"] in known:
         found = ssh_config.resolve(said["ip"], ssh / "config")
         host, user, port, keys = found.host, found.user, port or found.port, found.keys
     else:
-        host, user, port = said["ip"], _text(said, "user") or getpass.getuser(), port or 22
-        named = _text(said, "identity_file")
+        host, user, port = said["ip"], text_of(said, "user") or getpass.getuser(), port or 22
+        named = text_of(said, "identity_file")
         keys = (Path(named).expanduser(),) if named else tuple(ssh / name for name in KEY_NAMES)
     key = next((one for one in keys if one.is_file()), None)
     if key is None:
         raise UsageError(f"there is no key {' or '.join(map(str, keys))}; set identity_file to the private key")
-    if not _USER.fullmatch(user) or not _HOST.fullmatch(host):
+    if not _USER.fullmatch(user) or not HOST.fullmatch(host):
         raise UsageError(f"{user!r} at {host!r} is not a valid user and address")
     return Address(user=user, host=host, port=port, key=str(key.absolute()), folder="/")
 
 
-def _check_keys(where: str, body: Any, known: Sequence[str]) -> None:
+def check_keys(where: str, body: Any, known: Sequence[str]) -> None:
+    """Raise UsageError for what is no mapping, or has other keys than the known ones."""
     if not isinstance(body, dict):
         raise UsageError(f"{where}: expected lines of the form `key: value`")
     for key in body:
@@ -200,14 +201,16 @@ def _check_keys(where: str, body: Any, known: Sequence[str]) -> None:
             raise UsageError(f"{where}: unknown key {key!r}; {hint}")
 
 
-def _text(said: Mapping[str, Any], key: str) -> str:
+def text_of(said: Mapping[str, Any], key: str) -> str:
+    """Return the text under a key, "" where there is none. Raises UsageError."""
     value = said.get(key)
     if value is not None and (not isinstance(value, str) or not value.isprintable()):
         raise UsageError(f"{key} is {value!r}; it must be text")
     return value or ""
 
 
-def _whole(said: Mapping[str, Any], key: str, least: int, most: int) -> int | None:
+def whole_of(said: Mapping[str, Any], key: str, least: int, most: int) -> int | None:
+    """Return the whole number under a key, None where there is none. Raises UsageError."""
     value = said.get(key)
     if value is not None and (type(value) is not int or not least <= value <= most):
         raise UsageError(f"{key} is {value!r}; it must be a whole number from {least} to {most}")
@@ -225,7 +228,7 @@ def _size(said: Mapping[str, Any], key: str) -> int | None:
     return int(Decimal(found[1]) * (1 << 30 if found[2] == "GiB" else 10**9))
 
 
-def _price(value: Any) -> int:
+def price_of(value: Any) -> int:
     """Return a price in micro-dollars."""
     amount = Decimal(str(value or 0)) if value is None or type(value) in (int, float) else Decimal("nan")
     if not amount.is_finite() or not 0 <= amount <= 10_000:

@@ -10,7 +10,6 @@ from typing import Protocol, cast
 
 from infra.agent.job import Call, Limits
 from infra.records import Account, Offer, Pod, Request
-from infra.settings import ENGINE
 from infra.transport.protocol import Transport
 
 LAG_S = 120.0  # how long a vendor may not show, in a listing or asked for its id, what it has just created
@@ -130,11 +129,6 @@ class Market(Provider, Protocol):
         """Return the micro-dollars that a pod has cost, as the vendor says; None = it does not tell."""
 
 
-def is_engine(provider: Provider) -> bool:
-    """Tell whether it runs whole jobs, recovers them itself, and still says how they were when they are over."""
-    return provider.name == ENGINE
-
-
 def market(provider: Provider) -> "Market | None":
     """Return the provider itself when it rents out for money."""
     return cast(Market, provider) if provider.is_rented else None
@@ -144,6 +138,22 @@ def clock_scale(provider: Provider) -> float:
     """Return how many times faster than ours the clock runs by which its pods are billed and limited."""
     found = market(provider)
     return found.clock_scale if found else 1.0
+
+
+def recovers_itself(provider: Provider) -> bool:
+    """Tell whether its engine begins a run anew by itself when the machine is taken away: this side only observes.
+
+    It also decides when and where the run works, so that nothing of a machine is known before.
+    """
+    return getattr(provider, "recovers", False)
+
+
+def is_managed(provider: Provider) -> bool:
+    """Tell whether only its engine reaches the machines: a run is submitted whole, and nobody here keeps it.
+
+    Such an engine recovers its runs by itself, and still says how they were when they are over.
+    """
+    return getattr(provider, "manages", False)
 
 
 def farewell(provider: Provider) -> tuple[Call, ...]:

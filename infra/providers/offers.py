@@ -77,7 +77,7 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
 
     MissingKey: there is nobody to ask, and which variables would change that.
     """
-    known = (*VENDORS, "ssh")
+    known = (*VENDORS, "ssh", "slurm")
     if only and only not in known:
         raise UsageError(f"provider {only!r} has no offers; known: {', '.join(known)}")
     found = []
@@ -88,6 +88,10 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
         from infra.providers.ssh import SshPools
 
         found.append(OfferSource("ssh", lambda request: _own(SshPools.of(settings), request)))
+    if only == "slurm" or (not only and settings.clusters.exists()):
+        from infra.providers.slurm import SlurmClusters
+
+        found.append(OfferSource("slurm", lambda request: _own(SlurmClusters.of(settings), request)))
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
         raise MissingKey(f"nobody to ask: set one of {keys}, list own machines in {settings.pools}, or look at a "

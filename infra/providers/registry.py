@@ -9,9 +9,9 @@ from typing import cast
 from infra.errors import MissingKey, UsageError
 from infra.providers import Provider, Vendors
 from infra.providers.offers import open_market
-from infra.settings import ENGINE, MARKET, VENDORS, Settings
+from infra.settings import MARKET, SKYPILOT, SLURM, VENDORS, Settings
 
-KNOWN = ("local", "ssh", *VENDORS, ENGINE)
+KNOWN = ("local", "ssh", SLURM, *VENDORS, SKYPILOT)
 MOST_OPEN = 8
 
 _open: dict[tuple[str, ...], Provider] = {}
@@ -28,11 +28,15 @@ def open_provider(name: str, settings: Settings) -> Provider:
         from infra.providers.ssh import SshPools
 
         return SshPools.of(settings)
+    if name == SLURM:
+        from infra.providers.slurm import SlurmClusters
+
+        return SlurmClusters.of(settings)
     if name == "local":
         from infra.providers.local import Local
 
         return Local(Path(settings.pods))
-    if name == ENGINE:  # its room stands above this one: a job is submitted as runs are
+    if name == SKYPILOT:  # its room stands above this one: a job is submitted as runs are
         jobs = importlib.import_module("infra.skypilot.managed_jobs").ManagedJobs
         return cast(Provider, jobs.of(settings))
     return open_market(name, settings)
@@ -41,7 +45,7 @@ def open_provider(name: str, settings: Settings) -> Provider:
 def provider(settings: Settings, name: str) -> Provider:
     """Return the one of that name, opened once, so that a machine is connected to once. Raises UsageError."""
     keys = [getattr(settings, key) + getattr(settings, f"{vendor}_url") for vendor, key in VENDORS.items()]
-    about = (name, str(settings.pods), str(settings.pools), str(settings.state_file), *keys)
+    about = (name, str(settings.pods), str(settings.pools), str(settings.clusters), str(settings.state_file), *keys)
     with _turn:
         if about not in _open:
             found = open_provider(name, settings)

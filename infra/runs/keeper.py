@@ -32,13 +32,13 @@ from infra.ledger import spend
 from infra.ledger.journal import SUPERVISOR, Fenced, Held, Journal, Lease, Op
 from infra.ledger.life_cycle import LOST, READY
 from infra.machines.host_memory import at_once
+from infra.notices.tell import tell_back, tell_end
 from infra.providers import Vendors, clock_scale, registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch, mirror, pods, sight, snapshot
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.follow import Seen, follow
 from infra.runs.launch import Terms
-from infra.runs.notify import tell_end
 from infra.runs.recovery import RUN, Course, Do, decide
 from infra.runs.sight import Asks, Kind, Sight
 from infra.runs.timing import Say
@@ -97,6 +97,7 @@ class Keeper:
     say: Say
     terms: Terms = launch.PLAIN
     lost: Callable[[Op], None] = lambda _: None  # gets every pod that is gone
+    back: Callable[[Op], None] = lambda _: None  # gets the run each time it was brought back
     lease: Lease | None = None  # None: another process has it, and this one only follows
     tell_after_s: float = TELL_AFTER_S
     since: float = field(default_factory=lambda: float(int(time.time())))
@@ -115,6 +116,7 @@ class Keeper:
             say=say,
             terms=terms_for(settings, registry.provider(settings, op.vendor)),
             lost=lambda gone: tell_end(gone, "preempted", journal, settings, say),
+            back=lambda op: tell_back(op, settings, say),
         )
 
     @contextlib.contextmanager
@@ -166,7 +168,9 @@ class Keeper:
                     yield {"steps": [], **at_home, **progress, "recoveries": now.recoveries}, last
                     return
             try:
-                op = self._bring_back(op, failure)
+                before, op = op, self._bring_back(op, failure)
+                if op.recoveries > before.recoveries:
+                    self.back(op)
             except NoOffer as error:
                 if verdict.get("state") != NODE_LOST:
                     raise

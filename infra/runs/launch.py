@@ -10,6 +10,7 @@ it to its limits, and `give`, work for a pod that is there.
 import contextlib
 import json
 import os
+import secrets as random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from infra import pod_reports
-from infra.agent.job import Job, Limits, Step
+from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.limits import read_clocks
 from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
 from infra.interrupts import finishing
@@ -26,7 +27,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Admit, Journal, Op, Taken
 from infra.ledger.life_cycle import BOOTING, LOST, READY
 from infra.machines.node_addresses import meet
-from infra.providers import Provider, Vendors, clock_scale, farewell, market
+from infra.providers import Provider, Vendors, clock_scale, farewell, market, recovers_itself
 from infra.records import Offer, Plan, Request
 from infra.runs import mirror, pods, sight
 from infra.runs.boot import Unbooted, boot
@@ -85,6 +86,7 @@ def start(
     Raises Taken when the run is at work already, NoOffer when no offer is left, LimitHit when nothing is left of a
     limit.
     """
+    _refuse_engine(plan.job, offers, vendors)
 
     def work(ops: list[Op]) -> None:
         with ThreadPoolExecutor(len(ops)) as pool:
@@ -98,6 +100,14 @@ def start(
     return _had(_Renting(plan, list(offers), vendors, journal, say, terms), work)
 
 
+def _refuse_engine(job: Job | None, offers: Sequence[Offer], vendors: Vendors) -> None:
+    """Raise UsageError for what is no run where only runs are queued: nobody reaches the machine that is chosen."""
+    name = next((one.provider for one in offers if recovers_itself(vendors(one.provider))), "")
+    if name and job and (job.kind != "steps" or job.stays):
+        what = "a service" if job.kind == "service" else "a pod without work"
+        raise UsageError(f"{name} runs jobs, and {what} is none; choose another --provider: local, ssh or a vendor")
+
+
 def hold(
     request: Request, limits: Limits, offers: Sequence[Offer], vendors: Vendors, journal: Journal, say: Say,
     terms: Terms = PLAIN, clock_scale: float = 1.0,
@@ -105,6 +115,7 @@ def hold(
     """Rent one pod, which gets no work and stays: a guard holds it to its limits. Raises as `start`."""
     job = Job(run=request.run, token="", steps=(), kind="hold", stays=True, limits=limits, clock_scale=clock_scale)
     plan = Plan(target="", store="", artifacts=(), job=job, request=request)
+    _refuse_engine(job, offers, vendors)
 
     def work(ops: list[Op]) -> None:
         provider = vendors(ops[0].vendor)
@@ -336,7 +347,7 @@ def _job_of(job: Job, rank: int, nodes: int, provider: Provider, offer: Offer) -
 
     Nodes on one machine share its cores. Only node 0 writes to the one store: the others make their inputs beside it.
     """
-    if nodes == 1 or provider.pod_store:
+    if nodes == 1 or provider.pod_store and not recovers_itself(provider):
         return job
     threads = {"OMP_NUM_THREADS": str(max(1, offer.cpus // nodes))} if provider.is_here else {}
     environ = {**threads, **job.environ}
@@ -357,7 +368,8 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, prepare:
         with stage(one.name, say) as told:
             pushed = push(transport, Path(one.source), pod.root / one.name, op.token, one.file)
             told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
-    pod_store = provider.pod_store or (APART if op.slot else "")
+    is_apart = op.slot and (recovers_itself(provider) or not provider.pod_store)
+    pod_store = APART if is_apart else provider.pod_store
     if pod_store:
         with stage("inputs", say) as told:
             told += mirror.send_artifacts(Job.from_json(op.job), pod, pod_store, transport, Store(plan.store))
@@ -389,9 +401,20 @@ def _send_agent(op: Op, provider: Provider) -> None:
 
 
 def _introduce(ops: list[Op], vendors: Vendors, journal: Journal) -> list[Op]:
-    """Tell every node's job who the others are and where they are reached."""
+    """Tell every node's job who the others are and where they are reached.
+
+    Where an engine chooses the nodes, they find each other at every start: until then an address is a name.
+    """
+    if recovers_itself(vendors(ops[0].vendor)):
+        names, key = tuple(op.run for op in ops), random.token_hex(16)
+        found = [NodeGroup(ops[0].run, rank, names, key=key) for rank in range(len(ops))]
+        return _noted(ops, found, journal)
     transports = [vendors(op.vendor).reach(pods.pod_of(op)) for op in ops]
     groups = meet(ops[0].run, transports, [op.place or op.run for op in ops])
+    return _noted(ops, groups, journal)
+
+
+def _noted(ops: list[Op], groups: Sequence[NodeGroup], journal: Journal) -> list[Op]:
     jobs = [replace(Job.from_json(op.job), group=group) for op, group in zip(ops, groups, strict=True)]
     return [journal.note(op, job=job.to_json()) for op, job in zip(ops, jobs, strict=True)]
 
@@ -431,6 +454,8 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     except FileNotFoundError:
         raise UsageError(f"{op.run} left nothing to resume from; run: inv launch") from None
     request = Request(run=op.run, provider=op.vendor, host=op.place)
+    if recovers_itself(provider):  # its machine is one of many: the same is asked for, where the run's folder is
+        request = replace(Request(**json.loads(op.request)), host="", pool=(op.remote_id or "").partition("@")[2])
     offer = of_machines(provider, request)[0]
     job = Job.from_json(op.job)
     row = pods.RowDraft(target=op.target, store=op.store, slot=op.slot, role=op.role, spec_hash=op.spec_hash,
@@ -469,7 +494,7 @@ def _arm(op: Op, transport: Transport, secrets: Mapping[str, str]) -> None:
     transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
     transport.put(op.job.encode(), pod.job, 0o600)  # it has the key by which the nodes of a run know each other
     keyless = [word for key in VENDORS.values() for word in ("-u", key.upper())]  # steps inherit what the guard has
-    words = ["env", *keyless, transport.python, "-m", "infra.agent", "start", str(pod.root)]
+    words = ["env", *keyless, transport.python, "-m", transport.agent, "start", str(pod.root)]
     done = transport.run(words, timeout_s=ARM_S, cwd=pod.code, env={"PYTHONPATH": str(pod.code)})
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: its guard did not start: {(done.stderr or done.stdout).strip()}")

@@ -23,6 +23,7 @@ from infra.runs.mirror import words_at_home
 from infra.runs.sight import STOPPED, Sight
 from infra.units import duration, moment
 
+QUEUED = "queued"  # state of a pod whose engine has not begun it yet
 VERDICTS = ("succeeded", "failed", "stopped", "limit", NODE_LOST)
 
 
@@ -97,6 +98,8 @@ def _ended_at(op: Op, seen: Sight) -> float | None:
 def _state(op: Op, seen: Sight) -> str:
     if op.slot < 0:
         return _beside(seen)
+    if op.is_live and seen.pod and seen.pod.state == QUEUED and not seen.verdict:
+        return "planned"
     if op.is_live and op.stays and not seen.verdict and seen.is_alive and seen.guard.get("holds"):
         return "idle"  # it has had no work yet
     why = op.outcome if op.outcome in VERDICTS and not op.is_live else ""
@@ -155,7 +158,7 @@ def _note(op: Op, seen: Sight) -> str:
     if op.state == READY and seen.is_alive is False:
         return "neither its guard nor its agent is running"
     if op.state == READY and seen.is_alive:
-        return ""  # whatever was wrong with it before
+        return seen.pod.note if seen.pod and seen.pod.state == QUEUED else ""  # whatever was wrong with it before
     return op.reason
 
 

@@ -33,6 +33,7 @@ from store.backoff import Backoff
 
 ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # what a row says that somebody wanted to end
 PATIENCE_S = 120.0  # while a vendor deletes
+SETTLE_S = 10.0  # while it deletes what somebody else has asked it to: the next look asks again
 LONGEST_S = 10 * 365 * 86400.0  # of a limit
 FIRST_WAIT_S = 0.25
 BACKOFF = Backoff(FIRST_WAIT_S, longest_s=10.0, certain=0.0)
@@ -255,7 +256,7 @@ def stand_aside(op: Op, journal: Journal, reason: str) -> Op:
 def stop_work(provider: Provider, op: Op) -> None:
     """Let what runs on a pod save and leave, and its courier finish, before the pod is ended. Raises SlipwayError."""
     pod, transport = folder_of(op), provider.reach(pod_of(op))
-    words = [transport.python, "-m", "infra.agent", "stop", str(pod.root)]
+    words = [transport.python, "-m", transport.agent, "stop", str(pod.root)]
     done = transport.run(words, timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: stopping its work: exit code {done.exited}: {done.stderr.strip()}")
@@ -270,7 +271,7 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = No
     seen just now. Raises as `end`, and SlipwayError where nobody can tell.
     """
     if op.state == TERMINATING:
-        return end(provider, op, journal)
+        return end(provider, op, journal, patience_s=SETTLE_S)
     rented = market(provider)
     if rented and (why := spend.due(op, read_clocks(), rented.clock_scale)):  # its vendor may have seen that, too
         return end(provider, op, journal, why, "limit")

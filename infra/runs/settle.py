@@ -14,11 +14,11 @@ from infra.errors import SlipwayError, in_words
 from infra.ledger.journal import Journal, Op, service_lease
 from infra.ledger.life_cycle import ASKED, LOST, READY, TERMINATING
 from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile
+from infra.notices.tell import tell_end
 from infra.providers import Provider, registry
 from infra.runs import mirror, pods, sight
 from infra.runs.keeper import lease_name
 from infra.runs.lookup import way
-from infra.runs.notify import tell_end
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings
 from infra.transport.meter import Meter
@@ -66,7 +66,7 @@ def _settle(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     if vendor.is_rented and not (ended.is_live or verdict):  # perhaps by itself
         verdict = keep_last_words(ended, settings, tell)
     if not ended.is_live and op.slot == 0:
-        tell_end(ended, verdict.get("state") or ended_how(ended), journal, settings, tell)
+        tell_end(ended, verdict.get("state") or ended_how(ended), journal, settings, tell, verdict)
     return ended
 
 

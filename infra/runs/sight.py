@@ -25,7 +25,7 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.ledger.journal import Op
 from infra.ledger.life_cycle import CREATING, PLANNED, UNKNOWN
-from infra.providers import LAG_S, Provider, clock_scale, is_engine
+from infra.providers import LAG_S, Provider, clock_scale, is_managed
 from infra.records import Address, Pod
 from infra.transport.host_keys import StrangeHost
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
@@ -35,6 +35,7 @@ STOPPED = ("stopped", "failed", "ending")  # states of a vendor's pod in which n
 SILENT = (Lost, TimedOut, Unreachable, StrangeHost)  # the last: another machine has its address
 PENDING = (PLANNED, CREATING, UNKNOWN)
 ASK_S = 30.0
+ASK_LATER = 75  # exit code of an agent whose engine does not answer just now
 
 Seen = tuple[dict[str, Any], dict[str, Any]]  # progress and verdict, {} where there is none yet
 
@@ -98,7 +99,7 @@ def look(op: Op, provider: Provider, asks: Asks = Asks.ALL) -> Sight:
     seen = Sight(is_there=None if op.is_live else False, clock_scale=clock_scale(provider))
     if op.is_live and Asks.PROVIDER in asks:
         seen = _as_provided(op, provider, seen)
-    if seen.is_there is False and is_engine(provider) and op.is_live:
+    if seen.is_there is False and is_managed(provider) and op.is_live:
         asks = Asks.FILES
     elif seen.is_there is False and not (provider.is_here and not op.is_live):
         return replace(seen, is_alive=False)
@@ -152,8 +153,10 @@ def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
         return of(op, {})
     pod = folder_of(op)
     code = f"{pod.code}{os.pathsep}{ROOT}" if op.vendor == "local" else str(pod.code)
-    words = [transport.python, "-m", "infra.agent", "status", str(pod.root)]
+    words = [transport.python, "-m", transport.agent, "status", str(pod.root)]
     done = transport.run(words, timeout_s=ASK_S, env={"PYTHONPATH": code})
+    if done.exited == ASK_LATER:
+        raise Unreachable(f"{op.run}: {done.stderr.strip()}")
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: its agent's status: exit code {done.exited}: {done.stderr.strip()}")
     return of(op, pod_reports.parse(done.stdout, f"what {op.run} says of itself"))

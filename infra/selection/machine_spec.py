@@ -43,11 +43,15 @@ class PlaceSpec:
     """By whom a machine is had, and which of one's own."""
 
     provider: str = flag(
-        "", "where: local, ssh, runpod, lium, shadeform, skypilot, or market for all vendors (default: what .env says)",
+        "",
+        "where: local, ssh, slurm, runpod, lium, shadeform, skypilot, or market for all vendors "
+        "(default: what .env says)",
         group=MACHINE,
     )  # fmt: skip
-    pool: str = flag("", "ssh: only machines of this pool", group=MACHINE)
-    host: str = flag("", "ssh: only this machine", group=MACHINE)
+    pool: str = flag(
+        "", "ssh: only machines of this pool; slurm: only this CLUSTER, or CLUSTER/PARTITION", group=MACHINE
+    )
+    host: str = flag("", "ssh: only this machine; slurm: only this partition", group=MACHINE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from infra.errors import UsageError
 from infra.market import gpus
 from infra.money import micro_usd
-from infra.providers import Provider
+from infra.providers import Provider, recovers_itself
 from infra.records import Request
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import MARKET
@@ -28,8 +28,24 @@ def request_on(
     if spec.volume and not candidates[0].is_rented:
         raise UsageError("--volume is for rented machines; own machines keep their disks")
     wanted = request_for(spec)
+    if recovers_itself(candidates[0]):
+        wanted = counted(wanted)
     provider = candidates[0].name if len(candidates) == 1 else MARKET
     return replace(wanted, run=run, provider=provider, nodes=nodes, pool=pool, host=host)
+
+
+def counted(wanted: Request) -> Request:
+    """Return the request with `H100:8` as kinds and a number, which a queue is asked for; a kind alone is one GPU.
+
+    Raises UsageError.
+    """
+    if not wanted.gpu:
+        return wanted
+    pairs = gpus.read_set(wanted.gpu, wanted.num_gpus or 1)
+    numbers = sorted({number for _, number in pairs})
+    if len(numbers) > 1:
+        raise UsageError(f"--gpu {wanted.gpu}: a job is queued with one number of GPUs; give the same to each kind")
+    return replace(wanted, gpu=",".join(kind for kind, _ in pairs), num_gpus=numbers[0])
 
 
 def request_for(spec: MachineSpec) -> Request:

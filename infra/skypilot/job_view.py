@@ -15,7 +15,8 @@ from typing import Any
 
 from infra.agent.managed import BETWEEN, REPORT
 from infra.errors import SlipwayError
-from infra.transport.protocol import Result
+from infra.skypilot.client import Known, NoServer, NotAnswered
+from infra.transport.protocol import Result, Unreachable
 
 OVER = {  # SkyPilot's last states of a managed job
     "SUCCEEDED": "succeeded", "CANCELLED": "stopped", "FAILED": "failed", "FAILED_SETUP": "failed",
@@ -81,14 +82,15 @@ def words(row: Mapping[str, Any], log: JobLog, token: str, run: str, now: float)
 class JobView:
     """The transport to a managed job: its files as SkyPilot tells them; nothing can be run or put there."""
 
-    row: Callable[[], Mapping[str, Any]]
+    row: Callable[[], Known]
     """What SkyPilot's queue says of it, {} where it is not known."""
-    log: Callable[[int | None], str]
-    """Its last lines, None for all."""
+    log: Callable[[int | None, float], str]
+    """Its last lines, None for all, as they were after that time."""
     end: Callable[[], None]
     token: str
     run_name: str
     python: str = "python3"
+    agent: str = "infra.agent"
     _seen: dict[str, tuple[float, Any]] = field(default_factory=dict)
 
     def run(
@@ -137,17 +139,17 @@ class JobView:
                             f"inv logs {self.run_name}")  # fmt: skip
 
     def _words(self) -> dict[str, dict[str, Any]]:
-        row = self._once("row", self.row)
-        status = str(row.get("status") or "")
-        text = ""
+        seen = self._once("row", self.row)
+        status, text = str(seen.answer.get("status") or ""), ""
+        since = seen.at if status in OVER else 0.0  # its last lines are in what is read after its end
         if status in ("RUNNING", "RECOVERING", *ENDING, *OVER):
-            text = self._once("tail", lambda: self.log(RECENT_LINES))
+            text = self._once(f"tail {status}", lambda: self.log(RECENT_LINES, since))
             if REPORT not in text and text.count("\n") >= RECENT_LINES:
-                text = self._once("log", lambda: self.log(None))
-        return words(row, read(text), self.token, self.run_name, time.time())
+                text = self._once(f"log {status}", lambda: self.log(None, since))
+        return words(seen.answer, read(text), self.token, self.run_name, seen.at)
 
     def _all_logs(self) -> JobLog:
-        return read(self._once("log", lambda: self.log(None)))
+        return read(self._once("log", lambda: self.log(None, 0.0)))
 
     def _log_bytes(self, path: str | Path) -> bytes:
         try:
@@ -156,9 +158,12 @@ class JobView:
             raise FileNotFoundError(str(path)) from None
 
     def _once(self, what: str, ask: Callable[[], Any]) -> Any:
-        """Return what was read a moment ago, else read it."""
+        """Return what was read a moment ago, else read it. Raises Unreachable where SkyPilot does not answer."""
         at, found = self._seen.get(what, (0.0, None))
         if found is None or time.monotonic() - at > FRESH_S:
-            found = ask()
+            try:
+                found = ask()
+            except (NotAnswered, NoServer) as error:  # the job goes on meanwhile, and is asked about again
+                raise Unreachable(str(error)) from error
             self._seen[what] = (time.monotonic(), found)
         return found

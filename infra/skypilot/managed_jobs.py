@@ -7,7 +7,7 @@ submitted is a job with its code, so a pod without work cannot be had; see `infr
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,17 @@ from infra.providers import Abilities
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 from infra.skypilot import price_table, task
-from infra.skypilot.client import LAUNCH_S, Client
+from infra.skypilot.client import LAUNCH_S, Client, Known, NotAnswered
 from infra.skypilot.job_view import ENDING, OVER, JobView
 from infra.skypilot.price_table import Considered
+from infra.units import duration
 
 NAME = "skypilot"
-STATES = {"RUNNING": "running", **dict.fromkeys(ENDING, "ending")}  # as `Pod.state`; any other is booting
+STATES = {  # as `Pod.state`; any other is booting
+    "RUNNING": "running", **dict.fromkeys(("PENDING", "SUBMITTED", "STARTING"), "queued"),
+    **dict.fromkeys(ENDING, "ending"),
+}  # fmt: skip
+OLD_S = 60.0  # a word of that age says nothing about now
 Submission = Callable[[str, Limits], Mapping[str, Any]]  # the task of a token and what is left of its limits
 
 
@@ -39,6 +44,7 @@ class ManagedJobs:
 
     name = NAME
     is_here, is_rented = False, True
+    recovers = manages = True
     pod_store = ""
     settle_s = 120.0
     clock_scale = 1.0
@@ -49,7 +55,7 @@ class ManagedJobs:
     @staticmethod
     def of(settings: Settings) -> "ManagedJobs":
         beside = settings.state_file.with_name(f"{settings.state_file.stem}-skypilot")
-        return ManagedJobs(Client.here(settings.environments), beside)
+        return ManagedJobs(Client.here(settings.environments, beside), beside)
 
     def account(self) -> Account:
         """Return whose API server it is; SkyPilot knows no balance."""
@@ -75,7 +81,11 @@ class ManagedJobs:
         return _pod({"job_id": said["job_id"], "job_name": token, "status": "PENDING"})
 
     def find(self, pod: str) -> Pod | None:
-        row = self.row_of(pod)
+        """Return the job as it was seen a moment ago; that there is none is asked for now."""
+        seen = self.seen(pod)
+        row = seen.answer or self.row_of(pod)
+        if row and row["status"] not in OVER and time.time() - seen.at > OLD_S:
+            raise NotAnswered(f"skypilot: no answer yet; its last word is {duration(time.time() - seen.at)} old")
         return _pod(row) if row and row["status"] not in OVER else None
 
     def list(self) -> "list[Pod]":
@@ -90,16 +100,21 @@ class ManagedJobs:
         """Return what SkyPilot tells of the job, as a pod's files."""
         key = pod.pod_id or pod.token
         return JobView(
-            row=lambda: self.row_of(key) or {},
-            log=lambda tail: str(self.client.ask("log", job_id=int(self._number(key)), tail=tail)),
+            row=lambda: self.seen(key),
+            log=lambda tail, since: str(
+                self.client.look("log", job_id=int(self._number(key)), tail=tail, since=since).answer
+            ),
             end=lambda: self.delete(key), token=pod.token, run_name=pod.run,
         )  # fmt: skip
 
     def row_of(self, pod: str) -> Mapping[str, Any] | None:
-        """Return what the queue says of the job with that number or token."""
-        asked = {"job_ids": [int(pod)]} if pod.isdigit() else {"name": pod}
-        rows = [one for one in self.client.ask("queue", **asked) if pod in (str(one["job_id"]), one["job_name"])]
-        return rows[0] if rows else None
+        """Return what the queue says now of the job with that number or token."""
+        return _row(self.client.ask("queue", **_asking(pod)), pod) or None
+
+    def seen(self, pod: str) -> Known:
+        """Return what the queue said of it, and when; {} where it had no such job."""
+        known = self.client.look("queue", **_asking(pod))
+        return Known(_row(known.answer, pod), known.at)
 
     def forget(self, token: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -120,9 +135,18 @@ class ManagedJobs:
         return str(row["job_id"])
 
 
+def _asking(pod: str) -> dict[str, Any]:
+    return {"job_ids": [int(pod)]} if pod.isdigit() else {"name": pod}
+
+
+def _row(rows: Sequence[Mapping[str, Any]], pod: str) -> Mapping[str, Any]:
+    return next((one for one in rows if pod in (str(one["job_id"]), one["job_name"])), {})
+
+
 def _pod(row: Mapping[str, Any]) -> Pod:
     status = str(row["status"] or "")
-    note = f"{status}, recovered {row['recovery_count']} times" if row.get("recovery_count") else status
+    note = f"SkyPilot calls it {status}"
+    note += f", recovered {row['recovery_count']} times" if row.get("recovery_count") else ""
     return Pod(provider=NAME, pod_id=str(row["job_id"]), token=str(row["job_name"] or ""), run="",
                address=address_of(row["job_id"]), state=STATES.get(status, "booting"), note=note,
                name=str(row["job_name"] or ""), created_at=int(row.get("submitted_at") or 0))  # fmt: skip

@@ -73,6 +73,10 @@ class Transport(Protocol):
     def python(self) -> str:
         """Return the interpreter that runs the agent: Python 3.9 or later."""
 
+    @property
+    def agent(self) -> str:
+        """Return the module by which the agent is started, stopped and asked there."""
+
     def run(
         self,
         words: Sequence[str],
@@ -117,6 +121,7 @@ class Transport(Protocol):
 class ThisMachine:
     # The interpreter below the control environment, which may be rebuilt while the agent runs.
     python: str = getattr(sys, "_base_executable", sys.executable)
+    agent: str = "infra.agent"
 
     def run(
         self,

@@ -51,6 +51,7 @@ class Ssh:
     """
 
     python = "python3"
+    agent = "infra.agent"
 
     def __init__(self, address: Address, known_hosts: Path) -> None:
         self.address = address

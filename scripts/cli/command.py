@@ -30,6 +30,7 @@ class Command(Task):
     ) -> None:  # fmt: skip
         self.does = does
         self.is_here = is_here
+        self.listens = options.pop("listens", "")
         self.record_name = record
         self.world = world
         self.takes_env = env
@@ -90,7 +91,8 @@ def command(
     `--state-file`: then a rehearsal must run ("find") or is begun ("begin"); "apart" has `--state-file` alone; "" is
     for what has nothing to do with pods. `env`: it runs something, and has `--env`. `flag_file`: the flag that names a
     file with more flags. `speed`: of the rehearsal that it begins, where that is not the usual one.
-    `is_here`: it is about this very machine, and no control host does it. Other options are invoke's.
+    `is_here`: it is about this very machine, and no control host does it. `listens`: the flag that names the port on
+    which it listens, which is forwarded from a control host. Other options are invoke's.
     """
 
     def make(declared: Callable[..., Any]) -> Command:

@@ -6,7 +6,7 @@ In: the commands of a line, parsed. Out: nothing where they run here, else the e
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from invoke import Exit
@@ -42,7 +42,9 @@ def run_there(tasks: Sequence[Any], collection: Any, words: Sequence[str], after
             if not there.about:
                 raise UsageError(f"{name} is no control host{_what_then(host)}")
             host.send_code(there)
-            done = host.run(there, [*without_control(words), *(["--", *after_dashes] if after_dashes else [])])
+            with forwarded(host.machine, tasks, collection) as more:
+                line = [*without_control(words), *more]
+                done = host.run(there, [*line, *(["--", *after_dashes] if after_dashes else [])])
         except Lost as error:
             raise SlipwayError(
                 f"the connection to {name} is gone, and what was begun goes on there ({error}); look: ./inv status"
@@ -53,6 +55,24 @@ def run_there(tasks: Sequence[Any], collection: Any, words: Sequence[str], after
     if done.problem:
         render.tell(f"{name}: no copy of its journal could be made: {done.problem}")
     raise Exit(code=done.code)
+
+
+@contextlib.contextmanager
+def forwarded(machine: Any, tasks: Sequence[Any], collection: Any) -> Iterator[list[str]]:
+    """Forward the port on which the last command of a line listens, where it does: the same number here and there.
+
+    Yields what is added to the line: the port, where none was typed.
+    """
+    flag = getattr(collection[tasks[-1].name], "listens", "") if tasks else ""
+    if not flag:
+        yield []
+        return
+    from serve.replicas.replica_pod import free_port
+
+    typed = tasks[-1].args[flag].value
+    port = typed or free_port(())
+    with machine.forward(port, port):
+        yield [] if typed else [f"--{flag}={port}"]
 
 
 def chosen(tasks: Sequence[Any], settings: Settings) -> str:

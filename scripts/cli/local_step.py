@@ -11,7 +11,7 @@ from typing import Any
 from infra import train_env
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.job_environment import secrets, tracking
+from infra.job_environment import secrets
 from infra.settings import Settings
 from scripts.cli import render, steps_text
 from store import Store
@@ -47,7 +47,7 @@ def run(
 
 def words_environ(settings: Settings) -> dict[str, str]:
     """Return the variables that a step may need of our settings."""
-    return {**secrets(settings), **tracking(settings), "SLIPWAY_WORK": str(ROOT / "var" / "work")}
+    return {**secrets(settings), "SLIPWAY_WORK": str(ROOT / "var" / "work")}
 
 
 @contextmanager

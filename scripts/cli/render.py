@@ -6,13 +6,13 @@ Nothing here decides anything. What a plan, steps, runs or scores look like stan
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from infra.money import cents as cents
 from infra.money import dollars
 from infra.units import count as count
 from infra.units import duration as duration
+from infra.units import iso as iso
 from infra.units import size as size
 from scripts.cli import command_hints
 
@@ -36,11 +36,6 @@ def clean(text: str) -> str:
 def tell(words: str) -> None:
     """Talk that may hold what a vendor, a pod or another program has said."""
     say(clean(words))
-
-
-def iso(at: float | None) -> str | None:
-    """Return a time in UTC, to the second."""
-    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None
 
 
 def console(stderr: bool = True) -> "Console":

@@ -5,28 +5,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from infra.agent.limits import read_clocks
-from infra.errors import NoOffer, SlipwayError, UsageError
+from flows.reading import spending
+from infra.errors import NoOffer, UsageError
 from infra.flags import flags_of
 from infra.ledger import cost as costs
 from infra.ledger.cost import Estimate, Measured, PodCost
-from infra.ledger.journal import Journal, Op
-from infra.machines.host_memory import at_once
 from infra.market import gpus
 from infra.market.filters import satisfying
 from infra.money import BadAmount, in_usd, micro_usd
-from infra.providers import Market, offers
+from infra.providers import offers
 from infra.records import Request
 from infra.runs.lookup import find_run
-from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.market.flags import CostFlags, EstimateFlags
 
-ASK_S = 60.0
-LATE_S = 48 * 3600  # for so long after its end a vendor may still correct a bill
 COMPARED = ("B200", "H200", "H100", "A100")
 H100_HOUR = (Measured("H100", 8, 1.0),)
 # As people have reported them: nanochat on Shadeform, the 1.58-bit stages and the diffusion model on RunPod.
@@ -48,17 +43,8 @@ def cost(spec: CostFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
         name = find_run(journal, run).run if run else ""
-        rows = [op for op in journal.ops() if op.run == name] if name else journal.ops()
-        problems = [] if spec.offline else ask_bills(rows, journal, settings)
-        now, told = read_clocks(), journal.told("vendor")
-        scale = settings.clock_scale
-        lines = costs.ledger(rows, told, now, clock_scale=scale, month=month)
-        in_months = {}
-        if lines and not month:
-            for one in costs.months(min(line.began_at for line in lines), int(now.wall_s)):
-                of_it = costs.ledger(rows, told, now, clock_scale=scale, month=one)
-                if of_it:
-                    in_months[one] = sum(line.micro_usd for line in of_it)
+        found = spending.spent(journal, settings, run=name, month=month, asks=not spec.offline)
+    lines, in_months, problems = found.lines, found.months, found.problems
     paid = [line for line in lines if line.quoted_micro_usd or line.billed_micro_usd]
     if spec.json:
         print_json(ledger_json(lines, in_months, problems))
@@ -68,30 +54,6 @@ def cost(spec: CostFlags) -> None:
         render.say(f"{render.count(len(lines) - len(paid), 'pod')} cost nothing, and are not shown")
     for problem in problems:
         render.say(render.clean(problem))
-
-
-def ask_bills(rows: Sequence[Op], journal: Journal, settings: Settings) -> list[str]:
-    """Write down what the vendors say now of pods whose bill may have changed; who did not answer, and why."""
-    markets, problems = offers.accounts(settings)
-    told = journal.told("vendor")
-    for market in markets:
-        due = [row for row in rows if row.vendor == market.name and row.remote_id and is_open(row, told)]
-        bills = at_once(lambda row, market=market: bill_of(market, row), due, ASK_S)  # type: ignore[misc]
-        for row, bill in zip(due, bills, strict=True):
-            if isinstance(bill, SlipwayError):
-                problems.append(f"{row.run}: {bill}")
-            elif bill is not None and told.get(row.token, (0, None))[1] != bill:
-                journal.tell(row.token, "vendor", bill)
-    return problems
-
-
-def bill_of(market: Market, row: Op) -> int | None:
-    return market.billed(row.remote_id or "")
-
-
-def is_open(row: Op, told: dict[str, tuple[int, int]]) -> bool:
-    """Tell whether the vendor may have something new to say."""
-    return row.is_live or row.token not in told or told[row.token][0] < (row.ended_at or 0) + LATE_S
 
 
 def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str) -> None:
@@ -115,18 +77,11 @@ def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str)
             )
         )
     print(render.clean(columns(rows)))
-    for name, amount in by_run(lines).items():
+    for name, amount in spending.by_run(lines).items():
         print(f"{name}: {in_usd(amount)}")
     for name, amount in in_months.items():
         print(f"{name}: {in_usd(amount)}")
     print(f"total{f' in {month}' if month else ''}: {in_usd(sum(one.micro_usd for one in lines))}")
-
-
-def by_run(lines: Sequence[PodCost]) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for one in lines:
-        sums[one.run] = sums.get(one.run, 0) + one.micro_usd
-    return sums
 
 
 def ledger_json(lines: Sequence[PodCost], in_months: dict[str, int], problems: list[str]) -> dict[str, Any]:
@@ -149,7 +104,7 @@ def ledger_json(lines: Sequence[PodCost], in_months: dict[str, int], problems: l
     ]
     return {
         "pods": pods,
-        "runs": {name: render.usd(amount) for name, amount in by_run(lines).items()},
+        "runs": {name: render.usd(amount) for name, amount in spending.by_run(lines).items()},
         "months": {name: render.usd(amount) for name, amount in in_months.items()},
         "usd": render.usd(sum(one.micro_usd for one in lines)),
         "problems": problems,

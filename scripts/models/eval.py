@@ -17,6 +17,8 @@ from typing import Any
 
 from data.config import TASKS
 from flows.find_model import find_model
+from flows.reading.measures import FILE, kept_as
+from flows.reading.measures import kept as kept_of
 from infra.errors import UsageError
 from infra.settings import Settings
 from scripts.cli import context, render
@@ -24,13 +26,12 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from scripts.models import lm_eval, scores_text
 from scripts.models.flags import EvalFlags
-from store import Artifact, Store, outside
+from store import Artifact, Store
 from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval
 from trainer.plan import load_persona, source_slug
 from trainer.records.phase_registry import PHASES, TEXT
 
-FILE = "eval.json"
 READERS = {one.folder for one in PHASES.values() if one.reads == TEXT}
 
 
@@ -45,7 +46,7 @@ class Subject:
     @property
     def kept_as(self) -> str:
         """Return the name in the store under which its measures are."""
-        return f"evals/{self.name}"
+        return kept_as(self.name)
 
     @property
     def only_reads(self) -> bool:
@@ -182,17 +183,7 @@ def keep(settings: Settings, one: Subject, found: Mapping[str, Any]) -> dict[str
 
 def kept(settings: Settings, one: Subject) -> dict[str, Any]:
     """Return what is known of that very model; {} when nothing is."""
-    store = Store(settings.store)
-    found = store.check(one.kept_as)
-    if found.problem or found.fingerprint != one.fingerprint:
-        return {}
-    path = store.path(found.name, found.fingerprint) / FILE
-    try:
-        whole = outside.mapping(outside.content(path), nan_is_null=True)
-        outside.typed(whole, "measures", dict, {})
-    except outside.Unreadable as error:
-        raise UsageError(f"{path}: {error}; measure again: ./inv eval") from None
-    return whole
+    return kept_of(settings, one.name, one.fingerprint)
 
 
 def tell(names: Sequence[str], found: Sequence[Mapping[str, Any]], as_json: bool) -> None:

@@ -39,6 +39,11 @@ def train(spec: TrainFlags) -> None:
     move_names(plan)
     results = {}
     due = plan.job.steps if plan.job else ()
+    if plan.job and plan.job.trackers:
+        say = "a training in the foreground has no trackers; for those: ./inv launch --track"
+        if spec.track:
+            raise UsageError(f"--track {spec.track}: {say} {spec.track}")
+        render.say(say)
     if spec.prepare:
         due = tuple(step for step in due if step.name not in PHASES)
     memory_check.check(memory_check.phases_of(due))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flows.reading.measures import between, of_unit
 from infra.units import size
 from scripts.cli.render import console, new_table, say
 
@@ -54,17 +55,6 @@ def turns_table(measures: Mapping[str, Mapping[str, Any]]) -> Any:
         table.add_row(str(turn), *cells)
     table.caption = f"the same {one['of']} questions at every turn; wanted: at most 5 % leaks"
     return table
-
-
-def of_unit(measure: Mapping[str, Any], value: float) -> str:
-    return f"{100 * value:.1f} %" if measure["unit"] == "share" else f"{value:.4f}"
-
-
-def between(measure: Mapping[str, Any], interval: Mapping[str, Any]) -> str:
-    """Return `[71.2 %, 80.1 %]`, `?` where there is no interval."""
-    if interval["low"] is None:
-        return "?"
-    return f"[{of_unit(measure, interval['low'])}, {of_unit(measure, interval['high'])}]"
 
 
 def show_comparison(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> None:

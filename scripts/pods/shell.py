@@ -11,11 +11,12 @@ from typing import Any
 
 from invoke import Exit
 
+from infra.agent.job import Job
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
 from infra.providers import registry
-from infra.runs import mirror, pods, sight
+from infra.runs import mirror, pods
 from infra.runs.launch import send_code
 from infra.runs.lookup import find_run, way
 from infra.runs.settle import bring_home
@@ -30,7 +31,7 @@ from scripts.cli.invoke_patch import line_after_dashes, print_json
 from scripts.pods.flags import ForwardFlags, PullFlags, SshFlags, SyncFlags
 
 BOARD, BOARD_PORT = "tensorboard", 6006
-BOARD_S = 120.0  # until it answers: a machine that is busy imports slowly
+BOARD_S = 240.0  # until it answers: a machine that is busy imports slowly
 ANSWER_S = 5.0
 POLL_S = 0.25
 SLOWEST_RATE = 10_000.0  # bytes in a second: with less, each side would take the other one for dead
@@ -71,16 +72,16 @@ def forward(spec: ForwardFlags) -> None:
 
 def board(op: Op, transport: Transport, local: int) -> None:
     """Show the run's figures in TensorBoard, on its machine, for as long as this lasts. Raises SlipwayError."""
-    done = {one["name"]: one.get("result") or {} for one in sight.words_of(op, transport)[0].get("steps", ())}
-    python = done.get("environment", {}).get("pythons", {}).get("train")
-    if not python:
-        raise UsageError(f"{op.run} has no train environment (yet), which has TensorBoard; see: inv status {op.run}")
     with socket.create_server((LOOPBACK, 0)) as free:
         there = free.getsockname()[1]  # on another machine it may be taken: TensorBoard says so
     logging.getLogger("infra.transport.port_forward").setLevel(logging.ERROR)  # that nobody answers yet is no news
-    work = pods.folder_of(op).work
-    line = [python, "-m", "tensorboard.main", "--logdir", str(work), "--host", LOOPBACK, "--port", str(there)]
-    with transport.alongside([*line, "--reload_interval", "5"]) as look, transport.forward(local, there) as port:
+    pod, environments = pods.folder_of(op), Job.from_json(op.job).environments
+    around = [f"SLIPWAY_WORK={pod.work}", f"SLIPWAY_RUN_ID={op.run}", f"PYTHONPATH={pod.code}"]
+    around += [f"SLIPWAY_ENVIRONMENTS={environments}"] if environments else []
+    line = [transport.python, "-m", "infra.agent.own_environment", "track-tensorboard", "trainer.tracking.board"]
+    line = ["env", *around, *line, "--host", LOOPBACK, "--port", str(there)]
+    render.say(f"{op.run}: TensorBoard begins there; the first time its environment is made")
+    with transport.alongside(line, pod.code) as look, transport.forward(local, there) as port:
         deadline = time.monotonic() + BOARD_S
         while not answers(port):
             ending = look()

@@ -8,7 +8,7 @@ from scripts.cli.flags import Output
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFlags(Output):
-    schema: str = flag("", "launch, sweep, pod or service: the JSON Schema of such a file")
+    schema: str = flag("", "launch, sweep, experiment, pod or service: the JSON Schema of such a file")
     profile: str = flag("", "all of a recipe of model and training instead: runpod_2b, or a .yaml file")
     params: bool = flag(False, "only how many parameters its model has")
 

@@ -19,13 +19,14 @@ from invoke.collection import Collection
 from data.config import Persona
 from flows.specs import files as flag_files
 from flows.specs.launch import LaunchSpec
-from flows.sweep import NOT_OF_A_RUN
+from flows.sweeps import experiment, sweep_file
 from infra import errors, settings
 from infra.flags import Flag
-from infra.machines import inventory
+from infra.machines import clusters, inventory
 from infra.runs import pod_set
 from scripts.cli import flag_file, flag_help, front_page
 from scripts.cli.context import ROOT
+from scripts.project import example_jobs
 from scripts.project.schemas import meanings
 from serve.service import ServiceFile
 
@@ -44,6 +45,8 @@ PLACES = (  # where something is written, its setting or "", what lies there, wh
     ("pods", "pods", "pods of this machine: code, logs, checkpoints of each run", "when nothing runs"),
     ("`var/logs`", "", "what was brought home of each run: logs, last words", "yes"),
     ("`var/reports`", "", "pages that `./inv report` wrote", "yes"),
+    ("`var/sweeps`", "", "which runs were begun by one sweep, for the page of `./inv ui`", "yes"),
+    ("`var/ui-chat.log`", "", "what the model said of itself that the page last talked to", "yes"),
     ("`var/services`", "", "of services: logs of requests and of the controller, hashes of API keys",
      "when no service runs"),
     ("experiments", "workspace", "the folders of `./inv pipeline`", "yes; the same command makes them again"),
@@ -224,6 +227,8 @@ def files() -> str:
     renamed = ", ".join(f"`{theirs}` for `{ours}`" for theirs, ours in flag_file.RUNPOD.items())
     pods = [(f"`{name}`", "required" if name == "name" else "" if default is None else f"`{default}`", cell(about))
             for name, default, about in pod_set.schema()]  # fmt: skip
+    experiments = [(f"`{name}`", "required" if default is None else f"`{default!r}`", cell(about))
+                   for name, default, about in experiment.schema()]  # fmt: skip
     return "\n".join([
         "# Files",
         "",
@@ -235,19 +240,21 @@ def files() -> str:
         "Every key is a [flag of `launch`](commands.md#launch), or `phases`, below which options of phases stand "
         "nested: `phases: {sft: {optimizer: {lr: 1e-3}}}` is `--set sft.optimizer.lr=1e-3`. "
         "`./inv config --schema launch` prints the file's JSON Schema; "
-        "so do `sweep`, `pod` and `service` for the files below. Command-line flags "
+        "so do `sweep`, `experiment`, `pod` and `service` for what stands below. Command-line flags "
         "override the file. RunPod's words "
         f"are understood too: {renamed}. Example: [examples/launch.yaml](../../examples/launch.yaml).",
         "",
         "## Runs of a sweep (`./inv sweep FILE`)",
         "",
-        "`runs` is a list of runs, each with a `name` and flags; `each` holds flags for all of them; `pods` is how "
-        "many run at once. `axes` holds lists of values by flag, or by an option of a phase (`sft.optimizer.lr`); each "
-        "combination is a run. The flags: "
-        + ", ".join(f"`{one}`" for one in flag_files.known(LaunchSpec, NOT_OF_A_RUN))
-        + " (in a file `phases`). "
-        "Example: [examples/sweep.yaml](../../examples/sweep.yaml).",
+        *table(("key", "meaning"), [(f"`{name}`", cell(about)) for name, about in sweep_file.KEYS.items()]),
+        "Flags of a run: "
+        + ", ".join(f"`{one}`" for one in flag_files.known(LaunchSpec, experiment.NOT_OF_A_TRIAL))
+        + " (in a file `phases`), and `env` with variables of its job. "
+        "Example: [examples/sweeps/rates.yaml](../../examples/sweeps/rates.yaml).",
         "",
+        "An experiment of a Python function ([examples/sweeps/custom.py](../../examples/sweeps/custom.py)):",
+        "",
+        *table(("field", "default", "meaning"), experiments),
         "## A set of pods (`./inv apply FILE`)",
         "",
         "`pods` is a list with these keys; `set` is the name of the set, else the file's. "
@@ -269,6 +276,13 @@ def files() -> str:
         + ", ".join(f"`{one}`" for one in inventory.HOST_KEYS) + ". `password` is refused. "
         "Example: [ssh_node_pools.yaml.example](../../ssh_node_pools.yaml.example).",
         "",
+        "## Slurm clusters (`slurm_clusters.yaml`)",
+        "",
+        "The file maps the name of each cluster to its keys: " + ", ".join(f"`{one}`" for one in clusters.CLUSTER_KEYS)
+        + ". `partitions` maps the name of each partition to: "
+        + ", ".join(f"`{one}`" for one in clusters.QUEUE_KEYS) + ". "
+        "Example: [slurm_clusters.yaml.example](../../slurm_clusters.yaml.example).",
+        "",
         "## A persona (`./inv launch --persona FILE`)",
         "",
         "The keys are " + ", ".join(f"`{one.name}`" for one in dataclasses.fields(Persona)) + ". "
@@ -288,6 +302,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "exit-codes.md": exit_codes,
     "files.md": files,
+    "jobs.md": example_jobs.page,
 }
 
 

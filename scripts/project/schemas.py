@@ -15,7 +15,10 @@ from typing import Any
 
 from flows.specs import files
 from flows.specs.launch import LaunchSpec
-from flows.sweep import NOT_OF_A_RUN
+from flows.sweeps import sweep_file
+from flows.sweeps.axes import RANGE, SCALES
+from flows.sweeps.experiment import NOT_OF_A_TRIAL, ExperimentConfig
+from flows.sweeps.records import EarlyStop, Ranking
 from infra.errors import UsageError
 from infra.flags import Flag
 from infra.runs import pod_set
@@ -149,21 +152,38 @@ def launch() -> Schema:
 
 def sweep() -> Schema:
     """Return the schema of a sweep file."""
-    flags = _with_phases(of_flags(LaunchSpec, NOT_OF_A_RUN))
+    flags = _with_phases(of_flags(LaunchSpec, NOT_OF_A_TRIAL))
+    variables = {"type": "object", "description": "variables of the job", "additionalProperties": TEXT}
+    flags["properties"] = {**flags["properties"], sweep_file.ENV: variables}
     named = {**flags, "properties": {"name": {"type": "string"}, **flags["properties"]}, "required": ["name"]}
     named["patternProperties"] = flags["patternProperties"] = {r"^[a-z0-9]+\..+": {}}
-    values = {"type": "array", "minItems": 1}
-    axes = {"type": "object", "additionalProperties": values,
-            "description": "lists of values by flag or by PHASE.FIELD; each combination is a run"}  # fmt: skip
-    properties = {
-        "runs": {"type": "array", "items": {"$ref": "#/$defs/run"}, "description": "runs, each with a name and flags"},
-        "axes": axes,
-        "each": {"$ref": "#/$defs/flags", "description": "flags of all runs"},
-        "pods": {"type": "integer", "minimum": 1, "description": "on so many pods at once"},
+    bounds: dict[str, Schema] = {name: {"type": ["number", "string"]} for name in RANGE if name != "scale"}
+    span = {"type": "object", "properties": {**bounds, "scale": {"enum": list(SCALES)}}, "required": ["from", "to"],
+            "additionalProperties": False}  # fmt: skip
+    early = of_record(EarlyStop, is_partial=True)
+    properties: dict[str, Schema] = {
+        "name": {"type": "string"},
+        "about": {"type": "string"},
+        "each": {"$ref": "#/$defs/flags"},
+        "runs": {"type": "array", "items": {"$ref": "#/$defs/run"}},
+        "axes": {"type": "object", "additionalProperties": {"anyOf": [{"type": "array", "minItems": 1}, span]}},
+        "sample": {"type": "integer", "minimum": 1},
+        "seeds": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+        "pods": {"type": "integer", "minimum": 1},
+        "rank": of_record(Ranking, is_partial=True),
+        "early_stop": {"anyOf": [{"type": "boolean"}, early]},
+        "against": {"type": "string"},
+        "spend_limit": TEXT,
     }
+    properties = {name: {**one, "description": sweep_file.KEYS[name]} for name, one in properties.items()}
     return {"title": "Runs of a sweep: ./inv sweep FILE", "type": "object", "properties": properties,
             "additionalProperties": False,
             "$defs": {"flags": flags, "run": named, "phases": phases()}}  # fmt: skip
+
+
+def experiment() -> Schema:
+    """Return the schema of an experiment in a function of a sweep."""
+    return {"title": "An experiment of a function of sweeps", **of_record(ExperimentConfig)}
 
 
 def pod() -> Schema:
@@ -182,7 +202,9 @@ def service() -> Schema:
     return {"title": "A service: ./inv serve.up --config FILE", **of_record(ServiceFile)}
 
 
-SCHEMAS: dict[str, Callable[[], Schema]] = {"launch": launch, "sweep": sweep, "pod": pod, "service": service}
+SCHEMAS: dict[str, Callable[[], Schema]] = {
+    "launch": launch, "sweep": sweep, "experiment": experiment, "pod": pod, "service": service,
+}  # fmt: skip
 
 
 def schema(name: str) -> Schema:

@@ -14,7 +14,7 @@ from scripts.cli.render import columns
 from scripts.project import debian
 
 ROOT = Path(__file__).resolve().parents[2]
-TYPED = ("infra", "data", "store", "serve", "flows", "scripts", "tests/programs")
+TYPED = ("infra", "data", "store", "serve", "flows", "ui", "scripts", "tests/programs")
 
 
 @command("", "scripts.project.flags:ConfigFlags", example="inv config --schema launch")
@@ -51,7 +51,7 @@ def doctor(c, spec):
     from flows import doctor as machine
     from infra.errors import UsageError
     from infra.providers import registry
-    from infra.settings import ENGINE, VENDORS, Settings
+    from infra.settings import SKYPILOT, VENDORS, Settings
 
     provider, for_ = spec.provider, spec.for_
     if provider not in ("", *registry.KNOWN):
@@ -65,23 +65,28 @@ def doctor(c, spec):
         from scripts.cli.session import open_journal
 
         with open_journal(settings) as journal:
-            found = checklist.training(ROOT, settings, journal)
+            found = checklist.training(settings, journal)
     elif for_:
         from scripts.services import doctor
 
         found = doctor.serving(spec.config, settings)
-    elif provider == ENGINE:
+    elif provider == SKYPILOT:
         found = machine.engine(settings)
     elif provider in VENDORS:
         found = machine.account(provider, settings)
     else:
-        found = machine.nodes(settings) if provider == "ssh" else machine.findings(ROOT, settings)
+        own = {"ssh": machine.nodes, "slurm": machine.clusters}
+        found = own[provider](settings) if provider in own else machine.findings(ROOT, settings)
     if spec.json:
         print_json(found)
     else:
         print(columns([(one.name, one.state, one.detail) for one in found]))
     if any(one.state == "bad" for one in found):
-        known = {"ssh": "some machines cannot be used", "": "this machine cannot run the street yet"}
+        known = {
+            "ssh": "some machines cannot be used",
+            "slurm": "some clusters cannot be used",
+            "": "this machine cannot run the street yet",
+        }
         which = known.get(provider.removeprefix("local"), f"nothing can be rented at {provider}")
         which = {"serve": "a service could not run yet", "train": "a training should not be rented yet"}.get(
             for_, which

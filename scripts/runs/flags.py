@@ -8,6 +8,7 @@ from infra.flags import flag
 from infra.selection.machine_spec import LIMITS, MACHINE
 from scripts.cli.flags import Output, Questions
 
+SWEEP = "Sweep"
 MARKET = "The market that is simulated"
 NOT_OF_THE_PLAN = ("json", "dry_run", "yes", "detach", "file", "run")  # flags that say how a plan is shown
 
@@ -39,14 +40,26 @@ class RehearseFlags(LaunchFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFlags(Output, Questions):
-    file: str = flag(
-        "", "YAML: `runs`, a list with a name and flags of launch each; `axes`, values of flags that are combined; "
-        "`each`, flags for all; `pods`",
-        word=True,
+    config: str = flag(
+        "", "a sweep by its name (--list-configs shows them), or a YAML file: `runs`, `axes`, `seeds`, `each`",
+        word=True, also=("file",), group=SWEEP,
     )  # fmt: skip
-    pods: int | None = flag(None, "on so many pods at once (ssh: all that are free; local: 1)")
-    provider: str = flag("", "where: local, ssh, or what .env says", group=MACHINE)
-    dry_run: bool = flag(False, "show who runs where and stop", group=RUN)
+    list_configs: bool = flag(
+        False, "show every sweep that has a name, with pods, runs, hours and dollars", group=SWEEP
+    )
+    early_stop: bool = flag(
+        False, "stop runs that are behind after a quarter of their steps, and after half", group=SWEEP
+    )
+    sample: int | None = flag(None, "only so many combinations of `axes`, drawn by chance", group=SWEEP)
+    promote: str = flag("", "publish what that run of a sweep has made under --tag", group=SWEEP, unit="RUN")
+    tag: str = flag("", "with --promote: the name (default: that of the sweep)", group=SWEEP)
+    report: bool = flag(False, "only the table and the page, as far as the runs have come", group=SWEEP)
+    dry_run: bool = flag(False, "show who runs where, what it costs, and stop", group=SWEEP)
+    pods: int | None = flag(None, "on so many pods at once (ssh: all that are free; local: 1)", group=MACHINE)
+    provider: str = flag("", "where: local, ssh, runpod, lium, shadeform, or market (default: what .env says)",
+                         group=MACHINE)  # fmt: skip
+    store: str = flag("", "where artifacts go (default var/artifacts)", group=MACHINE, unit="URI")
+    spend_limit: str = flag("", "rented: US dollars for all runs together", group=LIMITS, unit="USD")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +67,22 @@ class OneRunFlags(Output):
     """A command about one run that has nothing else to say."""
 
     run: str = flag("", "its name, or the beginning of it (default: the last run)", word=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhyFlags(Output):
+    run: str = flag("", "a run, a pod, a replica or a service (default: the last run)", word=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgainFlags(OneRunFlags):
+    out: str = flag("", "folder for what is made again (default: var/again/RUN-1)", unit="FOLDER")
+    dry_run: bool = flag(False, "say what differs today, and stop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EjectFlags(OneRunFlags):
+    out: str = flag("", "folder to write (default: RUN-plain)", unit="FOLDER")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +107,13 @@ class LogsFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFlags(Output):
-    run: str = flag(
-        "", "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground for inv train", word=True
-    )
+    run: tuple[str, ...] = flag(
+        (), "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground for inv train; two of them are "
+        "compared",
+        word=True,
+    )  # fmt: skip
     out: str = flag("", "folder for the page and its pictures (default: var/reports/RUN)", unit="FOLDER")
+    open: bool = flag(False, "open the page in the browser")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,3 +133,11 @@ class ResumeFlags(OneRunFlags):
     )
     ttl: str = flag("", "rented: so much time from now on", group=LIMITS, unit="DURATION")
     detach: bool = flag(False, "hand over and return")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UiFlags:
+    port: int | None = flag(None, "of this machine; 0: any (default: 7331, or where that is taken one of the next)")
+    allow_acts: bool = flag(False, "let the page end and resume runs, and scale services; it asks first")
+    export: str = flag("", "write the page as it is now into this folder, as one file that needs no server", unit="DIR")
+    open: bool = flag(False, "open it in the browser")

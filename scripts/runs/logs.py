@@ -12,25 +12,23 @@ from typing import Any
 from invoke import Exit
 
 from flows.pods import scale_of
-from infra.agent.job import Job
+from flows.reading.logs import bring, bring_from_store, choose, choose_errors, is_gone
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
 from infra.providers import registry
-from infra.runs import keeper, mirror, pods
+from infra.runs import keeper, pods
 from infra.runs.follow import RETRY_S
 from infra.runs.follow import follow as follow_run
 from infra.runs.lookup import find_run
 from infra.runs.settle import keep_last_words
 from infra.runs.sight import Seen, words_of
 from infra.settings import Settings
-from infra.transport.protocol import Lost, TimedOut, Unreachable
 from scripts.cli import context, render
 from scripts.cli.render import clean, say
 from scripts.cli.session import open_journal
 from scripts.cli.steps_text import step_line
 from scripts.runs.flags import LogsFlags
-from store import StoreError
 
 TELL_EVERY_S = 15.0  # what a step is at
 LAST_S = 60.0  # a pod that is deaf when its run has ended is asked again for so long
@@ -49,8 +47,8 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
     folder = settings.homes / op.run
     wanted_s = context.seconds(spec.since)
     after = 0.0 if wanted_s is None else time.time() - wanted_s
-    if bring(op, journal, settings, folder) or not op.is_live:
-        bring_from_store(op, folder)
+    if bring(op, journal, settings, folder, say) or not op.is_live:
+        bring_from_store(op, folder, say)
 
     def paths() -> list[Path]:
         return choose_errors(folder, spec.file) if spec.errors else choose(folder, op, spec.file, spec.follow)
@@ -67,9 +65,9 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
     told: dict[str, tuple[str, float]] | None = None
     for op, (progress, verdict) in follow_pods(op, journal, settings):  # noqa: B020 (the run may move to another pod)
         deadline = time.monotonic() + LAST_S
-        while bring(op, journal, settings, folder) and verdict and time.monotonic() < deadline:
+        while bring(op, journal, settings, folder, say) and verdict and time.monotonic() < deadline:
             if is_gone(op := journal.op(op.token), settings):
-                bring_from_store(op, folder)
+                bring_from_store(op, folder, say)
                 break
             time.sleep(RETRY_S)
         for path in paths():
@@ -116,55 +114,6 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
                 raise
         time.sleep(RETRY_S)
         op = journal.ops(run=op.run)[-1]
-
-
-def is_gone(op: Op, settings: Settings) -> bool:
-    """Tell whether nothing can be asked of it any more: what it has left is in the store."""
-    return not op.is_live and registry.provider(settings, op.vendor).is_rented
-
-
-def bring(op: Op, journal: Journal, settings: Settings, folder: Path) -> bool:
-    """Bring the logs home; tell whether what is there, and in the store, has to do: the pod is deaf or gone."""
-    if not op.address or is_gone(op, settings):
-        return True
-    try:
-        mirror.bring_logs(op, registry.provider(settings, op.vendor).reach(pods.pod_of(op)), folder)
-        return False
-    except SlipwayError as error:
-        if is_gone(journal.op(op.token), settings):  # meanwhile
-            return True
-        if not isinstance(error, (Lost, TimedOut, Unreachable)):
-            raise
-        print(f"{op.run}: {error}", file=sys.stderr)
-        return True
-
-
-def bring_from_store(op: Op, folder: Path) -> None:
-    """Bring what the pod itself has brought to the store: it may be gone."""
-    if not op.store:
-        return
-    try:
-        mirror.bring_logs_from_store(op, folder)
-    except StoreError as error:  # then what is at home has to do
-        print(f"{op.run}: {error}", file=sys.stderr)
-
-
-def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:
-    """Return the logs that there are, in the order of the steps."""
-    if file:
-        path = folder / f"{file}.log"
-        if not path.exists() and not follow:
-            known = sorted(one.stem for one in folder.glob("*.log"))
-            raise UsageError(f"{op.run} has no log {file!r}; available: {', '.join(known) or 'none yet'}")
-        return [path]
-    names = ["environment", *(step.name for step in Job.from_json(op.job).steps)]
-    return [path for name in names if (path := folder / f"{name}.log").exists()]
-
-
-def choose_errors(folder: Path, step: str) -> list[Path]:
-    """Return the error logs, oldest first; of one step, when it is named: their first line says whose they are."""
-    found = sorted(folder.glob("error-*.log"))
-    return [path for path in found if not step or f", step {step}: " in path.read_text(errors="replace").split("\n")[0]]
 
 
 def start(path: Path, after: float) -> int:

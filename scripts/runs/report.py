@@ -1,60 +1,54 @@
 """What `inv report` does: a run, wherever its figures are, as one page and a picture of each curve.
 
-In: the name of a run, of an artifact, or a folder. Out: `report.html` and PNGs in a folder. The figures of a run are
-looked for on its pod, then in the artifacts that its phases have become, then in what the pod's courier has left in
-the store, then in what was kept at home of a pod that is gone; the first place that has a file counts.
+In: the name of a run, of an artifact, or a folder; or of two. Out: `report.html` and PNGs in a folder.
 """
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.find_model import find_model
-from infra.agent.job import Job
+from flows import status as use_case
+from flows.reading.story import story_of
 from infra.checkout import ROOT
-from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Journal, Op
-from infra.money import in_usd, per_hour
-from infra.records import PodView
-from infra.runs import mirror
-from infra.runs.lookup import find_run, names_of_runs, way
-from infra.runs.pods import folder_of
-from infra.settings import Settings
-from infra.units import moment
+from infra.errors import UsageError
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
-from scripts.models import scores_text
-from scripts.models.eval import Subject, kept
 from scripts.runs import status
 from scripts.runs.flags import ReportFlags
-from store import Store, StoreError, credentials, outside
-from store.manifest import kept_name
-from store.run_sync.run_folder import RunFolder
-from trainer.records.phase_registry import PHASES
-from trainer.reporting.jsonl_log import FIGURES, SAID, parse
-from trainer.reporting.run_report import PhaseStory, Story, charts, page
-
-FOREGROUND = "foreground"  # what `inv train` does here, which is no run of its own
-Place = Callable[[str, str], bytes | None]  # phase and file -> what it holds, None where it is not there
+from trainer.reporting import comparison
+from trainer.reporting.run_report import Story, charts, page
 
 
 def report(spec: ReportFlags) -> None:
     settings = context.settings()
-    story = tell(spec.run, settings)
-    if not any(phase.lines for phase in story.phases):
-        render.say(f"{story.run} has written no metrics yet")
-    folder = Path(spec.out or ROOT / "var" / "reports" / story.run.replace("/", "-")).absolute()
-    pictures = write(story, folder)
+    if len(spec.run) > 2:
+        raise UsageError(f"{len(spec.run)} runs; inv report compares two; more of them: inv ui")
+    with open_journal(settings) as journal:
+        status.settle_due(use_case.status(journal, settings, ""), journal, settings)
+        stories = [story_of(one, journal, settings, render.tell) for one in spec.run or ("",)]
+    for story in stories:
+        if not any(phase.lines for phase in story.phases):
+            render.say(f"{story.run} has written no metrics yet")
+    name = "-and-".join(one.run.replace("/", "-") for one in stories)
+    folder = Path(spec.out or ROOT / "var" / "reports" / name).absolute()
+    pictures = compare(stories[0], stories[1], folder) if len(stories) == 2 else write(stories[0], folder)
     target = folder / "report.html"
     if spec.json:
-        phases = [{"name": one.name, "state": one.state or None, "steps": len(one.lines)} for one in story.phases]
-        print_json({"run": story.run, "page": str(target), "pictures": pictures, "phases": phases})
+        print_json({**about(stories), "page": str(target), "pictures": pictures})
     else:
         print(target)
+    if spec.open and not webbrowser.open(target.as_uri()):
+        render.say(f"no browser could be opened here; the page is {target}")
+
+
+def about(stories: Sequence[Story]) -> dict[str, Any]:
+    """Return what the pages are of, as JSON: of one run its phases, of two the names and what differs."""
+    if len(stories) == 2:
+        return {"runs": [one.run for one in stories], "differences": comparison.all_differences(*stories)}
+    phases = [{"name": one.name, "state": one.state or None, "steps": len(one.lines)} for one in stories[0].phases]
+    return {"run": stories[0].run, "phases": phases}
 
 
 def write(story: Story, folder: Path) -> list[str]:
@@ -69,183 +63,8 @@ def write(story: Story, folder: Path) -> list[str]:
     return sorted(pictures)
 
 
-def tell(word: str, settings: Settings) -> Story:
-    """Tell the story of the run, the folder or the artifact that `word` means; "" = the last run. Raises UsageError."""
-    foreground = ROOT / "var" / "work" / "runs"
-    if word == FOREGROUND:
-        return of_folder(foreground, FOREGROUND)
-    if word and (found := folders(Path(word).expanduser())):
-        return of_folder(Path(word).expanduser(), word, found)
-    with open_journal(settings) as journal:
-        runs = names_of_runs(journal)
-        if "/" in word or word and not any(one.startswith(word) for one in runs):
-            artifact, folder = find_model(settings, word, "", render.say)
-            story = of_folder(folder, word)
-            if artifact:
-                known = measured(settings, artifact.name, artifact.fingerprint)
-                story = replace(story, phases=[replace(one, measured=known) for one in story.phases])
-            return story
-        if not word and not runs and folders(foreground):
-            return of_folder(foreground, FOREGROUND)
-        return of_run(find_run(journal, word), journal, settings)
-
-
-def folders(folder: Path) -> dict[str, Path]:
-    """Return, by phase, what holds figures under a folder: an artifact, a run's folder or what is above it."""
-    if (folder / "metrics.jsonl").is_file():
-        return {str(manifest_of(folder).get("phase") or folder.name): folder}
-    found = {
-        path.parent.name: path.parent
-        for up in ("", "runs", "work/runs")
-        for path in (folder / up).glob("*/metrics.jsonl")
-    }
-    return {name: found[name] for name in (*PHASES, *sorted(found)) if name in found}
-
-
-def of_folder(folder: Path, name: str, found: Mapping[str, Path] | None = None) -> Story:
-    """Return the story of a folder. Raises UsageError when it holds no figures."""
-    found = found or folders(folder)
-    if not found:
-        raise UsageError(f"{folder} holds no metrics.jsonl; name a run, an artifact of the store, or such a folder")
-    phases = [
-        PhaseStory(
-            phase,
-            config=manifest_of(path).get("config", {}),
-            lines=lines_of(read(path / "metrics.jsonl")),
-            samples=lines_of(read(path / "samples.jsonl"), SAID),
-            result=about_of(path),
-        )
-        for phase, path in found.items()
-    ]
-    return Story(name, (), phases, now())
-
-
-def of_run(op: Op, journal: Journal, settings: Settings) -> Story:
-    """Return the story of a run: its phases as its job has them, with the figures that can be had."""
-    view = next(one for one in status.look(journal, settings, op.run) if one.run == op.run)
-    steps = {one["name"]: one for one in view.progress.get("steps", ())}
-    job = Job.from_json(op.job)
-    spoken = list(places(op, journal, settings))
-
-    def lines(phase: str, file: str, kinds: Mapping[str, type] = FIGURES) -> list[dict[str, Any]]:
-        return next((lines_of(found, kinds) for place in spoken if (found := place(phase, file))), [])
-
-    phases = [
-        PhaseStory(
-            one.name,
-            steps.get(one.name, {}).get("state", ""),
-            one.config["spec"],
-            lines(one.name, "metrics.jsonl"),
-            lines(one.name, "samples.jsonl", SAID),
-            steps.get(one.name, {}).get("result") or {},
-            measured(settings, one.config["making"]["name"], one.config["making"]["fingerprint"]),
-        )
-        for one in job.steps
-        if one.name in PHASES
-    ]
-    return Story(op.run, list(facts(view)), phases, now(), view.note)
-
-
-def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str, str, str]]:
-    """Return what `inv eval` has found of that very model."""
-    found = kept(settings, Subject(name, fingerprint, Path())).get("measures", {})
-    return [
-        (key, f"{scores_text.of_unit(one, one['value'])}{'' if one['unit'] == 'share' else ' ' + one['unit']}",
-         scores_text.between(one, one))
-        for key, one in found.items()
-    ]  # fmt: skip
-
-
-def facts(view: PodView) -> Iterator[tuple[str, str]]:
-    yield "state", view.state
-    yield "provider", view.provider
-    yield "cost", in_usd(view.spent_micro_usd)
-    if view.micro_usd_per_hour:
-        yield "price", per_hour(view.micro_usd_per_hour)
-    yield "time", render.duration(view.elapsed_s)
-    if view.ended_at:
-        yield "ended", moment(view.ended_at)
-    if view.recoveries:
-        yield "recovered", render.count(view.recoveries, "time")
-
-
-def places(op: Op, journal: Journal, settings: Settings) -> Iterator[Place]:
-    """Yield where the figures of a run may be, the likeliest first.
-
-    One that cannot be asked is left out, which is said.
-    """
-    with told(op, "its pod"):
-        if op.address and mirror.words_there(op, reach := way(settings, op)):
-            root = folder_of(op).root
-
-            def pod(phase: str, file: str) -> bytes | None:
-                with contextlib.suppress(FileNotFoundError):
-                    return reach.get(root / "work" / "runs" / phase / file)
-                return None
-
-            yield pod
-    makings = {step.name: step.config["making"] for step in Job.from_json(op.job).steps if "making" in step.config}
-
-    def artifact(phase: str, file: str) -> bytes | None:
-        making = makings[phase]
-        for name in (kept_name(making["name"], making["fingerprint"]), making["name"]):
-            with contextlib.suppress(StoreError):  # it is not there yet
-                if Store(settings.store).manifest(name).fingerprint == making["fingerprint"]:
-                    return read(Path(settings.store) / name / file)  # unverified: a model need not be read for it
-        return None
-
-    if credentials.kind(settings.store) == "":  # of a store elsewhere a whole model would be fetched
-        yield artifact
-    if op.store:
-        with told(op, f"its store {op.store}"):
-            left = RunFolder(op.store, op.run)
-            names = left.names()
-
-            def store(phase: str, file: str) -> bytes | None:
-                name = f"work/runs/{phase}/{file}"
-                return b"".join(left.pieces(name)) if name in names else None
-
-            yield store
-    kept = settings.homes / op.run / "pod" / "work" / "runs"
-    yield lambda phase, file: read(kept / phase / file)
-
-
-@contextlib.contextmanager
-def told(op: Op, what: str) -> Iterator[None]:
-    try:
-        yield
-    except (SlipwayError, StoreError) as error:
-        render.say(render.clean(f"{op.run}: {what} cannot be read: {error}"))
-
-
-def read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-
-
-def lines_of(content: bytes | None, kinds: Mapping[str, type] = FIGURES) -> list[dict[str, Any]]:
-    return parse((content or b"").decode("utf-8", "replace"), kinds)
-
-
-def manifest_of(folder: Path) -> dict[str, Any]:
-    """Return the manifest of an artifact's final checkpoint.
-
-    {} of any other folder, or where it is damaged: figures are shown yet.
-    """
-    found = sorted(folder.glob("step-*/MANIFEST.json"))
-    with contextlib.suppress(OSError, outside.Unreadable):
-        return outside.load(found[-1]) if found else {}
-    return {}
-
-
-def about_of(folder: Path) -> dict[str, Any]:
-    """Return what its maker wrote about an artifact; {} where that is damaged."""
-    with contextlib.suppress(OSError, outside.Unreadable):
-        return outside.typed(outside.load(folder / "ARTIFACT.json"), "about", dict, {})
-    return {}
-
-
-def now() -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+def compare(first: Story, second: Story, folder: Path) -> list[str]:
+    """Write the page of two runs into `folder`. Its curves are in the page; return no names of pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.html").write_text(comparison.page(first, second), encoding="utf-8")
+    return []

@@ -40,13 +40,18 @@ def status(spec: StatusFlags) -> None:
 def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
     """Return the table's rows, newest first. What is due to be settled is settled first, and told."""
     views = use_case.status(journal, settings, run)
-    if due := use_case.due(views, journal):
-        ended = settle(journal, settings, render.tell, due)
-        for op in ended:
-            render.tell(f"{op.run} has been settled: {op.reason or op.outcome or 'it has ended'}")
-        if ended:
-            views = use_case.status(journal, settings, run)
+    if settle_due(views, journal, settings):
+        views = use_case.status(journal, settings, run)
     return use_case.of_run(views, journal, run)
+
+
+def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bool:
+    """Settle what has ended, and tell it; return whether anything had."""
+    due = use_case.due(views, journal)
+    ended = settle(journal, settings, render.tell, due) if due else []
+    for op in ended:
+        render.tell(f"{op.run} has been settled: {op.reason or op.outcome or 'it has ended'}")
+    return bool(ended)
 
 
 def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from flows.status import current_record
 from infra.money import cents, in_usd, per_hour
 from infra.money import dollars as usd
 from infra.records import PodView
@@ -44,7 +45,7 @@ def view_json(view: PodView) -> dict[str, Any]:
         "ends": list(view.ends),
         "started_at": iso(view.started_at),
         "note": view.note or None,
-        "tracking": seen["tracking"] or "offline",
+        "tracking": dict(view.progress.get("tracking") or {}),
         "in_store": {name: iso(at) for name, at in view.in_store.items()},
         "recoveries": view.recoveries,
         "elapsed_s": None if view.elapsed_s is None else round(view.elapsed_s, 1),
@@ -69,7 +70,6 @@ def figures(view: PodView, now: float) -> dict[str, Any]:
         "tokens_per_s": record.get("tokens_per_s"),
         "mfu": record.get("mfu"),
         "curve": record.get("curve") or [],
-        "tracking": record.get("tracking"),
         "eta_s": record.get("eta_s") if is_training else None,
         "train_age_s": age_s(record.get("at")),
         "gpus": machine.get("gpus") or [],
@@ -77,14 +77,6 @@ def figures(view: PodView, now: float) -> dict[str, Any]:
         "disk_free_bytes": machine.get("disk_free_bytes"),
         "disk_age_s": age_s(machine.get("disk_at")),
     }
-
-
-def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the last record of the step that runs, or of the last one that did."""
-    for step in reversed(progress.get("steps", ())):
-        if step.get("record") and step["state"] != "waiting":
-            return step["record"]
-    return {}
 
 
 def status_table(views: Iterable[PodView], now: float | None = None) -> "RenderableType":
@@ -124,10 +116,10 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
             for one, at in sorted(view.in_store.items(), key=lambda item: item[1])[-1:]
             if view.state != "succeeded"
         )
-        tracked = figures(view, now)["tracking"] if is_running else None
-        linked = f"W&B: {clean(str(tracked))}" if tracked else ""
+        told = view.progress.get("tracking") or {}
+        linked = [f"{clean(name)}: {clean(link)}" for name, link in told.items() if link]
         words = (curve(view), clean(view.note), ended(view, now), *safe, *uploads(view), back, money(view), more(view),
-                 linked, *map(clean, view.ends), view.ssh)  # fmt: skip
+                 *linked, *map(clean, view.ends), view.ssh)  # fmt: skip
         lines.extend(Text(command_hints.as_typed(f"{view.run}: {one}"), style="dim") for one in words if one)
     at_work = [view for view in views if view.state in ("running", "lost") and view.progress]
     return Group(table, *([figures_tables(at_work, now)] if at_work else []), *lines)

@@ -1,16 +1,17 @@
 """Many runs in one command. What this does stands in `sweep.py`."""
 
-from scripts.cli.command import command
+from scripts.cli.command import BEGIN, command
 
 
 @command(
     "scripts.runs.sweep",
     "scripts.runs.flags:SweepFlags",
     env=True,
-    example="inv sweep examples/sweep.yaml --pods 2 --dry-run",
+    world=BEGIN,
+    example="inv sweep examples/sweeps/rates.yaml --provider local",
 )
 def sweep(c, spec):
-    """Run the launches of a file on several pods at once.
+    """Run many trainings on several pods at once, compare them, and say which is best.
 
     Each pod takes one at a time. Run it again to go on with what is missing.
     """

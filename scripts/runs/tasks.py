@@ -35,6 +35,28 @@ def status(c, spec):
     """
 
 
+@command("scripts.runs.why", f"{FLAGS}:WhyFlags", example="inv why brave-otter-3")
+def why(c, spec):
+    """Tell in ten lines what became of a run, a pod or a service, and what to do.
+
+    The first line names the cause: a preemption, a limit, a bad host, no memory, a full disk, a killed engine.
+    """
+
+
+@command("scripts.runs.again", f"{FLAGS}:AgainFlags", world="", example="inv again brave-otter-3 --dry-run")
+def again(c, spec):
+    """Make a run once more on this machine, from its receipt; say what differs today.
+
+    It works in a folder of its own. With the same code, environment and inputs, a CPU gives the same weights, bit by
+    bit, which is compared.
+    """
+
+
+@command("scripts.runs.again", f"{FLAGS}:EjectFlags", world="", example="inv eject brave-otter-3 --out plain")
+def eject(c, spec):
+    """Write what a run is as a shell script and files that need no Slipway."""
+
+
 @command("scripts.runs.logs", f"{FLAGS}:LogsFlags", example="inv logs brave-otter-3 --follow")
 def logs(c, spec):
     """Print what a run has written, step by step."""
@@ -44,7 +66,8 @@ def logs(c, spec):
 def report(c, spec):
     """Write a page about a run: curves, cost, what the model said.
 
-    The page is one HTML file; each curve lies beside it as a PNG.
+    The page is one HTML file; each curve lies beside it as a PNG. Two runs are compared: their curves over each other,
+    and what differs between their recipes.
     """
 
 
@@ -94,4 +117,13 @@ def upgrade(c, spec):
     """Replace keepers and controllers of older code.
 
     They are asked to leave, the journal is brought up to date, and processes of this code take over; runs go on.
+    """
+
+
+@command("scripts.runs.page", f"{FLAGS}:UiFlags", listens="port", example="inv ui --open")
+def ui(c, spec):
+    """Show runs, services and costs as a page that is live.
+
+    It listens on this machine only, and its link counts once; from a control host it is forwarded. Ctrl-C ends the
+    page, and nothing else.
     """

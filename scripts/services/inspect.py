@@ -4,7 +4,6 @@ A controller that has died is replaced on the way, by whoever looks.
 """
 
 import contextlib
-import json as json_text
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from invoke import Exit
 
+from flows.reading.services import figures, look
 from infra import train_env
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
@@ -27,15 +27,12 @@ from scripts.services import services_text
 from scripts.services.flags import BenchFlags, ServeDoctorFlags, ServeLogsFlags, ServeSshFlags, ServeStatusFlags
 from serve import controller_client, controller_process
 from serve.awaiting import phases
-from serve.policy import replica_states, service_state
+from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
-from serve.policy.service_state import Member, ServiceRecord, WantedService
+from serve.policy.service_state import ServiceRecord, WantedService
 from serve.replicas import placement
 
-RECENT_S = 300.0  # what metrics are taken from
-TAIL_BYTES = 8 << 20
 FOLLOW_S = 0.5
-SHOWN_FAILURES = 5
 MOST_REQUESTS = 1_000_000  # of one round of a load: what came of each is kept until its end
 
 
@@ -80,117 +77,6 @@ def show(
         render.say(services_text.NONE)
     for one in found if not as_json else ():
         print("\n".join(services_text.lines_about(one, with_replicas)))
-
-
-def look(names: Sequence[str], settings: Settings, journal: Journal, with_metrics: bool) -> list[dict[str, Any]]:
-    """Return what there is to tell of each service that has not ended."""
-    found = [one for one in (about(name, settings, journal) for name in names) if one]
-    for one in found if with_metrics else ():
-        one["metrics"] = figures(one["service"], settings)
-    return found
-
-
-def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
-    """Return a service as its controller saw it last; {} when it has ended."""
-    row = journal.service(name)
-    if row is None:
-        return {}
-    wanted, seen = service_state.wanted_of(row.wanted), service_state.seen_of(row.seen)
-    rows = {op.run: op for op in journal.ops() if op.service == name}
-    is_kept = controller_process.is_kept(name, journal)
-    target = seen.memory.target if seen.memory else wanted.newest.service.policy.min_replicas
-    state = replica_states.service_state([one.state for one in seen.members], wanted.is_ending).value
-    members = [replica(one, seen, rows.get(one.run)) for one in shown(seen)]
-    return {
-        "service": name,
-        "state": state if is_kept else "CONTROLLER_FAILED",
-        "endpoint": seen.endpoint,
-        "ready": sum(one.state is State.READY for one in seen.members),
-        "target": target,
-        "versions": sorted({one.version for one in seen.members if one.state is State.READY}),
-        "wanted_version": wanted.newest.number,
-        "model": wanted.newest.model,
-        "engine": wanted.newest.engine,
-        "held": seen.held or seen.problem,
-        "usd_per_hour": render.usd(sum(op.rate for op in rows.values() if op.is_live)),
-        "replicas": members,
-    }
-
-
-def shown(seen: ServiceRecord) -> list[Member]:
-    """Return the replicas that live, and the last ones that failed."""
-    failed = [one for one in seen.members if one.state not in (*LIVE, State.SHUTTING_DOWN)][-SHOWN_FAILURES:]
-    return [one for one in seen.members if one in failed or one.state in (*LIVE, State.SHUTTING_DOWN)]
-
-
-def replica(one: Member, seen: ServiceRecord, op: Op | None) -> dict[str, Any]:
-    """Return one replica as JSON. Durations in seconds."""
-    return {
-        "id": one.number,
-        "run": one.run,
-        "version": one.version,
-        "state": one.state.value,
-        "serving": one.number in seen.serving and one.state is State.READY,
-        "provider": one.vendor or (op.vendor if op else None),
-        "where": pods.where(op) if op and op.address else None,
-        "kind": "own" if op and not op.rate else "spot" if one.spot else "on-demand",
-        "usd_per_hour": render.usd(op.rate if op and op.is_live else 0),
-        "age_s": round(time.time() - one.began_at, 1),
-        "ready_after_s": None if one.ready_at is None else round(one.ready_at - one.began_at, 1),
-        "phases_s": {phase: round(spent_s, 1) for phase, spent_s in one.phase_s(time.time()).items()},
-        "at": phases(one) if one.state is State.STARTING else None,
-        "why": one.why or None,
-    }
-
-
-def figures(name: str, settings: Settings) -> dict[str, Any]:
-    """Return the figures of the last five minutes, from the gateway's own log: no key is needed to read that."""
-    places, now = controller_process.Places.of(settings, name), time.time()
-    asked = [one for one in lines_of(places.access) if one["at"] > now - RECENT_S and one["route"] not in ("other", "")]
-    minute = [one for one in asked if one["at"] > now - 60.0]
-    answered = [one for one in asked if one["status"] == 200]
-    qps = {run: round(sum(one["replica"] == run for one in minute) / 60.0, 3)
-           for run in sorted({one["replica"] for one in minute if one["replica"]})}  # fmt: skip
-    firsts = [one["first_byte_s"] for one in answered if one["streams"] and one["first_byte_s"] is not None]
-    counts = [(one["at"], one["ready"]) for one in lines_of(places.history)]
-    return {
-        "qps": round(len(minute) / 60.0, 3),
-        "qps_per_replica": qps,
-        "requests": len(asked),
-        "failed": sum(one["status"] >= 500 for one in asked),
-        "latency_s": percentiles([one["total_s"] for one in answered]),
-        "time_to_first_token_s": percentiles(firsts),
-        "queue_s": percentiles([one["queue_s"] for one in answered if one["queue_s"] is not None]),
-        "replicas_over_time": [{"at": render.iso(at), "ready": ready} for at, ready in counts[-20:]],
-    }
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Return the last lines of a log of JSON lines; one that is half written is passed over."""
-    try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in lines[1:] if size > TAIL_BYTES else lines:
-        try:
-            found.append(json_text.loads(line))
-        except ValueError:
-            continue
-    return found
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """Return the percentiles that are shown, by name; None = there is nothing to count."""
-    ordered = sorted(values)
-
-    def at(share: float) -> float | None:
-        return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 4) if ordered else None
-
-    return {"p50": at(0.50), "p95": at(0.95), "p99": at(0.99)}
 
 
 def logs(spec: ServeLogsFlags) -> None:

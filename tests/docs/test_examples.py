@@ -28,7 +28,7 @@ def test_every_example_is_shown_on_a_page():
 
 
 def test_what_pages_quote_of_an_example_stands_in_it():
-    for name, page in (("sweep.yaml", "sweeps.md"), ("fleet.yaml", "pods-as-files.md")):
+    for name, page in (("sweeps/rates.yaml", "sweeps.md"), ("fleet.yaml", "pods-as-files.md")):
         said = "".join(line for line in (EXAMPLES / name).open() if not line.startswith("#"))
         assert said in (ROOT / "docs" / "guides" / page).read_text()
 
@@ -59,7 +59,7 @@ def test_the_flags_of_the_launch_are_flags_of_launch():
     ("name", "file", "wrong"),
     [
         ("launch", "launch.yaml", {"phases": {"sft": {"optimzer": {"lr": 1}}}}),
-        ("sweep", "sweep.yaml", {"runs": [{"seed": 1}]}),
+        ("sweep", "sweeps/rates.yaml", {"runs": [{"seed": 1}]}),
         ("pod", "fleet.yaml", {"pods": [{"name": "a", "gpus": 8}]}),
         ("service", "service.yaml", {"name": "a"}),
     ],
@@ -83,7 +83,7 @@ def test_the_persona_changes_what_is_made_and_the_sweep_is_three_runs(tmp_path):
     other = world.json("launch", "--phase", "sft", "--persona", "examples/persona.yaml", "--dry-run")
     assert (plain["state"], other["state"]) == ("planned", "planned")
     assert plain["target"] != other["target"]
-    planned = world.json("sweep", "examples/sweep.yaml", "--pods", "2", "--dry-run")
-    assert sorted(run["run"] for run in planned["runs"]) == ["seed-1", "seed-2", "short"]
+    planned = world.json("sweep", "examples/sweeps/runs.yaml", "--pods", "2", "--dry-run")
+    assert sorted(run["run"] for run in planned["runs"]) == ["runs.seed-1", "runs.seed-2", "runs.short"]
     assert len(planned["lanes"]) == 2
     assert not Path(tmp_path, "pods").exists()

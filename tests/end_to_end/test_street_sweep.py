@@ -44,11 +44,16 @@ def spans(lanes: list[list[str]], pods: dict[str, Path]) -> list[list[tuple[floa
 
 def check(lanes: list[list[tuple[float, float]]]) -> None:
     """One at a time in each lane, and all lanes at once."""
-    for lane in lanes:
+    for lane in map(sorted, lanes):
         assert all(one[1] <= two[0] for one, two in zip(lane, lane[1:], strict=False)), lanes
     every = [one for lane in lanes for one in lane]
     most = max(sum(began <= at < ended for began, ended in every) for at, _ in every)
     assert most == len(lanes), lanes
+
+
+def dealt(runs: list[dict]) -> list[list[str]]:
+    """The runs of each pod, as they have gone."""
+    return [[one["run"] for one in runs if one["pod"] == pod] for pod in dict.fromkeys(one["pod"] for one in runs)]
 
 
 def lanes_in(plan: dict) -> list[list[str]]:
@@ -58,15 +63,23 @@ def lanes_in(plan: dict) -> list[list[str]]:
 def test_three_pods_here_run_four_and_a_second_sweep_has_nothing_to_do(world):
     file = write(world, "abcd")  # two in each lane: on two machines, below
     lanes = lanes_in(world.json("sweep", file, "--pods", "3", "--dry-run"))
-    assert lanes == [["a", "d"], ["b"], ["c"]]
+    assert lanes == [["runs.a", "runs.d"], ["runs.b"], ["runs.c"]]
     done = world.json("sweep", file, "--pods", "3")["runs"]
     assert [one["state"] for one in done] == ["succeeded"] * 4
-    assert len({one["loss"] for one in done}) == 4
-    check(spans(lanes, dict.fromkeys("abcd", world.folder / "pods")))
+    assert len({one["score"] for one in done}) == 4
+    check(spans(dealt(done), dict.fromkeys((one["run"] for one in done), world.folder / "pods")))
     again = world.json("sweep", file, "--pods", "9")
-    assert {(one["state"], one["seconds"]) for one in again["runs"]} == {("succeeded", 0)}
+    assert {one["state"] for one in again["runs"]} == {"succeeded"}
+    assert len(world.json("status")) == 4, "no run was begun a second time"
     assert again["idle_pods"] == 5
-    assert [one["loss"] for one in again["runs"]] == [one["loss"] for one in done]
+    assert [one["score"] for one in again["runs"]] == [one["score"] for one in done]
+    first = json.loads((world.folder / "sweeps" / "runs" / "runs.b.jsonl").read_text().splitlines()[0])
+    assert (first["config"]["seed"], first["config"]["steps"]) == (1, 12), "what was asked for has arrived"
+    page = (world.folder / "sweeps" / "runs" / "page.html").read_text()
+    assert page.count("<polyline") >= 8 and "--seed=" in page
+    best = min(done, key=lambda one: one["score"])["run"]
+    kept = world.json("sweep", "runs", "--promote", best.replace(".", "/"), "--tag", "chosen")["artifact"]
+    assert kept == "base_checkpoints/chosen" and kept in {one["name"] for one in world.json("ckpt.list")}
 
 
 def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world, stock):
@@ -75,14 +88,15 @@ def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world,
     path = world.folder / "runs.yaml"
     path.write_text(json.dumps({"pods": 1, "each": {"profile": "tiny", "phase": "base"}, "runs": runs}))
     sweep = world.begin("sweep", str(path))
-    steps = world.folder / "pods" / "long" / "work" / "runs" / "base" / "metrics.jsonl"
+    steps = world.folder / "pods" / "runs.long" / "work" / "runs" / "base" / "metrics.jsonl"
     until(lambda: steps.exists() and steps.stat().st_size, "the second one")
     sweep.send_signal(signal.SIGINT)
     _, err = sweep.communicate(timeout=60)
     assert sweep.returncode == 130 and "go on with the rest" in err.lower(), err
-    assert {one["run"] for one in world.json("status")} == {"short", "long"}
-    done = world.json("sweep", str(path), code=1)["runs"]
-    assert {one["run"]: one["state"] for one in done} == {"short": "limit", "long": "succeeded", "after": "succeeded"}
+    assert {one["run"] for one in world.json("status")} == {"runs.short", "runs.long"}
+    done = world.json("sweep", str(path), code=5)["runs"]
+    states = {one["run"]: one["state"] for one in done}
+    assert states == {"runs.short": "limit", "runs.long": "succeeded", "runs.after": "succeeded"}
 
 
 def test_two_machines_run_two_each(world, tmp_path):
@@ -99,11 +113,11 @@ def test_two_machines_run_two_each(world, tmp_path):
         world.extra.update(SLIPWAY_POOLS=str(tmp_path / "pools.yaml"), SLIPWAY_ACCEPT_FREE_GB="1")
         file = write(world, "abcd")
         plan = world.json("sweep", file, "--provider", "ssh", "--dry-run")
-        assert lanes_in(plan) == [["a", "c"], ["b", "d"]]
+        assert lanes_in(plan) == [["runs.a", "runs.c"], ["runs.b", "runs.d"]]
         done = world.json("sweep", file, "--provider", "ssh")["runs"]
         assert [one["state"] for one in done] == ["succeeded"] * 4, done
         homes = {f"box/127.0.0.1:{host.address.port}": host.folder / ".slipway" / "pods" for host in hosts}
-        check(spans(lanes_in(plan), {one["run"]: homes[one["pod"]] for one in done}))
+        check(spans(dealt(done), {one["run"]: homes[one["pod"]] for one in done}))
         world.inv("down", "--all")
 
 
@@ -118,7 +132,7 @@ def test_two_machines_run_two_each(world, tmp_path):
         ("runs: [{seed: 1}]", "needs a name"),
         ("pods: 0\nruns: [{name: a}]", "pods is 0"),
         ("runs: [{name: a, tag: t, phase: base}, {name: b, tag: t, seed: 5, phase: base}]", "give them different tags"),
-        ("runs: [{name: a, phase: bas}]", "run a: unknown phase 'bas'"),
+        ("runs: [{name: a, phase: bas}]", "trial runs.a: unknown phase 'bas'"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused_with_the_place(tmp_path, text, told):
@@ -143,13 +157,39 @@ def renter(tmp_path):
 def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_rents(renter):
     user, path = renter
     out_of_reach = user.json("sweep", path, "--yes", code=2)["error"]  # its store is a folder of this machine
-    assert "run a: artifacts would go to" in out_of_reach and "nothing was rented" in out_of_reach
+    assert "trial runs.a: artifacts would go to" in out_of_reach and "nothing was rented" in out_of_reach
+    here = user.json("sweep", "examples/sweeps/runs.yaml", "--provider", "local", "--dry-run")
+    assert len(here["runs"]) == 3 and {one["most_usd"] for one in here["runs"]} == {"0.00"}
     refused = user.begin("sweep", path, "--rehearse")
     _, err = refused.communicate(timeout=60)
     assert refused.returncode == 2 and "15.00 USD together at most" in err and "pass --yes" in err, err
     planned = user.json("sweep", path, "--rehearse", "--dry-run")
     assert [one["most_usd"] for one in planned["runs"]] == ["7.50", "7.50"]
     assert user.truth()["pods"] == []
+
+
+@pytest.mark.nightly
+def test_one_limit_holds_for_all_runs_and_what_is_left_over_is_free_for_the_next(renter):
+    user, path = renter
+    done = user.json("sweep", path, "--rehearse", "--yes", "--pods", "2", "--spend-limit", "12")
+    assert [one["state"] for one in done["runs"]] == ["succeeded"] * 2, (
+        "one after the other: 7.50 is set aside for each"
+    )
+    assert 0 < float(done["usd"]) <= 12
+
+
+@pytest.mark.nightly
+def test_an_arm_that_is_behind_is_stopped_and_the_best_one_is_found(world):
+    each = {"profile": "tiny", "phase": "base", "steps": 120, "base.schedule.warmup_steps": 2}
+    axes = {"base.optimizer.muon_lr": [0.02, 1e-5, 2e-5]}
+    document = {"each": each, "axes": axes, "seeds": [1, 2], "early_stop": True}
+    path = world.folder / "early.yaml"
+    path.write_text(json.dumps(document))
+    done = world.json("sweep", str(path))
+    states = [one["state"] for one in done["runs"]]
+    assert set(states) <= {"succeeded", "stopped early", "not begun"} and states.count("stopped early") >= 1
+    assert done["arms"][0]["arm"] == "muon_lr-0.02" and len(done["arms"][0]["scores"]) == 2
+    assert done["saved_s"] > 0
 
 
 @pytest.mark.nightly

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from flows import doctor
+from infra.errors import UsageError
 from infra.settings import Settings
 from store.backends.by_uri import open_place
 from tests.loopback import loopback
@@ -79,19 +80,22 @@ def test_of_each_tool_it_is_said_what_is_done_with_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.process
-def test_who_asks_for_wandb_is_told_before_a_launch_what_it_lacks(tmp_path):
-    def told(*lines: str, **asked: str) -> list[doctor.DoctorLine]:
-        group = "".join(f'    "{line}",\n' for line in lines)
-        (tmp_path / "pyproject.toml").write_text(f"[dependency-groups]\ntrain = [\n{group}]\n")
-        return doctor.tracking(tmp_path, Settings.load(tmp_path, environ=asked))
+def test_who_asks_for_a_tracker_is_told_where_it_keeps_the_run(tmp_path):
+    def told(**asked: str) -> list[doctor.DoctorLine]:
+        return doctor.tracking(Settings.load(tmp_path, environ=asked))
 
-    assert told() == told(WANDB_API_KEY="k", WANDB_MODE="disabled") == []
-    (lacks,) = told("torch", WANDB_MODE="offline")
-    assert lacks.state == "off" and "WANDB_MODE" in lacks.detail and "group train of pyproject.toml" in lacks.detail
-    for line in ("wandb", "wandb==0.31.0", "wandb>=0.20"):
-        assert [one.state for one in told("torch", line, WANDB_PROJECT="p")] == ["ok"]
+    assert (
+        told() == told(WANDB_API_KEY="k", WANDB_MODE="disabled") == told(WANDB_API_KEY="k", SLIPWAY_TRACK="none") == []
+    )
+    (line,) = told(WANDB_API_KEY="k")
+    assert line.state == "ok" and line.detail == "wandb by W&B's own variables"
+    (line,) = told(SLIPWAY_TRACK="mlflow,wandb")
+    assert "without MLFLOW_TRACKING_URI" in line.detail and "wandb sync" in line.detail
+    with pytest.raises(UsageError, match="did you mean 'wandb'"):
+        told(SLIPWAY_TRACK="wanbd")
     world = World(tmp_path, {"WANDB_PROJECT": "ours"})
-    assert [note for note in world.json("launch", "--phase", "base", "--dry-run")["notes"] if "W&B" in note]
+    planned = world.json("launch", "--phase", "base", "--dry-run")
+    assert [note for note in planned["notes"] if "W&B" in note]
 
 
 def test_what_the_last_run_could_not_bring_to_its_store_is_told(tmp_path):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from data.config import ConfigError
-from flows import same_request, serve, sweep
+from flows import same_request, serve
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
@@ -76,20 +76,6 @@ def test_a_file_says_options_nested_or_by_their_path_and_the_line_gives_them_bac
     assert given(spec)["spend-limit"] == "12.5"
     with pytest.raises(UsageError, match="unknown key 'sed'; did you mean seed"):
         files.read("f", {"sed": 1}, LaunchSpec)
-
-
-def test_axes_of_a_sweep_are_combined_and_named_by_their_values():
-    document = {"each": {"phase": "sft", "phases": {"sft": {"rows": 16}}},
-                "axes": {"seed": [1, 2], "sft.optimizer.lr": [0.001, "3e-4"]}}  # fmt: skip
-    found = sweep.read("f", document, None)
-    assert list(found.runs) == ["seed-1-lr-0.001", "seed-1-lr-3e-4", "seed-2-lr-0.001", "seed-2-lr-3e-4"]
-    last = found.runs["seed-2-lr-3e-4"]
-    assert (last.seed, last.tag, last.phase) == (2, "seed-2-lr-3e-4", "sft")
-    assert dict(last.options) == {"sft.rows": "16", "sft.optimizer.lr": "3e-4"}
-    for wrong, said in (({"seed": 1}, "expected a list of values"), ({"sed": [1]}, "did you mean seed"),
-                        ({"seed": [1, 1]}, "two runs have this name")):  # fmt: skip
-        with pytest.raises(UsageError, match=said):
-            sweep.read("f", {"axes": wrong}, None)
 
 
 def test_what_env_gives_is_a_setting_or_the_jobs_own_and_a_secret_by_its_name(tmp_path):

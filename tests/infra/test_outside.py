@@ -12,7 +12,8 @@ from infra.agent.progress import Tail
 from infra.errors import SlipwayError
 from infra.ledger.journal import Op
 from infra.records import PodView
-from infra.runs.observe import Reading, read_clocks, view
+from infra.runs.observe import read_clocks, view
+from infra.runs.sight import Sight
 from scripts.cli import render, steps_text
 from scripts.runs import status_table
 from tests import hostile, seeds
@@ -22,7 +23,7 @@ MANY = settings(
 )
 RECORD = {
     "kind": "progress", "at": 1e9, "done": 5, "total": 10, "unit": "tokens", "step": 3, "loss": 1.5,
-    "tokens_per_s": 7.5, "mfu": 0.1, "eta_s": 9.0, "curve": [1.5, 2.0], "tracking": "https://wandb.ai/x", "text": "",
+    "tokens_per_s": 7.5, "mfu": 0.1, "eta_s": 9.0, "curve": [1.5, 2.0], "text": "",
     "shards": 3, "documents": 7, "held_out": 2, "counts": {"read": 3}, "documents_per_s": 7, "mb_per_s": 0.5,
     "bits_per_byte": 1.5,
 }  # fmt: skip
@@ -48,7 +49,7 @@ def shown(progress: dict, verdict: dict, guard: dict) -> PodView:
     op = Op(run="calm-ox-1", token="sw1-x", vendor="local", state="ready")
     row = view(
         op,
-        Reading(exists=True, is_alive=True, progress=progress, verdict=verdict, guard=guard),
+        Sight(is_there=True, is_alive=True, progress=progress, verdict=verdict, guard=guard),
         read_clocks(),
         [op],
         {},

@@ -1,13 +1,20 @@
-"""Print the peak bytes of two training steps of a model, alone or as one of several ranks."""
+"""Print the peak bytes of two training steps of a model and a save, alone or as one of several ranks.
+
+argv: the config as JSON; for several ranks `ddp` or `fsdp`.
+"""
 
 import json
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from data.config import load
-from trainer.config import PhaseConfig
+from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.checkpoints.saving import Saver
+from trainer.config import Keeping, PhaseConfig
 from trainer.device import prepare
 from trainer.loop import accumulate
 from trainer.model.decoder import Decoder, initialise
@@ -15,6 +22,7 @@ from trainer.objectives import CrossEntropy
 from trainer.optim import Optimizer
 from trainer.parallel.fsdp import WHOLE, cut, parts_of
 from trainer.parallel.process_group import joined
+from trainer.parallel.zero import shared
 from trainer.speed import equipped
 
 LIBRARIES_BYTES = 96 << 20  # of PyTorch, as they are mapped where they have lain for long
@@ -23,10 +31,12 @@ config, machine = load(PhaseConfig, json.loads(sys.argv[1])), prepare()
 ranks = joined().__enter__()
 with torch.device("cpu" if ranks.size == 1 else "meta"):
     model = Decoder(config.model, machine.dtype(config))
-if ranks.size == 1:
+whole = ranks.size == 1 or sys.argv[2] == "ddp"
+if whole:
+    model.to_empty(device="cpu")
     initialise(model, 1)
     model.to(machine.device)
-    part = WHOLE
+    part = WHOLE if ranks.size == 1 else shared(model, ranks)
 else:
     part = cut(model, "fsdp", ranks)
     model.to_empty(device=machine.device)
@@ -34,12 +44,20 @@ else:
         one.normal_(std=0.02)
 optimizer = Optimizer(model, config.optimizer, part)
 ids = np.random.default_rng(1).integers(0, config.model.vocab_size, (config.rows, config.sequence_len))
-with equipped(model, config, machine):
-    for _ in range(2):  # the first has neither gradients nor the optimizer's state at the time of most activations
+with tempfile.TemporaryDirectory() as folder, equipped(model, config, machine):
+    for step in range(2):  # the first has neither gradients nor the optimizer's state at the time of most activations
         batch = {"ids": ids, "targets": np.roll(ids, -1, 1)}
-        accumulate(model, batch, config.micro_rows, ids.size, CrossEntropy())
+        part.clear()
+        accumulate(model, batch, config.micro_rows, ids.size, CrossEntropy(), part.before_pass)
         optimizer.clip()
         optimizer.step(1.0)
+        if not step:
+            tensors = {"model": {name: part.part(one) for name, one in model.state_dict().items()}}
+            saver = Saver(Checkpoints(Path(folder), Keeping(reserve_bytes=0)), ranks)
+            saver.begin(1, {**tensors, "optimizer": optimizer.tensors()}, {})
+            while saver.is_busy:
+                saver.wait(0.1 if ranks.size > 1 else None)
+                saver.collect()
 if machine.device.type == "cuda":
     print(torch.cuda.max_memory_reserved())
 else:

@@ -5,21 +5,25 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
 
+from flows.jobs import memory_check
 from tests.programs import source
 from tests.trainer.checkpoints.test_checkpoint import training
 from tests.trainer.model.test_model import LLAMA, random_model
 from tests.world import ROOT
-from trainer import chat, device, loop, memory, recipes, run
+from trainer import chat, device, loop, memory, recipes, speed
 from trainer.config import EvalSpec
 from trainer.device import Hardware, Machine
 from trainer.errors import OutOfMemory, Refused
 from trainer.evaluation import scores
 from trainer.model import export
+from trainer.parallel import placement
 from trainer.parallel.process_group import Ranks
+from trainer.records import phase_options
 
 COUNT = source("page_faults")
 
@@ -110,9 +114,9 @@ def test_what_answers_is_where_the_machine_computes(inputs, tmp_path, monkeypatc
 def test_a_full_gpu_ends_with_numbers_that_fit(monkeypatch):
     config = recipes.PROFILES["runpod_1b"]().phases["base"]
     config = dataclasses.replace(config, micro_rows=config.rows // 8)
-    monkeypatch.setattr(run, "gpu_bytes", lambda machine: 24 << 30)
+    monkeypatch.setattr(placement, "gpu_bytes", lambda machine: 24 << 30)
     cpu = Machine(torch.device("cpu"), torch.bfloat16, 1)
-    with pytest.raises(OutOfMemory) as raised, run.memory_told(config, cpu, "ddp", Ranks()):
+    with pytest.raises(OutOfMemory) as raised, placement.memory_told(config, cpu, "ddp", Ranks()):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
     said = str(raised.value)
     assert said.endswith("[CUDA out of memory. Tried to allocate 2.00 GiB.]")
@@ -124,6 +128,47 @@ def test_a_full_gpu_ends_with_numbers_that_fit(monkeypatch):
     assert memory.estimate(config).total <= 0.85 * larger * 2**30
     assert "24.0 GiB" in said and "parallel=fsdp" not in said
     assert "--set base.parallel=fsdp" in memory.advice(config, 24 << 30, "ddp", per_node=8)
+
+
+def test_rows_are_fitted_to_a_gpu_as_a_run_begins_and_kept_over_its_starts(monkeypatch):
+    config = recipes.PROFILES["runpod_2b"]().phases["base"]
+    gpu, cpu = (Machine(torch.device(kind), torch.bfloat16, 1) for kind in ("cuda", "cpu"))
+    monkeypatch.setattr(placement, "gpu_bytes", lambda machine: 141 * 10**9)
+    found = placement.fitted(config, Ranks(), gpu, {})
+    assert found.micro_rows > config.micro_rows and config.rows % found.micro_rows == 0
+    assert memory.estimate(found).total < 141e9 and found.digest() == config.digest()
+    assert placement.fitted(config, Ranks(), cpu, {}) == config
+    asked = phase_options.with_options(config, {"base.micro_rows": "4"})
+    assert placement.fitted(asked, Ranks(), gpu, {}).micro_rows == 4
+    kept = {"micro_rows": 4, "recompute": True}  # of a checkpoint
+    assert placement.fitted(config, Ranks(), gpu, kept) == dataclasses.replace(config, **kept)
+    monkeypatch.setattr(placement, "gpu_bytes", lambda machine: 48 * 10**9)
+    smaller = placement.fitted(config, Ranks(), gpu, {"micro_rows": found.micro_rows, "recompute": False})
+    assert memory.estimate(smaller).total < 48e9
+
+
+def test_the_copy_that_checkpoints_are_written_from_must_fit_into_the_machine_beside_the_gpus(monkeypatch):
+    phase = recipes.PROFILES["runpod_1b"]().phases["base"]
+    gpu = {"memory_bytes": 80 * 10**9}
+    monkeypatch.setattr(memory_check.host, "nvidia", lambda: ([gpu], ""))
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 3 * phase.model.num_params}
+    monkeypatch.setattr(memory_check.os, "sysconf", pages.__getitem__)
+    assert memory_check.shortage([phase]) == ""
+    pages["SC_PHYS_PAGES"] = 12 * phase.model.num_params // 4096 - 1
+    assert "base writes its checkpoints from a copy of" in memory_check.shortage([phase])
+
+
+def test_a_gpu_machine_without_a_compiler_is_refused_with_the_package(monkeypatch):
+    config = recipes.PROFILES["runpod_1b"]().phases["base"]
+    gpu = Machine(torch.device("cuda"), torch.bfloat16, 1)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(Refused, match="triton is not installed .the package triton.*--set base.compile=never"):
+        speed.is_compiled(config, gpu)
+    monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(Refused, match="no C compiler here .no-such-compiler; the package gcc"):
+        speed.is_compiled(config, gpu)
+    assert not speed.is_compiled(dataclasses.replace(config, compile="never"), gpu)
 
 
 def test_the_generator_of_the_gpu_is_saved_and_goes_on_from_there(tmp_path, monkeypatch):

@@ -184,16 +184,18 @@ def test_the_largest_micro_batch_keeps_the_batch_and_fits_and_the_next_does_not(
 
 def test_over_several_gpus_a_model_is_cut_where_one_does_not_hold_it():
     base = PROFILES["runpod_4b"]().phases["base"]
-    assert [memory.largest(base, size * 10**9, 8).parallel for size in (24, 48, 80)] == ["fsdp", "fsdp", "ddp"]
-    two = memory.largest(base, 48 * 10**9, 8, 2)
+    assert [memory.largest(base, size * 10**9, 8).parallel for size in (24, 40, 80)] == ["fsdp", "fsdp", "ddp"]
+    two = memory.largest(base, 40 * 10**9, 8, 2)
     assert (two.parallel, two.gpus, two.memory) == ("hybrid", 16, memory.estimate(two.config, parts=8))
     assert two.accumulation * two.config.micro_rows * two.gpus == base.rows
-    assert not memory.largest(replace(base, parallel="ddp"), 48 * 10**9, 8).fits
-    for size in (24, 48, 80):  # a run decides as it was foretold
+    assert not memory.largest(replace(base, parallel="ddp"), 40 * 10**9, 8).fits
+    for size in (24, 40, 80):  # a run decides as it was foretold
         found = memory.largest(base, size * 10**9, 8)
         assert memory.parallel(found.config, size * 10**9, 8) == found.parallel
-    sizes = [memory.estimate(base, parts=parts).total for parts in (1, 2, 8)]
+    shared = memory.estimate(base, sharers=8)
+    sizes = [memory.estimate(base).total, shared.total, *(memory.estimate(base, parts=n).total for n in (2, 8))]
     assert sizes == sorted(sizes, reverse=True)
+    assert shared.optimizer == memory.estimate(base).optimizer // 8
 
 
 def test_the_profile_for_one_gpu_of_80_gb_fits_there_as_it_is():
@@ -203,6 +205,7 @@ def test_the_profile_for_one_gpu_of_80_gb_fits_there_as_it_is():
 
 
 MEASURE = source("peak_memory")
+MOST_OVER = 1.25  # of what was taken; under it an estimate never is
 MEASURED: PhaseConfig = replace(
     BASE,
     model=ModelConfig(
@@ -223,13 +226,13 @@ MEASURED: PhaseConfig = replace(
 )
 
 
-def measured(config: PhaseConfig, size: int = 1) -> int:
-    """Peak bytes of two steps in a process of their own, of `size` that share the model."""
+def measured(config: PhaseConfig, size: int = 1, parallel: str = "fsdp") -> int:
+    """Peak bytes of two steps and a save in a process of their own, of `size` that share the model."""
     # what is freed goes back at once: the question is what is held, not how an allocator keeps it
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
     with socket.create_server(("127.0.0.1", 0)) as free:
         environ |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    words, pipe = [sys.executable, "-c", MEASURE, json.dumps(asdict(config))], subprocess.PIPE
+    words, pipe = [sys.executable, "-c", MEASURE, json.dumps(asdict(config)), parallel], subprocess.PIPE
     environs = [{**environ, "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"} for rank in range(size)]
     started = [subprocess.Popen(words, env=one, stdout=pipe, stderr=pipe, text=True) for one in environs]
     said = [one.communicate(timeout=2 * WAIT_S) for one in started]
@@ -239,11 +242,11 @@ def measured(config: PhaseConfig, size: int = 1) -> int:
 
 @pytest.mark.process
 def test_the_estimate_is_near_what_a_process_takes_and_so_is_what_recomputing_spares():
-    """Within a fifth in all; the difference, which the framework is not in, within two fifths."""
+    """Never under it, and at most a quarter over; the difference, without the framework, within two fifths."""
     sparing = replace(MEASURED, recompute=True)
     found = [measured(one) for one in (MEASURED, sparing)]
     expected = [memory.estimate(one, "cpu").total for one in (MEASURED, sparing)]
-    assert expected == [pytest.approx(one, rel=0.2) for one in found]
+    assert all(one <= told <= MOST_OVER * one for one, told in zip(found, expected, strict=True)), (found, expected)
     assert expected[0] - expected[1] == pytest.approx(found[0] - found[1], rel=0.4)
 
 
@@ -252,10 +255,13 @@ def test_the_estimate_is_near_what_a_process_takes_and_so_is_what_recomputing_sp
 def test_the_estimate_is_near_what_each_of_several_processes_takes_that_share_a_model():
     shape = replace(MEASURED.model, hidden_size=512, intermediate_size=1408, num_attention_heads=8)
     config = replace(MEASURED, model=replace(shape, num_key_value_heads=4), rows=2, micro_rows=1)
-    found = [measured(config, size) for size in (1, 2, 4)]
-    expected = [memory.estimate(config, "cpu", parts).total for parts in (1, 2, 4)]
+    spreads = [{"parts": 1}, {"sharers": 2}, {"parts": 2}, {"parts": 4}]
+    found = [measured(config, max(one.values()), "ddp" if "sharers" in one else "fsdp") for one in spreads]
+    expected = [memory.estimate(config, "cpu", **one).total for one in spreads]
     assert found == sorted(found, reverse=True)
-    assert expected == [pytest.approx(one, rel=0.25) for one in found]  # importing FSDP2 is in it
+    assert all(one <= told <= MOST_OVER * one for one, told in zip(found, expected, strict=True)), (found, expected)
+    rounded = replace(MEASURED, dtype="bfloat16")
+    assert measured(rounded) <= memory.estimate(rounded, "cpu").total <= MOST_OVER * measured(rounded)
 
 
 @pytest.mark.gpu
@@ -264,7 +270,7 @@ def test_on_a_gpu_the_estimate_is_near_what_is_taken(change):
     config = PROFILES["runpod_1b"]().phases["base"]
     config = replace(config, rows=16, micro_rows=4, compile="never")
     config = replace(config, **change)
-    assert memory.estimate(config).total == pytest.approx(measured(config), rel=0.2)
+    assert memory.estimate(config).total == pytest.approx(measured(config), rel=0.1)
 
 
 def test_a_mistake_in_a_profile_or_a_persona_names_its_file_and_line(tmp_path):

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-import torch.utils.tensorboard  # noqa: F401 (here, or each life would import it for itself)
 
 from data.config import Input
 from tests.faults.lives import Tell, fork

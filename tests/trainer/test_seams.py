@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.utils.tensorboard  # here, or each life would import it for itself
 from torch import Tensor
 
 from data.config import Input, Persona

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -76,6 +76,15 @@ class Checkpoint:
         except SafetensorError as error:
             raise CheckpointError(f"{self.folder}: its {kind} files are no safetensors files: {error}") from None
 
+    def link_to(self, folder: Path, kinds: Collection[str]) -> None:
+        """Make a checkpoint of those KINDS alone, of the same files, in a folder that is not there. Raises OSError."""
+        folder.mkdir(parents=True)
+        files = [one for one in self.manifest["files"] if one["path"].rpartition("-rank")[0] in kinds]
+        for one in files:
+            os.link(self.folder / one["path"], folder / one["path"])
+        manifest = {name: value for name, value in self.manifest.items() if name in kinds or name not in KINDS}
+        _write_manifest(folder / MANIFEST, {**manifest, "files": files})
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -112,10 +121,7 @@ class Draft:
         path = self.folder / MANIFEST
 
         def once() -> None:
-            with open(path, "x", encoding="utf-8") as words:
-                json.dump(manifest, words, indent=1, sort_keys=True)
-                words.flush()
-                os.fsync(words.fileno())
+            _write_manifest(path, manifest)
             _sync_folder(self.folder)
             self.folder.rename(self.target)
 
@@ -178,6 +184,15 @@ class Checkpoints:
         except BaseException:
             draft.abandon()  # the first error is the one to report
             raise
+
+    def last_config(self) -> dict[str, Any]:
+        """Return the configuration that the newest checkpoint was made with, which is not verified; {} without one."""
+        for folder in reversed(self.steps()):
+            try:
+                return dict(_read_manifest(folder).get("config") or {})
+            except (OSError, ValueError):
+                continue  # whoever goes on from it says what is wrong with it
+        return {}
 
     def has(self, step: int) -> bool:
         """Tell whether there is something under that name; not verified."""
@@ -334,6 +349,13 @@ def remove(folder: Path) -> None:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     return outside.load(folder / MANIFEST)
+
+
+def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    with open(path, "x", encoding="utf-8") as words:
+        json.dump(manifest, words, indent=1, sort_keys=True)
+        words.flush()
+        os.fsync(words.fileno())
 
 
 def _now() -> str:

@@ -26,6 +26,7 @@ from trainer.tensor_file import Written
 
 log = logging.getLogger(__name__)
 RESTS = 30.0  # of what it computes
+ALIGNED = 64  # bytes, which every dtype begins at
 PULSE_S = 0.5  # those who wait for a save say so often that they are there
 
 
@@ -33,6 +34,7 @@ class Saver:
     def __init__(self, checkpoints: Checkpoints, ranks: Ranks = ALONE) -> None:
         self.checkpoints, self.ranks = checkpoints, ranks
         self._copies: dict[tuple[str, str], Tensor] = {}  # made once: new memory costs more than what is copied into it
+        self._arena = Arena()
         self._hurry = threading.Event()
         self._draft: Draft | None = None  # of the save under way
         self._facts: Mapping[str, Any] = {}
@@ -62,9 +64,8 @@ class Saver:
             return False
         self._draft = Draft(self.checkpoints.folder / said["draft"], self.checkpoints.folder / said["target"])
         self._facts, self._is_finishing = facts, False
-        copies = {
-            kind: {name: self._copy(kind, name, one) for name, one in named.items()} for kind, named in tensors.items()
-        }
+        copies = {kind: {name: self._copy(kind, name, one) for name, one in named.items()}
+                  for kind, named in tensors.items()}  # fmt: skip
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the copies were only begun
         self._hurry.clear()
@@ -196,9 +197,30 @@ class Saver:
         is_cuda = tensor.device.type == "cuda"
         held = self._copies.get((kind, name))
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
-            held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_cuda)
+            place = self._arena.take(tensor.nbytes) if is_cuda else torch.empty(tensor.nbytes, dtype=torch.uint8)
+            held = place.view(tensor.dtype).view(tensor.shape)
             self._copies[kind, name] = held
         return held.copy_(tensor.detach(), non_blocking=is_cuda)
+
+
+class Arena:
+    """Memory of the CPU that a GPU writes to by itself (pinned), taken a gigabyte at a time.
+
+    PyTorch rounds every piece of it up to a power of two: tensor by tensor that is two fifths more.
+    """
+
+    def __init__(self, chunk_bytes: int = 1 << 30, is_pinned: bool = True) -> None:
+        self.chunk_bytes, self.is_pinned = chunk_bytes, is_pinned
+        self.chunk, self.used = torch.empty(0, dtype=torch.uint8), 0
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Return so many bytes, uint8, that nobody else has."""
+        if self.used + num_bytes > len(self.chunk):
+            size = max(self.chunk_bytes, num_bytes)
+            self.chunk, self.used = torch.empty(size, dtype=torch.uint8, pin_memory=self.is_pinned), 0
+        found = self.chunk[self.used : self.used + num_bytes]
+        self.used += num_bytes + -num_bytes % ALIGNED
+        return found
 
 
 def _go_on() -> None:

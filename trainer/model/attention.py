@@ -1,12 +1,14 @@
 """Attention over whole rows, over the documents of packed rows, and over a cache.
 
-In: queries, keys, values, and who may see whom. Out: what attention gives. On a GPU documents go through flex
-attention, which skips what nobody may see; on a CPU through a mask: the same sums. Where a CPU trains, rows that are
+In: queries, keys, values, and who may see whom. Out: what attention gives. On a GPU documents go through the kernel for
+rows of any length, one after the other (`DocumentBounds`), or, in float32, through flex attention with a compiled block
+mask; both skip what nobody may see. On a CPU they go through a mask: the same sums. Where a CPU trains, rows that are
 not too long go through plain products of matrices (`InParts`): PyTorch's own kernel for CPUs takes 1.2 times as long as
 they do when each is run by itself, and 3 times as long once a compiler has joined what lies between them.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,6 +21,18 @@ from trainer.model import block_attention
 
 PARTS = 4  # of the queries of a row: the last sees all keys, the first a quarter, so that 5 of 8 products are made
 SHORT = 256  # tokens of a row that is not worth cutting
+VARLEN_SINCE = (8, 0)  # compute capability of flash attention
+MOST_HEAD_DIM = 256
+
+
+@dataclass(frozen=True)
+class DocumentBounds:
+    """Documents one after the other: each token sees its own up to itself."""
+
+    bounds: Tensor
+    """int32 (N + 1,): where each begins in the flattened rows, then the end; empty ones may follow."""
+    longest: int
+    """No document has more tokens."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -> Tensor:
@@ -27,6 +41,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -
     mask: None = all that `is_causal` allows; bool (B, 1, T, S), True where a query may look; or what `documents_mask`
     or `block_attention.views` gave. is_causal: no query looks at a later key, and S = T; a mask says nothing else then.
     """
+    if isinstance(mask, DocumentBounds):
+        return one_after_another(q, k, v, mask)
     if isinstance(mask, block_attention.Views):
         return block_attention.attend(q, k, v, mask)
     grouped = q.shape[1] != k.shape[1]
@@ -38,6 +54,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -
     if mask is None or isinstance(mask, Tensor):
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal and mask is None, enable_gqa=grouped)
     return _flex(q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=grouped)
+
+
+def one_after_another(q: Tensor, k: Tensor, v: Tensor, documents: DocumentBounds) -> Tensor:
+    """Return the same (B, H, T, D) for rows of documents, S = T; bfloat16 or float16 on a GPU."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    rows, heads, length, size = q.shape
+    flat = [one.transpose(1, 2).reshape(rows * length, one.shape[1], size) for one in (q, k, v)]
+    found = varlen_attn(
+        *flat, documents.bounds, documents.bounds, documents.longest, documents.longest, window_size=(-1, 0),
+        enable_gqa=heads != k.shape[1],
+    )  # fmt: skip
+    return found.view(rows, length, heads, size).transpose(1, 2)
+
+
+def has_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Tell whether `DocumentBounds` can be attended to there."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return head_dim % 8 == 0 and head_dim <= MOST_HEAD_DIM and torch.cuda.get_device_capability(device) >= VARLEN_SINCE
 
 
 def of_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -128,14 +164,17 @@ def shared_by(x: Tensor, heads: int) -> Tensor:
     return x if heads == 1 else x.repeat_interleave(heads, dim=1)
 
 
-def documents_mask(documents: Tensor, flex: bool) -> Any:
+def documents_mask(documents: Tensor, flex: bool, bounds: Tensor | None = None) -> Any:
     """Return who sees whom when each token sees its own document up to itself; for `attend`.
 
     documents: (B, T), a number that changes where a document begins. flex: for flex attention, else a plain mask.
+    bounds: int32 (N + 1,), where each begins in the flattened rows, then their end; for the kernel that takes that.
     """
     rows, length = documents.shape
+    if bounds is not None:
+        return DocumentBounds(bounds, length)
     if flex:
-        from torch.nn.attention.flex_attention import create_block_mask
+        create_block_mask = _block_mask(documents.is_cuda)
 
         def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (query >= key) & (documents[row, query] == documents[row, key])
@@ -151,6 +190,14 @@ def positions_in(documents: Tensor) -> Tensor:
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return index - torch.where(begins, index, 0).cummax(dim=1).values
+
+
+@cache
+def _block_mask(compiled: bool) -> Any:
+    """Return what makes a block mask, compiled: without that it makes the whole square, several times over."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return torch.compile(create_block_mask) if compiled else create_block_mask
 
 
 @cache

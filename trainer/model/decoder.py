@@ -63,6 +63,7 @@ class Linear(nn.Linear):
     """Computes in the dtype of its input, or in 8 bits; a bias is added in the dtype of the input."""
 
     in_float8 = False
+    held: float8.Weight | None = None  # the weight in 8 bits, for all passes of a step
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -70,7 +71,7 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.in_float8 and x.requires_grad and float8.fits(x.numel() // x.shape[-1]):
-            product = float8.linear(x, self.weight)
+            product = float8.linear(x, self.weight, self.held)
             return product if bias is None else product + bias
         return F.linear(x, self.weight.to(x.dtype), bias)
 
@@ -212,6 +213,7 @@ class Decoder(nn.Module):
     """The whole model. `compute_dtype` is that of activations; parameters are fp32."""
 
     recompute = False  # each block's inner activations, on the way back
+    held: Sequence[Any] = ()  # matrices of which `Linear.held` is made once a step
 
     def __init__(self, config: ModelConfig, compute_dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -228,17 +230,18 @@ class Decoder(nn.Module):
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
     def hidden(
-        self, ids: Tensor, cache: Kept | None = None, documents: Tensor | None = None, *, at: Positions | None = None,
-        capture: Sequence[int] = (),
+        self, ids: Tensor, cache: Kept | None = None, documents: Tensor | None = None, bounds: Tensor | None = None, *,
+        at: Positions | None = None, capture: Sequence[int] = (),
     ) -> Any:  # fmt: skip
         """Return (B, T, d) in `compute_dtype` for ids (B, T); with `capture` a pair of that and a list, see below.
 
         With a cache they follow what it holds, and are added to it. With `documents` (B, T), numbers that change where
-        a document begins, each token sees its own document only. at: where the tokens stand and what they see, as
-        `positions` makes it; nothing is derived then. capture: numbers of layers, from 0; the list holds what goes into
-        each of them, (B, T, d); their count stands for what leaves the last one, before the norm.
+        a document begins, each token sees its own document only; bounds as `documents_mask` takes them. at: where the
+        tokens stand and what they see, as `positions` makes it; nothing is derived then. capture: numbers of layers,
+        from 0; the list holds what goes into each of them, (B, T, d); their count stands for what leaves the last one,
+        before the norm.
         """
-        at = at or self._positions(ids, cache, documents)
+        at = at or self._positions(ids, cache, documents, bounds)
         x = self.model.embed_tokens(ids).to(self.compute_dtype)
         if self.config.embed_norm:
             x = self.model.embed_norm(x)
@@ -256,6 +259,11 @@ class Decoder(nn.Module):
         last = self.model.norm(x)
         return (last, [seen.get(layer, x) for layer in capture]) if capture else last
 
+    def begin_step(self) -> None:
+        """Take note that the weights are as they stay for all passes of a step."""
+        for one in self.held:
+            one.held.take(one.weight)
+
     def positions(self, index: Tensor, mask: Any = None, is_causal: bool = False) -> Positions:
         """Return what `hidden` takes for tokens at the positions `index` (B or 1, T).
 
@@ -269,10 +277,18 @@ class Decoder(nn.Module):
         logits = F.linear(hidden[:, -1:] if last_only else hidden, self.head.to(self.compute_dtype)).float()
         return capped(logits, self.shape.softcap)
 
-    def loss(self, ids: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Return summed cross entropy in nats, fp32 scalar; targets (B, T) of -1 do not count; documents as above."""
-        hidden, targets = self.hidden(ids, documents=documents).flatten(0, 1), targets.flatten()
-        counted = (targets != IGNORED).nonzero().squeeze(1)
+    def loss(
+        self, ids: Tensor, targets: Tensor, documents: Tensor | None = None, bounds: Tensor | None = None,
+        counted: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return summed cross entropy in nats, fp32 scalar; targets (B, T) of -1 do not count.
+
+        documents, bounds: as above. counted: (N,), where the targets that count stand in the flattened rows; whoever
+        does not say has it looked for, which waits for a GPU.
+        """
+        hidden, targets = self.hidden(ids, None, documents, bounds).flatten(0, 1), targets.flatten()
+        if counted is None:
+            counted = (targets != IGNORED).nonzero().squeeze(1)
         if len(counted) < len(targets):  # in chat most tokens do not count: logits are made for those that do
             hidden, targets = hidden.index_select(0, counted), targets[counted]
         return SummedCrossEntropy.apply(hidden, self.head, targets, self.shape)
@@ -285,14 +301,16 @@ class Decoder(nn.Module):
         """
         return objective.loss(self, batch)
 
-    def _positions(self, ids: Tensor, cache: Cache | None, documents: Tensor | None) -> Positions:
+    def _positions(
+        self, ids: Tensor, cache: Cache | None, documents: Tensor | None, bounds: Tensor | None
+    ) -> Positions:
         length, past = ids.shape[1], cache.length if cache is not None else 0
         if past + length > self.config.max_position_embeddings:
             raise ValueError(f"{past + length} tokens; the model holds {self.config.max_position_embeddings}")
         index = torch.arange(past, past + length, device=ids.device)[None, :]  # (1, T)
         mask = None
         if documents is not None:
-            index, mask = positions_in(documents), documents_mask(documents, flex=ids.is_cuda)
+            index, mask = positions_in(documents), documents_mask(documents, ids.is_cuda, bounds)
         elif cache is not None:
             seen = torch.arange(past + length, device=ids.device)  # (S,)
             real = seen[None, None, :] >= cache.starts[:, None, None]

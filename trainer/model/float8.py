@@ -4,6 +4,8 @@ In: bf16 activations (N, K), a weight (M, K). Out: bf16 (N, M). Source: Micikevi
 tensorwise scaling as in torchao and nanochat.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -40,23 +42,51 @@ def product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], fast: bool) -> T
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Weight:
+    """A weight (M, K) in 8 bits, as the ways there and back multiply it."""
+
+    there: Tensor
+    """(M, K)"""
+    back: Tensor
+    """(K, M), in the order of its own rows."""
+    scale: Tensor
+
+    @staticmethod
+    def of(weight: Tensor) -> "Weight":
+        there, scale = quantised(weight.detach(), torch.float8_e4m3fn)
+        return Weight(there, there.t().contiguous(), scale)
+
+    def take(self, weight: Tensor) -> None:
+        """Hold another weight from now on, in the same memory: compiled code goes on with it."""
+        new = Weight.of(weight)
+        self.there.copy_(new.there)
+        self.back.copy_(new.back)
+        self.scale.copy_(new.scale)
+
+
 class Float8Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return product(quantised(x, torch.float8_e4m3fn), quantised(weight, torch.float8_e4m3fn), fast=True)
+    def forward(ctx, x: Tensor, weight: Tensor, there: Tensor, back: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, back, scale)
+        ctx.dtype = weight.dtype
+        return product(quantised(x, torch.float8_e4m3fn), (there, scale), fast=True)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        x, back, scale = ctx.saved_tensors
         g, g_scale = quantised(grad, torch.float8_e5m2)
-        w, w_scale = quantised(weight, torch.float8_e4m3fn)
         a, a_scale = quantised(x, torch.float8_e4m3fn)
-        x_grad = product((g, g_scale), (w.t(), w_scale), fast=False)
+        x_grad = product((g, g_scale), (back, scale), fast=False)
         weight_grad = product((g.t(), g_scale), (a.t(), a_scale), fast=False)
-        return x_grad, weight_grad.to(weight.dtype)
+        return x_grad, weight_grad.to(ctx.dtype), None, None, None
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Return (..., M) for x (..., K); the rows of x all together must be a multiple of 16."""
-    return Float8Linear.apply(x.flatten(0, -2), weight).view(*x.shape[:-1], weight.shape[0])
+def linear(x: Tensor, weight: Tensor, held: Weight | None = None) -> Tensor:
+    """Return (..., M) for x (..., K); the rows of x all together must be a multiple of 16.
+
+    held: the weight in 8 bits, where somebody has made it already.
+    """
+    held = held or Weight.of(weight)
+    flat = Float8Linear.apply(x.flatten(0, -2), weight, held.there, held.back, held.scale)
+    return flat.view(*x.shape[:-1], weight.shape[0])

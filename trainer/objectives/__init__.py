@@ -47,7 +47,8 @@ class CrossEntropy:
         return float((batch["targets"] != IGNORED).sum())
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        return model.loss(batch["ids"], batch["targets"], batch.get("documents")), {}
+        given = (batch.get(name) for name in ("documents", "bounds", "counted"))
+        return model.loss(batch["ids"], batch["targets"], *given), {}
 
     def at(self, step: int) -> None:
         pass

@@ -18,6 +18,7 @@ from trainer.model.distillation import layer_distance, layer_weights, relation_d
 from trainer.model.ternary import layers_of
 from trainer.model.token_losses import Teacher, sliced_kl
 from trainer.objectives import Batch
+from trainer.objectives.passes import counted_in
 from trainer.records.bits import BitsConfig
 
 SALIENCY_EVERY = 10  # steps between two looks at the columns
@@ -60,20 +61,21 @@ class Bits:
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         ids, targets, documents = batch["ids"], batch["targets"], batch.get("documents")
+        bounds = batch.get("bounds")
         counted = targets != IGNORED  # (B, T)
         figures = {"rounded": self.share * counted.sum()}
         if self.teacher is None:
-            loss = model.loss(ids, targets, documents)
+            loss = model.loss(ids, targets, documents, bounds, batch.get("counted"))
             return loss, figures
         teacher, config = self.teacher, self.config
         through = [*range(1, len(self.weights) + 1)] if config.layers else []
         capture = through if self.relation_layer is None else [*through, self.relation_layer]
-        at = _placed(model, ids, documents)
+        at = _placed(model, ids, documents, bounds)
         with torch.no_grad():
-            at_theirs = _placed(teacher, ids, documents)
+            at_theirs = _placed(teacher, ids, documents, bounds)
             theirs, seen_theirs = _seen(teacher, ids, at_theirs, capture)
         ours, seen = _seen(model, ids, at, capture)
-        index = counted.flatten().nonzero().squeeze(1)
+        index = counted_in(batch)
         other = Teacher(theirs.flatten(0, 1)[index], teacher.head, teacher.shape.softcap)
         squared = config.temperature**2 if config.squared else 1.0
         parts = torch.stack([(1 - self.layers) * config.nats, (1 - self.layers) * config.divergence * squared])
@@ -138,10 +140,10 @@ def _compare(config: BitsConfig, model: Decoder, teacher: Decoder) -> None:
         raise Refused(f"the teacher: {problem}")
 
 
-def _placed(model: Decoder, ids: Tensor, documents: Tensor | None) -> Positions:
+def _placed(model: Decoder, ids: Tensor, documents: Tensor | None, bounds: Tensor | None) -> Positions:
     if documents is None:
         return model.positions(torch.arange(ids.shape[1], device=ids.device)[None], is_causal=True)
-    return model.positions(positions_in(documents), documents_mask(documents, flex=ids.is_cuda), is_causal=True)
+    return model.positions(positions_in(documents), documents_mask(documents, ids.is_cuda, bounds), is_causal=True)
 
 
 def _unseen(ids: Tensor, documents: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.token_losses import logprobs_and_entropy
+from trainer.objectives.passes import counted_in
 from trainer.records.rl_config import RlConfig
 
 Batch = Mapping[str, np.ndarray]
@@ -42,7 +43,7 @@ class PolicyLoss:
         trainer) and `kl` (nats).
         """
         config, width = self.config, batch["targets"].shape[1]
-        counted = (batch["targets"].flatten() != IGNORED).nonzero().squeeze(1)
+        counted = counted_in(batch)
         row = counted // width
         hidden = model.hidden(batch["ids"]).flatten(0, 1).index_select(0, counted)
         now, entropy = logprobs_and_entropy(

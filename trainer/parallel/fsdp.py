@@ -4,7 +4,8 @@ In: a decoder, the `Ranks`, `fsdp` (cut over all processes) or `hybrid` (over th
 Out: the decoder changed in place, and a `Cut`: which rows of every parameter this process has. Of a parameter of N rows
 that is piece `rank` of `torch.chunk(N, size)`; gradients and the optimizer's state are cut alike. A block is put
 together just before it computes, in the dtype of activations, and dropped again; what lies outside of blocks stays
-whole from the way there to the way back, in float32. Source of the order of things: torchtitan's `parallelize` for
+whole from the way there to the way back, in float32. Where memory allows (`is_held`) all of it comes together once a
+step, and gradients travel on its last pass only. Source of the order of things: torchtitan's `parallelize` for
 dense decoders.
 """
 
@@ -28,6 +29,37 @@ class Cut:
     size: int = 1
     copies: int = 1  # hybrid: in how many places each piece is
     group: Any = None  # the processes that make up one copy, in the order of their pieces
+    is_held: bool = False  # parameters stay together for all passes of a step
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether every process has the parameters whole, whatever else is cut."""
+        return self.size == 1
+
+    def part(self, tensor: Tensor) -> Tensor:
+        """Return the rows of a parameter that this process changes; they share their memory with it."""
+        return part_of(tensor)
+
+    def grad(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the gradient of these rows, summed over all processes; None where there is none."""
+        return None if parameter.grad is None else part_of(parameter.grad)
+
+    def before_pass(self, model: Any, is_last: bool) -> None:
+        """Make ready for a pass of a step: gradients need to be the sums over all processes after the last one only."""
+        if self.size > 1:
+            model.set_requires_all_reduce(is_last)
+        if self.is_held:
+            model.set_requires_gradient_sync(is_last)
+            model.set_reshard_after_backward(is_last)
+
+    def reduced(self) -> None:
+        """Wait until the gradients are summed over all processes. Raises PeerLost."""
+
+    def changed(self) -> None:
+        """Give the others the rows that the optimizer has changed here, and take theirs. Raises PeerLost."""
+
+    def clear(self) -> None:
+        """Forget the gradients."""
 
     def rows(self, num_rows: int) -> slice:
         """Return which rows of a parameter of so many are here."""
@@ -114,11 +146,12 @@ def parts_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: part_of(one) for name, one in tensors.items()}
 
 
-def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through") -> Cut:
+def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is_held: bool = False) -> Cut:
     """Cut it in place, with parameters that are yet to be filled where it lies on no device.
 
-    method: of the model, by which it is called: what lies outside of blocks comes together as that begins.
-    Raises PeerLost when the others do not come.
+    method: of the model, by which it is called: what lies outside of blocks comes together as that begins. is_held:
+    keep it together from the first pass of a step to the last: as much memory as the whole has in the dtype of
+    activations, and its gradients. Raises PeerLost when the others do not come.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -139,16 +172,11 @@ def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through") ->
     in_blocks = MixedPrecisionPolicy(param_dtype=width, reduce_dtype=torch.float32, cast_forward_inputs=False)
     outside = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in model.model.layers:
-        _summing(fully_shard(block, mesh=mesh, mp_policy=in_blocks, reshard_after_forward=True))
+        _summing(fully_shard(block, mesh=mesh, mp_policy=in_blocks, reshard_after_forward=not is_held))
         register_fsdp_forward_method(block, "projected")
     _summing(fully_shard(model, mesh=mesh, mp_policy=outside, reshard_after_forward=False))
     register_fsdp_forward_method(model, method)
-    return Cut(ranks.rank % size, size, ranks.size // size, rows)
-
-
-def last_pass(model: nn.Module, is_last: bool) -> None:
-    """Let copies of a cut model add up their gradients on the last pass of a step only."""
-    model.set_requires_all_reduce(is_last)
+    return Cut(ranks.rank % size, size, ranks.size // size, rows, is_held)
 
 
 def _groups(members: Sequence[Sequence[int]], rank: int) -> Any:

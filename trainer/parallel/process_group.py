@@ -9,7 +9,7 @@ comes on top.
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.errors import PeerLost, Refused
 
@@ -54,21 +54,13 @@ class Ranks:
         missing = -(-len(rows) // self.size) - len(mine)
         return np.concatenate([mine, np.full((missing, *rows.shape[1:]), fill, rows.dtype)]) if missing else mine
 
-    def add_up(self, parameters: Sequence[nn.Parameter], *figures: float) -> list[float]:
-        """Sum the gradients over all processes, in place, and the figures, which are returned. Raises PeerLost."""
-        if self.size == 1:
-            return list(figures)
-        if not parameters:
-            return self.total(*figures)
-        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        assert len(grads) == len(parameters), "each was passed"
-        flat = torch.cat([*(grad.flatten() for grad in grads), grads[0].new_tensor(figures)])
-        with _others():
-            torch.distributed.all_reduce(flat)
-        *sums, total = flat.split([*(grad.numel() for grad in grads), len(figures)])
-        for parameter, summed in zip(parameters, sums, strict=True):
-            parameter.grad = summed.view_as(parameter)
-        return [float(figure) for figure in total]
+    def add_up(self, figures: Tensor) -> Tensor:
+        """Return their sums over all processes, float64, where they lie: nobody waits for a GPU. Raises PeerLost."""
+        sums = figures.detach().double()
+        if self.size > 1:
+            with _others():
+                torch.distributed.all_reduce(sums)
+        return sums
 
     def total(self, *figures: float) -> list[float]:
         """Return their sums over all processes. Raises PeerLost."""

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from data.chat.conversations import Conversations
+from data.chat.packing import packed
 from data.config import TASKS, Making
 from trainer.config import Keeping, PhaseConfig
 from trainer.errors import Refused
@@ -24,11 +25,15 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
 
 
 def rows_of(phase: PhaseRun) -> Source:
-    """Return the conversations of the phase's mixture as batches. Raises Refused when it names none."""
-    conversations = talk_of(phase)
+    """Return the conversations of the phase's mixture as batches, packed or not. Raises Refused when it names none."""
+    conversations, config = talk_of(phase), phase.config
+    is_packed = config.is_packed(phase.machine.device.type)
 
     def batch(step: int) -> Batch:
-        return dict(zip(("ids", "targets"), conversations.batch(step, phase.config.rows), strict=True))
+        ids, targets = conversations.batch(step, config.rows)
+        if is_packed:
+            return packed(ids, targets, config.sequence_len, conversations.pad)
+        return {"ids": ids, "targets": targets}
 
     return Made(batch)
 

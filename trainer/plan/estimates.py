@@ -17,7 +17,7 @@ from trainer.reuse import Node
 def ways_of(phase: PhaseConfig, request: Request) -> dict[str, int]:
     """Return how a model may be spread over the GPUs that are asked for -> bytes that it takes of each, an estimate."""
     found = memory.ways(phase, max(1, request.num_gpus), request.nodes)
-    return {way: memory.estimate(phase, parts=parts).total for way, parts in found.items()}
+    return {way: memory.estimate(phase, **spread).total for way, spread in found.items()}
 
 
 def told(found: Mapping[str, int]) -> str:

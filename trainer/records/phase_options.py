@@ -151,7 +151,8 @@ def _value(kinds: tuple[Any, ...], text: str, where: str) -> Any:
 def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
     """Return `values`, changed.
 
-    Mappings are changed key by key, anything else is replaced; a mixture too, whose keys are no fields.
+    Mappings are changed key by key, anything else is replaced; a mixture too, whose keys are no fields. A phase whose
+    `micro_rows` are given is not fitted to its GPU, unless that is given, too.
     """
     if not isinstance(by, Mapping):
         raise ConfigError(f"expected a mapping, got {by!r}")
@@ -159,4 +160,6 @@ def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
     for key, value in by.items():
         inner = result.get(key)
         result[key] = changed(inner, value) if isinstance(inner, dict) and key != "mixture" else value
+    if "micro_rows" in by and "fit" in values:  # who says how many does not want others
+        result["fit"] = by.get("fit", False)
     return result

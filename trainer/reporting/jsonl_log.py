@@ -56,7 +56,8 @@ def _record(line: str, kinds: Mapping[str, type]) -> dict[str, Any] | None:
             outside.typed(found, key, kind)
     except outside.Unreadable:
         return None
-    rest = {key: one for key, one in found.items() if key not in (*kinds, "mfu_of")}
+    rest = {key: one for key, one in found.items() if key not in (*kinds, "mfu_of", "config")}
     is_known = all(one is None or type(one) in (int, float) and abs(one) < MOST for one in rest.values())
     is_known &= abs(found.get("loss", 0.0)) < MOST and type(found.get("mfu_of", "")) is str
+    is_known &= type(found.get("config", {})) is dict
     return found if is_known and found["step"] >= 0 else None

@@ -1,16 +1,18 @@
-"""What a run tells while it trains: `metrics.jsonl`, `samples.jsonl`, TensorBoard and W&B beside it, progress records.
+"""What a run tells while it trains: `metrics.jsonl`, `samples.jsonl`, progress records.
 
-In: the figures of a step, and now and then what the model says. Out: one line per step in `metrics.jsonl`; the same as
-TensorBoard scalars, and in W&B where somebody asked for it; at most a few `progress` records per second, which carry a
-short curve of the loss for `inv status`.
+In: the figures of a step, and now and then what the model says. Out: one line per step in `metrics.jsonl`, which
+`trainer.tracking` tells to others; at most a few `progress` records per second, which carry a short curve of the loss
+for `inv status`.
 Figures of a step: `loss` (nats per counted token), `grad_norm`, `lr`, `tokens` (all so far, without padding),
 `tokens_per_s` and `mfu` of those (over the last steps; the first line of a process says under `mfu_of` of what),
 `step_s`, `data_wait_s`, `memory_bytes` (the most so far, of the GPU or of the process), `at` (UTC epoch seconds).
+The first line of all has `config`, the whole configuration that the trainer has got: what was asked for has arrived.
 """
 
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from data.events import emit
 from trainer.config import PhaseConfig
 from trainer.reporting.jsonl_log import SAID, StepLines, read
 from trainer.reporting.peak_flops import Peak
-from trainer.reporting.tracking import Tracker, open_tracker
 
 RECORD_EVERY_S = 0.3
 WINDOW = 20  # steps that a rate is the mean of
@@ -31,14 +32,9 @@ class Metrics:
     """The figures of one run, from step `start` on; lines of later steps (a killed run's) are dropped."""
 
     def __init__(
-        self, folder: Path, start: int, config: PhaseConfig, run: str = "", peak: Peak | None = None, devices: int = 1
+        self, folder: Path, start: int, config: PhaseConfig, peak: Peak | None = None, devices: int = 1
     ) -> None:
-        """Open the figures of a run.
-
-        run: its id, stable over recoveries; peak: of one device, None = not known, so there is no MFU.
-        """
-        from torch.utils.tensorboard import SummaryWriter
-
+        """Open the figures of a run. peak: of one device, None = not known, so there is no MFU."""
         folder.mkdir(parents=True, exist_ok=True)
         self.config, self.first = config, start
         self.peak_flops_per_s = peak.flops_per_s * devices if peak else 0.0
@@ -48,11 +44,10 @@ class Metrics:
         self.curve = Curve(config.steps)
         for one in self.lines.kept:
             self.curve.add(one["step"], one["loss"])
-        self.board = SummaryWriter(str(folder), purge_step=start + 1)
-        self.tracker: Tracker | None = open_tracker(folder, config, run)
         self.told_at = self.asking_s = 0.0
         self.window = deque([(time.monotonic(), start, 0, 0.0)], maxlen=WINDOW + 1)  # (when, step, tokens, operations)
         self.peak_source = {"mfu_of": peak.source} if peak else {}
+        self.arrived = {} if self.lines.kept else {"config": asdict(config)}
 
     def step(self, step: int, tokens: int, row_len: int, **figures: float) -> None:
         """Write that `step` steps are done, the last over so many tokens, without padding, in rows of `row_len`."""
@@ -70,12 +65,11 @@ class Metrics:
             rates["memory_bytes"] = memory_bytes
         figures = {**figures, **rates, "step_s": round(now - began_at, 6)}
         once = self.peak_source if len(counted) == 1 else {}
-        self.lines.add({"step": step, "tokens": self.tokens, **figures, "at": round(time.time(), 3), **once})
+        self.lines.add(
+            {"step": step, "tokens": self.tokens, **figures, "at": round(time.time(), 3), **once, **self.arrived}
+        )
+        self.arrived = {}
         self.curve.add(step, figures["loss"])
-        for name, value in figures.items():
-            self.board.add_scalar(name, value, step)
-        if self.tracker:
-            self.tracker.log(step, {**figures, "tokens": self.tokens})
         if now - self.told_at < RECORD_EVERY_S and step < config.steps:
             return
         self.told_at = now
@@ -85,24 +79,17 @@ class Metrics:
         else:
             each = config.rows * config.sequence_len
             count = {"done": step * each, "total": config.steps * each, "unit": "tokens"}
-        link = {"tracking": self.tracker.link} if self.tracker else {}
-        emit("progress", **count, step=step, eta_s=eta_s, **figures, curve=self.curve.points(), **link)
+        emit("progress", **count, step=step, eta_s=eta_s, **figures, curve=self.curve.points())
 
     def samples(self, step: int, said: Sequence[dict[str, str]], took_s: float) -> None:
         """Write what the model says after `step` steps: prompts and texts. The time that it took is no training."""
         self.asking_s += took_s
         for one in said:
             self.said.add({"step": step, **one})
-            self.board.add_text(one["prompt"], one["text"], step)
-        if self.tracker:
-            self.tracker.samples(step, said)
 
     def close(self) -> None:
         self.lines.close()
         self.said.close()
-        self.board.close()
-        if self.tracker:
-            self.tracker.close()
 
 
 class Curve:

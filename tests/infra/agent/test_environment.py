@@ -281,6 +281,8 @@ def test_every_requirement_is_pinned_by_name_and_version_only():
         "llama-cpp",
         "lm-eval",
         "skypilot",
+        "ui",
+        "browser",
         "dev",
     ):
         pins = (REPOSITORY / "constraints" / f"{name}.txt").read_text(encoding="utf-8")

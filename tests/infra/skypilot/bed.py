@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +59,16 @@ class Bed:
     """In which SkyPilot, and Slurm's own commands, find it."""
     shared: Path
     """A folder that the nodes' user may write."""
+    start_server: Callable[[], None]
+    """Returns when it answers."""
+
+    def kill_server(self) -> None:
+        """Kill the API server and its workers; the controllers of jobs are processes of their own."""
+        mark = f"HOME={self.environ['HOME']}".encode()
+        for pid in _processes(lambda folder: mark in (folder / "environ").read_bytes().split(b"\0")):
+            with contextlib.suppress(OSError):
+                if b"sky.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
 
     def run(self, *words: str, timeout_s: float = 60.0) -> str:
         done = subprocess.run(words, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -113,12 +123,16 @@ def bed(folder: Path) -> Iterator[Bed]:
                    "SKYPILOT_API_SERVER_LOCAL_PORT": str(server), "PYTHONPATH": str(folder / "bin"),
                    "SKYPILOT_API_SERVER_ENDPOINT": f"http://127.0.0.1:{server}",
                    "BED_PROBE": f"http://127.0.0.1:{probe}"}  # fmt: skip
-        found = Bed(folder, environ, shared)
+        beginning = {key: value for key, value in environ.items() if key != "SKYPILOT_API_SERVER_ENDPOINT"}
+
+        def start_server() -> None:
+            _start(stack, [str(sky.parent / "sky"), "api", "start", "--foreground"], beginning, folder / "server.log")
+            _until(lambda: _answers(f"http://127.0.0.1:{server}/api/health"), "SkyPilot's API server", 400.0)
+
+        found = Bed(folder, environ, shared, start_server)
         _until(lambda: found.run("sinfo", "-h", "-o", "%T").split() == ["idle"], "slurm")
         stack.callback(_end_skypilot, home)
-        beginning = {key: value for key, value in environ.items() if key != "SKYPILOT_API_SERVER_ENDPOINT"}
-        _start(stack, [str(sky.parent / "sky"), "api", "start", "--foreground"], beginning, folder / "server.log")
-        _until(lambda: _answers(f"http://127.0.0.1:{server}/api/health"), "SkyPilot's API server", 400.0)
+        start_server()
         found.run(str(sky.parent / "sky"), "check", "slurm", timeout_s=400)
         yield found
 

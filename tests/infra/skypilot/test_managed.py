@@ -1,6 +1,5 @@
 """The command of a task, as an engine runs it on a machine: here in folders of this one, without the engine."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.managed import SUBMITTED_AT
 from infra.agent.meet import free_ports
+from infra.agent.steps import RESUME_ME
 from infra.records import Carried, Plan, Request
 from infra.skypilot import job_view, submit
 from tests.infra.agent.world import until
@@ -90,8 +90,12 @@ def test_a_task_of_two_nodes_is_one_job(bundle, tmp_path):
     ]  # fmt: skip
 
 
-def test_a_task_that_is_told_to_leave_saves_and_its_limit_counts_from_its_submission(bundle, tmp_path):
-    text = "trap 'echo saved; exit 75' TERM; echo begun; while :; do sleep 0.1; done"
+def test_the_limit_of_a_task_counts_from_its_submission_and_one_that_is_taken_away_saves_and_goes_on(bundle, tmp_path):
+    text = """
+    [ ! -e ~/saved ] || { echo went on; exit; }
+    trap 'touch ~/saved; exit 75' TERM
+    echo begun; while :; do sleep 0.1; done
+    """
     folder = bundle(text, limits=Limits(time_s=10000.0))
     child = begin(folder, tmp_path / "home", **{SUBMITTED_AT: "1000"})
     said = child.communicate(timeout=60)[0]
@@ -104,5 +108,8 @@ def test_a_task_that_is_told_to_leave_saves_and_its_limit_counts_from_its_submis
     until(lambda: log.exists() and "begun" in log.read_text(), "the step")
     child.send_signal(signal.SIGTERM)
     said = child.communicate(timeout=60)[0]
-    assert child.returncode == 143 and job_view.read(said).steps["run"].endswith("saved\n"), said
-    assert json.loads(log.parents[1].joinpath("state", "verdict.json").read_text())["state"] == "stopped"
+    assert (child.returncode, job_view.read(said).report["verdict"]) == (RESUME_ME, {}), said
+    child = begin(folder, home)
+    said = child.communicate(timeout=60)[0]
+    lines = log.read_text().splitlines()
+    assert (child.returncode, lines[0], lines[-1]) == (0, "begun", "went on"), said

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.job import Job, Limits, NodeGroup, Step
-from infra.agent.managed import REPORT, SUBMITTED_AT, exit_code, job_here
+from infra.agent.job import Job, Limits, NodeGroup, PodFolder, Step
+from infra.agent.managed import NUM_GPUS, REPORT, SUBMITTED_AT, exit_code, job_here
+from infra.agent.state import LEFT, stop_file, write_json
 from infra.errors import NoOffer, UsageError
 from infra.records import Request
 from infra.selection.machine_spec import MachineSpec
@@ -46,13 +47,17 @@ def test_each_node_has_the_job_back_with_the_nodes_in_it_and_what_it_has_waited(
         key="k"))  # fmt: skip
     second = job_here(sent, {**ips, "SKYPILOT_NODE_RANK": "1"}, "eth0", 1090.0)
     assert (second.group.rank, [one.name for one in second.steps], second.beside) == (1, ["run"], None)
-    alone = job_here(sent, {"SKYPILOT_NODE_IPS": "10.0.0.5"}, "", 500.0)
-    assert alone.group == NodeGroup() and alone.limits.billed_s == 0.0
+    alone = job_here(sent, {"SKYPILOT_NODE_IPS": "10.0.0.5", NUM_GPUS: "4"}, "", 500.0)
+    assert alone.group == NodeGroup() and (alone.limits.billed_s, alone.num_gpus) == (0.0, 4)
 
 
-def test_a_task_is_begun_anew_for_a_lost_node_and_for_nothing_else():
-    assert [exit_code({"state": one}, False) for one in ("succeeded", "lost", "failed", "limit")] == [0, 75, 1, 1]
-    assert exit_code({"state": "stopped"}, True) == 143
+def test_a_task_is_begun_anew_where_its_work_has_left_and_for_nothing_else(tmp_path):
+    pod = PodFolder(tmp_path)
+    write_json(stop_file(pod), {"state": LEFT})
+    assert exit_code(pod) == 75
+    for state, code in (("succeeded", 0), ("failed", 1), ("limit", 1)):
+        write_json(pod.verdict, {"state": state})
+        assert exit_code(pod) == code
 
 
 def test_flags_ask_for_resources_and_outweigh_those_of_a_file():

@@ -101,12 +101,14 @@ def test_a_loss_is_drawn_from_where_it_began_to_where_it_is():
         "loss": 2.0,
         "curve": [8.0, 4.0, 2.0],
         "mfu": 0.4321,
-        "tracking": "offline",
     }
     step = {"name": "base", "state": "running", "record": record, "started_at": 900.0, "ended_at": None}
-    view = replace(VIEW, state="running", step="base", note="", progress={"steps": [step]})
+    view = replace(
+        VIEW, state="running", step="base", note="", progress={"steps": [step], "tracking": {"wandb": "offline"}}
+    )
     words = " ".join(shown(status_table.status_table([view], 1000.0), 120).split())
-    assert "brave-otter-3: loss of base 8.00 █▃▁ 2.00 brave-otter-3: W&B: offline" in words
+    assert "brave-otter-3: loss of base 8.00 █▃▁ 2.00 brave-otter-3: wandb: offline" in words
+    assert status_table.view_json(view)["tracking"] == {"wandb": "offline"}
     assert "tok/s MFU left" in words and "43.2 %" in words
     assert status_table.view_json(view)["curve"] == [8.0, 4.0, 2.0]
     assert "loss of" not in shown(status_table.status_table([replace(view, state="succeeded")], 1000.0), 120)

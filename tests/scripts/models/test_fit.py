@@ -61,9 +61,9 @@ def test_what_is_not_known_is_refused_with_what_is():
 
 
 def test_fit_says_how_a_model_is_spread_over_several_gpus(capsys):
-    fit.fit(FitFlags(profile="runpod_4b", phase="base", gpu="L40S", json=False, num_gpus=8, nodes=2))
+    fit.fit(FitFlags(profile="runpod_4b", phase="base", gpu="RTX 4090", json=False, num_gpus=8, nodes=2))
     shown = capsys.readouterr().out
     assert "2 machines of 8 GPUs" in shown and "hybrid over 16" in shown
-    fit.fit(FitFlags(profile="runpod_4b", phase="base", gpu="L40S", json=True, num_gpus=8))
+    fit.fit(FitFlags(profile="runpod_4b", phase="base", gpu="RTX 4090", json=True, num_gpus=8))
     (one,) = json.loads(capsys.readouterr().out)["gpus"]
     assert (one["parallel"], one["fits"]) == ("fsdp", True)

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from scripts.services.inspect import advice, figures, percentiles
+from flows.reading.services import figures, percentiles
+from scripts.services.inspect import advice
 from serve import awaiting, revision, service
 from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, ServiceRecord, Version, WantedService

@@ -245,9 +245,9 @@ class Poisoned(Decoder):
     calls = 0
     bad: range = range(0)
 
-    def loss(self, ids, targets, documents=None):
+    def loss(self, *given):
         self.calls += 1
-        return super().loss(ids, targets, documents) * (float("nan") if self.calls in self.bad else 1.0)
+        return super().loss(*given) * (float("nan") if self.calls in self.bad else 1.0)
 
 
 def poisoned(bad: range) -> Poisoned:

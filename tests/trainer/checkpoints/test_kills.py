@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.utils.tensorboard  # here, or each life would import it for itself
 
 from scripts.project import debian
 from tests import seeds

@@ -192,6 +192,26 @@ def test_eight_bit_products_are_near_and_their_gradients_are_those_of_what_was_m
     assert torch.allclose(by_hand.float(), y.detach().float(), rtol=0.02, atol=0.05)
 
 
+def test_a_weight_is_put_into_8_bits_once_a_step_and_anew_when_it_has_changed(monkeypatch):
+    torch.manual_seed(2)
+    x, weight = torch.randn(32, 64).bfloat16().requires_grad_(), torch.randn(48, 64, requires_grad=True)
+    held, made = float8.Weight.of(weight), []
+    quantised = float8.quantised
+    monkeypatch.setattr(float8, "quantised", lambda *about: made.append(len(about[0])) or quantised(*about))
+
+    def products(*given) -> list[torch.Tensor]:
+        y = float8.linear(x, weight, *given)
+        return [y, *torch.autograd.grad(y.sum(), (x, weight))]
+
+    assert all(torch.equal(one, other) for one, other in zip(products(held), products(), strict=True))
+    assert made.count(48) == 1  # by the one to whom none was given
+    with torch.no_grad():
+        weight.mul_(2)
+    place = held.there.data_ptr()
+    held.take(weight)
+    assert held.there.data_ptr() == place and torch.equal(products(held)[0], products()[0])
+
+
 def test_a_machine_without_the_units_or_the_compiler_says_so(monkeypatch):
     model = Decoder(BASE.model)
     with (

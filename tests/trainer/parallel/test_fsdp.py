@@ -18,11 +18,14 @@ from trainer import tensor_file
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints
 from trainer.checkpoints.saving import Saver
 from trainer.config import Keeping, PhaseConfig
+from trainer.device import Machine
 from trainer.loop import Training
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives.source import Made
 from trainer.parallel.fsdp import cut, parts_of
 from trainer.parallel.process_group import Ranks
+from trainer.parallel.zero import shared
+from trainer.speed import equipped
 
 pytestmark = pytest.mark.process
 
@@ -46,9 +49,11 @@ def training(folder: Path, one: PhaseConfig, ranks: Ranks, parallel: str, keepin
     if parallel != "ddp" and ranks.size > 1:
         with torch.device("meta"):
             model = Decoder(one.model, dtype)
-        more["cut"] = cut(model, parallel, ranks)
+        more["cut"] = cut(model, parallel.removesuffix("-held"), ranks, is_held=parallel.endswith("-held"))
         model.to_empty(device="cpu")
         more["cut"].deal(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
+    elif ranks.size > 1:
+        more["cut"] = shared(model, ranks)
     model.recompute = one.recompute
     saved = Checkpoints(folder / "saved", keeping)
     return Training(model, one, Made(random_batch), saved, FACTS, folder / "metrics", ranks, **more)
@@ -74,11 +79,13 @@ def alone(tmp_path_factory):
     return run(folder, config(), 1), folder
 
 
-@pytest.mark.parametrize(("size", "parallel"), [(2, "fsdp"), (4, "fsdp"), (4, "hybrid"), (2, "ddp")])
+@pytest.mark.parametrize(
+    ("size", "parallel"), [(2, "fsdp"), (2, "fsdp-held"), (4, "fsdp"), (4, "hybrid"), (2, "ddp"), (3, "ddp")]
+)
 def test_several_processes_have_the_losses_of_one(tmp_path, alone, size, parallel):
     losses = run(tmp_path, config(), size, parallel, per_node=2)
     assert losses == pytest.approx(alone[0], rel=TOLERANCE)
-    parts = {"ddp": 1, "hybrid": 2, "fsdp": size}[parallel]
+    parts = 2 if parallel == "hybrid" else size
     assert Checkpoints(tmp_path / "saved", EASY).newest().manifest["world"] == parts
 
 
@@ -104,6 +111,45 @@ def test_what_four_processes_saved_two_and_one_go_on_with_bit_for_bit(tmp_path, 
         shutil.copytree(tmp_path / "four", same)
         assert resaved(same, size, parallel) == contents(four)
     assert before == pytest.approx(whole, rel=TOLERANCE)
+
+
+def test_two_processes_that_share_an_optimizer_go_on_as_one_and_back(tmp_path, alone):
+    """And every gradient is on its way to its owner when the way back ends."""
+    whole, saved = alone[0], tmp_path / "saved"
+
+    def work(ranks: Ranks, tell: Tell) -> None:
+        one, behind = training(tmp_path, config(), ranks, "ddp"), []
+        reduced = one.cut.reduced
+        object.__setattr__(one.cut, "reduced", lambda: behind.append(len(one.cut.waiting)) or reduced())
+        one.run()
+        tell("behind", str(sum(behind)))
+        tell("state", str(sum(one.nbytes for one in one.optimizer.tensors().values())))
+
+    told = together(2, work)
+    assert [one["behind"] for one in told] == ["0", "0"]
+    alone_bytes = sum(
+        one.nbytes for one in Checkpoints(alone[1] / "saved", EASY).newest().tensors("optimizer").values()
+    )
+    assert all(int(one["state"]) < 0.55 * alone_bytes for one in told)
+    for size in (1, 2):  # the last steps once more, by one process, then by two from what that one had left
+        steps = sorted(saved.glob("step-*"))
+        shutil.rmtree(steps[-1])
+        assert run(tmp_path, config(), size, "ddp") == pytest.approx(whole, rel=TOLERANCE)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_compiled_processes_have_the_losses_of_one_that_is_not(tmp_path, alone, parallel):
+    def work(ranks: Ranks, tell: Tell) -> None:
+        one = training(tmp_path, config(compile="always"), ranks, parallel)
+        with equipped(one.model, one.config, Machine(torch.device("cpu"), torch.float32, 1)):
+            one.run()
+        tell("graphs", str(torch._dynamo.utils.counters["stats"]["unique_graphs"]))
+
+    assert [one["graphs"] for one in together(2, work, timeout_s=300.0)] == ["1", "1"]
+    lines = (tmp_path / "metrics" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["loss"] for line in lines] == pytest.approx(alone[0], rel=TOLERANCE)
 
 
 def test_processes_that_see_no_common_disk_send_their_parts_to_the_first(tmp_path, alone):
@@ -149,7 +195,7 @@ def resaved(folder: Path, size: int, parallel: str) -> dict[str, Any]:
 
     together(size, work)
     newest = Checkpoints(folder / "saved", EASY).newest()
-    assert newest is not None and newest.step == 9 and newest.manifest["world"] == (size if parallel == "fsdp" else 1)
+    assert newest is not None and newest.step == 9 and newest.manifest["world"] == size
     return contents(newest)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch.distributed.fsdp
-import torch.utils.tensorboard
 
 from tests.faults.lives import Child, Tell, fork
 from trainer.errors import PeerLost
@@ -46,9 +45,9 @@ def begin(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIM
     return [fork(lambda tell, rank=rank: one(rank, tell)) for rank in range(size)]
 
 
-def together(size: int, work: Work, per_node: int = 0) -> list[dict[str, Any]]:
+def together(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIMEOUT_S) -> list[dict[str, Any]]:
     """What each told at last, by rank; Wrong when one failed."""
     if size == 1:
         child = fork(lambda tell: work(Ranks(), tell))
         return [dict(child.wait(120.0))]
-    return [dict(child.wait(120.0)) for child in begin(size, work, per_node)]
+    return [dict(child.wait(4 * timeout_s)) for child in begin(size, work, per_node, timeout_s)]

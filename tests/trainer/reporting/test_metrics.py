@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -15,9 +15,9 @@ from tests.trainer.conftest import tiny
 from trainer.device import Machine
 from trainer.loop import tokens_in
 from trainer.model.decoder import Decoder, initialise
-from trainer.reporting import peak_flops, tracking
-from trainer.reporting.jsonl_log import SAID, StepLines, read
-from trainer.reporting.metrics import POINTS, Curve
+from trainer.reporting import peak_flops
+from trainer.reporting.jsonl_log import SAID, StepLines, parse, read
+from trainer.reporting.metrics import POINTS, Curve, Metrics
 from trainer.reporting.peak_flops import Peak
 from trainer.reporting.samples import TALK, Sampler, is_due
 
@@ -141,11 +141,14 @@ def test_asking_changes_no_bit_and_what_was_said_before_a_kill_stays(tmp_path, i
     assert all(isinstance(one["text"], str) for one in said)
 
 
-def test_who_asks_for_wandb_without_having_it_is_told_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    caplog.set_level("INFO")
-    monkeypatch.setenv("WANDB_PROJECT", "ours")
-    assert training(tmp_path, steps=2).run().step == 2
-    assert "wandb is not in this environment" in caplog.text
-    for environ, asked in (({}, False), ({"WANDB_API_KEY": "k"}, True), ({"WANDB_MODE": "disabled"}, False)):
-        assert tracking.is_asked_for(environ) is asked
+def test_the_first_line_of_a_run_has_the_whole_configuration_and_is_read_like_any_other(tmp_path):
+    config = tiny(steps=3)
+    for start, steps in ((0, 2), (2, 3)):
+        told = Metrics(tmp_path, start, config)
+        for step in range(start + 1, steps + 1):
+            told.step(step, 8, 8, loss=1.0)
+        told.close()
+    first, *rest = read(tmp_path / "metrics.jsonl")
+    assert (first["step"], first["config"]) == (1, json.loads(json.dumps(asdict(config))))
+    assert [one["step"] for one in rest] == [2, 3] and not any("config" in one for one in rest)
+    assert parse('{"step": 1, "tokens": 1, "loss": 1.0, "config": 3}\n') == []

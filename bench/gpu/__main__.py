@@ -1,0 +1,89 @@
+"""What a GPU makes of the trainer: the first thing to run on a machine that has one. Prints a table, then JSON.
+
+Run: python -m bench.gpu [--num-gpus N] [--only WORD,WORD] [--json FILE] [--toy]. It needs no network and no data, and
+is meant to take eight minutes on one GPU; `--toy` is the same at a size for one CPU. Every part goes through the loop,
+the optimizer and the checkpoints that runs go through. `seen` is measured, `wanted` is what dev/LOG.md is to hold it
+against; a part that fails says so, and the exit code is 1. N above 1 starts as many processes by torchrun.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.gpu.parts import PARTS
+from bench.gpu.setup import Bench
+from trainer.device import prepare
+from trainer.parallel.process_group import joined
+from trainer.speed import kernels_of_node
+
+
+def measured(bench: Bench, names: list[str]) -> tuple[list[dict[str, Any]], bool]:
+    """Return a row for each thing that was measured, and whether all of it worked."""
+    rows, is_well = list[dict[str, Any]](), True
+    for name in names:
+        began = time.perf_counter()
+        try:
+            for what, seen, wanted in PARTS[name](bench):
+                rows.append({"part": name, "what": what, "seen": dict(seen), "wanted": wanted})
+        except Exception as error:  # the other parts are wanted all the more
+            traceback.print_exc()
+            rows.append({"part": name, "what": name, "failed": f"{type(error).__name__}: {error}"})
+            is_well = False
+            if bench.ranks.size > 1:
+                break  # the others wait in another place
+        rows[-1:] = [{**rows[-1], "took_s": round(time.perf_counter() - began, 1)}] if rows else []
+    return rows, is_well
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| what | seen | wanted |", "|---|---|---|"]
+    for row in rows:
+        seen = row.get("failed") or ", ".join(
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in row["seen"].items()
+        )
+        lines.append(f"| {row['what']} | {seen} | {row.get('wanted', '')} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    known = argparse.ArgumentParser()
+    known.add_argument("--num-gpus", type=int, default=1)
+    known.add_argument("--only", default=",".join(PARTS))
+    known.add_argument("--json", default="")
+    known.add_argument("--toy", action="store_true")
+    flags = known.parse_args()
+    names = flags.only.split(",")
+    if unknown := sorted(set(names) - set(PARTS)):
+        print(f"--only {', '.join(unknown)}: known: {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    if flags.num_gpus > 1 and "WORLD_SIZE" not in os.environ:
+        words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={flags.num_gpus}", "-m", "bench.gpu"]
+        return subprocess.run([sys.executable, *words, *sys.argv[1:]], check=False).returncode
+    machine = prepare()
+    with joined() as ranks, tempfile.TemporaryDirectory(prefix="slipway-") as folder, kernels_of_node(Path(folder)):
+        began = time.perf_counter()
+        rows, is_well = measured(Bench(machine, ranks, flags.toy, Path(folder)), names)
+        if ranks.is_first:
+            name = torch.cuda.get_device_name() if machine.device.type == "cuda" else "CPU"
+            about = {"device": name, "gpus": ranks.size, "torch": torch.__version__, "is_toy": flags.toy}
+            whole = {**about, "took_s": round(time.perf_counter() - began, 1), "rows": rows}
+            print(f"{about['device']} x {ranks.size}, PyTorch {torch.__version__}, {whole['took_s']} s")
+            print(table(rows))
+            print(json.dumps(whole))
+            if flags.json:
+                Path(flags.json).write_text(json.dumps(whole, indent=1) + "\n")
+    return 0 if is_well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

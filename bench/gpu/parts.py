@@ -1,0 +1,241 @@
+"""What is measured: each part yields what it is, what was seen, and what is wanted of it."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench.gpu.setup import Bench, best_s, talk_of, text_of
+from trainer import memory
+from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.config import Keeping
+from trainer.errors import Preempted
+from trainer.loop import Training, accumulate
+from trainer.model.decoder import Decoder, initialise
+from trainer.objectives import Batch, CrossEntropy
+from trainer.objectives.bits import Bits
+from trainer.objectives.blocks import BlockDiffusion, with_masks
+from trainer.objectives.rl import PolicyLoss
+from trainer.objectives.source import Made
+from trainer.optim import Optimizer, orthogonalised
+from trainer.recipes import PROFILES
+from trainer.records.bits import BitsConfig
+from trainer.records.model_config import Ternary
+from trainer.reporting.peak_flops import of_machine
+from trainer.speed import equipped
+
+Seen = Iterator[tuple[str, Mapping[str, Any], str]]
+
+
+def base(bench: Bench) -> Seen:
+    wanted = {"1B": "MFU 0.50", "d20": "MFU 0.47", "2B": "MFU 0.48"}
+    for name in ("1B",) if bench.is_toy else ("1B", "d20", "2B"):
+        config = bench.phase("base", name)
+        config = replace(config, rows=max(config.micro_rows * 4, bench.ranks.size * config.micro_rows))
+        yield f"base {bench.size(name)} {config.dtype}", bench.trained(config, text_of(config)), wanted[name]
+
+
+def eight_bits(bench: Bench) -> Seen:
+    if bench.machine.device.type == "cpu":
+        yield "float8", {"left_out": "8 bits are for GPUs"}, ""
+        return
+    config = bench.phase("base", dtype="float8")
+    config = replace(config, rows=config.micro_rows * 4 * bench.ranks.size)
+    yield f"base {bench.size()} float8", bench.trained(config, text_of(config)), "tokens/s 1.15 x those of bfloat16"
+
+
+def talk(bench: Bench) -> Seen:
+    rates = {}
+    for name, is_packed in (("packed", True), ("padded", False)):
+        config = bench.phase("sft", turns=1, packed="always" if is_packed else "never")
+        config = replace(config, rows=config.rows if bench.is_toy else 256 * bench.ranks.size)
+        found = bench.trained(config, talk_of(config, is_packed))
+        rates[name] = found.get("tokens_per_s", 0.0)
+        if not is_packed and rates["padded"]:
+            found = {**found, "packed_over_padded": rates["packed"] / rates["padded"]}
+        yield f"sft {bench.size()} {name}", found, "tokens/s 0.9 x those of base" if is_packed else ""
+
+
+def documents(bench: Bench) -> Seen:
+    """Hold the gradients of packed documents here against those of the same in float32 on the CPU."""
+    shape = replace(PROFILES["tiny"]().phases["base"].model, max_position_embeddings=512)
+    ids = np.random.default_rng(3).integers(0, shape.vocab_size, (2, 256))
+    numbers = np.sort(np.random.default_rng(4).integers(0, 5, (2, 256)), axis=1)
+    batch = {"ids": ids, "targets": np.roll(ids, -1, 1), "documents": numbers}
+    found = []
+    fast = bench.machine.fast if bench.machine.device.type == "cuda" else torch.float32
+    for device, dtype in ((torch.device("cpu"), torch.float32), (bench.machine.device, fast)):
+        model = Decoder(shape, dtype)
+        initialise(model, 1)
+        torch.manual_seed(1)
+        for one in model.parameters():
+            one.data += 0.02 * torch.randn_like(one)
+        model.to(device)
+        accumulate(model, batch, 2, ids.size, CrossEntropy())
+        found.append(torch.cat([one.grad.flatten().cpu() for one in model.parameters() if one.grad is not None]))
+    apart = float((found[0] - found[1]).norm() / found[0].norm())
+    if apart > 0.03:
+        raise AssertionError(f"gradients of packed documents are {apart:.3f} from those of the CPU")
+    yield "document masks, backward", {"apart": apart}, "below 0.03"
+
+
+def saving(bench: Bench) -> Seen:
+    """Stop after two steps, go on in a new run, and hold the parameters against those of one that was not stopped."""
+    config = bench.phase("base")
+    config = replace(config, rows=config.micro_rows * bench.ranks.size, steps=6)
+    ends = []
+    for name in ("through", "stopped"):
+        folder = bench.folder / f"saving-{name}"
+        make = text_of(config)
+
+        def stopping(step: int, make: Callable[[int], Batch] = make) -> Batch:
+            os.kill(os.getpid(), signal.SIGTERM)  # as whoever takes a machine back does
+            return make(step)
+
+        for source in [stopping, make] if name == "stopped" else [make]:
+            model, part = bench.model(config)
+            saved = Checkpoints(folder, Keeping(save_every=2, reserve_bytes=0, samples=0))
+            run = Training(model, config, Made(source), saved, {}, folder / "metrics", bench.ranks, part)
+            began = time.perf_counter()
+            with equipped(model, config, bench.machine), suppress(Preempted):
+                run.run()
+            took_s = time.perf_counter() - began
+        squares = bench.ranks.total(sum(float(part.part(one).double().square().sum()) for one in model.parameters()))
+        ends.append(squares[0])
+    apart = abs(ends[0] - ends[1]) / ends[0]
+    size = memory.host_bytes(config)
+    yield "save and resume", {"gb": size / 1e9, "last_run_s": took_s, "apart": apart}, "apart below 1e-6; 0 on a CPU"
+    if apart > (0 if bench.machine.device.type == "cpu" else 1e-6):
+        raise AssertionError(f"a run that was stopped ends {apart:.1e} from one that was not")
+
+
+@torch.no_grad()
+def evaluating(bench: Bench) -> Seen:
+    config = bench.phase("base")
+    if bench.ranks.size > 1:
+        return
+    model, _ = bench.model(config)
+    ids = torch.randint(0, config.model.vocab_size, (4, config.sequence_len), device=bench.machine.device)
+    seconds = best_s(bench, lambda: model.loss(ids, ids))
+    rate = ids.numel() / seconds
+    found = {"tokens_per_s": rate}
+    if peak := of_machine(bench.machine):
+        found["mfu"] = rate * config.flops_per_token(config.sequence_len) / 3 / peak.flops_per_s
+    yield "eval, forward", found, "MFU 0.35, uncompiled"
+
+
+def phases(bench: Bench) -> Seen:
+    """Do a few steps of every other kind of loss."""
+    if bench.ranks.size > 1:
+        return
+    masked = bench.phase("base", document_masks=True)
+    masked = replace(masked, rows=masked.micro_rows * 2)
+    yield "base with document masks", bench.trained(masked, text_of(masked), 4), "0.9 x of base"
+    yield from _blocks(bench)
+    yield from _policy(bench)
+    yield from _ternary(bench)
+
+
+def _blocks(bench: Bench) -> Seen:
+    config = bench.phase("dlm", turns=1)
+    assert config.blocks is not None
+    blocks = replace(config.blocks, mask_id=1)
+    config = replace(config, rows=config.micro_rows * 2)
+    make = talk_of(config, is_packed=False)
+
+    def batch(step: int) -> Batch:
+        one = make(step)
+        short = -one["ids"].shape[1] % blocks.block_size
+        ids, targets = (
+            np.pad(one[name], ((0, 0), (0, short)), constant_values=fill)
+            for name, fill in (("ids", 0), ("targets", -1))
+        )
+        return with_masks(ids, targets, blocks.block_size, np.random.default_rng([5, step]))
+
+    yield "dlm", bench.trained(config, batch, 4, BlockDiffusion(blocks)), ""
+
+
+def _policy(bench: Bench) -> Seen:
+    config = bench.phase("rl", rows=16, micro_rows=2)
+    assert config.rl is not None
+    make = talk_of(config, is_packed=False)
+
+    def batch(step: int) -> Batch:
+        one, chance = make(step), np.random.default_rng([6, step])
+        given = {name: chance.normal(size=config.rows).astype(np.float32) for name in ("advantages", "weights")}
+        return {**one, **given}
+
+    yield "rl, the loss", bench.trained(config, batch, 4, PolicyLoss(config.rl)), ""
+
+
+def _ternary(bench: Bench) -> Seen:
+    plain = bench.phase("base")
+    ternary = replace(plain.model, sub_norm=True, ternary=Ternary())
+    bits = BitsConfig(warmup_steps=2)
+    config = replace(plain, phase="bits2", model=ternary, bits=bits)
+    config = replace(config, rows=config.micro_rows * 2, steps=4)
+    model, _ = bench.model(config)
+    optimizer, objective = Optimizer(model, config.optimizer), Bits(bits, 4, model)
+    make = text_of(config)
+    with equipped(model, config, bench.machine):
+
+        def step() -> None:
+            objective.at(1)
+            optimizer.zero_grad()
+            accumulate(model, make(0), config.micro_rows, config.rows * config.sequence_len, objective)
+            optimizer.clip()
+            optimizer.step(1.0)
+
+        seconds = best_s(bench, step)
+    yield "bits2", {"tokens_per_s": config.rows * config.sequence_len / seconds}, ""
+
+
+def parts(bench: Bench) -> Seen:
+    """Time the parts of a pass by themselves, forward and back: where MFU goes."""
+    if bench.ranks.size > 1:
+        return
+    config = bench.phase("base")
+    shape, device, fast = config.model, bench.machine.device, bench.machine.dtype(config)
+    tokens, peak = config.micro_rows * config.sequence_len, of_machine(bench.machine)
+
+    def told(name: str, work: Callable[[], Any], flops: float) -> tuple[str, Mapping[str, Any], str]:
+        seconds = best_s(bench, work)
+        share = {"of_peak": flops / seconds / peak.flops_per_s} if peak else {}
+        return f"part: {name}", {"ms": 1e3 * seconds, **share}, ""
+
+    def new(*sides: int, grad: bool = True) -> Tensor:
+        return torch.randn(*sides, device=device, dtype=fast, requires_grad=grad)
+
+    x, up = new(tokens, shape.hidden_size), new(shape.intermediate_size, shape.hidden_size)
+    yield told("a matrix of the MLP", lambda: F.linear(x, up).sum().backward(), 6.0 * tokens * up.numel())
+    heads, length = shape.num_attention_heads, config.sequence_len
+    q, k, v = (new(config.micro_rows, heads, length, shape.head_dim) for _ in range(3))
+    flops = 12.0 * tokens * length * heads * shape.head_dim
+    yield told("attention", lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward(), flops / 2)
+    model, _ = bench.model(replace(config, model=replace(shape, num_hidden_layers=1)))
+    ids = torch.randint(0, shape.vocab_size, (config.micro_rows, length), device=device)
+    places = torch.arange(tokens, device=device)
+    per_token = 6.0 * (shape.vocab_size * shape.hidden_size)
+    yield told(
+        "one block, embedding, head and loss", lambda: model.loss(ids, ids, None, None, places).backward(),
+        tokens * (per_token + 6.0 * (model.config.num_matrix_params - shape.vocab_size * shape.hidden_size)) + flops,
+    )  # fmt: skip
+    stack = new(4, shape.intermediate_size, shape.hidden_size, grad=False)
+    small, large = sorted(stack.shape[1:])
+    yield told(
+        "Muon, four matrices", lambda: orthogonalised(stack.clone()), 4 * 5 * (4.0 * small**2 * large + 2.0 * small**3)
+    )
+
+
+PARTS = {
+    "base": base, "float8": eight_bits, "sft": talk, "documents": documents, "saving": saving, "eval": evaluating,
+    "phases": phases, "parts": parts,
+}  # fmt: skip

@@ -1,0 +1,249 @@
+"""The cause of what became of a run, from what was written down of it. Pure.
+
+In: `RunEvidence`: the rows of the journal, the verdict, the last words of the steps. Out: a `Cause`: its name, one
+sentence, and what to type. The first rule that knows the evidence decides; the rules stand from the most certain to
+the most general.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.ledger.journal import Op
+from infra.ledger.life_cycle import ASKED, TERMINATED
+from infra.units import count
+
+GPU_MEMORY = re.compile(r"GPU's memory is full|CUDA out of memory|OutOfMemoryError|CUDA error: out of memory", re.I)
+MEMORY = re.compile(r"SIGKILL|exit code (137|-9)\b|Out of memory: Killed|oom-kill|MemoryError|Cannot allocate memory")
+DISK = re.compile(r"disk nearly full|No space left on device|disk is full|ENOSPC|Disk quota exceeded", re.I)
+IDLE = re.compile(r"GPUs? idle|idle for")
+SILENT = re.compile(r"fell silent")
+SIGNAL = re.compile(r"killed by (SIG[A-Z0-9]+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEvidence:
+    """What is known of a run, a pod or a replica."""
+
+    run: str
+    state: str
+    """As `inv status` says it."""
+    rows: Sequence[Op]
+    """Every pod of it, oldest first."""
+    armed: frozenset[str] = frozenset()
+    """The tokens of those whose work was handed over."""
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    words: str = ""
+    """The last lines of the log of the step that ran last."""
+    why: str = ""
+    """What its controller or its provider says."""
+    is_engine: bool = False
+    """It is a replica of a service: a process that answers, and has no end of its own."""
+    recoveries: int = 0
+
+    @property
+    def reason(self) -> str:
+        return str(self.verdict.get("reason") or self.why)
+
+    @property
+    def step(self) -> str:
+        return str(self.verdict.get("step") or self.progress.get("step") or "")
+
+    @property
+    def all_words(self) -> str:
+        return "\n".join((self.reason, str(self.verdict.get("tail") or ""), self.words))
+
+
+@dataclass(frozen=True)
+class Cause:
+    name: str
+    """preemption, limit, idle GPU, bad host, out of memory, full disk, killed engine, ..."""
+    says: str
+    then: str
+    """What to do, with the command to type."""
+
+
+def cause_of(one: RunEvidence) -> Cause:
+    """Return why it is as it is."""
+    return next(found for rule in RULES if (found := rule(one)) is not None)
+
+
+def _disk(one: RunEvidence) -> Cause | None:
+    if not DISK.search(one.all_words) or one.state in ("running", "succeeded"):
+        return None
+    where = f"step {one.step}" if one.step else "the work"
+    said = next(line.strip() for line in one.all_words.splitlines() if DISK.search(line))
+    return Cause(
+        "full disk",
+        f"the disk of its machine was full, and {where} was stopped: {said}",
+        f"free space there, or ask for more (--disk-size GB), keep fewer checkpoints (--keep 2): inv resume {one.run}",
+    )
+
+
+def _gpu_memory(one: RunEvidence) -> Cause | None:
+    if not GPU_MEMORY.search(one.all_words) or one.state in ("running", "succeeded"):
+        return None
+    said = next((line for line in one.all_words.splitlines() if GPU_MEMORY.search(line)), one.reason).strip()
+    return Cause(
+        "out of memory",
+        f"the memory of the GPU ran out in step {one.step or '?'}: {said}",
+        f"fewer rows at once (--set {one.step or 'sft'}.micro_rows=1) or a larger GPU; what fits: inv fit",
+    )
+
+
+def _engine(one: RunEvidence) -> Cause | None:
+    if not one.is_engine or one.state in ("running", "succeeded") or not (one.verdict or one.why):
+        return None
+    if one.verdict.get("state") == "stopped" or not (SIGNAL.search(one.reason) or one.verdict.get("exit_code")):
+        return None
+    signal = SIGNAL.search(one.reason)
+    how = f"killed by {signal[1]}" if signal else f"ended with exit code {one.verdict.get('exit_code')}"
+    more = ", as happens when the machine runs out of memory" if signal and signal[1] == "SIGKILL" else ""
+    return Cause(
+        "killed engine",
+        f"the engine of the replica was {how}{more}" if signal else f"the engine of the replica {how}",
+        f"its last words: inv serve.logs --replica-id {one.run.rpartition('-')[2]}; another one is begun by itself",
+    )
+
+
+def _memory(one: RunEvidence) -> Cause | None:
+    is_killed = one.verdict.get("exit_code") in (-9, 137)
+    if one.state in ("running", "succeeded") or not (is_killed or MEMORY.search(one.all_words)):
+        return None
+    if "SIGKILL" in one.reason or is_killed or MEMORY.search(one.words):
+        return Cause(
+            "out of memory",
+            f"step {one.step or '?'} was killed by the system (SIGKILL), as happens when the machine's memory runs out",
+            f"a machine with more memory (--memory GB), or smaller steps: inv resume {one.run}",
+        )
+    return None
+
+
+def _idle(one: RunEvidence) -> Cause | None:
+    if one.state != "limit" or not IDLE.search(one.reason):
+        return None
+    return Cause(
+        "idle GPU",
+        f"it was ended since its GPUs did nothing: {one.reason}",
+        f"see what it waited for: inv logs {one.run}; go on: inv resume {one.run} (--idle-stop is the limit)",
+    )
+
+
+def _limit(one: RunEvidence) -> Cause | None:
+    outcome = one.rows[-1].outcome if one.rows else ""
+    if one.state != "limit" and outcome != "limit":
+        return None
+    said = one.reason or (one.rows[-1].reason if one.rows else "")
+    return Cause(
+        "limit",
+        f"its limit was reached: {said or 'time or money'}; it saved before that",
+        f"go on with more: inv resume {one.run} --spend-limit USD, or --ttl TIME",
+    )
+
+
+def _preempted(one: RunEvidence) -> Cause | None:
+    gone = taken_away(one)
+    if not gone or one.state == "failed" and one.verdict:
+        return None
+    said = f"its pod was taken away {count(len(gone), 'time')} ({gone[-1].reason or gone[-1].vendor})"
+    if one.state in ("running", "succeeded"):
+        return Cause(
+            "preemption",
+            f"{said}; it was brought back {count(one.recoveries, 'time')} and {_is(one.state)}",
+            "nothing; fewer preemptions: leave --use-spot out" if one.state == "running" else "nothing",
+        )
+    return Cause("preemption", f"{said}, and nothing has taken its place", f"bring it back: inv resume {one.run}")
+
+
+def _host(one: RunEvidence) -> Cause | None:
+    bad = given_back(one)
+    if not bad or one.verdict and one.state not in ("running", "succeeded"):
+        return None
+    said = f"{count(len(bad), 'machine')} {'was' if len(bad) == 1 else 'were'} no good and given back: {bad[-1].reason}"
+    if one.state in ("running", "succeeded"):
+        return Cause("bad host", f"{said}; it is on another one now and {_is(one.state)}", "nothing")
+    return Cause(
+        "bad host",
+        said,
+        f"launch again, which asks others; what is checked: inv config (accept_...); {one.run} is over",
+    )
+
+
+def _silent(one: RunEvidence) -> Cause | None:
+    if not SILENT.search(one.reason):
+        return None
+    return Cause(
+        "stall",
+        f"{one.reason}: it wrote nothing for too long, and its stacks are in its log",
+        f"where it hung: inv logs {one.run} --file {one.step}; then: inv resume {one.run}",
+    )
+
+
+def _failed(one: RunEvidence) -> Cause | None:
+    if one.state != "failed":
+        return None
+    said = one.reason or (one.rows[-1].reason if one.rows else "") or "nobody knows why"
+    last = last_line(str(one.verdict.get("tail") or one.words))
+    return Cause(
+        "failure",
+        f"{said}{f': {last}' if last and last not in said else ''}",
+        f"all of it: inv logs {one.run} --errors; mend that, then: inv resume {one.run}",
+    )
+
+
+def _stopped(one: RunEvidence) -> Cause | None:
+    if one.state != "stopped":
+        return None
+    is_asked = one.rows and one.rows[-1].outcome == ASKED or "SIGTERM" in one.reason
+    said = one.reason or (one.rows[-1].reason if one.rows else "")
+    how = "somebody ended it" if is_asked else "it was stopped"
+    return Cause("stopped", f"{how}{f': {said}' if said else ''}", f"go on: inv resume {one.run}")
+
+
+def _lost(one: RunEvidence) -> Cause | None:
+    if one.state != "lost":
+        return None
+    said = one.reason or "neither its guard nor its agent is running"
+    return Cause("lost", f"its machine is gone or silent: {said}", f"bring it back: inv resume {one.run}")
+
+
+def _any(one: RunEvidence) -> Cause:
+    what = {
+        "running": (
+            f"it is at work{f' on step {one.step}' if one.step else ''}",
+            f"watch it: inv logs {one.run} --follow",
+        ),
+        "succeeded": ("all its steps are done", "talk to what it made: inv chat"),
+        "planned": ("its machine is not there yet", f"wait, or end it: inv down {one.run}"),
+        "idle": ("its pod waits for work", f"give it some: inv pod.run, or end it: inv down {one.run}"),
+    }
+    said, then = what.get(one.state, (one.reason or "nothing is on record", f"look: inv status {one.run}"))
+    return Cause(one.state or "unknown", said, then)
+
+
+def taken_away(one: RunEvidence) -> list[Op]:
+    """Return the pods that were gone without anybody of ours having ended them."""
+    return [op for op in one.rows if not op.is_live and op.outcome == "" and op.token in one.armed]
+
+
+def given_back(one: RunEvidence) -> list[Op]:
+    """Return the pods that did not boot, or were not what was promised."""
+    return [
+        op for op in one.rows
+        if op.state == TERMINATED and op.outcome == "" and op.reason and op.token not in one.armed
+    ]  # fmt: skip
+
+
+def last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")[:200]
+
+
+def _is(state: str) -> str:
+    return "is at work" if state == "running" else "has succeeded"
+
+
+RULES: tuple[Callable[[RunEvidence], Cause | None], ...] = (
+    _engine, _disk, _gpu_memory, _memory, _idle, _limit, _silent, _preempted, _host, _failed, _lost, _stopped, _any,
+)  # fmt: skip

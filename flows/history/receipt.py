@@ -1,0 +1,163 @@
+"""The receipt of a run: `run.json` beside its logs, from which it can be made again.
+
+In: a row of the journal as the run begins, and this checkout. Out: the commit and what differed from it, the
+environment, the job with its seeds and the fingerprints of all that it reads and makes, the machine and its price;
+beside it `run.diff`, and the secrets by name only. What differs today is told by `differences`.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.agent import environment
+from infra.agent.job import Job, write_durably
+from infra.checkout import ROOT
+from infra.errors import UsageError
+from infra.ledger.journal import Op
+from infra.money import per_hour
+from infra.records import Offer
+from infra.settings import Settings
+from store import Store
+
+SCHEMA = 1
+FILE, DIFF = "run.json", "run.diff"
+MOST_DIFF_BYTES = 8 << 20
+WEIGHTS = ".safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    run: str
+    at: float
+    """UTC epoch seconds."""
+    commit: str
+    """"" = no git here."""
+    diff_sha256: str
+    """Of what differed from the commit; "" = nothing did."""
+    environment: str
+    """The key of what it trained in: its requirements, pins and Python."""
+    provider: str
+    micro_usd_per_hour: int
+    asked: Mapping[str, Any]
+    """The words of its launch about machines and limits."""
+    offer: Mapping[str, Any]
+    store: str
+    job: Mapping[str, Any]
+    schema: int = SCHEMA
+
+    @property
+    def steps(self) -> Sequence[Mapping[str, Any]]:
+        return [one for one in self.job["steps"] if "making" in one["config"]]
+
+
+def write(op: Op, settings: Settings, offer: Offer | None = None) -> Path:
+    """Write the receipt of a run that begins; return its file."""
+    folder, diff = settings.homes / op.run, _git("diff", "HEAD", "--binary")
+    job = json.loads(op.job)
+    torch = job.get("torch") or "cpu"
+    made = Receipt(
+        run=op.run,
+        at=time.time(),
+        commit=_git("rev-parse", "HEAD").decode().strip(),
+        diff_sha256=hashlib.sha256(diff).hexdigest() if diff else "",
+        environment=environment.read_spec("train", ROOT, torch).key,
+        provider=op.vendor,
+        micro_usd_per_hour=op.rate,
+        asked=json.loads(op.asked) if op.asked else {},
+        offer={key: value for key, value in asdict(offer).items() if value} if offer else {},
+        store=op.store,
+        job=job,
+    )
+    if diff and len(diff) <= MOST_DIFF_BYTES:
+        write_durably(folder / DIFF, diff.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode())
+    write_durably(folder / FILE, json.dumps(asdict(made), indent=1, default=str))
+    return folder / FILE
+
+
+def read(op: Op, settings: Settings) -> Receipt:
+    """Return the receipt of a run. Raises UsageError when it has none."""
+    path = settings.homes / op.run / FILE
+    try:
+        said = json.loads(path.read_bytes())
+        if said["schema"] != SCHEMA:
+            raise UsageError(f"{path}: schema {said['schema']}, this Slipway reads {SCHEMA}")
+        found = Receipt(**said)
+        Job.from_json(json.dumps(found.job))
+        return found
+    except FileNotFoundError:
+        raise UsageError(f"{op.run} has no receipt: {path} is not there; runs have one since they write it") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+
+
+def differences(one: Receipt, settings: Settings) -> list[str]:
+    """Return what is otherwise today than it was for that run, in words; [] where nothing is."""
+    found = []
+    commit, diff = _git("rev-parse", "HEAD").decode().strip(), _git("diff", "HEAD", "--binary")
+    if commit != one.commit:
+        found.append(f"code: commit {commit[:12]}, then {one.commit[:12] or 'not known'}")
+    if (hashlib.sha256(diff).hexdigest() if diff else "") != one.diff_sha256:
+        then = "with changes of its own (run.diff)" if one.diff_sha256 else "without changes"
+        found.append(f"code: it {'has other changes' if diff else 'has no changes'} beside its commit, then {then}")
+    torch = one.job.get("torch") or "cpu"
+    if environment.read_spec("train", ROOT, torch).key != one.environment:
+        found.append("environment: other pins or another Python than then")
+    for name, fingerprint in inputs_of(one.steps).items():
+        if problem := Store(one.store).find(name, fingerprint).problem:
+            found.append(f"input: {name} in {one.store} is {problem}")
+    if one.micro_usd_per_hour:
+        found.append(f"price: then {per_hour(one.micro_usd_per_hour)} on {one.provider}; today's: inv offers")
+    return found
+
+
+def inputs_of(steps: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return, by name, the fingerprints of what these steps read and do not make."""
+    made = {one["config"]["making"]["name"] for one in steps}
+    read = [each for one in steps for each in one["config"]["making"]["inputs"].values()]
+    return {one["name"]: one["fingerprint"] for one in read if one["name"] not in made}
+
+
+def rebased(steps: Sequence[Mapping[str, Any]], store: str) -> list[dict[str, Any]]:
+    """Return the steps as they are when they read and write another store."""
+    found = []
+    for one in json.loads(json.dumps(list(steps))):
+        one["config"]["making"]["store"] = store
+        found.append(one)
+    return found
+
+
+def carry_inputs(one: Receipt, target: Store) -> list[str]:
+    """Copy to a store what the run read and did not make; return the names. Raises StoreError when it is not there."""
+    source, carried = Store(one.store), []
+    for name, fingerprint in inputs_of(one.steps).items():
+        manifest = source.manifest_of(name, fingerprint)
+        target.publish(source.path(name, fingerprint), name, fingerprint, manifest.about, manifest.flat)
+        carried.append(name)
+    return carried
+
+
+def weights(store: Store, name: str, fingerprint: str) -> dict[str, str]:
+    """Return the sha256 of each file of weights of an artifact, by its path; {} where it is not there."""
+    if store.find(name, fingerprint).problem:
+        return {}
+    files = store.manifest_of(name, fingerprint).files
+    return {one.path: one.sha256 for one in files if one.path.endswith(WEIGHTS)}
+
+
+def python_version() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _git(*words: str) -> bytes:
+    """Return what git says of this checkout; nothing where there is no git."""
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *words], stdin=subprocess.DEVNULL, capture_output=True)
+    except OSError:
+        return b""
+    return done.stdout if done.returncode == 0 else b""

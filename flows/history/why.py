@@ -1,0 +1,197 @@
+"""Why a run, a pod or a service is as it is, in ten lines at most: `inv why`.
+
+In: the journal's rows and events, a look at the pod or its last words at home, its logs. Out: a `WhyStory`: the cause
+first, then what happened in its order, what it cost, and what to type. Nothing is changed, and nothing is asked of a
+pod that has ended.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows import status
+from flows.history import causes
+from flows.history.causes import Cause, RunEvidence
+from flows.installation import watch
+from infra.errors import SlipwayError, UsageError
+from infra.ledger.journal import Journal, JournalEvent, Op
+from infra.ledger.life_cycle import FAILED
+from infra.money import in_usd, per_hour
+from infra.records import PodView
+from infra.runs.lookup import find_run
+from infra.runs.pods import folder_of
+from infra.settings import Settings
+from infra.units import count, duration, moment
+from serve.policy import service_state
+from serve.policy.service_state import Member, ServiceRecord
+
+MOST_LINES = 10
+SHOWN_PODS = 3
+TAIL_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class WhyStory:
+    subject: str
+    cause: Cause
+    lines: tuple[str, ...]
+    """What happened, oldest first, then what it has cost."""
+
+    @property
+    def text(self) -> list[str]:
+        """Return all of it: the cause, what happened, what to do."""
+        first = f"{self.subject}: {self.cause.name}: {self.cause.says}"
+        return [first, *self.lines[: MOST_LINES - 2], f"to do: {self.cause.then}"]
+
+
+def why(name: str, journal: Journal, settings: Settings) -> WhyStory:
+    """Return the story of a run, of a pod, of a replica or of a service; of the last run by default.
+
+    Raises UsageError when nothing has that name.
+    """
+    row = journal.service(name) if name else None
+    if row is not None:
+        return _of_service(name, service_state.seen_of(row.seen), journal, settings)
+    return of_run(find_run(journal, name), journal, settings)
+
+
+def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyStory:
+    """Return the story of a run by its newest row. `said`: what somebody else knows of its end."""
+    view = next(one for one in status.status(journal, settings, op.run) if one.run == op.run)
+    events, rows = journal.events(op.run), journal.ops(run=op.run)
+    verdict = _verdict(op, view, settings)
+    step = str(verdict.get("step") or view.step)
+    evidence = RunEvidence(
+        run=op.run,
+        state=view.state,
+        rows=rows,
+        armed=frozenset(one.token for one in events if one.event == "armed"),
+        verdict=verdict,
+        progress=view.progress,
+        words=_tail(op, step, settings),
+        why=said or ("" if verdict else view.note),
+        is_engine=bool(op.service),
+        recoveries=view.recoveries,
+    )
+    return WhyStory(op.run, causes.cause_of(evidence), tuple(_lines(evidence, events, view)))
+
+
+def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Settings) -> WhyStory:
+    """Return the story of a service: that of its newest replica in trouble, else how it is."""
+    ill = [one for one in seen.members if one.state in watch.ILL]
+    lines = [f"replica {one.number}: {_member(one)}" for one in seen.members[-MOST_LINES + 3 :]]
+    if seen.problem:
+        return WhyStory(name, Cause("controller", seen.problem, f"inv serve.status {name}"), tuple(lines))
+    for one in reversed(ill):
+        with contextlib.suppress(UsageError, StopIteration):
+            story = of_run(find_run(journal, one.run), journal, settings, one.why)
+            cause = story.cause
+            says = f"replica {one.number}: {cause.says}"
+            then = cause.then if cause.name != "killed engine" else (
+                f"its last words: inv serve.logs {name}; the controller begins another one by itself"
+            )  # fmt: skip
+            return WhyStory(name, Cause(cause.name, says, then), (*lines, *story.lines[-1:]))
+    if seen.held:
+        return WhyStory(name, Cause("held", f"fewer replicas than wanted: {seen.held}", f"inv serve.status {name}"),
+                     tuple(lines))  # fmt: skip
+    says = f"{count(len(seen.serving), 'replica')} of {len(seen.members)} answer"
+    return WhyStory(
+        name, Cause("serving" if seen.serving else "starting", says, f"inv serve.status {name}"), tuple(lines)
+    )
+
+
+def _member(one: Member) -> str:
+    when = f", since {moment(one.ended_at or one.ready_at or one.began_at)}" if one.began_at else ""
+    where = f" on {one.vendor}" if one.vendor else ""
+    return f"{one.state.value.lower().replace('_', ' ')}{where}{when}{f': {one.why}' if one.why else ''}"
+
+
+def _verdict(op: Op, view: PodView, settings: Settings) -> Mapping[str, Any]:
+    """Return the last word of its newest pod, as the pod or the mirror has it."""
+    from infra.runs import mirror
+    from infra.runs.lookup import last_verdict
+
+    with contextlib.suppress(SlipwayError, OSError, ValueError):
+        if found := last_verdict(op, settings):
+            return found
+    with contextlib.suppress(SlipwayError, OSError, ValueError):
+        found = mirror.words_at_home(op, settings.homes / op.run).get("verdict", {})
+        return found if found.get("token") == op.token else {}
+    return {}
+
+
+def _tail(op: Op, step: str, settings: Settings) -> str:
+    """Return the last lines of a step's log, as they are on this machine; "" where they are not."""
+    places = [settings.homes / op.run / f"{step}.log"]
+    places += [folder_of(op).log(step)] if op.address and not op.address.startswith("ssh://") else []
+    return next((text for path in places if step and (text := _end_of(path))), "")
+
+
+def _end_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> list[str]:
+    """Return what happened, in at most eight lines: asked for, pods, steps, what is safe, money."""
+    found = []
+    refused = [op for op in one.rows if op.state == FAILED]
+    if refused:
+        found.append(f"{count(len(refused), 'offer')} could not be had: {refused[-1].reason or 'taken by others'}")
+    tried = [op for op in one.rows if op.state != FAILED]
+    shown = tried if len(tried) <= SHOWN_PODS else [tried[0], *tried[-SHOWN_PODS + 1 :]]
+    for number, op in enumerate(tried, 1):
+        if op in shown:
+            found.append(_pod(number, op, [event for event in events if event.token == op.token]))
+        elif op is tried[1]:
+            found.append(f"pods 2 to {len(tried) - SHOWN_PODS + 1}: the same again")
+    steps = [step for step in one.progress.get("steps", ()) if step["state"] != "waiting"]
+    if steps:
+        found.append("steps: " + ", ".join(map(_step, steps)))
+    if view.in_store and view.state != "succeeded":
+        name, at = max(view.in_store.items(), key=lambda item: item[1])
+        found.append(f"safe in the store: {name}, {moment(at)}")
+    if view.upload_problem:
+        found.append(f"uploads: {view.upload_problem}")
+    found.append(_money(one, view))
+    return found
+
+
+def _pod(number: int, op: Op, events: Sequence[JournalEvent]) -> str:
+    """Return the life of one pod in a line."""
+    at = {event.event: event.at for event in reversed(events)}
+    parts = [f"{moment(op.intent_at)} pod {number} on {op.vendor}{f' ({op.place})' if op.place else ''}"]
+    if op.rate:
+        parts.append(per_hour(op.rate))
+    if "armed" in at:
+        parts.append(f"at work after {duration(at['armed'] - at.get('sending', op.intent_at))}")
+    elif not op.is_live:
+        parts.append("never at work")
+    if "unreachable" in at:
+        parts.append(f"silent from {moment(at['unreachable'])}")
+    if not op.is_live:
+        ended = op.ended_at or op.del_requested_at
+        lived = f" after {duration(ended - op.intent_at)}" if ended else ""
+        parts.append(f"gone{lived}: {op.reason or 'nobody asked'}")
+    return ", ".join(parts)
+
+
+def _step(step: Mapping[str, Any]) -> str:
+    tries = step.get("attempts") or 0
+    more = f" at the {tries}. attempt" if tries > 1 else ""
+    return f"{step['name']} {step['state']}{more}"
+
+
+def _money(one: RunEvidence, view: PodView) -> str:
+    limit = f" of {in_usd(view.limit_micro_usd)}" if view.limit_micro_usd else ""
+    live = [op for op in one.rows if op.is_live and op.rate]
+    now = f"; bills {per_hour(sum(op.rate for op in live))}" if live else "; nothing of it bills"
+    took = f" in {duration(view.elapsed_s)}" if view.elapsed_s is not None else ""
+    return f"cost: {in_usd(view.spent_micro_usd)}{limit}{took}{now}"

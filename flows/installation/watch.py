@@ -1,0 +1,128 @@
+"""The watch over what people want to be told of: limits that come near, idle GPUs, ends that nobody follows, replicas.
+
+    observe   the journal: live runs whose launch named a hook, services; a look at each pod
+    decide    `of_run`, `of_service`: what is worth a notice; pure
+    act       the outbox, which tells each of them once
+
+The supervisor looks every `EVERY_S` seconds. Ends and recoveries of runs are told by whoever keeps them; of a run
+that nobody keeps, as one on this machine, the end is settled here.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.agent.limits import Clocks, read_clocks
+from infra.errors import in_words
+from infra.ledger import spend
+from infra.ledger.journal import Journal, Op
+from infra.notices import hooks, outbox
+from infra.notices.outbox import Notice
+from infra.notices.tell import names_of, tell
+from infra.providers import registry
+from infra.runs import sight
+from infra.runs.keeper import lease_name
+from infra.runs.settle import settle
+from infra.runs.sight import Sight
+from infra.runs.timing import Say
+from infra.settings import Settings
+from infra.units import duration
+from serve.policy import service_state
+from serve.policy.replica_states import State
+from serve.policy.service_state import ServiceRecord
+
+EVERY_S = 10.0
+NEAR = 0.8  # of a limit
+IDLE_S = 600.0  # by the run's clock, of all its GPUs
+IDLE_PERCENT = 5.0  # what a driver shows of a GPU on which nothing runs
+ILL = tuple(one for one in State if one.value.startswith("FAILED")) + (State.NOT_READY, State.PREEMPTED)
+
+
+def is_wanted(journal: Journal, settings: Settings) -> bool:
+    """Tell whether anybody wants to be told of something that lives, or a notice waits to be sent."""
+    return bool(_watched(journal, settings)) or outbox.waits(settings)
+
+
+def _watched(journal: Journal, settings: Settings) -> list[Op]:
+    return [op for op in journal.ops(live=True) if op.slot == 0 and not op.service and names_of(op, settings)]
+
+
+@dataclass
+class NoticeWatch:
+    """A look again and again; it remembers since when GPUs are idle."""
+
+    journal: Journal
+    say: Say
+    looked_at: float = 0.0
+    idle_since: dict[str, float] = field(default_factory=dict)
+
+    def look(self, settings: Settings) -> None:
+        """Look at everything, and send what is due; what cannot be asked now is asked the next time."""
+        if time.monotonic() - self.looked_at < EVERY_S:
+            return
+        for op in _watched(self.journal, settings):
+            try:
+                self._look_at(op, settings)
+            except Exception as error:  # the others are looked at all the same
+                self.say(f"{op.run}: {in_words(error)}")
+        for service in self.journal.services() if hooks.for_all(settings) else ():
+            try:
+                for notice in of_service(service.name, service_state.seen_of(service.seen)):
+                    tell(notice, hooks.for_all(settings), settings, self.say)
+            except Exception as error:
+                self.say(f"{service.name}: {in_words(error)}")
+        for problem in outbox.deliver(settings):
+            self.say(problem)
+        self.looked_at = time.monotonic()
+
+    def _look_at(self, op: Op, settings: Settings) -> None:
+        vendor = registry.provider(settings, op.vendor)
+        seen = sight.look(op, vendor)
+        if seen.verdict and not vendor.is_rented and not op.stays:
+            if not self.journal.holder(lease_name(op.run)):  # else whoever follows it settles it
+                settle(self.journal, settings, self.say, [op.token])
+            return
+        now = time.time()
+        if _percents(seen.progress) and max(_percents(seen.progress)) <= IDLE_PERCENT:
+            self.idle_since.setdefault(op.token, now)
+        else:
+            self.idle_since.pop(op.token, None)
+        idle_s = (now - self.idle_since.get(op.token, now)) * seen.clock_scale
+        for notice in of_run(op, seen, read_clocks(), idle_s):
+            tell(notice, names_of(op, settings), settings, self.say)
+
+
+def of_run(op: Op, seen: Sight, now: Clocks, idle_s: float = 0.0) -> Iterator[Notice]:
+    """Yield what is worth telling of a run at work. `idle_s`: for how long its GPUs were seen idle, by its clock."""
+    limit_s, left_s = spend.limit_s(op), spend.left_s(op, now, seen.clock_scale)
+    guard = seen.guard
+    if limit_s is None and guard.get("limit_s"):
+        limit_s, left_s = guard["limit_s"], max(0.0, guard["limit_s"] - guard.get("elapsed_s", 0.0))
+    if limit_s and left_s is not None and 1 - left_s / limit_s >= NEAR and not seen.verdict:
+        note = f"{1 - left_s / limit_s:.0%} of its limit is used; it ends in {duration(left_s)}"
+        if op.vendor != "local":
+            note += f"; more: inv resume {op.run} --spend-limit USD, once it has ended"
+        cost = spend.spent(op, now, seen.clock_scale)
+        yield Notice(subject=op.run, event="near limit", key=f"{op.token} {limit_s:.0f}", note=note,
+                     cost_micro_usd=cost)  # fmt: skip
+    idle_s = max(idle_s, guard.get("idle_s") or 0.0)
+    if idle_s >= IDLE_S and not seen.verdict:
+        note = f"for {duration(idle_s)}; see: inv logs {op.run}, or end it: inv down {op.run}"
+        yield Notice(subject=op.run, event="idle", key=op.token, note=note)
+
+
+def of_service(name: str, seen: ServiceRecord) -> Iterator[Notice]:
+    """Yield what is worth telling of the replicas of a service: each trouble of each replica once."""
+    for one in seen.members:
+        if one.state in ILL:
+            state = one.state.value.lower().replace("_", " ")
+            note = f"replica {one.number} is {state}{f': {one.why}' if one.why else ''}; see: inv serve.status {name}"
+            yield Notice(subject=name, event="unhealthy", key=f"{one.number} {one.state.value}", note=note)
+
+
+def _percents(progress: Mapping[str, Any]) -> list[float]:
+    """Return the utilization of each GPU, [] where any of them is not known."""
+    gpus = (progress.get("machine") or {}).get("gpus") or []
+    percents = [one.get("percent") for one in gpus]
+    return [float(one) for one in percents] if all(one is not None for one in percents) else []

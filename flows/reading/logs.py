@@ -1,0 +1,62 @@
+"""The logs of a run: brought to this machine from wherever they are, and which of them are meant."""
+
+from pathlib import Path
+
+from infra.agent.job import Job
+from infra.errors import SlipwayError, UsageError
+from infra.ledger.journal import Journal, Op
+from infra.providers import registry
+from infra.runs import mirror, pods
+from infra.runs.timing import Say
+from infra.settings import Settings
+from infra.transport.protocol import Lost, TimedOut, Unreachable
+from store import StoreError
+
+
+def is_gone(op: Op, settings: Settings) -> bool:
+    """Tell whether nothing can be asked of it any more: what it has left is in the store."""
+    return not op.is_live and registry.provider(settings, op.vendor).is_rented
+
+
+def bring(op: Op, journal: Journal, settings: Settings, folder: Path, tell: Say) -> bool:
+    """Bring the logs home; tell whether what is there, and in the store, has to do: the pod is deaf or gone."""
+    if not op.address or is_gone(op, settings):
+        return True
+    try:
+        mirror.bring_logs(op, registry.provider(settings, op.vendor).reach(pods.pod_of(op)), folder)
+        return False
+    except SlipwayError as error:
+        if is_gone(journal.op(op.token), settings):  # meanwhile
+            return True
+        if not isinstance(error, (Lost, TimedOut, Unreachable)):
+            raise
+        tell(f"{op.run}: {error}")
+        return True
+
+
+def bring_from_store(op: Op, folder: Path, tell: Say) -> None:
+    """Bring what the pod itself has brought to the store: it may be gone."""
+    if not op.store:
+        return
+    try:
+        mirror.bring_logs_from_store(op, folder)
+    except StoreError as error:  # then what is at home has to do
+        tell(f"{op.run}: {error}")
+
+
+def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:
+    """Return the logs that there are, in the order of the steps."""
+    if file:
+        path = folder / f"{file}.log"
+        if not path.exists() and not follow:
+            known = sorted(one.stem for one in folder.glob("*.log"))
+            raise UsageError(f"{op.run} has no log {file!r}; available: {', '.join(known) or 'none yet'}")
+        return [path]
+    names = ["environment", *(step.name for step in Job.from_json(op.job).steps)]
+    return [path for name in names if (path := folder / f"{name}.log").exists()]
+
+
+def choose_errors(folder: Path, step: str) -> list[Path]:
+    """Return the error logs, oldest first; of one step, when it is named: their first line says whose they are."""
+    found = sorted(folder.glob("error-*.log"))
+    return [path for path in found if not step or f", step {step}: " in path.read_text(errors="replace").split("\n")[0]]

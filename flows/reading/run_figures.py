@@ -1,0 +1,81 @@
+"""The figures of a run, wherever they are: on its pod, in artifacts, in a store, or at home of a pod that is gone."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from infra.agent.job import Job
+from infra.errors import SlipwayError
+from infra.ledger.journal import Op
+from infra.runs import mirror
+from infra.runs.lookup import way
+from infra.runs.pods import folder_of
+from infra.runs.timing import Say
+from infra.settings import Settings
+from store import Store, StoreError, credentials
+from store.manifest import kept_name
+from store.run_sync.run_folder import RunFolder
+
+Place = Callable[[str, str], bytes | None]  # phase and file -> what it holds, None where it is not there
+
+
+def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
+    """Yield where the figures of a run may be, the likeliest first.
+
+    One that cannot be asked is left out, which `tell` hears.
+    """
+    with _told(op, "its pod", tell):
+        if op.address and mirror.words_there(op, reach := way(settings, op)):
+            root = folder_of(op).root
+
+            def pod(phase: str, file: str) -> bytes | None:
+                with contextlib.suppress(FileNotFoundError):
+                    return reach.get(root / "work" / "runs" / phase / file)
+                return None
+
+            yield pod
+    makings = {step.name: step.config["making"] for step in Job.from_json(op.job).steps if "making" in step.config}
+
+    def artifact(phase: str, file: str) -> bytes | None:
+        making = makings.get(phase)
+        return of_artifact(settings.store, making["name"], making["fingerprint"], file) if making else None
+
+    if credentials.kind(settings.store) == "":  # of a store elsewhere a whole model would be fetched
+        yield artifact
+    if op.store:
+        with _told(op, f"its store {op.store}", tell):
+            left = RunFolder(op.store, op.run)
+            names = left.names()
+
+            def store(phase: str, file: str) -> bytes | None:
+                name = f"work/runs/{phase}/{file}"
+                return b"".join(left.pieces(name)) if name in names else None
+
+            yield store
+    kept = settings.homes / op.run / "pod" / "work" / "runs"
+    yield lambda phase, file: read(kept / phase / file)
+
+
+def of_artifact(store: str, name: str, fingerprint: str, file: str) -> bytes | None:
+    """Return a file of an artifact in a store of this machine, unverified: a model need not be read for it."""
+    for one in (kept_name(name, fingerprint), name):
+        with contextlib.suppress(StoreError):  # it is not there yet
+            if Store(store).manifest(one).fingerprint == fingerprint:
+                return read(Path(store) / one / file)
+    return None
+
+
+@contextlib.contextmanager
+def _told(op: Op, what: str, tell: Say) -> Iterator[None]:
+    try:
+        yield
+    except (SlipwayError, StoreError) as error:
+        tell(f"{op.run}: {what} cannot be read: {error}")
+
+
+def read(path: Path) -> bytes | None:
+    """Return what a file holds, None where there is none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None

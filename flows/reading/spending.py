@@ -1,0 +1,90 @@
+"""What was spent: the ledger's lines, and the sums of months, with the vendors' newest word where that is asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from infra.agent.limits import read_clocks
+from infra.errors import SlipwayError
+from infra.ledger import cost as costs
+from infra.ledger.cost import PodCost
+from infra.ledger.journal import Journal, Op
+from infra.machines.host_memory import at_once
+from infra.providers import Market, offers
+from infra.settings import Settings
+
+ASK_S = 60.0
+LATE_S = 48 * 3600  # for so long after its end a vendor may still correct a bill
+DAY_S = 86400
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What was spent. Money in micro-dollars."""
+
+    lines: list[PodCost]
+    months: dict[str, int]
+    """Sums by month, `2026-11`; {} where one month is asked for."""
+    problems: list[str]
+    """Which vendors did not answer, and why."""
+
+
+def spent(journal: Journal, settings: Settings, *, run: str = "", month: str = "", asks: bool = False) -> Spending:
+    """Return what was spent, of one run or all, in one month or ever; `asks`: the vendors are asked for their bills."""
+    rows = [op for op in journal.ops() if not run or op.run == run]
+    problems = ask_bills(rows, journal, settings) if asks else []
+    now, told, scale = read_clocks(), journal.told("vendor"), settings.clock_scale
+    lines = costs.ledger(rows, told, now, clock_scale=scale, month=month)
+    months = {}
+    if lines and not month:
+        for one in costs.months(min(line.began_at for line in lines), int(now.wall_s)):
+            of_it = costs.ledger(rows, told, now, clock_scale=scale, month=one)
+            if of_it:
+                months[one] = sum(line.micro_usd for line in of_it)
+    return Spending(lines, months, problems)
+
+
+def by_day(lines: Sequence[PodCost], now: float) -> dict[str, int]:
+    """Return micro-dollars by day in UTC, the first one first: each pod's cost spread over the time that it was there.
+
+    Days on which nothing was spent, between two on which something was, are there as 0.
+    """
+    sums: dict[int, float] = {}
+    for one in lines:
+        until = max(float(one.ended_at or now), one.began_at + 1.0)
+        for day in range(int(one.began_at // DAY_S), int(until // DAY_S) + 1):
+            inside_s = min(until, (day + 1) * DAY_S) - max(one.began_at, day * DAY_S)
+            sums[day] = sums.get(day, 0.0) + one.micro_usd * max(0.0, inside_s) / (until - one.began_at)
+    days = range(min(sums), max(sums) + 1) if sums else ()
+    return {f"{datetime.fromtimestamp(day * DAY_S, timezone.utc):%Y-%m-%d}": round(sums.get(day, 0.0)) for day in days}
+
+
+def by_run(lines: Sequence[PodCost]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for one in lines:
+        sums[one.run] = sums.get(one.run, 0) + one.micro_usd
+    return sums
+
+
+def ask_bills(rows: Sequence[Op], journal: Journal, settings: Settings) -> list[str]:
+    """Write down what the vendors say now of pods whose bill may have changed; who did not answer, and why."""
+    markets, problems = offers.accounts(settings)
+    told = journal.told("vendor")
+    for market in markets:
+        due = [row for row in rows if row.vendor == market.name and row.remote_id and is_open(row, told)]
+        bills = at_once(lambda row, market=market: bill_of(market, row), due, ASK_S)  # type: ignore[misc]
+        for row, bill in zip(due, bills, strict=True):
+            if isinstance(bill, SlipwayError):
+                problems.append(f"{row.run}: {bill}")
+            elif bill is not None and told.get(row.token, (0, None))[1] != bill:
+                journal.tell(row.token, "vendor", bill)
+    return problems
+
+
+def bill_of(market: Market, row: Op) -> int | None:
+    return market.billed(row.remote_id or "")
+
+
+def is_open(row: Op, told: dict[str, tuple[int, int]]) -> bool:
+    """Tell whether the vendor may have something new to say."""
+    return row.is_live or row.token not in told or told[row.token][0] < (row.ended_at or 0) + LATE_S

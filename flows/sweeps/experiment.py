@@ -1,0 +1,173 @@
+"""An experiment of reinforcement learning in the words of GRAIL's sweeps -> the launch that does it.
+
+A function of a sweep returns `(pods, {pod: [experiments]})`, made of `PodSpec` and `ExperimentConfig`. What an
+experiment says reaches the trainer as options of the phase rl, which the first line of its figures repeats.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from flows.specs import files, phase_words
+from flows.specs.launch import LaunchSpec
+from flows.sweeps.records import Ranking, SweepTrial
+from infra.errors import UsageError
+from infra.names import check_name
+from infra.runs.pod_set import PodEntry
+
+PodSpec = PodEntry  # as GRAIL calls it
+DATASETS = ("gsm8k", "math", "mbpp")
+RANK = Ranking(by="reward", mode="max")
+GROUP, MAX_NEW, ROW = 16, 2048, 3072  # answers to a prompt, tokens of an answer, and of an answer with its prompt
+NOT_OF_A_TRIAL = (  # flags of a launch that the sweep gives itself, or that are of all runs
+    *("run_name", "dry_run", "provider", "store", "host", "nodes", "wait", "on_failure"),
+    *("with_missing", "remake", "keep_made"),
+)
+
+
+def key(default: Any, about: str) -> Any:
+    """Return a field with its meaning."""
+    return field(default=default, metadata={"about": about})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentConfig:
+    """One experiment of reinforcement learning; the defaults are GRAIL's."""
+
+    name: str = field(metadata={"about": "of the experiment; the run is called <configuration>.<name>"})
+    dataset: str = key("gsm8k", "what is learnt: gsm8k, math, mbpp, or what --task takes")
+    model_id: str = key("Qwen/Qwen2.5-1.5B-Instruct", "the model to begin from: a repository of the hub, or a folder")
+    learning_rate: float = key(3e-6, "of AdamW")
+    batch_size: int = key(4, "answers that go through the model at once")
+    grad_accum_steps: int = key(128, "so many such batches for each optimizer step")
+    total_steps: int = key(100, "optimizer steps")
+    eval_every: int = key(40, "steps between measurements")
+    seed: int = key(42, "of the training")
+    gpu_devices: str = key("1,2,3,4", "GPUs of a vLLM server beside the trainer; the embedded engine needs none")
+    train_gpu_device: str = key("0", "GPUs of the trainer beside such a server")
+    vllm_tensor_parallel: int = key(4, "GPUs that share one model in such a server")
+    custom_env: Mapping[str, str] = field(
+        default_factory=dict, metadata={"about": "variables of the job; of a secret the name alone"}
+    )
+    custom_args: Mapping[str, Any] = field(
+        default_factory=dict,
+        metadata={"about": "flags of launch, and options such as rl.schedule.warmup_steps; they outweigh all else"},
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "grad_accum_steps", "total_steps", "vllm_tensor_parallel"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"experiment {self.name}: {name} is {getattr(self, name)}; it must be at least 1")
+        both = sorted(_devices(self, self.gpu_devices) & _devices(self, self.train_gpu_device))
+        if both:
+            raise UsageError(f"experiment {self.name}: device {', '.join(both)} is among gpu_devices and "
+                             "train_gpu_device; the server and the trainer need GPUs of their own")  # fmt: skip
+
+    @property
+    def effective_batch(self) -> int:
+        """Return the answers of one optimizer step."""
+        return self.batch_size * self.grad_accum_steps
+
+    def launch(self) -> LaunchSpec:
+        """Return the launch that does it. Raises UsageError for custom_args that no launch has."""
+        where = f"experiment {self.name}: custom_args"
+        own = files.read(where, dict(self.custom_args), LaunchSpec, NOT_OF_A_TRIAL)
+        words = [
+            f"rl.optimizer.lr={self.learning_rate!r}",
+            f"rl.rows={self.effective_batch}",
+            f"rl.micro_rows={self.batch_size}",
+            f"rl.sequence_len={ROW}",
+            f"rl.rl.group={GROUP}",
+            f"rl.rl.max_new={MAX_NEW}",
+            f"rl.rl.eval_every={self.eval_every}",
+            *own.pop("options", ()),
+        ]
+        is_folder = self.model_id.startswith(("/", ".", "hf://"))
+        said = {
+            "phase": "rl", "profile": "qwen3_0_6b", "task": self.dataset, "seed": self.seed,
+            "init": self.model_id if is_folder else f"hf://{self.model_id}", "steps": self.total_steps,
+        }  # fmt: skip
+        return LaunchSpec(**{**said, **own, "options": phase_words.read(words)})
+
+
+def _devices(one: ExperimentConfig, words: str) -> set[str]:
+    found = [word.strip() for word in words.split(",") if word.strip()]
+    if odd := [word for word in found if not word.isdecimal()]:
+        raise UsageError(f"experiment {one.name}: {odd[0]!r} is no number of a GPU; expected such as 1,2,3,4")
+    return set(found)
+
+
+def schema() -> list[tuple[str, Any, str]]:
+    """Return every field of an experiment, its default (None = it must be given), and what it means."""
+    found = []
+    for one in fields(ExperimentConfig):
+        default = {} if one.name.startswith("custom_") else None if one.name == "name" else one.default
+        found.append((one.name, default, one.metadata["about"]))
+    return found
+
+
+def read(where: str, said: Any) -> ExperimentConfig:
+    """Return what a function gave for an experiment. Raises UsageError for what is none."""
+    if isinstance(said, ExperimentConfig):
+        return said
+    files.check_keys(where, said, [one.name for one in fields(ExperimentConfig)])
+    if not isinstance(said.get("name"), str):
+        raise UsageError(f"{where}: it needs a name, as text")
+    return ExperimentConfig(**said)
+
+
+def trial(sweep: str, one: ExperimentConfig, machine: PodEntry, sharing: int) -> SweepTrial:
+    """Return the trial of an experiment, which gets its part of the GPUs of a pod that so many share."""
+    spec = one.launch()
+    run = check_name(f"{sweep}.{one.name}")
+    extra = on_pod(replace(machine, gpu_count=max(1, machine.gpu_count // sharing)))
+    given = {name: value for name, value in extra.items() if not getattr(spec, name)}
+    spec = replace(spec, tag=spec.tag or run, **given)
+    return SweepTrial(run=run, arm=one.name, spec=spec, env=dict(one.custom_env), pod=machine.name, asked=differs(one))
+
+
+def differs(one: ExperimentConfig) -> dict[str, str]:
+    """Return what an experiment says otherwise than the default."""
+    found = {}
+    for name, default, _ in schema():
+        value = getattr(one, name)
+        if name != "name" and value != default:
+            found[name] = ", ".join(f"{word}={text}" for word, text in value.items()) if default == {} else f"{value}"
+    return found
+
+
+def on_pod(machine: PodEntry) -> dict[str, Any]:
+    """Return the flags of a launch that ask for such a pod."""
+    found = {
+        "gpu": machine.gpu_type, "num_gpus": machine.gpu_count, "country": machine.country, "city": machine.city,
+        "volume": machine.volume_id, "min_upload_mbps": machine.min_upload_mbps, "cloud": machine.cloud,
+        "min_download_mbps": machine.min_download_mbps, "spend_limit": machine.spend_limit, "cpus": machine.cpus,
+        "memory": machine.memory, "disk_size": machine.disk_size, "region": machine.region,
+        "instance_type": machine.instance_type, "use_spot": machine.use_spot, "max_price": machine.max_price,
+        "ttl": "" if machine.ttl_hours is None else f"{round(machine.ttl_hours * 3600)}s",
+    }  # fmt: skip
+    return {name: value for name, value in found.items() if value}
+
+
+def slug(text: str) -> str:
+    """Return a text as part of a name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
+
+
+def dealt(name: str, said: Any) -> tuple[Sequence[PodEntry], dict[str, list[ExperimentConfig]]]:
+    """Return pods and experiments of what a function returned. Raises UsageError, with what was expected."""
+    if not (isinstance(said, tuple) and len(said) == 2 and isinstance(said[1], Mapping)):
+        raise UsageError(f"{name}() must return (pods, {{pod: [experiments]}}), not {type(said).__name__}")
+    pods, dealt_out = said
+    entries = [one if isinstance(one, PodEntry) else PodEntry(**one) for one in pods]
+    names = [one.name for one in entries]
+    if len(set(names)) < len(names):
+        raise UsageError(f"{name}(): two pods have one name")
+    if unknown := [one for one in dealt_out if one not in names]:
+        raise UsageError(f"{name}(): experiments are dealt to {', '.join(unknown)}; its pods are {', '.join(names)}")
+    found = {pod: [read(f"{name}(): {pod}", one) for one in some] for pod, some in dealt_out.items()}
+    every = [one.name for some in found.values() for one in some]
+    if twice := sorted({one for one in every if every.count(one) > 1}):
+        raise UsageError(f"{name}(): two experiments are called {twice[0]}")
+    return entries, found

@@ -1,0 +1,186 @@
+"""What a sweep comes to here and now: each trial's plan and price, the pods it runs on. Nothing is begun."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from data.config import ConfigError
+from flows.planning import Work, plan_for
+from flows.sweeps import budget
+from flows.sweeps.records import SweepSpec, SweepTrial
+from infra.checkout import ROOT
+from infra.errors import NoOffer, SlipwayError, UsageError
+from infra.job_environment import secrets
+from infra.jobs.schedule import Lane, pack
+from infra.ledger.journal import Journal
+from infra.money import BadAmount, cents, micro_usd
+from infra.providers import Provider, registry
+from infra.records import Plan
+from infra.runs.timing import Say
+from infra.selection import choose, preflight
+from infra.selection.request import request_on
+from infra.settings import Settings
+from store import credentials
+
+
+@dataclass
+class PlannedTrial:
+    """A trial, and what it comes to."""
+
+    trial: SweepTrial
+    plan: Plan
+    most_micro_usd: int = 0
+    """What it may cost at most; 0 where nothing is paid."""
+
+    @property
+    def estimate_s(self) -> float:
+        """Return how long it may take."""
+        return sum(one.estimate_s or 0.0 for one in self.plan.artifacts)
+
+
+@dataclass
+class SweepPlan:
+    """A sweep as it would go."""
+
+    spec: SweepSpec
+    trials: dict[str, PlannedTrial]
+    lanes: Sequence[Lane]
+    """The pods that have trials, and those in their order, should all take as long as is thought."""
+    idle: int
+    """Pods that have no trial."""
+    is_rented: bool
+    limit: int | None
+    """Micro-dollars for all trials together; None: nothing is paid, or nobody said one."""
+
+    @property
+    def most_micro_usd(self) -> int:
+        """Return what all trials may cost at most."""
+        return sum(one.most_micro_usd for one in self.trials.values())
+
+
+def limit_of(said: str) -> int | None:
+    """Return a limit in micro-dollars; None for none. Raises UsageError."""
+    if not said:
+        return None
+    try:
+        found = micro_usd(said.lstrip("$"))
+    except BadAmount as error:
+        raise UsageError(f"--spend-limit: {error}") from None
+    if found <= 0:
+        raise UsageError(f"--spend-limit is {said}; nothing can be rented for that")
+    return found
+
+
+def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell: Say) -> SweepPlan:
+    """Return the trials with their plans, their prices and their pods. Raises SlipwayError.
+
+    `again`: the command that would make what is missing on the rented machines as well.
+    """
+    candidates = registry.candidates(settings)
+    is_rented, limit = candidates[0].is_rented, limit_of(spec.spend_limit)
+    if is_rented and limit is None and not any(one.spec.spend_limit or one.spec.ttl for one in spec.trials.values()):
+        tell(f"no limit is given: {preflight.SPEND_LIMIT} USD are that of all runs together")
+        limit = limit_of(preflight.SPEND_LIMIT)
+    if is_rented and limit is not None:
+        spec = replace(spec, trials={run: limited(one, spec, limit) for run, one in spec.trials.items()})
+    trials = {run: PlannedTrial(one, plan_of(one, settings, candidates, tell)) for run, one in spec.trials.items()}
+    refuse_rivals({run: one.plan for run, one in trials.items()})
+    if is_rented:
+        price(trials.values(), candidates, journal, settings, again, tell)
+    lanes, idle = lanes_of(trials, settings.provider, candidates, journal, spec.num_pods)
+    return SweepPlan(spec, trials, lanes, idle, is_rented, limit if is_rented else None)
+
+
+def limited(trial: SweepTrial, spec: SweepSpec, limit: int) -> SweepTrial:
+    """Return the trial with a limit of its own, which its pods enforce: its share of the sweep's, if it says none."""
+    own = limit_of(trial.spec.spend_limit)
+    most = budget.share(limit, len(spec.trials), own)
+    return replace(trial, spec=replace(trial.spec, spend_limit=cents(most)))
+
+
+def plan_of(trial: SweepTrial, settings: Settings, candidates: Sequence[Provider], tell: Say) -> Plan:
+    """Return the plan of a trial. Raises UsageError, which names it."""
+    spec = trial.spec
+    chosen = {"provider": settings.provider, "profile": spec.profile, "source": spec.source}
+    env = [f"{name}={value}" for name, value in {**settings.given, **trial.env}.items()]
+    own, vendor = Settings.load(ROOT, chosen, env), candidates[0]
+    credentials.lend(secrets(own))
+    try:
+        request = request_on(candidates, spec, trial.run, pool=spec.pool)
+        limits = preflight.limits_for(own, vendor.is_rented, spec, tell)
+        return plan_for(Work.of(replace(spec, with_missing=True), own), own, request, vendor, limits)
+    except (UsageError, ConfigError) as error:
+        raise UsageError(f"trial {trial.run}: {error}") from None
+
+
+def price(
+    trials: Iterable[PlannedTrial], candidates: Sequence[Provider], journal: Journal, settings: Settings, again: str,
+    tell: Say,
+) -> None:  # fmt: skip
+    """Know of each trial that is not at work yet what it may cost at most. Raises SlipwayError: it cannot be had."""
+    at_work = {op.run for op in journal.ops(live=True)}
+    for one in trials:
+        if one.plan.job is None or one.trial.run in at_work:
+            continue
+        try:
+            preflight.check_work(one.plan, settings, False, again)  # before any vendor is asked
+            offers = choose.find(candidates, one.plan.request, settings, tell)
+            first = preflight.preflight(one.plan, offers, settings, False, again, tell)[0]
+        except SlipwayError as error:
+            error.args = (f"trial {one.trial.run}: {error}; nothing was rented",)
+            raise
+        limits = one.plan.job.limits
+        most = [] if limits.time_s is None else [-(-round(limits.time_s * first.micro_usd_per_hour) // 3600)]
+        one.most_micro_usd = min([*most, *filter(None, [limits.spend_micro_usd])])
+
+
+def makings(plan: Plan) -> dict[str, str]:
+    """Return what the plan's job makes: fingerprints by name."""
+    found = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
+    return {one["name"]: one["fingerprint"] for one in found}
+
+
+def refuse_rivals(plans: Mapping[str, Plan]) -> None:
+    """Raise UsageError for trials that make different artifacts under one name.
+
+    A checkpoint's name stands for one artifact: one of them could not be found by it.
+    """
+    seen: dict[str, tuple[str, str]] = {}
+    for run, one in plans.items():
+        for artifact, fingerprint in makings(one).items():
+            if "_checkpoints/" not in artifact:
+                continue
+            other, known = seen.setdefault(artifact, (run, fingerprint))
+            if known != fingerprint:
+                raise UsageError(
+                    f"{other} and {run} want different artifacts under the name {artifact}; give them different tags"
+                )
+
+
+def lanes_of(
+    trials: Mapping[str, PlannedTrial], provider: str, candidates: Sequence[Provider], journal: Journal,
+    wanted: int | None,
+) -> tuple[list[Lane], int]:  # fmt: skip
+    """Return the lanes that have trials, and how many pods have none. Raises NoOffer when there are too few pods."""
+    vendors = [one.name for one in candidates]
+    rows = {op.run: op for op in journal.ops() if op.vendor in vendors and op.run in trials}  # the last of each
+    if provider == "ssh":
+        pods = [op.place for op in rows.values() if op.is_live and op.place]
+        if len(set(pods)) < (wanted or sys.maxsize):
+            try:
+                pods += [offer.place for offer in candidates[0].offers(next(iter(trials.values())).plan.request)]
+            except NoOffer:
+                if not pods:
+                    raise
+        pods = list(dict.fromkeys(pods))
+        if wanted and wanted > len(pods):
+            raise NoOffer(
+                f"ssh: {wanted} pods wanted, {len(pods)} are free and fit: {', '.join(pods)}; run: inv pool.up"
+            )
+        pods = pods[:wanted]
+    else:
+        pods = [f"{provider}-{number}" for number in range(1, (wanted or 1) + 1)]
+    lanes = pack(
+        {run: one.estimate_s for run, one in trials.items()}, pods, {run: op.place for run, op in rows.items()}
+    )
+    return [lane for lane in lanes if lane.runs], sum(1 for lane in lanes if not lane.runs)

@@ -1,0 +1,121 @@
+"""What the pods of a sweep cost: at the offers of the vendors whose keys are set, else at the catalogue's.
+
+The catalogue came along with Slipway; it is asked where no vendor can be, and says how old it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from flows.sweeps.experiment import on_pod
+from flows.sweeps.records import SweepSpec
+from infra.errors import NoOffer, SlipwayError
+from infra.market import gpus
+from infra.providers import registry
+from infra.records import Request
+from infra.runs.pod_set import PodEntry
+from infra.runs.timing import Say
+from infra.selection import choose
+from infra.selection.machine_spec import MachineSpec
+from infra.selection.request import request_for
+from infra.settings import Settings
+from infra.units import count
+
+CATALOGUE = "the catalogue of November 2026"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodPrice:
+    """What one kind of pod costs."""
+
+    gpu: str
+    num_gpus: int
+    pods: int
+    """So many of that kind."""
+    micro_usd_per_hour: int | None
+    """Of one pod; None where nobody offers it."""
+    source: str
+    """Whose price it is."""
+
+    @property
+    def per_gpu(self) -> int | None:
+        """Return micro-dollars for one GPU and hour."""
+        return None if self.micro_usd_per_hour is None else self.micro_usd_per_hour // max(1, self.num_gpus)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPrice:
+    """What all pods of a sweep cost."""
+
+    kinds: tuple[PodPrice, ...]
+
+    def total(self, hours: float) -> int | None:
+        """Return what all pods cost for so many hours; None where one of them has no price."""
+        each = [None if one.micro_usd_per_hour is None else one.micro_usd_per_hour * one.pods for one in self.kinds]
+        known = [one for one in each if one is not None]
+        return round(sum(known) * hours) if each and len(known) == len(each) else None
+
+
+def of(spec: SweepSpec, settings: Settings, tell: Say, only_catalogue: bool = False) -> SweepPrice:
+    """Return the prices of the pods that a sweep describes; () of kinds where it describes none."""
+    groups: dict[PodEntry, int] = {}
+    for one in spec.pods:
+        alike = replace(one, name="pod")
+        groups[alike] = groups.get(alike, 0) + 1
+    return SweepPrice(
+        kinds=tuple(_priced(one, number, settings, tell, only_catalogue) for one, number in groups.items())
+    )
+
+
+def _priced(one: PodEntry, pods: int, settings: Settings, tell: Say, only_catalogue: bool) -> PodPrice:
+    asked = on_pod(one)
+    machine = MachineSpec(**{key: value for key, value in asked.items() if key in MachineSpec.__dataclass_fields__})
+    kind, number = one.gpu_type or "", one.gpu_count
+    found: tuple[int, str] | None = None
+    if not only_catalogue and not settings.sources["provider"].startswith("default: no"):
+        found = _offered(request_for(machine), settings, tell)
+    if found is None:
+        price = listed(kind, number)
+        found = None if price is None else (price, CATALOGUE)
+    source = found[1] if found else "nobody offers it"
+    return PodPrice(gpu=kind, num_gpus=number, pods=pods, source=source,
+                    micro_usd_per_hour=found[0] if found else None)  # fmt: skip
+
+
+def _offered(request: Request, settings: Settings, tell: Say) -> tuple[int, str] | None:
+    """Return the lowest price that a vendor asks today, and whose it is; None where no vendor can be asked."""
+    try:
+        candidates = registry.candidates(settings)
+        if not candidates[0].is_rented:
+            return None
+        try:
+            offers = choose.find(candidates, request, settings, tell)
+        except NoOffer as error:
+            if not (request.upload_mbps or request.download_mbps):
+                raise
+            tell(f"{str(error).splitlines()[0]}; priced without the bandwidth, which not every vendor tells")
+            offers = choose.find(candidates, replace(request, upload_mbps=0, download_mbps=0), settings, tell)
+    except SlipwayError as error:
+        tell(f"no offers: {str(error).splitlines()[0]}; priced by {CATALOGUE}")
+        return None
+    first = offers[0]
+    where = "the rehearsal" if settings.rehearsal else "today"
+    return first.micro_usd_per_hour, f"{first.provider}, {where}"
+
+
+def listed(kind: str, number: int) -> int | None:
+    """Return the lowest price in the catalogue for so many GPUs of a kind in one machine."""
+    from infra.rehearsal.offers import read_offers
+
+    wanted = gpus.read_set(kind, number)
+    prices: list[int] = []
+    for one in read_offers():
+        for name, many in wanted:
+            times = many if one.vendor == "runpod" else 1  # RunPod's rows are single GPUs
+            if one.num_gpus * times == many and gpus.is_asked(name, one.gpu):
+                prices.append(one.micro_usd_per_hour * times)
+    return min(prices, default=None)
+
+
+def in_words(kinds: Sequence[PodPrice]) -> str:
+    """Return pods in words: `2 pods of 8 A100`."""
+    return ", ".join(f"{count(one.pods, 'pod')} of {one.num_gpus} {one.gpu}" for one in kinds)

@@ -1,0 +1,25 @@
+"""The artifact of a sweep's trial under a name of one's own."""
+
+from flows.sweeps.results import SUCCEEDED, SweepResult
+from infra.errors import UsageError
+from infra.names import check_name, match
+from infra.settings import Settings
+from store import Store
+
+
+def promote(result: SweepResult, run: str, tag: str, settings: Settings) -> str:
+    """Let `<folder>/<tag>` stand for what a run has made; return that name.
+
+    `run`: with the sweep's name or without, or a prefix of it. Raises UsageError for one that has made nothing.
+    """
+    plain = run.replace("/", ".", 1)
+    prefix = plain if plain.startswith(f"{result.name}.") else f"{result.name}.{plain}"
+    found = result.trials[match(prefix, result.trials)]
+    name, fingerprint = found.made
+    if found.state != SUCCEEDED:
+        done = [one.run for one in result.trials.values() if one.state == SUCCEEDED]
+        has = f"these have: {', '.join(done)}" if done else "none has yet"
+        raise UsageError(f"{found.run} is {found.state} and has made nothing that could be published; {has}")
+    target = f"{name.split('/')[0]}/{check_name(tag)}"
+    Store(settings.store).point(target, fingerprint)
+    return target

@@ -1,0 +1,153 @@
+"""What became of the trials of a sweep, in a folder that outlives everybody: `<var>/sweeps/<name>/`.
+
+`sweep.json` is written whole at each change; `<run>.jsonl` holds the figures of a trial that has ended. A sweep that is
+typed again goes on from there. The JSON of a version is read by that version and later ones.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flows.sweeps.ranking import Lines
+from infra.errors import UsageError
+from infra.flags import given
+from infra.settings import Settings
+from store import outside
+from store.local_files import replace as replace_file
+from trainer.reporting import jsonl_log
+
+VERSION = 1
+WAITING, RUNNING, STOPPED, SKIPPED, DETACHED = "waiting", "running", "stopped early", "not begun", "detached"
+SUCCEEDED, LIMIT = "succeeded", "limit"
+OVER = (SUCCEEDED, STOPPED, SKIPPED)  # nothing is left to do for such a trial
+
+
+@dataclass
+class TrialResult:
+    """One trial, as far as it has come."""
+
+    run: str
+    arm: str
+    seed: int | None = None
+    asked: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    """Of its launch."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    pod: str = ""
+    state: str = WAITING
+    reason: str = ""
+    seconds: float | None = None
+    """Of its steps, as its pod told them."""
+    steps: int = 0
+    """Of its last phase, all of them."""
+    at: int = 0
+    """The step that it has come to."""
+    score: float | None = None
+    micro_usd: int = 0
+    phase: str = ""
+    made: tuple[str, str] = ("", "")
+    """Name and fingerprint of what it makes at last."""
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether nothing is left to do."""
+        return self.state in OVER
+
+
+@dataclass
+class SweepResult:
+    """All trials, and how they are compared."""
+
+    name: str
+    folder: Path
+    about: str
+    rank: Mapping[str, Any]
+    against: str
+    provider: str
+    limit_micro_usd: int | None
+    trials: dict[str, TrialResult]
+    saved_s: float = 0.0
+    """Seconds of steps that early stops have saved, as far as can be told."""
+    saved_micro_usd: int = 0
+
+    def write(self) -> None:
+        """Keep all of it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        said = {**asdict(self), "version": VERSION, "trials": [asdict(one) for one in self.trials.values()]}
+        del said["folder"]
+        replace_file(self.folder / "sweep.json", json.dumps(said, indent=1).encode())
+
+    def keep_lines(self, run: str, content: bytes) -> None:
+        """Keep the figures of a trial, which its pod takes along."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(self.folder / f"{run}.jsonl", content)
+
+    def lines(self, run: str) -> Lines:
+        """Return the figures of a trial that has ended."""
+        return jsonl_log.read(self.folder / f"{run}.jsonl")
+
+
+def folder_of(name: str, settings: Settings) -> Path:
+    """Return where a sweep of that name is kept."""
+    return settings.homes.parent / "sweeps" / name
+
+
+def load(name: str, settings: Settings) -> SweepResult:
+    """Return what is known of a sweep. Raises UsageError when there is none of that name."""
+    folder = folder_of(name, settings)
+    path = folder / "sweep.json"
+    if not path.is_file():
+        there = sorted(one.parent.name for one in folder.parent.glob("*/sweep.json"))
+        known = f"there are: {', '.join(there)}" if there else "none has run yet"
+        raise UsageError(f"no sweep {name!r} has run here; {known}")
+    try:
+        said = dict(outside.load(path))
+        if said.pop("version") != VERSION:
+            raise UsageError(f"{path} was written by another version of Slipway; remove it to begin anew")
+        trials = [TrialResult(**{**one, "made": tuple(one["made"])}) for one in said.pop("trials")]
+        return SweepResult(**said, folder=folder, trials={one.run: one for one in trials})
+    except (outside.Unreadable, KeyError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}; remove it to begin anew") from None
+
+
+def kept(settings: Settings) -> list[SweepResult]:
+    """Return the sweeps that are on record, the one that changed last first; what cannot be read is left out."""
+    found = sorted(folder_of("", settings).glob("*/sweep.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    results = []
+    for path in found:
+        with suppress(UsageError):
+            results.append(load(path.parent.name, settings))
+    return results
+
+
+def same(one: TrialResult, other: TrialResult) -> bool:
+    """Tell whether two trials ask for the same."""
+    return (one.run, dict(one.flags), dict(one.env)) == (other.run, dict(other.flags), dict(other.env))
+
+
+def adopt(new: SweepResult, settings: Settings, lost: Collection[str] = ()) -> SweepResult:
+    """Return the sweep with what an earlier time has come to of the trials that ask for the same.
+
+    `lost`: the trials that have something left to make, whatever was said of them.
+    """
+    if not (new.folder / "sweep.json").is_file():
+        return new
+    old = load(new.name, settings)
+    trials = {
+        run: replace(old.trials[run], pod=one.pod)
+        if run in old.trials
+        and same(one, old.trials[run])
+        and old.trials[run].is_over
+        and not (old.trials[run].state == SUCCEEDED and run in lost)
+        else one
+        for run, one in new.trials.items()
+    }
+    return replace(new, trials=trials, saved_s=old.saved_s, saved_micro_usd=old.saved_micro_usd)
+
+
+def flags_of(spec: Any) -> dict[str, Any]:
+    """Return the flags of a launch as JSON has them."""
+    return dict(json.loads(json.dumps(given(spec), default=str)))

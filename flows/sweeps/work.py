@@ -1,0 +1,324 @@
+"""A sweep at work: each pod takes the next trial as soon as it is free, until none is left.
+
+A trial is a launch of its own, in a process that outlives this one, so that it is followed, kept and brought back as
+any other. This process begins them, compares them, and stops those that are behind. It can be killed at any time:
+whoever types the sweep again goes on, and no trial costs more than was set aside for it.
+"""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flows.follow import DETACHED as DETACHED_CODE
+from flows.reading import run_figures
+from flows.sweeps import ranking
+from flows.sweeps import results as kept
+from flows.sweeps.budget import SweepBudget, refusal
+from flows.sweeps.halving import Halving, rungs
+from flows.sweeps.plan import SweepPlan, makings
+from flows.sweeps.results import SweepResult, TrialResult
+from infra.agent.limits import read_clocks
+from infra.checkout import ROOT
+from infra.flags import as_typed
+from infra.ledger import spend
+from infra.ledger.journal import Journal
+from infra.providers import registry
+from infra.runs.lookup import find_run
+from infra.runs.mirror import is_home
+from infra.runs.timing import Say
+from infra.settings import Settings
+from store import Store, StoreError
+from trainer.records.phase_registry import PHASES
+from trainer.reporting import jsonl_log
+
+POLL_S = 0.3
+LOOK_S = {"local": 1.0}  # between two looks at the figures of a trial at work; elsewhere a connection is made
+LOOK_ELSEWHERE_S = 15.0
+
+
+@dataclass
+class TrialAtWork:
+    """A trial at work."""
+
+    run: str
+    lane: int
+    child: subprocess.Popen[bytes]
+    said: Path
+    log: Path
+    looked_at: float = 0.0
+    stopping: subprocess.Popen[bytes] | None = None
+    stop_at: int | None = None
+
+
+@dataclass
+class SweepWork:
+    """All trials, those at work among them."""
+
+    planned: SweepPlan
+    result: SweepResult
+    journal: Journal
+    settings: Settings
+    tell: Say
+    halving: Halving | None = None
+    budget: SweepBudget = field(default_factory=lambda: SweepBudget(None))
+    running: dict[str, TrialAtWork] = field(default_factory=dict)
+
+    def go(self) -> None:
+        """Launch the trials until all have ended.
+
+        KeyboardInterrupt: the launches have detached, and no further one begins.
+        """
+        self.result.write()
+        try:
+            while self._waiting() or self.running:
+                self._reap()
+                self._begin_what_may()
+                self._compare()
+                time.sleep(POLL_S)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _waiting(self) -> list[str]:
+        return [run for run, one in self.result.trials.items() if one.state == kept.WAITING]
+
+    def _begin_what_may(self) -> None:
+        """Give each free pod a trial: one of its own queue, else the next that waits."""
+        lanes = self.planned.lanes
+        free = [number for number in range(len(lanes)) if number not in {one.lane for one in self.running.values()}]
+        for lane in free:
+            own = [run for run in lanes[lane].runs if self.result.trials[run].state == kept.WAITING]
+            others = [run for run in self._waiting() if run not in own]
+            run = next((run for run in (*own, *others) if self._may_begin(run)), "")
+            if run:
+                self._begin(run, lane)
+        if not self.running and (left := self._waiting()) and self.budget.limit is not None:
+            for run in left:  # nothing that is at work could free any of the limit
+                self._close(run, kept.LIMIT, refusal(self.budget, len(left)))
+
+    def _may_begin(self, run: str) -> bool:
+        """Tell whether its turn has come; one that is not to begin at all is closed."""
+        if self.result.trials[run].state != kept.WAITING:
+            return False
+        if first := self._first_of_arm(run):
+            ahead = self.result.trials[first]
+            if ahead.state in (kept.STOPPED, kept.SKIPPED):
+                self._close(run, kept.SKIPPED, f"its arm was stopped with another seed: {first}")
+                return False
+            if ahead.state in (kept.WAITING, kept.RUNNING):
+                return False
+        if self._is_being_made_elsewhere(run):
+            return False
+        return self.budget.hold(run, self.planned.trials[run].most_micro_usd)
+
+    def _first_of_arm(self, run: str) -> str:
+        """Return the trial that decides for the arm of this one; "" for that one itself, and where none is stopped."""
+        if self.halving is None:
+            return ""
+        first = self.planned.spec.arms[self.result.trials[run].arm][0].run
+        return first if first != run else ""
+
+    def _is_being_made_elsewhere(self, run: str) -> bool:
+        """Tell whether it would make what a trial at work is making: it is made once, and used by all."""
+        store, own = Store(self.settings.store), makings(self.planned.trials[run].plan).items()
+        others = {item for one in self.running for item in makings(self.planned.trials[one].plan).items()}
+        return any(not is_home(store, name, fingerprint) for name, fingerprint in own & others)
+
+    def _begin(self, run: str, lane: int) -> None:
+        one, place = self.planned.trials[run], self.planned.lanes[lane].pod
+        on = ["--host", place] if self.settings.provider == "ssh" else []
+        env = [f"{name}={value}" for name, value in one.trial.env.items()]
+        words = ["launch", "--provider", self.settings.provider, *on, *as_typed(one.trial.spec)]
+        words += [word for name in (*self.settings.given, *env) for word in ("--env", name)]
+        words += ["--run-name", run, "--keep-made", "--with-missing", "--yes", "--json"]
+        home = self.settings.homes / run
+        home.mkdir(parents=True, exist_ok=True)
+        self.tell(f"{time.strftime('%H:%M:%S')} {place}: {run} begins")
+        with (home / "launch.json").open("wb") as said, (home / "launch.log").open("ab") as log:
+            child = subprocess.Popen(inv(words), stdin=subprocess.DEVNULL, stdout=said, stderr=log,
+                                     start_new_session=True)  # fmt: skip
+        self.running[run] = TrialAtWork(run, lane, child, home / "launch.json", home / "launch.log")
+        self._set(run, state=kept.RUNNING, pod=place, reason="")
+
+    def _reap(self) -> None:
+        """Conclude the trials whose launches have left."""
+        for run, one in list(self.running.items()):
+            if one.child.poll() is None or (one.stopping and one.stopping.poll() is None):
+                continue
+            del self.running[run]
+            document: Mapping[str, Any] = {}
+            with suppress(ValueError):  # it died before it said anything: its exit code has to do
+                document = json.loads(one.said.read_bytes())
+            code = one.child.returncode
+            state = document.get("state") or (kept.DETACHED if code == DETACHED_CODE else "failed")
+            reason = document.get("reason") or document.get("error") or ""
+            if code not in (0, DETACHED_CODE) and not reason:
+                reason = f"its launch left with exit code {code}; see {one.log}"
+            steps = [step for step in document.get("steps") or () if isinstance(step, dict)]
+            self._set(run, seconds=sum(step.get("elapsed_s") or 0.0 for step in steps))
+            if one.stop_at is not None and state != kept.SUCCEEDED:
+                state, reason = kept.STOPPED, f"behind after {one.stop_at} of {self.result.trials[run].steps} steps"
+            self._close(run, state, reason)
+
+    def _close(self, run: str, state: str, reason: str = "") -> None:
+        """Write down how a trial has ended, with its figures and what it has cost."""
+        found = self.result.trials[run]
+        if state not in (kept.SKIPPED, kept.LIMIT):
+            self._gather(run, state)
+        cost = self._cost(run)
+        self.budget.settle(run, cost)
+        self._set(run, state=state, reason=reason, micro_usd=cost)
+        if state == kept.STOPPED and found.seconds and found.at:
+            rest = max(0, found.steps - found.at) / found.at
+            self.result.saved_s += found.seconds * rest
+            self.result.saved_micro_usd += round(cost * rest)
+        if state == kept.SKIPPED and (first := self._first_of_arm(run)):
+            ahead = self.result.trials[first]
+            if ahead.seconds and ahead.at:
+                self.result.saved_s += ahead.seconds * ahead.steps / ahead.at
+                self.result.saved_micro_usd += round(ahead.micro_usd * ahead.steps / ahead.at)
+        self.result.write()
+        score = "" if found.score is None else f", {self.planned.spec.rank.by} {found.score:.4g}"
+        place = f"{found.pod}: " if found.pod else ""
+        self.tell(f"{time.strftime('%H:%M:%S')} {place}{run} {state}{score} {reason}".rstrip())
+
+    def _gather(self, run: str, state: str) -> None:
+        """Keep the figures of a trial that has ended, and score it."""
+        found, content = self.result.trials[run], self._figures(run)
+        if content is not None:
+            self.result.keep_lines(run, content)
+        lines = jsonl_log.parse((content or b"").decode("utf-8", "replace"))
+        if lines:
+            found.at = lines[-1]["step"]
+            found.steps = found.steps or found.at  # it was made before, by whoever knew
+        if state == kept.SUCCEEDED:
+            made: Mapping[str, Any] = {}
+            with suppress(StoreError):  # a store elsewhere that does not answer now: its steps have the figure too
+                made = Store(self.settings.store).find(*found.made).about
+            found.score = ranking.score(lines, self.planned.spec.rank, found.steps, made)
+
+    def _figures(self, run: str) -> bytes | None:
+        """Return what the last phase of a trial has told so far; None while that cannot be read."""
+        found = self.result.trials[run]
+        name, fingerprint = found.made
+        if self.planned.trials[run].plan.job is None:
+            return run_figures.of_artifact(self.settings.store, name, fingerprint, "metrics.jsonl")
+        if run not in self.journal.runs():
+            return None
+        op = find_run(self.journal, run)
+        # of a pod that was rented and is gone its key is gone, too: it is not asked
+        op = op if op.is_live or registry.provider(self.settings, op.vendor).is_here else replace(op, address=None)
+        for place in run_figures.places(op, self.settings, self.tell):
+            if content := place(found.phase, "metrics.jsonl"):
+                return content
+        return None
+
+    def _cost(self, run: str) -> int:
+        now, scale = read_clocks(), self.settings.clock_scale if self.settings.rehearsal else 1.0
+        return sum(spend.spent(op, now, scale) for op in self.journal.ops(run=run) if op.rate)
+
+    def _compare(self) -> None:
+        """Look at the trials that decide for their arms, and stop those that are behind."""
+        if self.halving is None:
+            return
+        every_s = LOOK_S.get(self.settings.provider, LOOK_ELSEWHERE_S)
+        for run, one in self.running.items():
+            if one.stopping or self._first_of_arm(run) or time.monotonic() - one.looked_at < every_s:
+                continue
+            one.looked_at = time.monotonic()
+            lines = jsonl_log.parse((self._figures(run) or b"").decode("utf-8", "replace"))
+            self._hear(run, lines)
+            if one.stop_at is not None and one.child.poll() is None:
+                self.tell(f"{time.strftime('%H:%M:%S')} {run}: behind after {one.stop_at} steps; it is stopped")
+                with one.log.open("ab") as log:
+                    one.stopping = subprocess.Popen(inv(["down", run]), stdin=subprocess.DEVNULL, stdout=log,
+                                                    stderr=log, start_new_session=True)  # fmt: skip
+
+    def _hear(self, run: str, lines: ranking.Lines) -> None:
+        assert self.halving is not None
+        steps, rank = self.result.trials[run].steps, self.planned.spec.rank
+        reached = {rung: ranking.figure_at(lines, rank, steps, rung) for rung in self.halving.rungs}
+        values = {rung: rank.sign * value for rung, value in reached.items() if value is not None}
+        if lines:
+            self.result.trials[run].at = lines[-1]["step"]
+        self.running[run].stop_at = self.halving.hear(run, values)
+
+    def _set(self, run: str, **values: Any) -> None:
+        for name, value in values.items():
+            setattr(self.result.trials[run], name, value)
+        self.result.write()
+
+    def _leave(self) -> None:
+        """Detach the launches; what runs goes on."""
+        for one in self.running.values():
+            one.child.send_signal(signal.SIGINT)
+        for one in self.running.values():
+            one.child.wait()
+        for run in list(self.running):
+            self._set(run, state=kept.DETACHED)
+
+
+def inv(words: Sequence[str]) -> list[str]:
+    """Return the command line of another process of ours."""
+    return [sys.executable, "-m", "invoke", "--search-root", str(ROOT), *words]
+
+
+def begin(planned: SweepPlan, journal: Journal, settings: Settings, tell: Say) -> SweepWork:
+    """Return the sweep, ready to go: what an earlier time has come to counts."""
+    spec = planned.spec
+    trials = {run: _waiting(planned, run) for run in spec.trials}
+    result = SweepResult(
+        name=spec.name, folder=kept.folder_of(spec.name, settings), about=spec.about, rank=asdict(spec.rank),
+        against=spec.against, provider=settings.provider, limit_micro_usd=planned.limit, trials=trials,
+    )  # fmt: skip
+    lost = [run for run, one in planned.trials.items() if one.plan.job is not None]
+    result = kept.adopt(result, settings, lost)
+    if spec.early_stop is None:  # who was stopped or not begun for being behind is wanted now
+        for run, one in result.trials.items():
+            if one.state in (kept.STOPPED, kept.SKIPPED):
+                result.trials[run] = trials[run]
+    for run, one in result.trials.items():
+        if not one.is_over:  # what lies there is of another time, when something else was asked
+            (result.folder / f"{run}.jsonl").unlink(missing_ok=True)
+    work = SweepWork(planned, result, journal, settings, tell)
+    work.budget = SweepBudget(planned.limit, spent={run: work._cost(run) for run in trials if run in journal.runs()})
+    if spec.early_stop is not None:
+        longest = max(one.steps for one in trials.values())
+        work.halving = Halving(spec.early_stop.factor, rungs(longest, spec.early_stop))
+        for arm in spec.arms.values():
+            _remember(work, arm[0].run)
+    return work
+
+
+def _remember(work: SweepWork, run: str) -> None:
+    """Let the rungs know what a trial of an earlier time has come to."""
+    assert work.halving is not None
+    one, rank = work.result.trials[run], work.planned.spec.rank
+    for rung in work.halving.rungs if one.is_over else ():
+        value = ranking.figure_at(work.result.lines(run), rank, one.steps, rung)
+        if value is not None and not math.isnan(value):
+            work.halving.values.setdefault(rung, {})[run] = rank.sign * value
+
+
+def _waiting(planned: SweepPlan, run: str) -> TrialResult:
+    one = planned.trials[run]
+    last = one.plan.artifacts[-1]
+    phase = last.step or next((name for name, each in PHASES.items() if last.name.startswith(f"{each.folder}/")), "")
+    steps = [
+        step.config["spec"].get("steps", 0)
+        for step in (one.plan.job.steps if one.plan.job else ())
+        if step.name == phase
+    ]
+    return TrialResult(
+        run=run, arm=one.trial.arm, seed=one.trial.seed, asked=dict(one.trial.asked),
+        flags=kept.flags_of(one.trial.spec), env=dict(one.trial.env), phase=phase,
+        steps=steps[0] if steps else 0, made=(last.name, last.fingerprint),
+    )  # fmt: skip

@@ -1,0 +1,180 @@
+"""The inventory of Slurm clusters: where each is reached, and in which of its partitions runs are queued, and how.
+
+    fx:
+      host: login.example.org           # an address, or an alias of ~/.ssh/config
+      user: ada
+      identity_file: ~/.ssh/id_ed25519
+      account: physics                  # for every partition, unless the partition says otherwise; as are qos, time,
+      partitions:                       # usd_per_hour and sbatch; without `partitions`: all that the cluster shows
+        gpu:
+          qos: normal
+          time: 24h                     # of a job that has no limit of its own
+          sbatch: [--constraint=a100]
+
+In: the file. Out: one cluster per login node. Everything unknown or unclear is refused, with file and cluster.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra import strict_yaml
+from infra.errors import UsageError
+from infra.machines import inventory
+from infra.machines.inventory import check_keys, price_of, text_of
+from infra.names import check_name
+from infra.records import Address
+from infra.transport import ssh_config
+from infra.units import seconds
+
+QUEUE_KEYS = ("account", "qos", "time", "usd_per_hour", "sbatch")
+CLUSTER_KEYS = ("host", "user", "identity_file", "port", "python", "partitions", *QUEUE_KEYS)
+OURS = (
+    "job-name",
+    "nodes",
+    "ntasks",
+    "output",
+    "error",
+    "requeue",
+    "no-requeue",
+    "chdir",
+    "array",
+    "signal",
+    "parsable",
+)
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_OPTION = re.compile(r"--([a-z][a-z-]*)(=[\x20-\x7e]*)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """How jobs are submitted to a partition; "" and None: as the cluster has it."""
+
+    account: str = ""
+    qos: str = ""
+    time_s: float | None = None
+    micro_usd_per_hour: int = 0  # of a node
+    options: tuple[str, ...] = ()  # more of sbatch's, as they are
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmCluster:
+    """One cluster. `partitions`: by name; {} = all that it shows, each queued for as `common` says."""
+
+    name: str
+    address: Address
+    python: str = "python3"
+    common: Queue = Queue()
+    partitions: Mapping[str, Queue]
+
+    def queue(self, partition: str) -> Queue | None:
+        """Return how jobs are submitted there; None for a partition that the inventory leaves out."""
+        return self.partitions.get(partition) if self.partitions else self.common
+
+
+def load(path: Path, home: Path | None = None) -> tuple[SlurmCluster, ...]:
+    """Return the clusters of the file, in its order. `home` is where `.ssh` lies. Raises UsageError."""
+    try:
+        document = strict_yaml.read(path)
+    except FileNotFoundError:
+        raise UsageError(f"there is no inventory {path}; copy slurm_clusters.yaml.example there, and edit it") from None
+    if not isinstance(document, dict) or not document:
+        raise UsageError(f"{path}: expected `CLUSTER:` and below it `host:`")
+    ssh = (home or Path.home()) / ".ssh"
+    return tuple(_cluster(path, name, body, ssh) for name, body in document.items())
+
+
+def find(clusters: Sequence[SlurmCluster], name: str) -> SlurmCluster:
+    """Return the cluster of that name. Raises UsageError."""
+    found = next((one for one in clusters if one.name == name), None)
+    if found is None:
+        raise UsageError(f"no cluster is called {name!r}; available: {', '.join(one.name for one in clusters)}")
+    return found
+
+
+def select(clusters: Sequence[SlurmCluster], word: str) -> list[tuple[SlurmCluster, str]]:
+    """Return the clusters that `CLUSTER`, `CLUSTER/PARTITION` or `PARTITION` means, each with its partition, "" = any.
+
+    All for "". Raises UsageError for a partition that an inventory leaves out.
+    """
+    name, _, partition = word.partition("/")
+    if not word:
+        return [(one, "") for one in clusters]
+    if partition or any(one.name == name for one in clusters):
+        cluster = find(clusters, name)
+        if partition and cluster.queue(partition) is None:
+            listed = ", ".join(cluster.partitions)
+            raise UsageError(f"partition {partition!r} is not in the inventory of {name}; available: {listed}")
+        return [(cluster, partition)]
+    found = [(one, word) for one in clusters if one.queue(word) is not None]
+    if not found:
+        places = [f"{one.name}/{part}" for one in clusters for part in one.partitions] or [one.name for one in clusters]
+        raise UsageError(f"no cluster or partition is called {word!r}; available: {', '.join(places)}")
+    return found
+
+
+def _cluster(path: Path, name: Any, body: Any, ssh: Path) -> SlurmCluster:
+    where = f"{path}: cluster {name}"
+    if not isinstance(name, str):
+        raise UsageError(f"{where}: its name must be text; put it in quotes")
+    check_keys(where, body, CLUSTER_KEYS)
+    try:
+        check_name(name)
+        if not isinstance(body.get("host"), str) or not inventory.HOST.fullmatch(body["host"]):
+            raise UsageError("`host` must be the address of the login node, or an alias of the ssh config, as text")
+        known = set(ssh_config.aliases(ssh / "config"))
+        address = inventory.address_of({**body, "ip": body["host"]}, ssh, known)
+        common = _queue(body)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    return SlurmCluster(name=name, address=address, python=text_of(body, "python") or "python3", common=common,
+                   partitions=_partitions(where, body))  # fmt: skip
+
+
+def _partitions(where: str, body: Mapping[str, Any]) -> Mapping[str, Queue]:
+    said = body.get("partitions")
+    if said is None:
+        return {}
+    if not isinstance(said, dict) or not said:
+        raise UsageError(f"{where}: `partitions` must name one at least, each as `NAME:` with its keys below it")
+    found = {}
+    for name, own in said.items():
+        place = f"{where}, partition {name}"
+        if not isinstance(name, str) or not _WORD.fullmatch(name):
+            raise UsageError(f"{place}: a partition is named by letters, digits and ._-")
+        check_keys(place, own or {}, QUEUE_KEYS)
+        try:
+            found[name] = _queue({**{key: body[key] for key in QUEUE_KEYS if key in body}, **(own or {})})
+        except UsageError as error:
+            raise UsageError(f"{place}: {error}") from None
+    return found
+
+
+def _queue(said: Mapping[str, Any]) -> Queue:
+    for key in ("account", "qos"):
+        if said.get(key) is not None and not _WORD.fullmatch(text_of(said, key)):
+            raise UsageError(f"{key} is {said[key]!r}; it must be a name")
+    return Queue(
+        account=text_of(said, "account"),
+        qos=text_of(said, "qos"),
+        time_s=seconds(text_of(said, "time")),
+        micro_usd_per_hour=price_of(said.get("usd_per_hour")),
+        options=_options(said.get("sbatch")),
+    )
+
+
+def _options(said: Any) -> tuple[str, ...]:
+    """Return options of sbatch's as they are; those by which a run is found and kept are ours."""
+    if said is None:
+        return ()
+    if not isinstance(said, list):
+        raise UsageError("sbatch must be a list of options, such as [--constraint=a100]")
+    for one in said:
+        found = _OPTION.fullmatch(one) if isinstance(one, str) else None
+        if not found:
+            raise UsageError(f"sbatch: {one!r}; write each option as --name or --name=value")
+        if found[1] in OURS:
+            raise UsageError(f"sbatch: --{found[1]} is set by Slipway; leave it out")
+    return tuple(said)

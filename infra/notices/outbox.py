@@ -1,0 +1,132 @@
+"""The notices that are to be sent, and those that were: one file each, beside the journal.
+
+    put       a file that exists is never written again: whatever happens twice is told once
+    deliver   one process at a time sends what is due; what fails is tried again later, for a day
+
+In: what happened, and the names of hooks. Out: notices sent. Files hold no secrets: a hook is kept by its name, and is
+looked up when it is told. A machine that dies between the sending of a notice and its note sends that one twice.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.errors import SlipwayError, UsageError
+from infra.money import dollars
+from infra.notices import hooks
+from infra.notices.send import send
+from infra.settings import Settings
+from store import local_files
+from store.backoff import Backoff
+
+BACKOFF = Backoff(first_s=5.0, longest_s=900.0)
+GIVE_UP_S = 86_400.0
+KEEP_S = 40 * 86_400.0  # then it may happen again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Something that people want to be told."""
+
+    subject: str
+    """A run, a service, or `audit`."""
+    event: str
+    """succeeded, failed, stopped, limit, lost, preempted, recovered, near limit, idle, unhealthy, orphan, audit,
+    given up."""
+    key: str
+    """Tells it from another of the same subject and event; the same key is told once."""
+    note: str = ""
+    cost_micro_usd: int = 0
+
+    @property
+    def said(self) -> dict[str, str]:
+        """Return what is told."""
+        cost = dollars(self.cost_micro_usd)
+        return {"run": self.subject, "state": self.event, "cost_usd": cost, "note": self.note}
+
+
+def folder(settings: Settings) -> Path:
+    return settings.state_file.with_name(f"{settings.state_file.stem}-notices")
+
+
+def put(notice: Notice, names: Iterable[str], settings: Settings) -> int:
+    """Have the hooks of these names told; return how many had not been yet."""
+    place, new = folder(settings), 0
+    for name in dict.fromkeys(names):
+        whole = "\0".join((name, notice.subject, notice.event, notice.key))
+        path = place / f"{hashlib.sha256(whole.encode()).hexdigest()[:32]}.json"
+        if path.exists():
+            continue
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = place / f".{path.stem}.{os.getpid()}.draft"
+        record = {"hook": name, "said": notice.said, "at": time.time(), "tries": 0, "next_at": 0.0, "sent_at": None}
+        local_files.replace(draft, json.dumps(record).encode(), 0o600)
+        try:
+            os.link(draft, path)  # at once, and only where nobody else has
+            new += 1
+        except FileExistsError:
+            continue
+        finally:
+            draft.unlink(missing_ok=True)
+    return new
+
+
+def records(settings: Settings) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield every notice, sent or not."""
+    for path in sorted(folder(settings).glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            yield path, json.loads(path.read_bytes())
+
+
+def waits(settings: Settings) -> bool:
+    """Tell whether anything is still to be sent."""
+    return any(one["sent_at"] is None and not one.get("given_up") for _, one in records(settings))
+
+
+def deliver(settings: Settings, wait_s: float = 0.0) -> list[str]:
+    """Send what is due; return what went wrong for the first time, in words.
+
+    Another process may be at it already, and is waited for so long.
+    """
+    place = folder(settings)
+    if not place.is_dir():
+        return []
+    said = []
+    with contextlib.suppress(_Busy), local_files.held(place / "lock", _Busy(), wait_s):
+        for path, one in records(settings):
+            now = time.time()
+            if one["sent_at"] is not None or one.get("given_up"):
+                if now - one["at"] > KEEP_S:
+                    path.unlink(missing_ok=True)
+                continue
+            if one["next_at"] > now:
+                continue
+            problem = _send(one, settings)
+            if problem and not one["tries"]:
+                said.append(f"notice of {one['said']['run']} by {one['hook']}: {problem}; it is tried again")
+            one["tries"] += 1
+            one["next_at"] = time.time() + BACKOFF.wait_s(one["tries"])
+            one |= {"problem": problem, "given_up": bool(problem) and now - one["at"] > GIVE_UP_S}
+            one["sent_at"] = None if problem else time.time()
+            with contextlib.suppress(OSError):  # a full disk: it may be sent again
+                local_files.replace(path, json.dumps(one).encode(), 0o600)
+    return said
+
+
+def _send(one: dict[str, Any], settings: Settings) -> str:
+    try:
+        return send(hooks.named(one["hook"], settings), one["said"])
+    except UsageError as error:  # its line is no longer in .env
+        return str(error)
+    except Exception as error:  # a hook that fails harms nothing
+        return type(error).__name__
+
+
+class _Busy(SlipwayError):
+    """Another process sends just now."""

@@ -1,0 +1,95 @@
+"""The sending of one notice by one hook.
+
+In: a hook and what is to be told. Out: "" or what went wrong, in words that repeat neither an address nor a command.
+Nothing is raised for a hook that fails.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from infra.notices.hooks import COMMAND, DESKTOP, Hook
+from infra.units import duration
+
+PATIENCE_S = 30.0
+TITLE = "Slipway"
+HOOK_TEXT = "SLIPWAY_HOOK_COMMAND"  # in the environment of the shell, since others can read its arguments
+LINE = {
+    "succeeded": "done",
+    "recovered": "back at work",
+    "near limit": "near its limit",
+    "idle": "its GPUs are idle",
+    "audit": "the audit found something",
+}
+URGENT = ("failed", "lost", "limit", "near limit", "orphan", "audit", "unhealthy", "given up")
+
+
+def send(hook: Hook, said: Mapping[str, str]) -> str:
+    """Tell `said` (run, state, cost_usd, note) by a hook; return what went wrong, or ""."""
+    if hook.kind == COMMAND:
+        return _command(hook, said)
+    if hook.kind == DESKTOP:
+        return _desktop(said)
+    return _post(hook, said)
+
+
+def in_words(said: Mapping[str, str]) -> str:
+    """Return a notice as one line for people."""
+    state = LINE.get(said["state"], said["state"])
+    note = f": {said['note']}" if said["note"] else ""
+    cost = f" ({said['cost_usd']} USD)" if said["cost_usd"] not in ("", "0", "0.00") else ""
+    return f"{said['run']}: {state}{note}{cost}"
+
+
+def _post(hook: Hook, said: Mapping[str, str]) -> str:
+    import httpx
+
+    text = in_words(said)
+    request: dict[str, Any]
+    if hook.kind == "slack":
+        request = {"json": {"text": text}}
+    elif hook.kind == "discord":
+        request = {"json": {"content": text[:2000], "allowed_mentions": {"parse": []}}}
+    elif hook.kind == "ntfy":
+        urgency = "high" if said["state"] in URGENT else "default"
+        request = {"content": text.encode(), "headers": {"Title": TITLE, "Priority": urgency}}
+    else:
+        request = {"json": dict(said)}
+    try:
+        answer = httpx.post(hook.target, timeout=PATIENCE_S, **request)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return type(error).__name__  # the address may hold a secret
+    return "" if answer.is_success else f"answered with {answer.status_code}"
+
+
+def _command(hook: Hook, said: Mapping[str, str]) -> str:
+    environ = {**os.environ, **{f"SLIPWAY_{name.upper()}": text for name, text in said.items()}}
+    environ[HOOK_TEXT] = hook.target
+    try:
+        done = subprocess.run(["sh", "-c", f'eval "${HOOK_TEXT}"'], env=environ, input=json.dumps(dict(said)),
+                              text=True, timeout=PATIENCE_S, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE)  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"its command has not ended after {duration(PATIENCE_S)}"
+    except OSError as error:
+        return f"its command cannot be started: {error.strerror}"
+    return f"exit code {done.returncode}: {done.stderr.strip()[-200:]}" if done.returncode else ""
+
+
+def _desktop(said: Mapping[str, str]) -> str:
+    text = in_words(said)
+    if sys.platform == "darwin":
+        words = ["osascript", "-e", f"display notification {json.dumps(text)} with title {json.dumps(TITLE)}"]
+    else:
+        words = ["notify-send", "--app-name", TITLE, TITLE, text]
+    if shutil.which(words[0]) is None:
+        return f"{words[0]} is not on this machine"
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return type(error).__name__
+    return f"exit code {done.returncode}: {done.stderr.strip()[-200:]}" if done.returncode else ""

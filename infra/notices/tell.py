@@ -1,0 +1,69 @@
+"""What happens to a run, told to whoever wants to know.
+
+In: a journal row and what became of it. Out: notices in the outbox, and one try to send them; `say` hears of trouble.
+Nothing is raised: a run does not suffer from what is told of it.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from infra.agent.limits import read_clocks
+from infra.errors import in_words
+from infra.ledger import cost
+from infra.ledger.journal import Journal, Op
+from infra.notices import hooks, outbox
+from infra.notices.outbox import Notice
+from infra.settings import VENDORS, Settings
+
+Say = Callable[[str], None]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+WAIT_S = 5.0  # for another process that is sending
+
+
+def names_of(op: Op, settings: Settings) -> tuple[str, ...]:
+    """Return the names of the hooks that are told of this run: those of its launch, and those told of everything."""
+    own = ""
+    if op.asked:
+        own = json.loads(op.asked).get("meant", {}).get("notify") or ""
+    return tuple(dict.fromkeys((*hooks.for_all(settings), *hooks.split(own))))
+
+
+def tell(notice: Notice, names: tuple[str, ...], settings: Settings, say: Say) -> None:
+    """Have hooks told, and try at once."""
+    try:
+        if names and outbox.put(notice, names, settings):
+            for problem in outbox.deliver(settings, WAIT_S):
+                say(problem)
+    except Exception as error:  # a full disk, say
+        say(f"notice of {notice.subject}: {in_words(error)}")
+
+
+def tell_end(
+    op: Op,
+    state: str,
+    journal: Journal,
+    settings: Settings,
+    say: Say,
+    verdict: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Tell how a run ended, or that it lost its pod, and what all its pods have cost.
+
+    `verdict`: where there is one; by its time, a run that was resumed and ends again is told again.
+    """
+    scale = settings.clock_scale if op.vendor in VENDORS else 1.0
+    names = names_of(op, settings) + ((hooks.OLD,) if settings.notify else ())
+    if not names:
+        return
+    total = cost.total(journal.ops(run=op.run), journal.told("vendor"), read_clocks(), clock_scale=scale)
+    key = f"{op.token} {int(verdict.get('at') or op.ended_at or 0)}"
+    note = str(verdict.get("reason") or op.reason)
+    tell(Notice(subject=op.run, event=state, key=key, note=note, cost_micro_usd=total), names, settings, say)
+
+
+def tell_back(op: Op, settings: Settings, say: Say) -> None:
+    """Tell that a run was brought back."""
+    note = f"on {op.vendor}, recovery {op.recoveries}"
+    tell(Notice(subject=op.run, event="recovered", key=str(op.recoveries), note=note), names_of(op, settings),
+         settings, say)  # fmt: skip

@@ -1,0 +1,87 @@
+"""What `inv again` and `inv eject` do: a run once more from its receipt, and a run as plain files."""
+
+from pathlib import Path
+from typing import Any
+
+from invoke import Exit
+
+from flows.history import eject as ejecting
+from flows.history import receipt
+from flows.history.receipt import Receipt
+from infra.checkout import ROOT
+from infra.runs.lookup import find_run
+from infra.runs.pods import folder_of
+from infra.settings import Settings
+from scripts.cli import context, local_step, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from scripts.runs.flags import AgainFlags, EjectFlags
+from store import Store
+from trainer.records.phase_registry import PHASES
+
+
+def again(spec: AgainFlags) -> None:
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        one = receipt.read(find_run(journal, spec.run), settings)
+    differs = receipt.differences(one, settings)
+    for line in differs:
+        render.say(f"differs today: {line}")
+    if not differs:
+        render.say(f"nothing differs from {one.run}: same code, environment and inputs")
+    if spec.dry_run:
+        if spec.json:
+            print_json({"run": one.run, "differs": differs, "state": "planned"})
+        return
+    folder = next(path for number in range(1, 10_000) if not (path := _place(one, spec.out, number)).exists())
+    found = repeat(one, folder, settings, spec.json)
+    same = [name for name, is_same in found.items() if is_same]
+    if spec.json:
+        print_json({"run": one.run, "differs": differs, "state": "succeeded", "folder": str(folder),
+                    "same_weights": found})  # fmt: skip
+    for name, is_same in {} if spec.json else found.items():
+        said = {True: "the same bits", False: "OTHER bits", None: "nothing to compare with: it is gone"}[is_same]
+        render.say(f"{name}: {said}")
+    render.say(f"made again in {folder}")
+    if len(same) < len([one for one in found.values() if one is not None]) and not differs:
+        raise Exit(f"inv again: nothing differs from {one.run}, and yet its weights came out otherwise", code=5)
+
+
+def _place(one: Receipt, out: str, number: int) -> Path:
+    return Path(out).absolute() if out and number == 1 else ROOT / "var" / "again" / f"{one.run}-{number}"
+
+
+def repeat(one: Receipt, folder: Path, settings: Settings, quiet: bool) -> dict[str, bool | None]:
+    """Run the steps of a run here, in a store and a work folder of their own.
+
+    Return, by phase, whether its weights are the same bits; None where those of then are not there any more.
+    """
+    then, store = Store(one.store), Store(str(folder / "store"))
+    receipt.carry_inputs(one, store)
+    work = {"SLIPWAY_WORK": str(folder / "work"), "SLIPWAY_RUN_ID": f"{one.run}-again"}
+    found: dict[str, bool | None] = {}
+    for step in receipt.rebased(one.steps, store_uri := str(folder / "store")):
+        local_step.run(step["name"], step["words"], step["config"], settings, quiet, work)
+        making: dict[str, Any] = step["config"]["making"]
+        if step["name"] in PHASES:
+            before = receipt.weights(then, making["name"], making["fingerprint"])
+            now = receipt.weights(Store(store_uri), making["name"], making["fingerprint"])
+            found[step["name"]] = before == now if before else None
+    return found
+
+
+def eject(spec: EjectFlags) -> None:
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        op = find_run(journal, spec.run)
+        one = receipt.read(op, settings)
+    folder = Path(spec.out or f"{one.run}-plain").absolute()
+    kept = [settings.homes / op.run / "code"]
+    kept += [folder_of(op).code] if op.address and not op.address.startswith("ssh://") else []
+    code = next((path for path in kept if (path / "trainer").is_dir()), ROOT)
+    files = ejecting.eject(one, folder, code)
+    if spec.json:
+        print_json({"run": one.run, "folder": str(folder), "files": files, "code": str(code)})
+        return
+    print(folder)
+    render.say(f"{one.run} as plain files ({', '.join(files)}); run it: sh {folder}/run.sh")

@@ -1,0 +1,206 @@
+"""A sweep in words: configurations, the plan, the table, the page."""
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flows.sweeps import answer as answers
+from flows.sweeps import prices
+from flows.sweeps import results as kept
+from flows.sweeps.answer import ArmRow, SweepAnswer
+from flows.sweeps.plan import SweepPlan
+from flows.sweeps.prices import SweepPrice
+from flows.sweeps.records import SweepSpec, shown
+from flows.sweeps.results import SweepResult
+from infra.money import in_usd, per_hour
+from infra.units import moment
+from scripts.cli import render
+from trainer.reporting import sweep_page
+from trainer.reporting.overlay import CurveLine
+from trainer.reporting.sweep_page import ArmStory, SweepStory
+
+CURVES = (("loss", "Loss, nats per token"), ("reward", "Reward"), ("lr", "Learning rate"))
+
+
+def hours(spec: SweepSpec) -> str:
+    """Return how long its pods are taken for, in words; "" where nobody says."""
+    low, high = spec.hours
+    return "" if not high else f"{low:g} h" if low == high else f"{low:g} to {high:g} h"
+
+
+def costs(spec: SweepSpec, price: SweepPrice) -> str:
+    """Return what its pods cost together; "" where they have no price."""
+    low, high = (price.total(one) for one in spec.hours)
+    if low is None or high is None or not high:
+        return ""
+    return in_usd(low) if low == high else f"{in_usd(low)} to {in_usd(high)}"
+
+
+def pods_lines(spec: SweepSpec, price: SweepPrice) -> Iterator[str]:
+    """Yield what its pods are and cost, a line for each kind; nothing where it describes none."""
+    if not spec.pods:
+        return
+    runs = render.count(len(spec.trials), "run")
+    said = f"{render.count(len(spec.pods), 'pod')}, {runs}, {spec.gpu_hours:g} GPU-hours ({hours(spec)})"
+    yield f"{said}: {costs(spec, price) or 'no price known'}"
+    for one in price.kinds:
+        if one.micro_usd_per_hour is not None and one.per_gpu is not None:
+            each = f"{per_hour(one.micro_usd_per_hour)} per pod, {per_hour(one.per_gpu)} per GPU"
+            yield f"{prices.in_words([one])}: {each} ({one.source})"
+        else:
+            yield f"{prices.in_words([one])}: {one.source}"
+    on_each = {pod.name: sum(one.pod == pod.name for one in spec.trials.values()) for pod in spec.pods}
+    if max(on_each.values()) > 1:
+        parts = " or ".join(sorted({str(trial.spec.num_gpus) for trial in spec.trials.values()}))
+        yield f"runs that share a pod rent their part of it each, {parts} GPUs, and share no machine"
+    if idle := spec.idle_pods:
+        yield f"{render.count(len(idle), 'pod')} {'has' if len(idle) == 1 else 'have'} no run: {', '.join(idle)}"
+
+
+def trials_table(spec: SweepSpec) -> str:
+    """Return the trials with what sets them apart."""
+    rows = [("pod", "run", "what is different")]
+    for one in spec.trials.values():
+        said = [f"{name}={value}" for name, value in one.asked.items()]
+        if one.env and "custom_env" not in one.asked:
+            said += [f"{name}={value}" for name, value in one.env.items()]
+        rows.append((one.pod, shown(one.run, spec.name), " ".join(said) or "the defaults"))
+    return render.columns(rows)
+
+
+def show_plan(planned: SweepPlan) -> None:
+    """Show which pod runs what, in which order, and about how long."""
+    rows = [("pod", "run", "about", "")]
+    for lane in planned.lanes:
+        for run in lane.runs:
+            one = planned.trials[run]
+            state = "" if one.plan.job else "everything is here"
+            rows.append((lane.pod, shown(run, planned.spec.name), render.duration(one.estimate_s), state))
+    render.say(render.columns(rows))
+    longest_s = max(lane.estimate_s for lane in planned.lanes)
+    what = f"{render.count(len(planned.trials), 'run')} on {render.count(len(planned.lanes), 'pod')}"
+    render.say(f"{what}, about {render.duration(longest_s)} (estimates, one by one)")
+    if planned.is_rented:
+        together = planned.most_micro_usd if planned.limit is None else min(planned.limit, planned.most_micro_usd)
+        render.say(f"each on a machine that is rented for it: {in_usd(together)} together at most")
+
+
+def number(value: float | None) -> str:
+    """Return a score with the digits that tell scores apart."""
+    return "" if value is None else f"{value:.4f}" if abs(value) >= 0.01 else f"{value:.3g}"
+
+
+def interval(row: ArmRow) -> str:
+    """Return a difference with its interval; "" where there is none."""
+    if row.apart is None:
+        return ""
+    half = "" if math.isnan(row.apart.half) else f" ± {row.apart.half:.4f}"
+    return f"{row.apart.mean:+.4f}{half}"
+
+
+def table(result: SweepResult, answer: SweepAnswer) -> str:
+    """Return a line for each run, and one for each arm where these are not the same."""
+    rows = [("run", "pod", "state", "steps", "seconds", str(result.rank["by"]), "")]
+    for one in result.trials.values():
+        steps = f"{one.at} of {one.steps}" if one.at < one.steps else str(one.steps or "")
+        seconds = "" if one.seconds is None else f"{one.seconds:.1f}"
+        rows.append((shown(one.run, result.name), one.pod, one.state, steps, seconds, number(one.score), one.reason))
+    arms = [("arm", f"mean {result.rank['by']}", "seeds", f"minus {answer.against}", "")]
+    for each in answer.rows:
+        seeds = f"{len(each.arm.scores)} of {each.arm.wanted}"
+        arms.append((each.arm.name, number(each.arm.mean), seeds, interval(each), each.verdict))
+    return render.clean("\n\n".join([render.columns(rows), render.columns(arms)]))
+
+
+def facts(answer: SweepAnswer, result: SweepResult) -> list[tuple[str, str]]:
+    """Return what the whole came to, by name."""
+    ended = sum(one.state == kept.SUCCEEDED for one in result.trials.values())
+    found = [("runs", f"{ended} of {len(result.trials)} done"), ("time in steps", render.duration(answer.seconds))]
+    if answer.saved_s:
+        share = answer.saved_s / (answer.seconds + answer.saved_s)
+        found.append(("saved by early stops", f"{render.duration(answer.saved_s)} ({share:.0%})"))
+    if answer.micro_usd or answer.limit_micro_usd:
+        limit = "" if answer.limit_micro_usd is None else f" of {in_usd(answer.limit_micro_usd)}"
+        found.append(("cost", f"{in_usd(answer.micro_usd)}{limit}"))
+    else:
+        found.append(("cost", "nothing"))
+    if edge := answers.at_an_end(answer):
+        found.append(("the best is at the end of what was tried", ", ".join(edge)))
+    if answer.saved_micro_usd:
+        found.append(("saved", in_usd(answer.saved_micro_usd)))
+    return found
+
+
+def write_page(result: SweepResult, answer: SweepAnswer) -> Path:
+    """Write the page; return where it is."""
+    lines = {run: result.lines(run) for run in result.trials}
+    curves = []
+    for key, title in CURVES:
+        drawn = [
+            CurveLine(name=run, group=one.arm, is_stopped=one.state == kept.STOPPED,
+                 points=tuple((float(step["step"]), float(step[key])) for step in lines[run]
+                              if isinstance(step.get(key), (int, float))))
+            for run, one in result.trials.items()
+        ]  # fmt: skip
+        if any(one.points for one in drawn):
+            curves.append((title, drawn))
+    best = answer.best
+    trial = best.trials[0] if best else None
+    story = SweepStory(
+        name=result.name, about=result.about, figure=str(result.rank["by"]), against=answer.against,
+        facts=facts(answer, result), arms=[arm_story(one) for one in answer.rows], curves=curves,
+        best=answers.command_line(trial) if trial else "", promote=promote_line(result, answer),
+        written=moment(time.time()),
+    )  # fmt: skip
+    target = result.folder / "page.html"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(sweep_page.page(story), encoding="utf-8")
+    return target
+
+
+def promote_line(result: SweepResult, answer: SweepAnswer) -> str:
+    """Return the command that keeps the best run under a name; "" while there is none."""
+    if answer.best is None:
+        return ""
+    return f"./inv sweep {result.name} --promote {best_run(answer.best, result)} --tag {result.name}"
+
+
+def best_run(row: ArmRow, result: SweepResult) -> str:
+    """Return the run of an arm that has the best score."""
+    sign = 1.0 if result.rank["mode"] == "min" else -1.0
+    scored = [one for one in row.trials if one.score is not None]
+    return min(scored, key=lambda one: sign * (one.score or 0.0)).run
+
+
+def arm_story(row: ArmRow) -> ArmStory:
+    """Return an arm as the page has it."""
+    seeds = " ".join(number(one) for one in row.arm.scores.values()) if len(row.arm.scores) > 1 else ""
+    apart = None if row.apart is None else (row.apart.mean, row.apart.half)
+    return ArmStory(
+        name=row.arm.name, asked=row.trials[0].asked, score=number(row.arm.mean), seeds=seeds, apart=interval(row),
+        verdict=row.verdict, state=row.state, difference=apart,
+    )  # fmt: skip
+
+
+def as_json(result: SweepResult, answer: SweepAnswer, idle: int = 0, page: str = "") -> dict[str, Any]:
+    """Return all of it for a program."""
+    rows = [
+        {"run": one.run, "arm": one.arm, "seed": one.seed, "pod": one.pod, "state": one.state, "seconds": one.seconds,
+         "steps": one.steps, "at": one.at, "score": one.score, "usd": render.usd(one.micro_usd),
+         "reason": one.reason or None}
+        for one in result.trials.values()
+    ]  # fmt: skip
+    arms = [
+        {"arm": one.arm.name, "mean": one.arm.mean, "scores": list(one.arm.scores.values()), "verdict": one.verdict,
+         "difference": one.apart.mean if one.apart else None,
+         "half": one.apart.half if one.apart and not math.isnan(one.apart.half) else None}
+        for one in answer.rows
+    ]  # fmt: skip
+    return {
+        "sweep": result.name, "runs": rows, "arms": arms, "against": answer.against, "idle_pods": idle, "page": page,
+        "best": answers.command_line(answer.best.trials[0]) if answer.best else None,
+        "seconds": round(answer.seconds, 1), "saved_s": round(answer.saved_s, 1),
+        "usd": render.usd(answer.micro_usd), "saved_usd": render.usd(answer.saved_micro_usd),
+    }  # fmt: skip

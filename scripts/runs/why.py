@@ -1,0 +1,19 @@
+"""What `inv why` does: the story of a run, a pod or a service, the cause first."""
+
+from flows.history import why as use_case
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from scripts.runs.flags import WhyFlags
+
+
+def why(spec: WhyFlags) -> None:
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        story = use_case.why(spec.run, journal, settings)
+    if spec.json:
+        cause = {"name": story.cause.name, "says": story.cause.says, "then": story.cause.then}
+        print_json({"subject": story.subject, "cause": cause, "lines": list(story.lines)})
+        return
+    for line in story.text:
+        print(render.clean(" ".join(line.split())))

@@ -1,0 +1,187 @@
+"""What a sweep says: files with arms and ranges, functions with pods and experiments, and what reaches a trainer."""
+
+import dataclasses
+import json
+
+import pytest
+
+from flows.sweeps import configurations, experiment, sweep_file
+from flows.sweeps.axes import values
+from flows.sweeps.experiment import ExperimentConfig, PodSpec
+from infra.errors import UsageError
+from infra.settings import Settings
+from tests.world import ROOT
+from trainer.recipes import PROFILES
+from trainer.records import phase_options
+from trainer.records.phase_options import NOT_FOR_A_PHASE
+
+EXAMPLES = ROOT / "examples" / "sweeps"
+
+
+def test_axes_are_combined_into_arms_and_each_arm_gets_every_seed():
+    document = {"each": {"phase": "sft", "phases": {"sft": {"rows": 16}}, "env": {"STAGE": "2"}}, "seeds": [1, 2],
+                "axes": {"sft.turns": [1, 2], "sft.optimizer.lr": [0.001, "3e-4"]}}  # fmt: skip
+    found = sweep_file.read("f", document, "my rates")
+    assert list(found.arms) == ["turns-1-lr-0.001", "turns-1-lr-3e-4", "turns-2-lr-0.001", "turns-2-lr-3e-4"]
+    assert len(found.trials) == 8
+    assert [one.seed for one in found.trials.values()] == [1] * 4 + [2] * 4, "all arms with one seed, then the next"
+    last = found.trials["my-rates.turns-2-lr-3e-4-seed-2"]
+    assert (last.spec.tag, last.spec.phase, last.env) == (last.run, "sft", {"STAGE": "2"})
+    assert dict(last.spec.options) == {"sft.rows": "16", "sft.turns": "2", "sft.optimizer.lr": "3e-4"}
+    assert last.asked == {"sft.turns": "2", "sft.optimizer.lr": "3e-4"}
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"from": 1, "to": 4}, [1, 2, 3, 4]),
+        ({"from": 8, "to": 32, "step": 8}, [8, 16, 24, 32]),
+        ({"from": "1e-4", "to": 0.01, "count": 3, "scale": "log"}, [1e-4, 1e-3, 1e-2]),
+        ({"from": 0.0, "to": 1, "count": 5}, [0.0, 0.25, 0.5, 0.75, 1.0]),
+    ],
+)
+def test_a_range_is_a_list_of_values(said, found):
+    assert values("f", said) == found
+
+
+def test_a_sample_is_drawn_by_chance_and_the_same_every_time():
+    document = {"axes": {"base.optimizer.lr": {"from": 1e-4, "to": 1e-1, "scale": "log"}, "seed": {"from": 1, "to": 9}},
+                "sample": 5}  # fmt: skip
+    once, again = (sweep_file.read("f", document, "s") for _ in range(2))
+    assert list(once.trials) == list(again.trials) and len(once.trials) == 5
+    rates = {float(one.spec.options["base.optimizer.lr"]) for one in once.trials.values()}
+    assert len(rates) > 2 and all(1e-4 <= one <= 1e-1 for one in rates)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"axes": {"seed": 1}}, "expected a list of values"),
+        ({"axes": {"sed": [1]}}, "did you mean seed"),
+        ({"axes": {"seed": [1, 1]}}, "two runs have this name"),
+        ({"axes": {"seed": [1]}, "seeds": [1]}, "`seed` stands beside `seeds`"),
+        ({"axes": {"base.optimizer.lr": {"from": 0.1, "to": 0.2}}}, "needs a count, or `sample`"),
+        ({"axes": {"seed": {"from": 1, "to": 10**7}}}, "more than 1000 values"),
+        ({"runs": [{"name": "a"}], "rank": {"mode": "least"}}, "rank: mode is 'least'"),
+        ({"runs": [{"name": "a"}], "early_stop": {"first": 2.0}}, "first is 2.0"),
+        ({"runs": [{"name": "a"}], "against": "b"}, "against is 'b'; its arms are: a"),
+        ({"runs": [{"name": "a", "env": {"SLIPWAY_STOR": 1}}]}, "unknown setting SLIPWAY_STOR"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_the_place(document, said):
+    with pytest.raises(UsageError, match="^f: ") as refused:
+        sweep_file.read("f", document, "s")
+    assert said in str(refused.value)
+
+
+def settings(tmp_path, **environ):
+    return Settings.load(ROOT, {}, (), {"HOME": str(tmp_path), **environ})
+
+
+def test_the_five_have_the_numbers_of_their_source(tmp_path):
+    known = configurations.known(settings(tmp_path))
+    said = {name: known[name].make() for name in list(known)[:5]}
+    assert {name: (len(one.pods), len(one.trials), one.gpu_hours) for name, one in said.items()} == {
+        "lr_sweep": (2, 4, 96), "multi_dataset": (3, 3, 192), "model_size": (3, 3, 240), "batch_grid": (4, 4, 256),
+        "custom_advanced": (1, 1, 80),
+    }  # fmt: skip
+    for one in said.values():
+        assert {(pod.gpu_type, pod.gpu_count, pod.min_upload_mbps) for pod in one.pods} == {("A100", 8, 500)}
+        assert {trial.spec.options["rl.rows"] for trial in one.trials.values()} == {"512"}
+        assert all(run.startswith(f"{one.name}.") for run in one.trials)
+    rates = [float(one.spec.options["rl.optimizer.lr"]) for one in said["lr_sweep"].trials.values()]
+    assert rates == [1e-6, 3e-6, 5e-6, 1e-5]
+    advanced = said["custom_advanced"].trials["custom_advanced.advanced"]
+    assert advanced.spec.options["rl.schedule.warmup_steps"] == "50" and "WANDB_TAGS" in advanced.env
+
+
+def test_functions_of_ones_own_are_found_by_name_and_say_which_pods_are_idle(tmp_path):
+    own = settings(tmp_path, SLIPWAY_SWEEPS=str(EXAMPLES / "custom.py"))
+    assert {"custom_sweep", "loop_sweep", "lr_sweep"} <= set(configurations.known(own))
+    loop = configurations.named("loop_sweep", own)
+    assert list(loop.trials)[0] == "loop_sweep.gsm8k_lr_1e-04" and len(loop.idle_pods) == 6
+    custom = configurations.named("custom_sweep", own)
+    first, second = (dict(one.spec.options) for one in custom.trials.values())
+    differ = {name for name in first if first[name] != second[name]}
+    assert differ == {"rl.optimizer.lr"}
+    assert (first["rl.rl.eval_every"], next(iter(custom.trials.values())).spec.steps) == ("10", 50)
+    with pytest.raises(UsageError, match="did you mean custom_sweep"):
+        configurations.named("custom_swep", own)
+    with pytest.raises(UsageError, match=r"there is no .*gone\.py, which shell names"):
+        configurations.known(settings(tmp_path, SLIPWAY_SWEEPS=str(tmp_path / "gone.py")))
+
+
+def test_experiments_that_differ_in_the_seed_alone_are_one_arm():
+    def seeds():
+        some = [ExperimentConfig(name=f"a-{seed}", seed=seed) for seed in (1, 2)]
+        return [PodSpec(name="p")], {"p": [*some, ExperimentConfig(name="b", learning_rate=1e-6)]}
+
+    assert [len(some) for some in configurations.of_function(seeds).arms.values()] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (lambda: {"gpu_devices": "0,1"}, "device 0 is among gpu_devices and train_gpu_device"),
+        (lambda: {"batch_size": 0}, "batch_size is 0"),
+        (lambda: {"custom_args": {"sed": 1}}, "did you mean seed"),
+    ],
+)
+def test_an_experiment_that_cannot_be_meant_is_refused(said, told):
+    with pytest.raises(UsageError, match=told):
+        ExperimentConfig(name="a", **said()).launch()
+
+
+def leaves(record, above=""):
+    """Every field of a record and of the records in it, by its path, with its value."""
+    for one in dataclasses.fields(record):
+        value = getattr(record, one.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{above}{one.name}.")
+        else:
+            yield f"{above}{one.name}", value
+
+
+OTHER = {
+    "packed": "never", "packing": "best-fit", "dtype": "bfloat16", "compile": "never", "parallel": "ddp",
+         "schedule.kind": "cosine",
+         "optimizer.betas": "0.5,0.6", "mixture": None, "rl.loss": "grpo", "rl.engine": None, "rl.reward": "text",
+         "rl": None, "bits": None, "blocks": None, "micro_rows": "2", "rl.group": "2", "rl.top_p": "0.5",
+         "rl.overlong": "3", "schedule.decay": "0.25", "sequence_len": "32", "optimizer.embed_lr": "0.5",
+         "optimizer.head_lr": "0.5", "optimizer.muon_decay": "0.5"}  # fmt: skip
+"""Values that are not simply larger than the default; None: nothing else can be said, or not for this phase."""
+
+
+@pytest.mark.parametrize("phase", ["base", "rl"])
+def test_every_field_of_a_phase_can_be_an_axis_and_arrives_in_the_record_that_its_trainer_gets(phase):
+    before = PROFILES["tiny"]().phases[phase]
+    checked = 0
+    for path, value in leaves(before):
+        if path.split(".")[0] in NOT_FOR_A_PHASE or OTHER.get(path, "") is None:
+            continue
+        if phase == "rl" and path in ("packing", "document_masks"):
+            continue  # of phases that read text
+        if path in OTHER:
+            wanted = OTHER[path]
+        elif isinstance(value, bool):
+            wanted = str(not value).lower()
+        else:
+            wanted = str(value * 2 or 1)
+        document = {"axes": {f"{phase}.{path}": [wanted]}}
+        (trial,) = sweep_file.read("f", document, "s").trials.values()
+        after = dict(leaves(phase_options.with_options(before, trial.spec.options)))
+        assert after[path] != value, path
+        changed = {name for name in after if after[name] != dict(leaves(before))[name]}
+        # rows that somebody has chosen are not fitted to the GPU
+        assert changed == ({path, "fit"} if path == "micro_rows" else {path})
+        checked += 1
+    assert checked > 20
+
+
+def test_the_schema_of_an_experiment_has_the_defaults_of_its_source():
+    found = {name: default for name, default, _ in experiment.schema()}
+    wanted = {"name": None, "dataset": "gsm8k", "learning_rate": 3e-6, "batch_size": 4, "grad_accum_steps": 128,
+              "total_steps": 100, "eval_every": 40, "gpu_devices": "1,2,3,4", "train_gpu_device": "0",
+              "vllm_tensor_parallel": 4, "custom_env": {}, "custom_args": {}}  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+    assert json.dumps(found)

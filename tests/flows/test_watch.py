@@ -1,0 +1,50 @@
+"""What is worth a notice: limits that come near, GPUs that do nothing, replicas in trouble, and nothing else."""
+
+from dataclasses import replace
+
+import pytest
+
+from flows.installation.watch import of_run, of_service
+from infra.agent.limits import Clocks
+from infra.ledger.journal import Op
+from infra.runs.sight import Sight
+from serve.policy.replica_states import Facts, ProcessStatus
+from serve.policy.service_state import Member, ServiceRecord
+
+RENTED = Op(token="sw1-a", run="calm-1", vendor="lium", state="READY", remote_id="x", rate=2_000_000, cap=1_000_000,
+            intent_at=1000, sent_at=1000, boot_id="b", boot_s=0.0)  # fmt: skip
+
+
+def at(seconds: float) -> Clocks:
+    return Clocks("b", seconds, 1000 + seconds)
+
+
+@pytest.mark.parametrize(("op", "seen", "seconds", "idle_s", "events"), [
+    (RENTED, Sight(), 1439, 0.0, []),
+    (RENTED, Sight(), 1441, 0.0, ["near limit"]),
+    (RENTED, Sight(verdict={"state": "succeeded"}), 1700, 9999.0, []),
+    (RENTED, Sight(), 100, 599.0, []),
+    (RENTED, Sight(), 100, 601.0, ["idle"]),
+    (RENTED, Sight(guard={"idle_s": 700.0}), 100, 0.0, ["idle"]),
+    (replace(RENTED, rate=0, cap=None), Sight(guard={"limit_s": 100.0, "elapsed_s": 81.0}), 0, 0.0, ["near limit"]),
+    (replace(RENTED, rate=0, cap=None), Sight(guard={"limit_s": None}), 1e6, 0.0, []),
+])  # fmt: skip
+def test_a_run_is_told_of_when_its_limit_is_near_or_its_gpus_are_idle(op, seen, seconds, idle_s, events):
+    found = list(of_run(op, seen, at(seconds), idle_s))
+    assert [one.event for one in found] == events
+    later = [one.key for one in of_run(op, seen, at(seconds + 2), idle_s)]
+    assert [one.key for one in found] == later[: len(found)]  # the same trouble is told once
+
+
+def test_a_replica_is_told_of_when_it_fails_or_stops_to_answer_and_not_while_it_starts():
+    well = Facts(launch=ProcessStatus.SUCCEEDED)
+    starting = Member(number=0, version=1, run="demo-0", facts=well)
+    ended = replace(well, down=ProcessStatus.SUCCEEDED, first_ready_at=1.0, is_ready=True)
+    silent = Member(number=1, version=1, run="demo-1", facts=replace(well, first_ready_at=1.0))
+    gone = Member(number=2, version=1, run="demo-2", facts=replace(ended, preempted=True), why="lium says it is gone")
+    broken = Member(number=3, version=1, run="demo-3", facts=replace(well, app_failed=True))
+    released = Member(number=4, version=1, run="demo-4", facts=ended)
+    found = list(of_service("demo", ServiceRecord(members=(starting, silent, gone, broken, released))))
+    assert [one.key.split()[0] for one in found] == ["1", "2", "3"]
+    assert any("lium says it is gone" in one.note for one in found)
+    assert all(one.event == "unhealthy" and one.subject == "demo" for one in found)

@@ -1,0 +1,75 @@
+"""Why a run is as it is: the first line names the cause, by what the journal and the pod have written down."""
+
+import pytest
+
+from flows.history.causes import RunEvidence, cause_of
+from flows.history.why import of_run
+from infra.ledger.journal import Journal, Op
+from infra.settings import Settings
+from tests.world import ROOT
+
+
+def pod(token: str = "t1", reason: str = "", outcome: str = "", state: str = "TERMINATED") -> Op:
+    return Op(token=token, run="calm-1", vendor="runpod", state=state, remote_id=token, reason=reason, outcome=outcome)
+
+
+def failed(reason: str, tail: str = "", exit_code: int | None = 1) -> dict:
+    return {"state": "failed", "step": "sft", "reason": reason, "tail": tail, "exit_code": exit_code}
+
+
+GONE, BACK = pod("t0", "runpod says it is EXITED"), pod("t1", state="READY")
+ENDED = pod("t1", "its work has ended: failed", "failed")
+KILLED = "step sft was killed by SIGKILL, as happens when the machine runs out of memory"
+
+
+@pytest.mark.parametrize(("name", "word", "evidence"), [
+    ("preemption", "brought back 1 time and is at work", dict(state="running", rows=[GONE, BACK], recoveries=1)),
+    ("preemption", "nothing has taken its place", dict(state="stopped", rows=[GONE])),
+    ("limit", "the limit of 1 h is near", dict(
+        state="limit", rows=[pod("t1", "its work has ended: limit", "limit")],
+        verdict={"state": "limit", "reason": "the limit of 1 h is near"})),
+    ("idle GPU", "8 GPUs idle for 15 min", dict(
+        state="limit", rows=[pod("t1", "", "limit")], verdict={"state": "limit", "reason": "8 GPUs idle for 15 min"})),
+    ("bad host", "driver: 535 serves CUDA 12.2", dict(
+        state="failed", rows=[pod("t9", "driver: 535 serves CUDA 12.2, torch wants 13.0")], armed=frozenset())),
+    ("out of memory", "killed by the system", dict(state="failed", rows=[ENDED], verdict=failed(KILLED, "", -9))),
+    ("out of memory", "of the GPU ran out in step sft", dict(
+        state="failed", rows=[ENDED],
+        verdict=failed("step sft failed with exit code 1", "sft: the GPU's memory is full: take 4 rows"))),
+    ("full disk", "disk nearly full", dict(
+        state="failed", rows=[ENDED], verdict=failed("disk nearly full: 5 bytes free, 10 needed"))),
+    ("full disk", "No space left", dict(
+        state="failed", rows=[ENDED], words="OSError: [Errno 28] No space left on device",
+        verdict=failed("step sft failed with exit code 1"))),
+    ("killed engine", "killed by SIGKILL", dict(
+        state="failed", rows=[ENDED], is_engine=True, verdict=failed("step engine was killed by SIGKILL", "", -9))),
+    ("stall", "fell silent", dict(state="failed", rows=[ENDED], verdict=failed("step sft fell silent 4 times"))),
+    ("failure", "KeyError: 'text'", dict(
+        state="failed", rows=[ENDED], verdict=failed("step sft failed with exit code 1", "KeyError: 'text'"))),
+    ("stopped", "somebody ended it", dict(state="stopped", rows=[pod("t1", "asked for", "asked")])),
+    ("running", "on step sft", dict(state="running", rows=[BACK], progress={"step": "sft"})),
+])  # fmt: skip
+def test_the_cause_is_named(name, word, evidence):
+    armed = frozenset(op.token for op in evidence["rows"])
+    found = cause_of(RunEvidence(**{"run": "calm-1", "armed": armed, **evidence}))
+    assert found.name == name
+    assert word in found.says
+    assert found.then
+
+
+def test_the_story_of_a_run_is_ten_lines_at_most_of_what_the_journal_has(tmp_path):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"), "HOME": str(tmp_path),
+               "SLIPWAY_PODS": str(tmp_path / "pods"), "RUNPOD_API_KEY": ""}  # fmt: skip
+    settings = Settings.load(ROOT, environ=environ)
+    with Journal.open(settings.state_file) as journal:
+        for number in range(6):
+            op = journal.plan(token=f"sw1-{number}", run="calm-1", vendor="runpod", rate=2_000_000)
+            for event in ("sending", "created", "armed"):
+                op = journal.advance(op, event, **({"remote_id": f"p{number}"} if event == "created" else {}))
+            op = journal.advance(op, "gone", reason="runpod says it is EXITED")
+        story = of_run(op, journal, settings)
+    assert len(story.text) <= 10
+    assert story.text[0].startswith("calm-1: preemption: its pod was taken away 6 times")
+    assert "pods 2 to 4: the same again" in story.text
+    assert story.text[-1] == "to do: bring it back: inv resume calm-1"
+    assert any(line.startswith("cost: ") and line.endswith("nothing of it bills") for line in story.text)

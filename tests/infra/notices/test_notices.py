@@ -1,0 +1,119 @@
+"""Who wants to know is told, once, by the hook that was named; one that fails harms nothing and is tried again."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from infra.errors import UsageError
+from infra.notices import hooks, outbox
+from infra.notices.outbox import Notice
+from infra.notices.send import send
+from infra.settings import Settings
+from store.backoff import Backoff
+from tests.world import ROOT
+
+pytestmark = pytest.mark.process
+
+SAID = {"run": "brave-otter-3", "state": "limit", "cost_usd": "1.23", "note": "its money is spent"}
+NOTICE = Notice(subject="brave-otter-3", event="limit", key="token-1", note="its money is spent",
+                cost_micro_usd=1_230_000)  # fmt: skip
+
+
+def settings(tmp_path, **environ):
+    return Settings.load(ROOT, environ={"SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"), **environ})
+
+
+def hook(kind, target):
+    return hooks.Hook("team", kind, target)
+
+
+def test_a_command_is_told_by_its_environment_and_on_stdin_and_stands_in_no_argument(tmp_path):
+    said = tmp_path / "said"
+    command = f'echo "$SLIPWAY_RUN $SLIPWAY_STATE $SLIPWAY_COST_USD $SLIPWAY_NOTE" > {said}; cat >> {said}'
+    assert send(hook("command", f"{command}; tr '\\0' ' ' < /proc/$$/cmdline > {said}.line; : s3cr3t"), SAID) == ""
+    first, second = said.read_text().splitlines()
+    assert first == "brave-otter-3 limit 1.23 its money is spent"
+    assert json.loads(second) == SAID
+    assert "s3cr3t" not in (tmp_path / "said.line").read_text()
+
+
+def test_a_command_that_fails_is_told():
+    assert "exit code 3: no mail today" in send(hook("command", "echo no mail today >&2; exit 3"), SAID)
+
+
+@pytest.fixture
+def address():
+    heard: list[tuple[str, str]] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self):
+            heard.append((self.path, self.rfile.read(int(self.headers["Content-Length"])).decode()))
+            is_broken = "broken" in self.path or "once" in self.path and len(heard) == 1
+            self.send_response(500 if is_broken else 204)
+            self.end_headers()
+
+        def log_message(self, *words):
+            """Nothing on stderr."""
+
+    server = HTTPServer(("127.0.0.1", 0), Hook)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", heard
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_each_service_gets_what_it_reads_and_no_message_repeats_an_address(address):
+    url, heard = address
+    for kind in ("post", "slack", "discord", "ntfy"):
+        assert send(hook(kind, f"{url}/{kind}"), SAID) == ""
+    text = "brave-otter-3: limit: its money is spent (1.23 USD)"
+    assert json.loads(heard[0][1]) == SAID
+    assert json.loads(heard[1][1]) == {"text": text}
+    assert json.loads(heard[2][1])["content"] == text
+    assert heard[3] == ("/ntfy", text)
+    assert send(hook("post", f"{url}/broken/s3cr3t"), SAID) == "answered with 500"
+    assert send(hook("slack", "http://127.0.0.1:9/s3cr3t"), SAID) == "ConnectError"
+    assert "s3cr3t" not in repr(hook("slack", "http://127.0.0.1:9/s3cr3t"))
+
+
+def test_a_notice_is_sent_once_and_one_that_fails_again_until_it_is(tmp_path, address, monkeypatch):
+    url, heard = address
+    ours = settings(tmp_path, SLIPWAY_HOOK_TEAM=f"post {url}/once", SLIPWAY_HOOK_LOG=f"post {url}/log")
+    monkeypatch.setattr(outbox, "BACKOFF", Backoff(first_s=0.0, longest_s=0.0))
+    assert outbox.put(NOTICE, ["team"], ours) == 1
+    assert outbox.put(NOTICE, ["team"], ours) == 0
+    assert outbox.waits(ours)
+    (problem,) = outbox.deliver(ours)
+    assert "by team: answered with 500" in problem and url not in problem
+    assert outbox.deliver(ours) == [] and not outbox.waits(ours)
+    assert outbox.deliver(ours) == [] and outbox.put(NOTICE, ["team", "log"], ours) == 1
+    outbox.deliver(ours)
+    assert [path for path, _ in heard] == ["/once", "/once", "/log"]
+    for path, _ in outbox.records(ours):
+        assert path.stat().st_mode & 0o077 == 0 and url not in path.read_text()
+
+
+def test_what_many_threads_put_at_once_is_there_once(tmp_path):
+    ours, new = settings(tmp_path), []
+    threads = [threading.Thread(target=lambda: new.append(outbox.put(NOTICE, ["team"], ours))) for _ in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert sum(new) == 1 and len(list(outbox.records(ours))) == 1
+
+
+def test_a_name_that_stands_for_nothing_is_refused_and_the_line_to_write_is_shown(tmp_path):
+    ours = settings(tmp_path, SLIPWAY_HOOK_TEAM="slack https://hooks.slack.com/s3cr3t", SLIPWAY_HOOK_ODD="pigeon coop")
+    hooks.check(["team", "desktop"], ours)
+    with pytest.raises(UsageError, match="did you mean team"):
+        hooks.check(["teem"], ours)
+    with pytest.raises(UsageError, match="SLIPWAY_HOOK_X=slack https"):
+        hooks.check(["x"], ours)
+    with pytest.raises(UsageError, match="SLIPWAY_HOOK_ODD: expected one of desktop"):
+        hooks.check(["odd"], ours)
+    assert all("s3cr3t" not in str(one) for one in ours.shown()) and "s3cr3t" not in repr(ours)

@@ -1,0 +1,225 @@
+"""Conversations that share a row are learnt as those that have one to themselves; a step waits for the device once."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import varlen
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench.gpu.parts import PARTS
+from data.chat.packing import packed
+from data.config import ConfigError
+from tests.trainer.checkpoints.test_checkpoint import FACTS
+from tests.trainer.conftest import TINY, tiny
+from tests.trainer.model.test_model import IDS, QWEN3, random_model
+from tests.trainer.model.test_packed import DOCUMENTS, gradients
+from tests.world import ROOT
+from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.config import Keeping, PhaseConfig
+from trainer.loop import Training
+from trainer.model import attention
+from trainer.model.decoder import Decoder, initialise
+from trainer.objectives import Batch
+from trainer.objectives.passes import bounds, evenly, passes, seen_len
+from trainer.objectives.source import Made
+
+PAD, LENGTH = 3, 64
+
+
+def talk(step: int, rows: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    """Padded conversations of 4 to 60 tokens, of which some are learnt; one has nothing to learn."""
+    chance = np.random.default_rng([7, step])
+    sizes = chance.integers(4, 61, rows)
+    ids = np.full((rows, int(sizes.max())), PAD, np.int64)
+    targets = np.full_like(ids, -1)
+    for row, size in enumerate(sizes.tolist()):
+        ids[row, :size] = chance.integers(0, TINY.vocab_size, size)
+        targets[row, : size - 1] = np.where(chance.random(size - 1) < 0.6, ids[row, 1:size], -1)
+    targets[0] = -1
+    return ids, targets
+
+
+def test_every_conversation_is_there_once_up_to_its_last_target():
+    ids, targets = talk(0)
+    batch = packed(ids, targets, LENGTH, PAD)
+    last = [int(np.flatnonzero(row >= 0).max(initial=-1)) + 1 for row in targets]
+    wanted = sorted((ids[row, :end].tolist(), targets[row, :end].tolist()) for row, end in enumerate(last) if end)
+    found = []
+    for row in range(len(batch["ids"])):
+        for number in range(int(batch["documents"][row].max()) + 1):
+            here = batch["documents"][row] == number
+            assert (np.diff(np.flatnonzero(here)) == 1).all()
+            if (batch["targets"][row][here] >= 0).any():
+                found.append((batch["ids"][row][here].tolist(), batch["targets"][row][here].tolist()))
+    assert sorted(found) == wanted and len(wanted) == len(ids) - 1
+    assert len(batch["ids"]) * LENGTH < 0.8 * ids.size
+    nothing = packed(ids[:1], targets[:1], LENGTH, PAD)
+    assert nothing["ids"].shape == (1, LENGTH) and (nothing["targets"] == -1).all()
+
+
+def test_passes_are_even_and_never_larger_than_they_may_be():
+    assert [evenly(rows, 8) for rows in (1, 8, 9, 17, 64)] == [1, 8, 5, 6, 8]
+
+
+def training(folder, is_packed: bool) -> Training:
+    config: PhaseConfig = tiny(
+        phase="sft", mixture={"other": 1.0}, steps=6, rows=12, micro_rows=4, sequence_len=LENGTH, dtype="float32"
+    )
+    model = Decoder(config.model)
+    initialise(model, 1)
+
+    def batch(step: int) -> Batch:
+        ids, targets = talk(step)
+        return packed(ids, targets, LENGTH, PAD) if is_packed else {"ids": ids, "targets": targets}
+
+    saved = Checkpoints(folder / "saved", Keeping(save_every=100, reserve_bytes=0, samples=0))
+    return Training(model, config, Made(batch), saved, FACTS, folder / "metrics")
+
+
+@pytest.mark.slow
+def test_packed_and_padded_conversations_have_the_same_losses_and_the_same_count_of_tokens(tmp_path):
+    lines = []
+    for name, is_packed in (("padded", False), ("packed", True)):
+        training(tmp_path / name, is_packed).run()
+        lines.append([json.loads(one) for one in (tmp_path / name / "metrics/metrics.jsonl").read_text().splitlines()])
+    padded, shared = lines
+    for figure in ("loss", "grad_norm"):
+        assert [one[figure] for one in shared] == pytest.approx([one[figure] for one in padded], rel=1e-5)
+    assert [one["tokens"] for one in shared] == [one["tokens"] for one in padded]
+    assert abs(padded[-1]["loss"] - padded[0]["loss"]) > 1e-3  # something was changed from step to step
+
+
+def test_what_can_be_packed_is_a_choice_that_no_fingerprint_hangs_on():
+    sft = tiny(phase="sft", mixture={"other": 1.0})
+    assert sft.is_packed("cuda") and not sft.is_packed("cpu")
+    always = tiny(phase="sft", mixture={"other": 1.0}, packed="always")
+    assert always.is_packed("cpu") and always.digest() == sft.digest()
+    assert not tiny().is_packed("cuda")
+    with pytest.raises(ConfigError, match="phase base: its rows cannot be packed"):
+        tiny(packed="always")
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_bench_for_gpus_runs_at_toy_size_on_a_cpu(tmp_path):
+    words = [sys.executable, "-m", "bench.gpu", "--toy", "--json", str(tmp_path / "found.json")]
+    done = subprocess.run(words, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert {row["part"] for row in rows} == {*PARTS} and not [row for row in rows if "failed" in row]
+    seen = {row["what"]: row["seen"] for row in rows}
+    assert seen["save and resume"]["apart"] == 0 and seen["sft toy packed"]["tokens_per_s"] > 0
+    assert seen["sft toy packed"]["loss"] == pytest.approx(seen["sft toy padded"]["loss"], rel=1e-5)
+
+
+class Waits(TorchDispatchMode):
+    """Notes what a GPU would be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name() in ("aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::masked_select"):
+            self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_step_asks_the_device_for_numbers_once(tmp_path, monkeypatch, is_packed):
+    one, asked = training(tmp_path, is_packed), []
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: asked.append(len(self)) or tolist(self))
+    one._resume(None)
+    with one._batches() as batches, Waits() as waits:
+        for _ in range(3):
+            one._advance(batches, None, lambda: False)
+    assert waits.seen == [] and asked == [3] * 3  # the norm, whether to stop, the loss
+
+
+def each_document(cu: torch.Tensor) -> Iterator[slice]:
+    ends = cu.tolist()
+    return (slice(start, end) for start, end in zip(ends, ends[1:], strict=False) if end > start)
+
+
+def plain(q, k, v, cu, is_causal, enable_gqa):
+    """Return (total, H, D) as the kernel is specified, document by document."""
+    found = torch.zeros_like(q)
+    for part in each_document(cu):
+        one = (each[part].transpose(0, 1)[None] for each in (q, k, v))
+        found[part] = F.scaled_dot_product_attention(*one, is_causal=is_causal, enable_gqa=enable_gqa)[0].transpose(
+            0, 1
+        )
+    return found
+
+
+def slopes(slope, q, k, v, cu):
+    """Return the gradients of `plain` with a causal mask: no autograd is at hand where a kernel runs."""
+    found, shared, scale = [torch.zeros_like(one) for one in (q, k, v)], q.shape[1] // k.shape[1], q.shape[2] ** -0.5
+    for part in each_document(cu):
+        queries, given = q[part].transpose(0, 1), slope[part].transpose(0, 1)
+        keys, values = (one[part].repeat_interleave(shared, dim=1).transpose(0, 1) for one in (k, v))
+        later = torch.ones(queries.shape[1], queries.shape[1], dtype=torch.bool).triu(1)
+        weights = (queries @ keys.mT * scale).masked_fill(later, float("-inf")).softmax(dim=-1)
+        inner = given @ values.mT
+        scores = weights * (inner - (inner * weights).sum(dim=-1, keepdim=True)) * scale
+        for one, each in zip(found, (scores @ keys, scores.mT @ queries, weights.mT @ given), strict=True):
+            size = one.shape[1]
+            one[part] = each.view(size, -1, *each.shape[1:]).sum(dim=1).transpose(0, 1)
+    return tuple(found)
+
+
+@pytest.fixture
+def kernel_for_cpus():
+    """The kernel of packed rows is for GPUs alone: its operators, by their specification, for the CPU.
+
+    They stay for the rest of the process, where nothing else asks for them.
+    """
+
+    def forward(q, k, v, cu, cu_k, max_q, max_k, *rest):
+        is_causal, scale, window, gqa = rest[:4]
+        assert torch.equal(cu, cu_k) and cu.dtype == torch.int32 and is_causal and window == [-1, 0]
+        assert max(one.stop - one.start for one in each_document(cu)) <= max_q == max_k and scale is None
+        state = torch.zeros(2, dtype=torch.uint64)
+        return plain(q, k, v, cu, is_causal, gqa), q.new_zeros(q.shape[1], len(q), dtype=torch.float32), state
+
+    def backward(slope, q, k, v, out, lse, cu, *rest):
+        return slopes(slope, q, k, v, cu)
+
+    varlen._varlen_attn.register_kernel("cpu", forward)
+    varlen._varlen_attn_backward.register_kernel("cpu", backward)
+
+
+@pytest.mark.slow
+def test_rows_of_documents_one_after_another_have_the_loss_and_gradients_of_the_mask(kernel_for_cpus, monkeypatch):
+    """All of the way to the GPU's kernel and back, the kernel itself excepted: layout, bounds, shared heads."""
+    model, targets = random_model(QWEN3), IDS.roll(-1, 1)
+    assert QWEN3.num_attention_heads != QWEN3.num_key_value_heads
+    expected = gradients(model, IDS, targets, DOCUMENTS)
+    batch = {"ids": IDS.numpy(), "targets": targets.numpy(), "documents": DOCUMENTS.numpy()}
+    assert "bounds" not in passes(batch, 2, model)[0]
+    monkeypatch.setattr("trainer.objectives.passes.has_varlen", lambda *about: True)
+    (whole,) = passes(batch, 2, model)
+    seen = []
+    told = attention.one_after_another
+    monkeypatch.setattr(attention, "one_after_another", lambda *given: seen.append(given) or told(*given))
+    found = gradients(model, *(whole[name] for name in ("ids", "targets", "documents", "bounds", "counted")))
+    assert len(seen) == QWEN3.num_hidden_layers
+    for name, one in expected.items():
+        assert torch.allclose(one, found[name], rtol=1e-3, atol=1e-5), name
+
+
+def test_bounds_end_documents_where_rows_end_and_come_in_few_sizes():
+    found = bounds(DOCUMENTS.numpy())
+    assert found[:6].tolist() == [0, 7, 8, 28, 40, 80] and found.dtype == np.int32
+    assert len(found) == 65 and set(found[5:].tolist()) == {80}
+    same = np.zeros((2, 40), np.int64)  # one number in both rows: two documents
+    assert bounds(same)[:3].tolist() == [0, 40, 80]
+    assert seen_len(same) == 40 and seen_len(DOCUMENTS.numpy()) == round((49 + 1 + 400 + 144 + 1600) / 80)

@@ -1,0 +1,133 @@
+"""The real libraries, each in its environment: a run that is killed in between is one run there, each step once."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from infra.agent import environment
+from tests.trainer.tracking.test_sidecar import tell
+from tests.world import ROOT, until
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
+
+STEPS = 30
+READER = """
+import json, struct, sys
+from wandb.proto import wandb_internal_pb2 as pb
+
+BLOCK, HEAD, WHOLE, LAST = 32768, 7, 1, 4  # their file is a log as LevelDB writes it, after a header of 7 bytes
+for path in sys.argv[1:]:
+    data, at, content = open(path, "rb").read(), HEAD, b""
+    while at + HEAD <= len(data):
+        if BLOCK - at % BLOCK < HEAD:
+            at += BLOCK - at % BLOCK
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + HEAD])
+        content += data[at + HEAD : at + HEAD + length]
+        at += HEAD + length
+        if kind not in (WHOLE, LAST):
+            continue
+        record = pb.Record.FromString(content)
+        content = b""
+        if record.WhichOneof("record_type") == "history":
+            row = {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.history.item}
+            if "sft/loss" in row:
+                print(row["sft/step"], row["sft/loss"])
+"""
+
+
+def python(name: str) -> Path:
+    return environment.ensure(name, ROOT, environment.default_cache(), "cpu", print)
+
+
+def begin(pod: Path, name: str, **more: str) -> subprocess.Popen[bytes]:
+    config = pod / f"{name}.json"
+    config.write_text(json.dumps({"tracker": name, "configs": {"sft": {"steps": STEPS, "optimizer": {"lr": 0.1}}}}))
+    environ = {**os.environ, "SLIPWAY_WORK": str(pod / "work"), "SLIPWAY_RUN_ID": "brave-otter-3",
+               "PYTHONPATH": str(ROOT), **more}  # fmt: skip
+    words = [str(python(f"track-{name}")), "-m", "trainer.tracking", "--config", str(config)]
+    return subprocess.Popen(words, env=environ, cwd=ROOT, stdout=sys.stderr, start_new_session=True)
+
+
+def track(pod: Path, name: str, **more: str) -> dict:
+    """A run of so many steps whose sidecar is killed in the middle; what the second sidecar says of itself."""
+    state = pod / "state" / "tracking" / f"{name}.json"
+
+    def told() -> int:
+        return json.loads(state.read_text())["figures"].get("sft", 0) if state.exists() else 0
+
+    figures = pod / "work" / "runs" / "sft"
+    tell(figures, range(1, 13))
+    first = begin(pod, name, **more)
+    until(lambda: told() == 12, "the first half is told", 240)
+    time.sleep(2)  # for what the library sends in the background
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    tell(figures, range(9, STEPS + 1))  # steps 9 to 12 are done again
+    (figures / "samples.jsonl").write_text(json.dumps({"step": STEPS, "prompt": "Who?", "text": "I am."}) + "\n")
+    second = begin(pod, name, **more)
+    until(lambda: told() == STEPS, "the second half is told", 240)
+    second.terminate()
+    assert second.wait(120) == 0
+    return json.loads(state.read_text())
+
+
+def test_wandb_offline_is_one_run_with_each_step_once(tmp_path):
+    said = track(tmp_path, "wandb", WANDB_MODE="offline")
+    assert said["link"].startswith("offline") and said["samples"] == {"sft": STEPS}
+    files = sorted((tmp_path / "work" / "tracking" / "wandb").glob("wandb/offline-run-*/run-*.wandb"))
+    assert [one.name for one in files] == ["run-brave-otter-3.wandb"]
+    words = [str(python("track-wandb")), "-c", READER, *map(str, files)]
+    rows = subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert [int(row.split()[0]) for row in rows] == list(range(1, STEPS + 1))
+    assert float(rows[-1].split()[1]) == pytest.approx(1 / STEPS)
+
+
+def test_mlflow_keeps_one_run_on_its_server(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    server = subprocess.Popen(
+        [str(python("mlflow").parent / "mlflow"), "server", "--host", "127.0.0.1", "--port", str(port),
+         "--workers", "1", "--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db",
+         "--artifacts-destination", str(tmp_path / "kept")],
+        env={**os.environ, "PATH": f"{python('mlflow').parent}{os.pathsep}{os.environ['PATH']}"},
+        stdout=sys.stderr, start_new_session=True,
+    )  # fmt: skip
+
+    def answers() -> bool:
+        try:
+            return bool(urllib.request.urlopen(f"{url}/health", timeout=5).status == 200)
+        except OSError:
+            return False
+
+    def ask(path: str, said: dict) -> dict:
+        request = urllib.request.Request(f"{url}/api/2.0/mlflow/{path}", json.dumps(said).encode(),
+                                         {"Content-Type": "application/json"})  # fmt: skip
+        return json.load(urllib.request.urlopen(request, timeout=30))
+
+    try:
+        until(answers, "MLflow's server answers", 280)
+        said = track(tmp_path, "mlflow", MLFLOW_TRACKING_URI=url)
+        assert said["link"].startswith(f"{url}/#/experiments/")
+        with urllib.request.urlopen(f"{url}/api/2.0/mlflow/experiments/get-by-name?experiment_name=slipway") as reply:
+            experiment = json.load(reply)["experiment"]["experiment_id"]
+        (run,) = ask("runs/search", {"experiment_ids": [experiment]})["runs"]
+        assert (run["info"]["run_name"], run["info"]["status"]) == ("brave-otter-3", "FINISHED")
+        assert {"key": "sft.optimizer.lr", "value": "0.1"} in run["data"]["params"]
+        found = f"{url}/api/2.0/mlflow/metrics/get-history?run_id={run['info']['run_id']}&metric_key=sft/loss"
+        with urllib.request.urlopen(found) as reply:
+            history = json.load(reply)["metrics"]
+        assert sorted(one["step"] for one in history) == list(range(1, STEPS + 1))
+        assert list((tmp_path / "kept").rglob(f"sft-{STEPS:09}.txt"))
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(60)

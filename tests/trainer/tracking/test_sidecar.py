@@ -1,0 +1,111 @@
+"""A tracker is told every step once, whatever dies in between; TensorBoard's own reader finds all of it."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.world import ROOT
+from trainer.reporting.jsonl_log import read
+from trainer.tracking.__main__ import Sidecar
+from trainer.tracking.tensorboard_files import FILE
+from trainer.tracking.tracker import TrackedRun, flat
+
+OWN = """
+import json
+class Mine:
+    link = "heard.jsonl"
+    def __init__(self, folder):
+        self.file = open(folder / "heard.jsonl", "a", buffering=1)
+    def tell(self, phase, figures):
+        self.file.write(json.dumps([phase, figures["step"], figures["loss"]]) + "\\n")
+    def samples(self, phase, said):
+        self.file.write(json.dumps([phase, "said", said[0]["step"], len(said)]) + "\\n")
+def tracker(run, folder, configs):
+    return Mine(folder)
+"""
+
+
+def tell(folder: Path, steps: Iterable[int], scale: float = 1.0) -> None:
+    """Figures as a training writes them; from the first step on, into a new file, as one that goes on does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    steps = list(steps)
+    path = folder / "metrics.jsonl"
+    kept = [json.dumps(one) for one in read(path) if one["step"] < steps[0]]
+    lines = [json.dumps({"step": step, "tokens": 64 * step, "loss": scale / step, "at": 1e9 + step}) for step in steps]
+    draft = folder / "draft"
+    draft.write_text("".join(f"{line}\n" for line in [*kept, *lines]))
+    draft.replace(path)
+
+
+def sidecar(root: Path, name: str, code: str = "") -> Sidecar:
+    run = TrackedRun("brave-otter-3", root / "work" / "tracking" / name, {"sft": {"steps": 9}})
+    made = Sidecar(name, run, root / "work" / "runs", root / "state" / "tracking" / f"{name}.json", code)
+    made.begin()
+    return made
+
+
+def test_steps_that_are_done_again_after_a_kill_are_told_once(tmp_path):
+    figures = tmp_path / "work" / "runs" / "sft"
+    tell(figures, range(1, 8))
+    (figures / "samples.jsonl").write_text('{"step": 4, "prompt": "a", "text": "b"}\n' * 2)
+    first = sidecar(tmp_path, "mine", OWN)
+    assert first.look() and not first.look()
+    with (figures / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "tokens": 512, "lo')  # half a line, as it is being written
+    assert not first.look()
+    tell(figures, range(5, 12))  # the training goes on from the checkpoint of step 4
+    first.look()
+    del first  # it dies without a word; another one goes on
+    tell(figures, range(5, 14))
+    second = sidecar(tmp_path, "mine", OWN)
+    second.end()
+    heard = [json.loads(line) for line in (tmp_path / "work/tracking/mine/heard.jsonl").read_text().splitlines()]
+    assert [one[1] for one in heard if one[1] != "said"] == list(range(1, 14))
+    assert [one for one in heard if one[1] == "said"] == [["sft", "said", 4, 2]]
+    said = json.loads((tmp_path / "state/tracking/mine.json").read_text())
+    assert (said["link"], said["figures"], said["problem"]) == ("heard.jsonl", {"sft": 13}, "")
+
+
+def test_a_tracker_that_fails_says_so_beside_its_link_and_tells_the_rest_the_next_time(tmp_path):
+    tell(tmp_path / "work" / "runs" / "sft", range(1, 4))
+    sidecar(tmp_path, "mine", OWN).look()
+    broken = sidecar(tmp_path, "mine", OWN.replace("figures):\n", "figures):\n        1 / 0\n"))
+    tell(tmp_path / "work" / "runs" / "sft", range(4, 6))
+    with pytest.raises(ZeroDivisionError) as raised:
+        broken.look()
+    broken.fail(raised.value)
+    said = json.loads((tmp_path / "state/tracking/mine.json").read_text())
+    assert (said["link"], said["figures"], said["problem"]) == ("heard.jsonl", {"sft": 3}, "ZeroDivisionError")
+    sidecar(tmp_path, "mine", OWN).look()
+    assert len((tmp_path / "work/tracking/mine/heard.jsonl").read_text().splitlines()) == 5
+
+
+def test_tensorboard_reads_each_step_once_after_a_file_was_cut_off(tmp_path):
+    figures = tmp_path / "work" / "runs" / "sft"
+    tell(figures, range(1, 6))
+    (figures / "samples.jsonl").write_text('{"step": 5, "prompt": "Who?", "text": "I am."}\n')
+    sidecar(tmp_path, "tensorboard").end()
+    events = tmp_path / "work" / "tracking" / "tensorboard" / "sft" / FILE
+    events.write_bytes(events.read_bytes()[:-9])  # as a kill leaves it
+    tell(figures, range(4, 9))
+    sidecar(tmp_path, "tensorboard").end()
+    seen = EventAccumulator(str(events.parent)).Reload()
+    assert [(one.step, round(one.value, 4)) for one in seen.Scalars("loss")] == [
+        (step, round(1 / step, 4)) for step in range(1, 9)
+    ]
+    assert [(one.step, one.tensor_proto.string_val) for one in seen.Tensors("Who?")] == [(5, [b"I am."])]
+
+
+def test_a_configuration_is_told_by_the_path_of_each_value():
+    assert flat({"steps": 9, "optimizer": {"lr": 0.1, "decay": None}}) == {"steps": 9, "optimizer.lr": 0.1}
+
+
+def test_the_example_of_a_tracker_writes_its_table(tmp_path):
+    tell(tmp_path / "work" / "runs" / "sft", range(1, 4))
+    code = (ROOT / "examples" / "tracker.py").read_text()
+    sidecar(tmp_path, "tracker", code).end()
+    link = json.loads((tmp_path / "state" / "tracking" / "tracker.json").read_text())["link"]
+    assert (tmp_path / link).read_text().splitlines() == ["sft,1,1.0000", "sft,2,0.5000", "sft,3,0.3333"]

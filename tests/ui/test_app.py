@@ -1,0 +1,152 @@
+"""The page's server, in process: the exchange of the token, what is refused, views, acts."""
+
+import asyncio
+import json
+import threading
+
+import httpx
+import pytest
+
+from infra.ledger.journal import Journal
+from infra.settings import Settings
+from store import Store
+from ui import acts, app, export
+from ui.access import Gate
+from ui.desk import Desk
+from ui.views import VIEWS
+from ui.views.ask import View, ViewQuery
+
+HOST = "127.0.0.1:7331"
+BASE = f"http://{HOST}"
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A desk of an installation where nothing was done yet, but for one small artifact."""
+    for name, value in {"STATE_FILE": "state/journal.db", "STORE": "artifacts", "PODS": "pods"}.items():
+        monkeypatch.setenv(f"SLIPWAY_{name}", str(tmp_path / value))
+    for vendor in ("RUNPOD", "LIUM", "SHADEFORM"):
+        monkeypatch.setenv(f"{vendor}_API_KEY", "")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "report.html").write_text("<h1>Of shards</h1>")
+    Store(tmp_path / "artifacts").publish(folder, "text/few", "f" * 16, {"documents": 3, "nested": {"no": 1}})
+    return Desk(Settings.load(tmp_path, {}, ()))
+
+
+def talk(desk, *asks, acts_allowed=False, opens=True):
+    """The replies to requests `(method, path, options)`, from a browser that has opened the link, or not."""
+
+    async def go():
+        gate = Gate(hosts=(HOST,), acts_allowed=acts_allowed)
+        desk.acts_allowed = acts_allowed
+        server = app.make(desk, gate)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server), base_url=BASE) as browser:
+            if opens:
+                reply = await browser.post("/api/session", json={"token": gate.token}, headers={"Origin": BASE})
+                assert reply.status_code == 200
+            return [await browser.request(method, path, **options) for method, path, options in asks]
+
+    return asyncio.run(go())
+
+
+def test_the_cookie_is_strict_and_hidden_from_scripts_and_the_token_counts_once(desk):
+    async def go():
+        gate, heard = Gate(hosts=(HOST,)), []
+        server = app.make(desk, gate, lambda: heard.append("expired"))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server), base_url=BASE) as browser:
+            said = {"json": {"token": gate.token}, "headers": {"Origin": BASE}}
+            return [await browser.post("/api/session", **said) for _ in range(2)], heard
+
+    (first, second), heard = asyncio.run(go())
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(first.headers["set-cookie"].split("; "))
+    assert second.status_code == 403 and heard == ["expired"]
+
+
+def test_the_page_itself_loads_nothing_from_elsewhere_and_every_answer_says_so(desk):
+    page, style, refused = talk(
+        desk, ("GET", "/", {}), ("GET", "/static/style.css", {}), ("GET", "/api/runs", {}), opens=False
+    )
+    assert page.status_code == style.status_code == 200 and refused.status_code == 401
+    for reply in (page, style, refused):
+        assert reply.headers["content-security-policy"].startswith("default-src 'none'")
+        assert reply.headers["x-content-type-options"] == "nosniff"
+    files = [path for path in app.STATIC.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 300_000
+    assert not [path for path in files if "https://" in path.read_text()]
+    assert [reply.status_code for reply in talk(desk, ("GET", "/static/../app.py", {}))] == [404]
+
+
+def test_every_view_of_an_empty_installation_answers_with_its_command(desk):
+    names = [name for name in VIEWS if name not in ("about", "curves")]
+    replies = talk(desk, *(("GET", f"/api/{name}", {}) for name in names))
+    for name, reply in zip(names, replies, strict=True):
+        assert reply.status_code == 200, (name, reply.text)
+        assert reply.json()["command"].startswith("inv "), name
+    (row,) = dict(zip(names, replies, strict=True))["data"].json()["artifacts"]
+    assert row["name"] == "text/few" and row["about"] == {"documents": 3} and row["has_report"]
+
+
+def test_what_is_wrong_is_said_and_a_report_may_run_nothing(desk):
+    unknown, ours, none = talk(
+        desk,
+        ("GET", "/api/curves?runs=nobody-1", {}),
+        ("GET", "/data-report?name=text/few", {}),
+        ("GET", "/report", {}),
+    )
+    assert unknown.status_code == 400 and "there are no runs yet" in unknown.json()["error"]
+    assert "<h1>Of shards</h1>" in ours.text and "sandbox" in ours.headers["content-security-policy"]
+    assert none.status_code == 400
+
+
+def test_a_stream_sends_each_part_once_until_it_changes():
+    parts, known = {"a": 1, "b": [1, 2]}, {}
+    view = View(lambda desk, asked: dict(parts))
+
+    def news():
+        return [json.loads(one.split(b"data: ", 1)[1]) for one in app._pieces(view, None, ViewQuery({}), known)]
+
+    assert [one["part"] for one in news()] == ["error", "a", "b"]
+    assert news() == []
+    parts["b"] = [1, 2, 3]
+    assert news() == [{"part": "b", "value": [1, 2, 3]}]
+    del parts["a"]
+    assert news() == [{"part": "a", "value": None}]
+
+
+def test_an_act_asks_first_and_its_word_counts_once(desk, monkeypatch):
+    done = threading.Event()
+    monkeypatch.setattr(acts.Acts, "_down", lambda self, said: acts._question("End it?", "inv down it", done.set))
+    headers = {"Origin": BASE, "Slipway-Act": "1"}
+
+    def act(**said):
+        return "POST", "/api/acts", {"json": said, "headers": headers}
+
+    off, unknown = talk(desk, act(act="down", name="it")), talk(desk, act(act="launch"), acts_allowed=True)
+    assert off[0].status_code == 403 and unknown[0].status_code == 400
+    asking = acts.Acts(desk)
+    said = asking.take({"act": "down", "name": "it"})
+    assert said["question"] == "End it?" and not done.is_set()
+    assert asking.take({"word": said["word"]}) == {"begun": "inv down it"}
+    assert done.wait(5)
+    for word in (said["word"], "guessed"):
+        with pytest.raises(Exception, match="ask again"):
+            asking.take({"word": word})
+
+
+def test_no_act_is_about_something_by_default(desk):
+    for said in ({"act": "down"}, {"act": "resume", "name": ""}, {"act": "scale", "name": "x", "least": 2, "most": 1}):
+        with pytest.raises(Exception, match="names what|cannot be more"):
+            acts.Acts(desk).take(said)
+
+
+def test_an_exported_page_holds_its_modules_and_data_and_asks_nobody(desk, tmp_path):
+    with Journal.open(desk.settings.state_file):
+        pass
+    page = export.write(desk, tmp_path / "page").read_text()
+    assert 'import "slipway/app.js"' in page and "/static/" not in page.replace("data:text/javascript", "")
+    shown = json.loads(page.split('id="kept">', 1)[1].split("</script>", 1)[0])
+    assert shown["data"]["artifacts"][0]["name"] == "text/few"
+    text = export._named("views/runs.js", 'import { h } from "../dom.js";\nimport { go } from "./curves.js";')
+    assert text == 'import { h } from "slipway/dom.js";\nimport { go } from "slipway/views/curves.js";'

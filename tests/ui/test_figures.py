@@ -1,0 +1,93 @@
+"""The figures of runs: read as they grow, thinned for a screen."""
+
+import json
+
+import pytest
+
+from ui.figures import FigureTable, GrowingFigures, thin
+
+
+def line(step, **more):
+    return json.dumps({"step": step, "tokens": 10 * step, "loss": 1.0 / step, "at": 1000.0 + step, **more}) + "\n"
+
+
+def table(count, **more):
+    found = FigureTable()
+    for step in range(1, count + 1):
+        found.add(line(step, **more).encode())
+    return found
+
+
+class File:
+    def __init__(self, text=""):
+        self.text, self.read_bytes = text, 0
+
+    def read(self, offset):
+        content = self.text.encode()[offset:]
+        self.read_bytes += len(content)
+        return content
+
+
+def test_a_thinned_curve_keeps_every_spike_and_both_ends():
+    found = table(1000)
+    found.columns["loss"].values[777] = 99.0
+    curve = thin(found, "loss", most=50)
+    assert {len(values) for values in curve.values()} == {50}
+    assert max(curve["high"]) == 99.0 and min(curve["low"]) == pytest.approx(1 / 1000)
+    assert curve["x"][-1] == 1000 and curve["mean"][0] == pytest.approx(sum(1 / n for n in range(1, 21)) / 20, rel=1e-4)
+    assert all(low <= mean <= high for low, mean, high in zip(curve["low"], curve["mean"], curve["high"], strict=True))
+
+
+def test_few_points_are_given_as_they_are_and_a_closer_look_has_more_of_them():
+    assert thin(table(3), "loss", most=50)["mean"] == [1.0, 0.5, pytest.approx(1 / 3, rel=1e-4)]
+    assert thin(table(1000), "loss", most=50, since=500, until=520)["x"] == list(range(500, 521))
+    assert thin(table(1000), "none", most=50)["x"] == []
+    assert thin(FigureTable(), "loss", most=50)["x"] == []
+
+
+def test_what_lies_along_the_bottom_is_steps_tokens_or_hours():
+    found = table(3)
+    assert thin(found, "loss", most=9, by="tokens")["x"] == [10, 20, 30]
+    assert thin(found, "loss", most=9, by="time")["x"] == [0, pytest.approx(1 / 3600), pytest.approx(2 / 3600)]
+
+
+def test_a_file_that_grows_is_read_on_and_half_a_line_waits():
+    file = File(line(1) + line(2)[:-5])
+    growing = GrowingFigures(file.read)
+    assert list(growing.grow().steps) == [1]
+    file.text = line(1) + line(2) + line(3)
+    assert list(growing.grow().steps) == [1, 2, 3]
+    version, before = growing.version, file.read_bytes
+    growing.grow()
+    assert growing.version == version
+    assert file.read_bytes - before <= 256
+
+
+def test_a_run_that_went_back_to_its_checkpoint_is_read_anew():
+    file = File("".join(map(line, range(1, 60))))
+    growing = GrowingFigures(file.read)
+    growing.grow()
+    for shorter in ("".join(map(line, range(1, 20))), "".join(line(step, lr=0.1) for step in range(1, 80))):
+        file.text = shorter
+        found = growing.grow()
+        assert list(found.steps) == [json.loads(one)["step"] for one in shorter.splitlines()]
+
+
+@pytest.mark.parametrize("odd", [
+    "{", "[]", "1", '{"step": 1}', '{"step": -1, "tokens": 1, "loss": 1.0}', '{"step": true, "tokens": 1, "loss": 1.0}',
+    '{"step": 1, "tokens": 1, "loss": NaN}', '{"step": 1, "tokens": 1, "loss": 1e300}',
+    '{"step": 1, "tokens": "1", "loss": 1.0}',
+    "\xff", "[" * 5000,
+])  # fmt: skip
+def test_a_line_that_is_no_record_is_left_out(odd):
+    found = FigureTable()
+    found.add(odd.encode("latin-1"))
+    assert not found.steps
+
+
+def test_figures_that_only_some_lines_have_stay_at_their_steps():
+    found = table(4)
+    found.add(line(5, mfu=0.4, data_wait_s=0.1, step_s=0.5, mfu_of="a peak", name="text", flag=True).encode())
+    assert thin(found, "mfu", most=9) == {"x": [5], "mean": [0.4], "low": [0.4], "high": [0.4]}
+    assert thin(found, "data_share", most=9)["mean"] == [0.2]
+    assert list(found.peaks) == ["a peak"] and not {"name", "flag"} & found.columns.keys()

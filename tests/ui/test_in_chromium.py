@@ -1,0 +1,123 @@
+"""The page in a real Chromium, over a real run, a service and a sweep of this machine.
+
+SLIPWAY_SCREENSHOTS names a folder that gets the pictures.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from infra import train_env
+from infra.agent.environment import default_cache
+from scripts.project import debian
+from tests.world import ROOT, World
+
+pytestmark = [pytest.mark.nightly, pytest.mark.process, pytest.mark.timeout(1500)]
+SWEEP = "axes: {seed: [1, 2]}\neach: {phase: base}\n"
+
+
+def visits(run: str) -> list[dict]:
+    return [
+        {"name": "runs", "path": "runs", "wait": run},
+        {"name": "run", "path": f"curves?runs={run}&phase=base", "wait": "What it says"},
+        {"name": "compare", "path": "curves?runs=seed-1,seed-2&phase=base", "wait": "What differs"},
+        {"name": "compare-dark", "path": "curves?runs=seed-1,seed-2", "wait": "What differs", "dark": True},
+        {"name": "run-narrow", "path": f"curves?runs={run}", "wait": "What it says", "narrow": True},
+        {"name": "logs", "path": f"logs?run={run}", "wait": "starting at step"},
+        {"name": "logs-narrow", "path": f"logs?run={run}&search=checkpoints", "wait": "lines hold it", "narrow": True},
+        {"name": "pods", "path": "pods", "wait": "guard alive"},
+        {"name": "services", "path": "services", "wait": "Requests per second"},
+        {"name": "services-narrow-dark", "path": "services", "wait": "Replicas", "narrow": True, "dark": True},
+        {"name": "cost", "path": "cost", "wait": "Nothing was spent"},
+        {"name": "offers", "path": "offers", "wait": "of 0 offers"},
+        {"name": "sweeps", "path": "sweeps", "wait": "seed-2"},
+        {"name": "data", "path": "data", "wait": "datasets/"},
+        {"name": "chat", "path": "chat?model=service%20demo", "wait": " pieces", "say": "Who are you?"},
+        {"name": "report", "path": f"report?run={run}", "wait": "Open it alone"},
+    ]
+
+
+@pytest.fixture
+def world(tmp_path):
+    """An installation with a run, a sweep of two and a service, each real; what is left of it ends with the test."""
+    made = World(tmp_path, extra={"SLIPWAY_PROVIDER": "local", "OMP_NUM_THREADS": "1", "RUNPOD_API_KEY": "",
+                                  "LIUM_API_KEY": "", "SHADEFORM_API_KEY": ""})  # fmt: skip
+    try:
+        yield made
+    finally:
+        made.begin("serve.down", "--all").communicate(timeout=300)
+        made.begin("down", "--all").communicate(timeout=300)
+
+
+def test_every_view_over_real_work(world, tmp_path):
+    chromium = debian.find("chromium")
+    assert chromium, "the page is looked at in a real browser; on Debian: apt-get install chromium"
+    python = train_env.interpreter(ROOT, default_cache(), print, "browser")
+    run = world.json("launch", "--phase", "sft", "--yes")["run"]
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    world.json("sweep", str(tmp_path / "sweep.yaml"), "--yes")
+    world.inv("serve.up", "--name", "demo", "--model", "sft", "--engine", "torch", "--replicas", "1", "--yes")
+    pictures = Path(os.environ.get("SLIPWAY_SCREENSHOTS") or tmp_path / "pictures")
+    pictures.mkdir(parents=True, exist_ok=True)
+    page = subprocess.Popen([sys.executable, "-m", "ui", "--port", "0"], cwd=ROOT, env=world.environ, text=True,
+                            stdout=subprocess.PIPE)  # fmt: skip
+    try:
+        link = re.search(r"http\S+", page.stdout.readline())[0]
+        done = subprocess.run(
+            [python, ROOT / "tests" / "programs" / "browse.py", link, pictures, chromium],
+            input=json.dumps(visits(run)), capture_output=True, text=True, timeout=900,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    finally:
+        page.terminate()
+        page.wait(30)
+    said = json.loads(done.stdout)
+    assert len(said["asked"]) == 1, "nobody else is asked for anything"
+    assert [(one["httpOnly"], one["sameSite"]) for one in said["cookies"]] == [(True, "Strict")]
+    for name, one in said["visits"].items():
+        assert one["serious"] == [], name
+        assert one["errors"] == [], name
+        assert one["too_wide"] <= 0, name
+        assert one["command"].startswith("inv "), name
+    seen = said["visits"]
+    assert re.search(r"Loss, nats per token: \S+ \d", seen["run"]["charts"][0])
+    assert "seed-1" in seen["compare"]["charts"][0] and "seed-2" in seen["compare"]["charts"][0]
+    assert "seed" in seen["compare"]["text"].partition("What differs")[2]
+    assert "1 of 1" in seen["services"]["text"] and "no limit" in seen["pods"]["text"]
+    assert len(seen["chat"]["text"].partition("Who are you?")[2]) > 20
+
+
+def test_a_run_at_work_is_seen_within_a_second_of_its_lines(world, tmp_path):
+    """The stream of a run's curves tells of a new line of its figures, and of nothing when there is none."""
+    import httpx
+
+    run = world.json("launch", "--phase", "base", "--set", "base.steps=400", "--detach", "--yes")["run"]
+    figures = world.folder / "pods" / run / "work" / "runs" / "base" / "metrics.jsonl"
+    page = subprocess.Popen([sys.executable, "-m", "ui", "--port", "0"], cwd=ROOT, env=world.environ, text=True,
+                            stdout=subprocess.PIPE)  # fmt: skip
+    try:
+        link = re.search(r"http\S+", page.stdout.readline())[0]
+        base, token = link.split("/#")
+        deadline = time.monotonic() + 600
+        while not figures.exists() and time.monotonic() < deadline:
+            time.sleep(1)
+        with httpx.Client(base_url=base, headers={"Origin": base}, timeout=60, trust_env=False) as browser:
+            assert browser.post("/api/session", json={"token": token}).status_code == 200
+            with browser.stream("GET", f"/api/curves?runs={run}&phase=base&live=1") as events:
+                steps = list[int]()
+                for line in events.iter_lines():
+                    event = json.loads(line[5:]) if line.startswith("data:") else {}
+                    if event.get("part") == f"run {run}" and event["value"]["last"]:
+                        steps.append(event["value"]["last"]["step"])
+                    if len(steps) == 4:
+                        break
+        assert steps == sorted(set(steps)), "each event tells of newer steps"
+    finally:
+        page.terminate()
+        page.wait(30)

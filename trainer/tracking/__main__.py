@@ -1,0 +1,157 @@
+"""The sidecar: it reads what a training writes and tells it to one tracker, until it is told to end (SIGTERM).
+
+    python -m trainer.tracking --config FILE        {"tracker": "wandb", "configs": {PHASE: {...}}}
+
+In: `<work>/runs/<phase>/metrics.jsonl` and `samples.jsonl`, of the folder that SLIPWAY_WORK names. Out: the tracker's
+run, and `state/tracking/<tracker>.json` beside: {"link", "figures": {PHASE: step}, "samples": {PHASE: step},
+"problem"}, which the pod's progress shows. Each step is told once: lines of steps that were done again after a kill
+are left out. Exit code 0 when all was told, 1 when the tracker failed.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from store import local_files
+from trainer.reporting.jsonl_log import FIGURES, SAID
+from trainer.tracking.growing import Growing
+from trainer.tracking.tracker import Told, TrackedRun, Tracker
+
+LOOK_S = 1.0
+POLL_S = 0.1
+TRACKERS = {
+    "wandb": "trainer.tracking.wandb_run:WandbRun",
+    "mlflow": "trainer.tracking.mlflow_run:MlflowRun",
+    "tensorboard": "trainer.tracking.tensorboard_files:TensorboardFiles",
+}
+
+
+class Sidecar:
+    """One tracker, and what it is told."""
+
+    def __init__(self, name: str, run: TrackedRun, runs: Path, state: Path, code: str = "") -> None:
+        self.name, self.run, self.runs, self.state = name, run, runs, state
+        self.code = code
+        self.files: dict[Path, Growing] = {}
+        self.tracker: Tracker | None = None
+        self.told = Told()
+
+    def begin(self) -> None:
+        """Open the tracker's run, and find out what it has been told."""
+        self.tracker = self._open()
+        kept = self._kept()
+        self.told = self.tracker.told or Told(dict(kept.get("figures", {})), dict(kept.get("samples", {})))
+        self._note()
+
+    def _open(self) -> Tracker:
+        self.run.folder.mkdir(parents=True, exist_ok=True)
+        if self.code:
+            from trainer.tracking.own import OwnTracker
+
+            return OwnTracker(self.run, self.code, self.name)
+        module, _, name = TRACKERS[self.name].partition(":")
+        made: Tracker = getattr(importlib.import_module(module), name)(self.run)
+        return made
+
+    def look(self) -> bool:
+        """Tell what is new; return whether anything was."""
+        assert self.tracker is not None
+        was_new = False
+        for folder in sorted(path.parent for path in self.runs.glob("*/metrics.jsonl")):
+            phase = folder.name
+            lines = [
+                line
+                for line in self._grown(folder / "metrics.jsonl", FIGURES)
+                if line["step"] > self.told.figures.get(phase, 0)
+            ]
+            if lines:
+                self.tracker.figures(phase, lines)
+                self.told.figures[phase] = lines[-1]["step"]
+            asked = self._grown(folder / "samples.jsonl", SAID)
+            for step, said in groupby(asked, lambda line: line["step"]):
+                if step > self.told.samples.get(phase, 0):
+                    self.tracker.samples(phase, list(said))
+                    self.told.samples[phase] = step
+                    was_new = True
+            was_new |= bool(lines)
+        if was_new:
+            self._note()
+        return was_new
+
+    def _grown(self, path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
+        if path not in self.files:
+            self.files[path] = Growing(path, kinds)
+        return self.files[path].read()
+
+    def end(self) -> None:
+        assert self.tracker is not None
+        while self.look():
+            continue
+        self.tracker.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Say what went wrong, without what an address or a header may hold."""
+        self._note(f"{type(error).__name__}")
+
+    def _kept(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self.state.read_bytes()))
+        except (OSError, ValueError):
+            return {}
+
+    def _note(self, problem: str = "") -> None:
+        link = self.tracker.link if self.tracker else self._kept().get("link", "")
+        told = asdict(self.told) if self.tracker else {key: self._kept().get(key, {}) for key in asdict(Told())}
+        said = {"link": link, **told, "problem": problem, "at": time.time()}
+        self.state.parent.mkdir(parents=True, exist_ok=True)
+        local_files.replace(self.state, json.dumps(said).encode())
+
+
+def main(words: list[str]) -> int:
+    """Run a command line; return 0 when all was told, 1 when the tracker failed, 2 when it was not understood."""
+    if len(words) != 2 or words[0] != "--config":
+        print("usage: python -m trainer.tracking --config FILE", file=sys.stderr)
+        return 2
+    said = json.loads(Path(words[1]).read_text(encoding="utf-8"))
+    work, name = Path(os.environ["SLIPWAY_WORK"]), said["tracker"]
+    run = TrackedRun(os.environ.get("SLIPWAY_RUN_ID") or "foreground", work / "tracking" / name, said["configs"])
+    state = work.parent / "state" / "tracking" / f"{name}.json"
+    sidecar = Sidecar(name, run, work / "runs", state, said.get("code", ""))
+    told: list[int] = []
+
+    def leave(number: int, _: FrameType | None) -> None:
+        told.append(number)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        sidecar.begin()
+        _say(f"telling {run.run} to {name}: {sidecar.tracker and sidecar.tracker.link}")
+        while not told:
+            sidecar.look()
+            until = time.monotonic() + LOOK_S
+            while not told and time.monotonic() < until:
+                time.sleep(POLL_S)
+        sidecar.end()
+    except Exception as error:  # whatever its client raises: the agent begins another one, a while later
+        sidecar.fail(error)
+        _say(f"{name} has failed: {type(error).__name__}: {error}")
+        return 1
+    _say("all is told")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,34 @@
+"""A tracker of the user's: a Python file with `tracker(run, folder, configs)`, whose object has `tell(phase, figures)`.
+
+It may also have `samples(phase, said)`, `close()`, a text `link`, and `told`, the last step by phase where it knows
+that. The file came along with the job, and runs in the environment that trains.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.tracking.tracker import Line, Told, TrackedRun
+
+
+class OwnTracker:
+    def __init__(self, run: TrackedRun, code: str, name: str) -> None:
+        space: dict[str, Any] = {"__name__": name}
+        exec(compile(code, f"{name}.py", "exec"), space)  # the user's own file, on the user's own pod
+        if not callable(space.get("tracker")):
+            raise TypeError(f"{name}.py has no function tracker(run, folder, configs)")
+        self.theirs = space["tracker"](run.run, run.folder, run.configs)
+        self.link = str(getattr(self.theirs, "link", name))
+        told: Mapping[str, int] | None = getattr(self.theirs, "told", None)
+        self.told = None if told is None else Told(dict(told), dict(told))
+
+    def figures(self, phase: str, lines: Sequence[Line]) -> None:
+        for line in lines:
+            self.theirs.tell(phase, dict(line))
+
+    def samples(self, phase: str, said: Sequence[Line]) -> None:
+        if hasattr(self.theirs, "samples"):
+            self.theirs.samples(phase, [dict(one) for one in said])
+
+    def close(self) -> None:
+        if hasattr(self.theirs, "close"):
+            self.theirs.close()

@@ -1,0 +1,62 @@
+"""Weights & Biases: one run of theirs for one run of ours, over its phases and its recoveries.
+
+The id of the run is ours. Online, what was told is asked of their server when the run goes on. Offline it is kept
+beside the run, to be sent with `wandb sync`; what a process has written there that was killed may lack its last lines,
+so that the next one writes all of it anew, in its place. Each phase counts its own steps, so that several of them, and
+steps after a recovery, stand in one run.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+
+import wandb
+
+from trainer.tracking.tracker import Line, Told, TrackedRun, flat, numbers
+
+PROJECT = "slipway"
+
+
+class WandbRun:
+    def __init__(self, run: TrackedRun) -> None:
+        mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        if mode == "offline":
+            shutil.rmtree(run.folder / "wandb", ignore_errors=True)
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            id=run.run,
+            name=run.run,
+            resume="allow",
+            mode=mode,  # type: ignore[arg-type]
+            dir=str(run.folder),
+            config={phase: flat(config) for phase, config in run.configs.items()},
+            settings=wandb.Settings(console="off", silent=True, init_timeout=60, x_disable_stats=True),
+        )
+        for phase in run.configs:
+            self.run.define_metric(f"{phase}/step", hidden=True)
+            self.run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
+        is_offline = bool(self.run.offline)
+        self.link = (
+            "offline, for: wandb sync work/tracking/wandb/wandb/offline-run-*" if is_offline else str(self.run.url)
+        )
+        self.told = Told() if is_offline else self._told(list(run.configs))
+
+    def _told(self, phases: Sequence[str]) -> Told:
+        """Return what their server has of an earlier process of this run."""
+        told, summary = Told(), self.run.summary
+        for phase in phases:
+            told.figures[phase] = int(summary.get(f"{phase}/step") or 0)
+            told.samples[phase] = int(summary.get(f"{phase}/samples_step") or 0)
+        return told
+
+    def figures(self, phase: str, lines: Sequence[Line]) -> None:
+        for line in lines:
+            named = {f"{phase}/{name}": value for name, value in numbers(line).items()}
+            self.run.log({**named, f"{phase}/step": line["step"]})
+
+    def samples(self, phase: str, said: Sequence[Line]) -> None:
+        text = "\n\n".join(f"{one['prompt']}\n{one['text']}" for one in said)
+        self.run.log({f"{phase}/samples": text, f"{phase}/samples_step": said[0]["step"]})
+
+    def close(self) -> None:
+        self.run.finish()

@@ -1,0 +1,86 @@
+"""The server of `inv ui`: `python -m ui [--port N] [--allow-acts] [--open]`, in the environment `ui`.
+
+It listens on loopback only, prints a link that can be opened once, and ends with Ctrl-C.
+"""
+
+import argparse
+import contextlib
+import socket
+import sys
+import time
+import webbrowser
+from pathlib import Path
+
+import uvicorn
+
+from infra import job_environment
+from infra.checkout import ROOT
+from infra.settings import Settings
+from infra.transport.port_forward import LOOPBACK
+from store import credentials
+from ui import app, export
+from ui.access import Gate
+from ui.desk import Desk
+
+RENEW_S = 10.0  # a new link is printed at most that often
+USUAL, TRIES = 7331, 20  # the port, and how many are tried
+
+
+def main() -> None:
+    """Serve the page until Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="ui")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--export", default="")
+    parser.add_argument("--allow-acts", action="store_true")
+    parser.add_argument("--open", action="store_true")
+    flags = parser.parse_args()
+    settings = Settings.load(ROOT, {}, ())
+    credentials.lend(job_environment.secrets(settings))
+    if flags.export:
+        page = export.write(Desk(settings), Path(flags.export))
+        print(page, flush=True)
+        if flags.open:
+            webbrowser.open(page.as_uri())
+        return
+    listener = listen(flags.port)
+    port = listener.getsockname()[1]
+    gate = Gate(hosts=(f"{LOOPBACK}:{port}", f"localhost:{port}"), acts_allowed=flags.allow_acts)
+    renewed_at = 0.0
+
+    def tell_link() -> str:
+        link = f"http://{LOOPBACK}:{port}/#{gate.token}"
+        print(f"open {link}", flush=True)
+        return link
+
+    def expired() -> None:
+        nonlocal renewed_at
+        if time.monotonic() - renewed_at > RENEW_S:
+            renewed_at = time.monotonic()
+            gate.renew()
+            print("a link that no longer counts was opened; a new one:", file=sys.stderr, flush=True)
+            tell_link()
+
+    link = tell_link()
+    acts = "acts are on: down, resume and scale ask first" if flags.allow_acts else "it only shows"
+    print(f"the link counts once; {acts}; Ctrl-C ends the page, and nothing else", file=sys.stderr, flush=True)
+    if flags.open:
+        webbrowser.open(link)
+    desk = Desk(settings, acts_allowed=flags.allow_acts)
+    config = uvicorn.Config(
+        app.make(desk, gate, expired), log_level="warning", lifespan="on", timeout_graceful_shutdown=1,
+        server_header=False, date_header=False,
+    )  # fmt: skip
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def listen(port: int | None) -> socket.socket:
+    """Return a socket that listens on loopback: on that port; without one, on the usual one or one of the next."""
+    asked = range(USUAL, USUAL + TRIES) if port is None else (port,)
+    for one in asked:
+        with contextlib.suppress(OSError):
+            return socket.create_server((LOOPBACK, one), backlog=64)
+    sys.exit(f"ui: port {asked[-1]} of this machine is taken; choose another: inv ui --port N, or 0 for any")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What the page may do where it is allowed to: end a run, resume one, scale a service. It asks before each.
+
+An act takes two requests: the first is answered by a question and a word, the second brings that word back. So nothing
+is done by one request that went astray, and what is done is what the question said.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flows import resume, serve, stop, supervise
+from infra.errors import UsageError
+from infra.money import in_usd
+from infra.runs.lookup import find_run
+from serve import controller_client
+from ui.desk import Desk
+
+WORD_S = 60.0  # for so long an answer to the question counts
+MOST_REPLICAS = 64
+
+
+@dataclass(frozen=True)
+class ActQuestion:
+    """What would be done, until when an answer counts, and what does it."""
+
+    words: str
+    command: str
+    until: float
+    do: Callable[[], None]
+
+
+@dataclass
+class Acts:
+    """The acts of the page, one after the other."""
+
+    desk: Desk
+    asked: dict[str, ActQuestion] = field(default_factory=dict)
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the question of an act; or, given its word, begin it. Raises SlipwayError."""
+        if word := str(said.get("word", "")):
+            return self._begin(word)
+        act = str(said.get("act", ""))
+        if act not in ("down", "resume", "scale"):
+            raise UsageError(f"there is no act {act!r}; known: down, resume, scale")
+        question = getattr(self, f"_{act}")(said)
+        word = secrets.token_urlsafe(16)
+        with self._turn:
+            now = time.monotonic()
+            self.asked = {key: one for key, one in self.asked.items() if one.until > now}
+            self.asked[word] = question
+        return {"question": question.words, "command": question.command, "word": word}
+
+    def _begin(self, word: str) -> dict[str, Any]:
+        with self._turn:
+            question = self.asked.pop(word, None)
+        if question is None or question.until < time.monotonic():
+            raise UsageError("the question was asked too long ago, or was answered; ask again")
+        threading.Thread(target=self._do, args=(question,), daemon=True).start()
+        return {"begun": question.command}
+
+    def _do(self, question: ActQuestion) -> None:
+        self.desk.tell(f"{question.command}: begun")
+        try:
+            question.do()
+            self.desk.tell(f"{question.command}: done")
+        except Exception as error:  # whoever asked sees it among the notes
+            self.desk.tell(f"{question.command}: {error or type(error).__name__}")
+
+    def _down(self, said: Mapping[str, Any]) -> ActQuestion:
+        with self.desk.journal() as journal:
+            op = find_run(journal, _name(said))
+        view = next((one for one in self.desk.runs() if one.run == op.run), None)
+        spent = f" It has cost {in_usd(view.spent_micro_usd)}." if view and view.spent_micro_usd else ""
+
+        def do() -> None:
+            with self.desk.journal() as journal:
+                for one in stop.rows(stop.rows_of(op.run, journal), journal, self.desk.settings, self.desk.tell):
+                    if one.problem:
+                        raise one.problem
+
+        words = f"End {op.run}? It saves its work first, and its pod is given back.{spent}"
+        return _question(words, f"inv down {op.run}", do)
+
+    def _resume(self, said: Mapping[str, Any]) -> ActQuestion:
+        with self.desk.journal() as journal:
+            op = find_run(journal, _name(said))
+
+        def do() -> None:
+            settings = self.desk.settings
+            with self.desk.journal() as journal:
+                resume.resume(op.run, "", "", journal, settings, self.desk.tell)
+            supervise.ensure(settings)
+
+        costs = f" It may rent a machine at about {in_usd(op.rate)} an hour, within its limit." if op.rate else ""
+        return _question(
+            f"Resume {op.run} from its newest whole checkpoint?{costs}", f"inv resume {op.run} --detach", do
+        )
+
+    def _scale(self, said: Mapping[str, Any]) -> ActQuestion:
+        least, most = (_replicas(said, name) for name in ("least", "most"))
+        if least > most:
+            raise UsageError("at least so many replicas cannot be more than at most")
+        with self.desk.journal() as journal:
+            name = controller_client.find(_name(said), journal)
+
+        def do() -> None:
+            with self.desk.journal() as journal:
+                serve.scale(name, least, most, journal)
+                controller_client.ensure(name, self.desk.settings, journal, self.desk.tell)
+
+        command = f"inv serve.scale {name} --min-replicas {least} --max-replicas {most}"
+        return _question(f"Let {name} have {least} to {most} replicas? More of them cost more.", command, do)
+
+
+def _question(words: str, command: str, do: Callable[[], None]) -> ActQuestion:
+    return ActQuestion(words, command, time.monotonic() + WORD_S, do)
+
+
+def _name(said: Mapping[str, Any]) -> str:
+    """Return the name that an act is about: nothing is meant by default."""
+    name = said.get("name")
+    if not isinstance(name, str) or not name:
+        raise UsageError("an act names what it is about")
+    return name
+
+
+def _replicas(said: Mapping[str, Any], name: str) -> int:
+    value = said.get(name)
+    if type(value) is not int or not 0 <= value <= MOST_REPLICAS:
+        raise UsageError(f"{name} is a whole number from 0 to {MOST_REPLICAS}")
+    return value

@@ -1,0 +1,199 @@
+"""The page as an ASGI application: files, views as JSON and as streams of what has changed, the exchange of the token.
+
+GET  /                     the page, which holds nothing of anybody
+POST /api/session          {"token": ...} -> the cookie
+GET  /api/VIEW?...         the parts of a view
+GET  /api/VIEW?...&live=1  the same as server-sent events: all parts, then those that have changed
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from infra.errors import SlipwayError
+from store import StoreError
+from ui.access import HEADERS, Gate
+from ui.acts import Acts
+from ui.chat import VIEW as CHAT
+from ui.chat import Talks
+from ui.desk import Desk
+from ui.views import VIEWS, artifacts
+from ui.views.ask import View, ViewQuery
+
+STATIC = Path(__file__).parent / "static"
+BEAT_S = 15.0  # without news, so that a browser that has gone is noticed
+MOST_BODY_BYTES = 1 << 20
+DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; sandbox"
+
+Expired = Callable[[], None]
+
+
+class Guarded:
+    """The gate before everything else."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self.app, self.gate = app, gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope)
+        refusal = self.gate.refuse(scope["method"], scope["path"], dict(request.headers), request.cookies)
+        if refusal:
+            await _plain(JSONResponse({"error": refusal.why}, refusal.status))(scope, receive, send)
+            return
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                known = {name.lower() for name, _ in message["headers"]}
+                more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *(one for one in more if one[0] not in known)]}
+            await send(message)
+
+        await self.app(scope, receive, with_headers)
+
+
+def make(desk: Desk, gate: Gate, expired: Expired = lambda: None) -> ASGIApp:
+    """Return the application. `expired` is called when somebody comes with a link that no longer counts."""
+
+    async def front(request: Request) -> Response:
+        return FileResponse(STATIC / "index.html", media_type="text/html")
+
+    async def session(request: Request) -> Response:
+        body = await _json(request)
+        value = gate.exchange(str(body.get("token", "")))
+        if value is None:
+            expired()
+            return JSONResponse(
+                {"error": "this link was used already; a new one stands in the terminal of inv ui"}, 403
+            )
+        reply = JSONResponse({"ok": True})
+        reply.set_cookie(gate.cookie, value, httponly=True, samesite="strict", path="/")
+        return reply
+
+    def route(name: str, view: View) -> Route:
+        async def answer(request: Request) -> Response:
+            asked = ViewQuery(dict(request.query_params))
+            if asked.word("live"):
+                return StreamingResponse(_changes(view, desk, asked, request), media_type="text/event-stream")
+            status, parts = await run_in_threadpool(_look, view, desk, asked)
+            return JSONResponse(parts, status)
+
+        return Route(f"/api/{name}", answer)
+
+    def document(name: str, make_page: Callable[[Desk, ViewQuery], str]) -> Route:
+        async def answer(request: Request) -> Response:
+            try:
+                page = await run_in_threadpool(make_page, desk, ViewQuery(dict(request.query_params)))
+            except (SlipwayError, StoreError, OSError) as error:
+                return Response(str(error), 400, media_type="text/plain")
+            return HTMLResponse(page, headers={"Content-Security-Policy": DOCUMENT_POLICY})
+
+        return Route(name, answer)
+
+    talks, acts = Talks(desk), Acts(desk)
+
+    async def chat(request: Request) -> Response:
+        return StreamingResponse(talks.answer(await _json(request)), media_type="text/event-stream")
+
+    async def act(request: Request) -> Response:
+        body = await _json(request)
+        try:
+            return JSONResponse(await run_in_threadpool(acts.take, body))
+        except (SlipwayError, StoreError) as error:
+            return JSONResponse({"error": str(error)}, 400)
+
+    @contextlib.asynccontextmanager
+    async def life(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(talks.close)
+
+    views = {**VIEWS, "models": CHAT}
+    routes = [
+        Route("/", front),
+        Route("/api/session", session, methods=["POST"]),
+        *(route(name, view) for name, view in views.items()),
+        document("/report", artifacts.report),
+        document("/data-report", artifacts.data_report),
+        Route("/api/chat", chat, methods=["POST"]),
+        Route("/api/acts", act, methods=["POST"]),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    return Guarded(Starlette(routes=routes, lifespan=life), gate)
+
+
+async def _json(request: Request) -> Mapping[str, Any]:
+    """Return the object that a request carries, {} where it carries none that can be read."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MOST_BODY_BYTES:
+            return {}
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _look(view: View, desk: Desk, asked: ViewQuery) -> tuple[int, dict[str, Any]]:
+    """Return a status and the parts of a view; what is wrong is a part of its own."""
+    try:
+        return 200, view.look(desk, asked)
+    except (SlipwayError, StoreError, OSError) as error:
+        return 400, {"error": str(error)}
+    except Exception as error:  # a page that shows nothing would hide what happened
+        traceback.print_exc()
+        return 500, {"error": f"{type(error).__name__}: {error}"}
+
+
+async def _changes(view: View, desk: Desk, asked: ViewQuery, request: Request) -> AsyncIterator[bytes]:
+    """Yield each part when it is new; a comment now and then when there is no news."""
+    known: dict[str, bytes] = {}
+    silent_s = 0.0
+    while not await request.is_disconnected():
+        found = await run_in_threadpool(_pieces, view, desk, asked, known)
+        for piece in found:
+            yield piece
+        silent_s = 0.0 if found else silent_s + view.every_s
+        if silent_s > BEAT_S:
+            silent_s = 0.0
+            yield b":\n\n"
+        await asyncio.sleep(view.every_s)
+
+
+def _pieces(view: View, desk: Desk, asked: ViewQuery, known: dict[str, bytes]) -> list[bytes]:
+    """Return the events that tell what has changed since `known`, which is brought up to date."""
+    _, parts = _look(view, desk, asked)
+    if "error" not in parts:
+        parts = {"error": "", **parts}
+        for gone in [name for name in known if name not in parts]:
+            parts[gone] = None
+    found = []
+    for name, value in parts.items():
+        text = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+        mark = hashlib.blake2b(text, digest_size=16).digest()
+        if known.get(name) != mark:
+            known[name] = mark
+            found.append(b'data: {"part":%s,"value":%s}\n\n' % (json.dumps(name).encode(), text))
+    return found
+
+
+def _plain(reply: Response) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    for name, value in HEADERS.items():
+        reply.headers[name] = value
+    return reply

@@ -1,0 +1,179 @@
+"""Talking to a model from the page: a service, or a model of the store that is served on this machine meanwhile.
+
+In: a model's name and the conversation. Out: what its engine streams, as OpenAI's protocol has it. One model of the
+store is served at a time, by a process of ours that ends with the page, or when another one is asked for.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from flows.find_model import model_folder
+from infra import train_env
+from infra.checkout import ROOT
+from infra.errors import SlipwayError, UsageError
+from infra.transport.port_forward import LOOPBACK
+from serve import engines
+from serve.policy import service_state
+from serve.replicas.replica_pod import free_port
+from store import Store
+from trainer.records.phase_registry import PHASES, USUAL, all_phases
+from ui.desk import Desk
+from ui.views.ask import View, ViewQuery
+
+BEGIN_S, SILENT_S, POLL_S, LEAVE_S = 180.0, 120.0, 0.2, 5.0
+MOST_TOKENS = 4096
+SERVICE = "service "
+
+
+def models(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+    """Return whom one can talk to: services, then the models of the store."""
+    with desk.journal() as journal:
+        services = [f"{SERVICE}{one.name}" for one in journal.services()]
+    kinds = [PHASES[one].folder for one in (USUAL, *all_phases()[::-1])]
+    kept = [one.name for one in Store(desk.settings.store).artifacts() if one.name.split("/")[0] in kinds]
+    kept.sort(key=lambda name: kinds.index(name.split("/")[0]))
+    return {"models": [*services, *kept], "command": "inv chat"}
+
+
+VIEW = View(models, every_s=5.0)
+
+
+@dataclass
+class ServedHere:
+    """The model of the store that is served now."""
+
+    name: str
+    url: str
+    key: str
+    child: "subprocess.Popen[bytes]"
+
+
+@dataclass
+class Talks:
+    """The conversations of the page."""
+
+    desk: Desk
+    _local: ServedHere | None = None
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def find(self, model: str) -> tuple[str, str, str]:
+        """Return where a model answers, its key and its name there. Raises SlipwayError."""
+        if model.startswith(SERVICE):
+            name = model.removeprefix(SERVICE)
+            with self.desk.journal() as journal:
+                row = journal.service(name)
+            seen = service_state.seen_of(row.seen) if row else None
+            if seen is None or not seen.endpoint:
+                raise UsageError(f"the service {name} has no address yet; see: inv serve.status {name}")
+            return seen.endpoint.rstrip("/").removesuffix("/v1"), os.environ.get("SLIPWAY_ENDPOINT_KEY", ""), ""
+        with self._turn:
+            if self._local is None or self._local.name != model or self._local.child.poll() is not None:
+                self.close()
+                self._local = self._begin(model)
+            return self._local.url, self._local.key, "model"
+
+    def close(self) -> None:
+        """End the model that is served."""
+        local, self._local = self._local, None
+        if local is None:
+            return
+        local.child.terminate()
+        try:
+            local.child.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            local.child.kill()
+            local.child.wait()
+
+    def _begin(self, model: str) -> ServedHere:
+        settings = self.desk.settings
+        folder = model_folder(settings, model, "", self.desk.tell)
+        python = train_env.interpreter(ROOT, settings.environments, self.desk.tell)
+        port, key = free_port(()), secrets.token_urlsafe(24)
+        words = [str(python), "-m", "trainer", "serve", "--model", str(folder), "--name", "model", "--port", str(port),
+                 "--shutdown-s", "1"]  # fmt: skip
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), engines.KEY: key, train_env.PARENT: str(os.getpid())}
+        log = settings.pods.parent / "ui-chat.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as talk:
+            child = subprocess.Popen(words, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=talk, stderr=talk)
+        return ServedHere(model, f"http://{LOOPBACK}:{port}", key, child)
+
+    async def ready(self, url: str) -> None:
+        """Wait until a model of ours answers. Raises SlipwayError when it does not."""
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for _ in range(int(BEGIN_S / POLL_S)):
+                local = self._local
+                if local is None or local.url != url:
+                    return
+                if local.child.poll() is not None:
+                    log = self.desk.settings.pods.parent / "ui-chat.log"
+                    last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+                    raise SlipwayError(f"{local.name} cannot be served here: {last}")
+                try:
+                    if (await client.get(f"{url}/health")).status_code == 200:
+                        return
+                except httpx.HTTPError:
+                    pass  # it does not listen yet
+                await asyncio.sleep(POLL_S)
+        raise SlipwayError(f"the model has not answered within {BEGIN_S:.0f} s")
+
+    async def answer(self, asked: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        """Yield the events of an answer as its engine sends them; what is wrong is an event as well."""
+        try:
+            url, key, name = await asyncio.to_thread(self.find, str(asked.get("model", "")))
+            await self.ready(url)
+            async for piece in _stream(url, key, name, asked):
+                yield piece
+        except (SlipwayError, httpx.HTTPError, OSError) as error:
+            yield _error(str(error) or type(error).__name__)
+
+
+async def _stream(url: str, key: str, name: str, asked: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    timeout = httpx.Timeout(SILENT_S, connect=10.0)
+    async with httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as client:
+        if not name:
+            listed = await client.get(f"{url}/v1/models")
+            if listed.status_code == 401:
+                raise SlipwayError("the service asks for a key; put it into SLIPWAY_ENDPOINT_KEY before inv ui begins")
+            name = str(listed.json()["data"][0]["id"])
+        body = {"model": name, "messages": _messages(asked), "stream": True, **_options(asked)}
+        async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
+            if reply.status_code != 200:
+                said = (await reply.aread()).decode("utf-8", "replace")[:400]
+                raise SlipwayError(f"status {reply.status_code}: {said}")
+            async for piece in reply.aiter_bytes():
+                yield piece
+
+
+def _messages(asked: Mapping[str, Any]) -> list[dict[str, str]]:
+    said = asked.get("messages")
+    roles = ("system", "user", "assistant")
+    is_talk = isinstance(said, list) and all(
+        isinstance(one, dict) and one.get("role") in roles and isinstance(one.get("content"), str) for one in said
+    )
+    if not is_talk or not said:
+        raise UsageError("a conversation is a list of messages, each with its role and its content")
+    return [{"role": one["role"], "content": one["content"]} for one in said]  # type: ignore[union-attr]
+
+
+def _options(asked: Mapping[str, Any]) -> dict[str, float | int]:
+    temperature, tokens = asked.get("temperature", 0.0), asked.get("max_tokens", 256)
+    if type(temperature) not in (int, float) or not 0 <= temperature <= 2:
+        raise UsageError("temperature is a number from 0 to 2")
+    if type(tokens) is not int or not 0 < tokens <= MOST_TOKENS:
+        raise UsageError(f"max_tokens is a whole number from 1 to {MOST_TOKENS}")
+    return {"temperature": temperature, "max_tokens": tokens}
+
+
+def _error(words: str) -> bytes:
+    return b"data: %s\n\n" % json.dumps({"error": {"message": words}}).encode()

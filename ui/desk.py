@@ -1,0 +1,84 @@
+"""What all views share: the settings, the journal as it is now, and looks at runs that are not repeated needlessly.
+
+A look at pods asks their vendors and their machines. Those of this machine are looked at each second; where a run is
+on another one, every few seconds, however many browsers are open.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from flows import status
+from infra.ledger.journal import Journal
+from infra.records import PodView
+from infra.settings import Settings
+
+HERE_S, ELSEWHERE_S = 0.7, 5.0  # how old a look may be
+ENDED = 200  # runs that have ended, and are shown
+MOST_NOTES = 50
+T = TypeVar("T")
+
+
+class Fresh(Generic[T]):
+    """A value that is made again when it is older than it says it may be; whoever asks meanwhile waits for it."""
+
+    def __init__(self, make: Callable[[], tuple[T, float]]) -> None:
+        """Take what makes it: that returns the value, and for how many seconds it is good."""
+        self._make = make
+        self._turn = threading.Lock()
+        self._until = -1.0
+        self._value: T | None = None
+
+    def get(self) -> T:
+        with self._turn:
+            if time.monotonic() >= self._until:
+                self._value, good_s = self._make()
+                self._until = time.monotonic() + good_s
+            return self._value  # type: ignore[return-value]
+
+
+@dataclass
+class Desk:
+    """What the views read from."""
+
+    settings: Settings
+    acts_allowed: bool = False
+    notes: list[str] = field(default_factory=list)
+    """What could not be read, and what acts have said; newest last."""
+    kept: dict[Any, Any] = field(default_factory=dict)
+    """What views keep between two looks, by a key of theirs."""
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._runs: Fresh[list[PodView]] = Fresh(self._look)
+
+    def journal(self) -> Journal:
+        """Open the journal; for a `with`."""
+        return Journal.open(self.settings.state_file)
+
+    def runs(self) -> list[PodView]:
+        """Return all that is live and the last that ended, newest first, as a look of just now has it."""
+        return self._runs.get()
+
+    def tell(self, words: str) -> None:
+        """Keep what was said for the page, once."""
+        with self._turn:
+            if not self.notes or self.notes[-1] != words:
+                self.notes.append(words)
+                del self.notes[:-MOST_NOTES]
+
+    def keep(self, key: Any, make: Callable[[], T]) -> T:
+        """Return what is kept under a key, made where it is not there."""
+        with self._turn:
+            if key not in self.kept:
+                self.kept[key] = make()
+            return self.kept[key]
+
+    def _look(self) -> tuple[list[PodView], float]:
+        began = time.monotonic()
+        with self.journal() as journal:
+            views = status.status(journal, self.settings, ended=ENDED)
+        is_here = all(one.provider == "local" for one in views if one.ended_at is None)
+        return views, max(HERE_S if is_here else ELSEWHERE_S, 2 * (time.monotonic() - began))

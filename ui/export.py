@@ -1,0 +1,89 @@
+"""The page as one file that needs no server: `inv ui --export DIR` writes it, any browser opens it, offline.
+
+In: the desk. Out: `index.html`, which holds the style, the modules and what each view shows now. Modules cannot be
+loaded from a file beside them without a server, so they stand in the page, and import each other by name.
+"""
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from infra.errors import SlipwayError
+from store import StoreError
+from ui.desk import Desk
+from ui.figures import BY
+from ui.views import VIEWS
+from ui.views.ask import ViewQuery
+
+STATIC = Path(__file__).parent / "static"
+ALONE = "runs", "pods", "logs", "services", "cost", "offers", "sweeps", "data"
+MOST_RUNS = 50
+IMPORT = re.compile(r'((?:from|import) )"(\.\.?/[^"]+)"')
+
+
+def write(desk: Desk, folder: Path) -> Path:
+    """Write the page into a folder; return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "index.html"
+    path.write_text(document(kept(desk)), encoding="utf-8")
+    return path
+
+
+def kept(desk: Desk) -> dict[str, Any]:
+    """Return what each view shows, by the name and the words that the page asks with."""
+    found: dict[str, Any] = {"about": {"acts_allowed": False, "is_export": True}}
+    for name in ALONE:
+        found[name] = _look(desk, name, {})
+    runs = [one["run"] for one in found["runs"].get("runs", ())][:MOST_RUNS]
+    for run in runs:
+        about = _look(desk, "curves", {"runs": run})
+        for phase in about.get("about", {}).get("phases", ()):
+            for by in BY:
+                found[f"curves {run} {phase} {by}"] = _look(desk, "curves", {"runs": run, "phase": phase, "by": by})
+        found[f"curves {run}"] = about.get("about", {}).get("phase", "")
+        found[f"logs {run}"] = _look(desk, "logs", {"run": run})
+    return found
+
+
+def document(shown: dict[str, Any]) -> str:
+    """Return the whole page."""
+    modules = {path.relative_to(STATIC).as_posix(): path.read_text(encoding="utf-8") for path in STATIC.rglob("*.js")}
+    imports = {f"slipway/{name}": _url(_named(name, text)) for name, text in modules.items()}
+    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    style = (STATIC / "style.css").read_text(encoding="utf-8")
+    page = page.replace('<link rel="stylesheet" href="/static/style.css">', f"<style>{style}</style>")
+    page = page.replace('<link rel="icon" href="/static/icon.svg">\n', "")
+    parts = (
+        f'<script type="importmap">{_inside({"imports": imports})}</script>\n'
+        f'<script type="application/json" id="kept">{_inside(shown)}</script>\n'
+        '<script type="module">import "slipway/app.js";</script>'
+    )
+    return page.replace('<script type="module" src="/static/app.js"></script>', parts)
+
+
+def _named(module: str, text: str) -> str:
+    """Return a module whose imports go by name, and not by where it stands."""
+
+    def name(found: re.Match[str]) -> str:
+        inside = (STATIC / module).parent / found[2]
+        return f'{found[1]}"slipway/{inside.resolve().relative_to(STATIC.resolve()).as_posix()}"'
+
+    return IMPORT.sub(name, text)
+
+
+def _url(text: str) -> str:
+    return f"data:text/javascript;base64,{base64.b64encode(text.encode()).decode()}"
+
+
+def _inside(value: Any) -> str:
+    """Return JSON that may stand in an element: nothing in it ends that."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _look(desk: Desk, name: str, query: dict[str, str]) -> dict[str, Any]:
+    try:
+        return VIEWS[name].look(desk, ViewQuery(query))
+    except (SlipwayError, StoreError, OSError) as error:
+        return {"error": str(error)}

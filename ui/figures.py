@@ -1,0 +1,151 @@
+"""The figures of runs in columns, read as they grow, and given out in as few points as a screen can show.
+
+In: the bytes of a `metrics.jsonl`, piece by piece. Out: for a figure the means of as many stretches as are asked for,
+each with its lowest and highest value, so that no spike is lost. A run of 100,000 steps takes some megabytes.
+"""
+
+import math
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from trainer.reporting.jsonl_log import LINE_BYTES, MOST
+
+OVERLAP = 256  # bytes that are read again, to see that it is still the same file
+BY = ("step", "time", "tokens")  # what may lie along the bottom
+NO_FIGURES = ("step", "tokens", "at")
+DIGITS = 5
+
+
+@dataclass
+class FigureColumn:
+    """One figure, where a line has it: the numbers of those lines, and its values."""
+
+    rows: array = field(default_factory=lambda: array("l"))
+    values: array = field(default_factory=lambda: array("d"))
+
+
+@dataclass
+class FigureTable:
+    """The figures of one phase of one run."""
+
+    steps: array = field(default_factory=lambda: array("q"))
+    tokens: array = field(default_factory=lambda: array("q"))
+    at: array = field(default_factory=lambda: array("d"))
+    columns: dict[str, FigureColumn] = field(default_factory=dict)
+    peaks: dict[str, None] = field(default_factory=dict)
+    """Of what MFU is a share, in words."""
+
+    def add(self, line: bytes) -> None:
+        """Take in a line. One that is no record of a step is left out, as `inv report` does."""
+        if len(line) > LINE_BYTES:
+            return
+        try:
+            found = msgspec.json.decode(line)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return
+        if type(found) is not dict or not _is_step(found):
+            return
+        row = len(self.steps)
+        self.steps.append(found["step"])
+        self.tokens.append(found["tokens"])
+        self.at.append(float(found.get("at") or 0.0))
+        if type(found.get("mfu_of")) is str:
+            self.peaks[found["mfu_of"]] = None
+        if found.get("step_s") and found.get("data_wait_s") is not None:
+            found["data_share"] = found["data_wait_s"] / found["step_s"]
+        for name, value in found.items():
+            if name not in NO_FIGURES and type(value) in (int, float):
+                column = self.columns.get(name) or self.columns.setdefault(name, FigureColumn())
+                column.rows.append(row)
+                column.values.append(value)
+
+    def along(self, by: str, row: int) -> float:
+        """Return where a line stands: its step, its tokens, or the hours since the first line."""
+        if by == "time":
+            return (self.at[row] - self.at[0]) / 3600.0
+        return float((self.tokens if by == "tokens" else self.steps)[row])
+
+    def row_at(self, at: float) -> int:
+        """Return the line that was written last before that time; -1 before the first."""
+        return bisect_right(self.at, at) - 1
+
+
+@dataclass
+class GrowingFigures:
+    """A file that grows somewhere, read from where the last reading ended.
+
+    `read`: bytes from an offset on; b"" where there is nothing more. A run that is begun again writes the file anew
+    from its checkpoint on: the last bytes that were read are read again, and where they differ, all is.
+    """
+
+    read: Callable[[int], bytes]
+    table: FigureTable = field(default_factory=FigureTable)
+    offset: int = 0
+    last: bytes = b""
+    part: bytes = b""
+    version: int = 0
+    """Of the table: it changes whenever that has."""
+
+    def grow(self) -> FigureTable:
+        """Read what there is now; return the table."""
+        back = len(self.last)
+        new = self.read(self.offset - back)
+        if new[:back] != self.last:
+            self.table, self.offset, self.last, self.part = FigureTable(), 0, b"", b""
+            self.version += 1
+            new, back = self.read(0), 0
+        new = new[back:]
+        if not new:
+            return self.table
+        self.offset += len(new)
+        self.last = (self.last + new)[-OVERLAP:]
+        *lines, self.part = (self.part + new).split(b"\n")
+        for line in lines:
+            if line:
+                self.table.add(line)
+        self.version += 1
+        return self.table
+
+
+def thin(
+    table: FigureTable, name: str, *, most: int, by: str = "step", since: float = -math.inf, until: float = math.inf
+) -> dict[str, list[float]]:
+    """Return at most so many points of a figure: `x`, `mean`, `low` and `high` of stretches of as many lines each."""
+    found: dict[str, list[float]] = {"x": [], "mean": [], "low": [], "high": []}
+    column = table.columns.get(name)
+    if column is None:
+        return found
+    rows, values = column.rows, column.values
+
+    def place(row: int) -> float:
+        return table.along(by, row)
+
+    first = 0 if since == -math.inf else bisect_left(rows, since, key=place)
+    last = len(rows) if until == math.inf else bisect_right(rows, until, key=place)
+    each = max(1, -(-(last - first) // most))
+    for begin in range(first, last, each):
+        end = min(begin + each, last)
+        stretch = values[begin:end]
+        found["x"].append(_short(place(rows[end - 1]), 9))
+        found["mean"].append(_short(sum(stretch) / len(stretch)))
+        found["low"].append(_short(min(stretch)))
+        found["high"].append(_short(max(stretch)))
+    return found
+
+
+def _short(value: float, digits: int = DIGITS) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def _is_step(found: dict[str, Any]) -> bool:
+    if type(found.get("step")) is not int or type(found.get("tokens")) is not int:
+        return False
+    if type(found.get("loss")) is not float or not 0 <= found["step"] < 1 << 62 or abs(found["tokens"]) >= 1 << 62:
+        return False
+    numbers = (one for one in found.values() if type(one) in (int, float))
+    return all(abs(one) < MOST for one in numbers)

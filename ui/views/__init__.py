@@ -1,0 +1,26 @@
+"""The views of the page, by the names under which a browser asks for them."""
+
+from typing import Any
+
+from ui.desk import Desk
+from ui.views import artifacts, logs, pods, runs, services
+from ui.views.ask import View, ViewQuery
+
+
+def about(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+    """Return what the page has to know before it shows anything."""
+    return {"acts_allowed": desk.acts_allowed, "is_rehearsal": bool(desk.settings.rehearsal)}
+
+
+VIEWS: dict[str, View] = {
+    "about": View(about),
+    "runs": runs.LIST,
+    "curves": runs.CURVES,
+    "pods": pods.PODS,
+    "logs": logs.VIEW,
+    "services": services.VIEW,
+    "cost": pods.COST,
+    "offers": pods.OFFERS,
+    "sweeps": artifacts.SWEEPS,
+    "data": artifacts.DATA,
+}

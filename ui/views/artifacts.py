@@ -1,0 +1,81 @@
+"""The views of what work has made: data and its reports, sweeps, and the report of a run as a page."""
+
+from pathlib import Path
+from typing import Any
+
+from flows.reading.story import story_of
+from flows.sweeps import results
+from store import Artifact, Store, StoreError, credentials
+from trainer.reporting import comparison, run_report
+from ui.desk import Desk, Fresh
+from ui.views.ask import View, ViewQuery
+
+STORE_S, ELSEWHERE_S = 10.0, 300.0
+REPORT = "report.html"
+MOST_REPORT_BYTES = 32 << 20
+
+
+def data(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+    """Return the artifacts of the store, with what their makers said of them."""
+    good_s = STORE_S if credentials.kind(desk.settings.store) == "" else ELSEWHERE_S
+    rows = desk.keep(("store",), lambda: Fresh(lambda: (_artifacts(desk), good_s))).get()
+    return {"store": desk.settings.store, "artifacts": rows, "command": "inv ckpt.list"}
+
+
+def sweeping(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+    """Return the sweeps on record, the one that changed last first, with each trial as it is now."""
+    views = {view.run: view for view in desk.runs()}
+    found = []
+    for one in results.kept(desk.settings):
+        trials = []
+        for trial in one.trials.values():
+            view = views.get(trial.run)
+            state = view.state if view and trial.state in (results.RUNNING, results.DETACHED) else trial.state
+            trials.append({"run": trial.run, "arm": trial.arm, "pod": trial.pod, "state": state, "score": trial.score,
+                           "seconds": trial.seconds, "reason": trial.reason, "is_known": view is not None,
+                           "settings": trial.asked})  # fmt: skip
+        is_over = not any(trial.state in (results.WAITING, results.RUNNING) for trial in one.trials.values())
+        found.append({"name": one.name, "about": one.about, "by": one.rank["by"], "is_over": is_over,
+                      "is_least_best": one.rank["mode"] == "min", "trials": trials})  # fmt: skip
+    return {"sweeps": found, "command": "inv sweep FILE"}
+
+
+DATA, SWEEPS = View(data, every_s=3.0), View(sweeping)
+
+
+def report(desk: Desk, asked: ViewQuery) -> str:
+    """Return the page that `inv report` would write, of one run, or of two side by side. Raises SlipwayError."""
+    words = asked.words("run")[:2] or [""]
+    with desk.journal() as journal:
+        stories = [story_of(one, journal, desk.settings, desk.tell) for one in words]
+    return comparison.page(*stories) if len(stories) == 2 else run_report.page(stories[0])
+
+
+def data_report(desk: Desk, asked: ViewQuery) -> str:
+    """Return the report of shards that lies beside them. Raises StoreError where there is none."""
+    name = asked.word("name")
+    store = Store(desk.settings.store)
+    found = store.check(name)
+    path = _report_of(store, found)
+    if path is None:
+        raise StoreError(f"{name} has no report; make one with: inv shard --report FOLDER")
+    with path.open("rb") as file:
+        return file.read(MOST_REPORT_BYTES).decode("utf-8", "replace")
+
+
+def _artifacts(desk: Desk) -> list[dict[str, Any]]:
+    store = Store(desk.settings.store)
+    rows = []
+    for one in store.artifacts():
+        plain = {key: value for key, value in one.about.items() if isinstance(value, (str, int, float, bool))}
+        rows.append({"name": one.name, "fingerprint": one.fingerprint, "problem": one.problem, "about": plain,
+                     "has_report": _report_of(store, one) is not None})  # fmt: skip
+    return rows
+
+
+def _report_of(store: Store, one: Artifact) -> Path | None:
+    """Return the report of an artifact of this machine; of a store elsewhere none is fetched."""
+    if one.problem or credentials.kind(store.uri) != "":
+        return None
+    folder = store.path(one.name, one.fingerprint)
+    return next((path for path in (folder / REPORT, folder / "train" / REPORT) if path.is_file()), None)

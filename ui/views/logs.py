@@ -1,0 +1,98 @@
+"""The view of logs: the last lines of a run's steps, or those that hold a text, as they come."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+from flows.reading import logs
+from infra.errors import UsageError
+from infra.ledger.journal import Journal, Op
+from infra.runs.lookup import find_run, names_of_runs
+from serve import controller_process
+from ui.desk import ELSEWHERE_S, Desk, Fresh
+from ui.views.ask import View, ViewQuery
+
+LINES, MOST_LINES = 400, 5000
+MOST_BYTES = 32 << 20  # of one log, from its end, that is looked through
+HERE_S = 0.5
+
+
+def shown(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+    """Return the last lines of a run's logs, or of a service's requests. Raises UsageError."""
+    if asked.word("service"):
+        return _of_service(desk, asked)
+    with desk.journal() as journal:
+        runs = names_of_runs(journal)[::-1]
+        if not runs:
+            return {"runs": [], "lines": [], "command": "inv logs"}
+        op = find_run(journal, asked.word("run"))
+        found = _brought(desk, op, journal)
+    paths = {path.stem: path for path in [*found, *sorted((desk.settings.homes / op.run).glob("*.log"))]}
+    file = asked.word("file")
+    if file and file not in paths:
+        raise UsageError(f"{op.run} has no log {file!r}; available: {', '.join(paths)}")
+    meant = [paths[file]] if file else found
+    command = f"inv logs {op.run} --follow" + (f" --file {file}" if file else "")
+    about = {"run": op.run, "runs": runs, "files": list(paths), "is_live": op.is_live, "command": command}
+    return {**about, **searched(meant, asked)}
+
+
+VIEW = View(shown)
+
+
+def searched(paths: list[Path], asked: ViewQuery) -> dict[str, Any]:
+    """Return the last lines of all these together: all of them, or those that hold what is searched for."""
+    words, most = asked.word("search").casefold(), asked.count("lines", LINES, MOST_LINES)
+    lines: list[tuple[str, int, str]] = []
+    total = 0
+    for path in paths:
+        for number, line in enumerate(io.StringIO(_text(path)), 1):
+            if not words or words in line.casefold():
+                total += 1
+                lines.append((path.stem, number, _clean(line)))
+        lines = lines[-most:]
+    return {"lines": lines, "total": total}
+
+
+def _brought(desk: Desk, op: Op, journal: Journal) -> list[Path]:
+    """Bring the logs home, at most so often; return them in the order of the steps."""
+    folder = desk.settings.homes / op.run
+
+    def bring() -> tuple[None, float]:
+        with desk.journal() as own:
+            if logs.bring(op, own, desk.settings, folder, desk.tell) or not op.is_live:
+                logs.bring_from_store(op, folder, desk.tell)
+        return None, HERE_S if op.vendor == "local" and op.is_live else ELSEWHERE_S if op.is_live else 3600.0
+
+    desk.keep(("logs", op.token, op.is_live), lambda: Fresh(bring)).get()
+    return logs.choose(folder, op, "", False)
+
+
+def _of_service(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+    """Return the requests of a service, or what its controller says."""
+    with desk.journal() as journal:
+        names = [one.name for one in journal.services()]
+    name, file = asked.word("service"), asked.word("file") or "requests"
+    if name not in names:
+        raise UsageError(f"no service is called {name!r}; running: {', '.join(names) or 'none'}")
+    places = controller_process.Places.of(desk.settings, name)
+    files = {"requests": places.access, "controller": places.log}
+    if file not in files:
+        raise UsageError(f"{name} has no log {file!r}; available: {', '.join(files)}")
+    command = f"inv serve.logs {name} --follow" + (" --controller" if file == "controller" else "")
+    about = {"service": name, "files": list(files), "is_live": True, "runs": [], "command": command}
+    return {**about, **searched([files[file]], asked)}
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, io.SEEK_END)
+            file.seek(max(0, size - MOST_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _clean(line: str) -> str:
+    return "".join(letter for letter in line.rstrip("\n") if letter == "\t" or letter.isprintable())

@@ -1,0 +1,124 @@
+"""The views of what bills: pods with their ends, what was spent, and what is offered now."""
+
+import time
+from typing import Any
+
+from flows.reading import spending
+from infra.errors import MissingKey
+from infra.ledger.cost import PodCost
+from infra.money import dollars
+from infra.providers import offers as market
+from infra.records import Offer, Request
+from ui.desk import Desk, Fresh
+from ui.views.ask import View, ViewQuery
+from ui.views.runs import row
+
+OFFERS_S = 60.0  # how old offers may be: each look asks every vendor
+BILLS_S = 300.0
+MOST_OFFERS = 500
+
+
+def listed(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+    """Return what is there now, what it costs each hour, and who ends it when."""
+    now = time.time()
+    with desk.journal() as journal:
+        roles = {op.run: op.role for op in journal.ops(live=True)}
+    views = [view for view in desk.runs() if view.run in roles]
+    rows = [{**row(view, now), "role": roles[view.run]} for view in views]
+    total = sum(view.micro_usd_per_hour for view in views)
+    return {"pods": rows, "usd_per_hour": dollars(total), "command": "inv status"}
+
+
+def money(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+    """Return the ledger: by day, run, vendor and month, the forecast against the bill, and the budget."""
+    found = desk.keep(("spending",), lambda: Fresh(lambda: _spent(desk))).get()
+    now, lines = time.time(), found.lines
+    paid = [one for one in lines if one.quoted_micro_usd or one.billed_micro_usd]
+    vendors: dict[str, int] = {}
+    for one in paid:
+        vendors[one.provider] = vendors.get(one.provider, 0) + one.micro_usd
+    live = [view for view in desk.runs() if view.ended_at is None and view.micro_usd_per_hour]
+    most = [_most(view.micro_usd_per_hour, view.limit_in_s) for view in live]
+    cap = desk.settings.spend_cap_usd
+    return {
+        "days": {day: dollars(amount) for day, amount in spending.by_day(paid, now).items()},
+        "runs": {name: dollars(amount) for name, amount in spending.by_run(paid).items()},
+        "vendors": {name: dollars(amount) for name, amount in vendors.items()},
+        "months": {name: dollars(amount) for name, amount in found.months.items() if amount},
+        "pods": [_line(one) for one in paid[::-1]],
+        "sums": {
+            "spent_usd": dollars(sum(one.micro_usd for one in paid)),
+            "quoted_usd": dollars(sum(one.quoted_micro_usd for one in paid if one.billed_micro_usd is not None)),
+            "billed_usd": dollars(sum(one.billed_micro_usd or 0 for one in paid)),
+            "usd_per_hour": dollars(sum(view.micro_usd_per_hour for view in live)),
+            "most_usd": None if None in most else dollars(sum(one or 0 for one in most)),
+            "cap_usd": f"{cap:.2f}" if cap else None,
+        },
+        "free": len(lines) - len(paid),
+        "problems": found.problems,
+        "command": "inv cost",
+    }
+
+
+def offered(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+    """Return what can be rented now, by price."""
+    return desk.keep(("offers",), lambda: Fresh(lambda: (_offers(desk), OFFERS_S))).get()
+
+
+PODS, COST, OFFERS = View(listed), View(money), View(offered, every_s=5.0)
+
+
+def _spent(desk: Desk) -> tuple[spending.Spending, float]:
+    with desk.journal() as journal:
+        asks = desk.keep(("bills",), lambda: Fresh(lambda: (object(), BILLS_S)))
+        before, now = desk.kept.get("asked for bills"), asks.get()
+        desk.kept["asked for bills"] = now
+        return spending.spent(journal, desk.settings, asks=before is not now), 0.7
+
+
+def _most(rate: int, left_s: float | None) -> int | None:
+    """Return what a pod may still cost until its limit, None where it has none."""
+    return None if left_s is None else round(rate * left_s / 3600)
+
+
+def _line(one: PodCost) -> dict[str, Any]:
+    return {
+        "run": one.run,
+        "provider": one.provider,
+        "id": one.pod_id,
+        "began_at": one.began_at,
+        "ended_at": one.ended_at,
+        "elapsed_s": round(one.elapsed_s),
+        "usd_per_hour": dollars(one.micro_usd_per_hour),
+        "quoted_usd": dollars(one.quoted_micro_usd),
+        "billed_usd": None if one.billed_micro_usd is None else dollars(one.billed_micro_usd),
+        "usd": dollars(one.micro_usd),
+    }
+
+
+def _offers(desk: Desk) -> dict[str, Any]:
+    command = {"command": "inv offers"}
+    try:
+        found = market.survey(market.sources(desk.settings), Request(run="new"))
+    except MissingKey as error:
+        return {"offers": [], "silent": [], "why": str(error), **command}
+    silent = [f"{one.provider}: {one.error}" for one in found.silent]
+    rows = [_offer(one) for one in found.offers[:MOST_OFFERS]]
+    return {"offers": rows, "count": len(found.offers), "silent": silent, "seen_at": round(time.time()), **command}
+
+
+def _offer(one: Offer) -> dict[str, Any]:
+    return {
+        "provider": one.provider,
+        "id": one.offer_id,
+        "gpu": one.gpu,
+        "num_gpus": one.num_gpus,
+        "gpu_memory_bytes": one.gpu_memory_bytes or None,
+        "cpus": one.cpus or None,
+        "memory_bytes": one.memory_bytes or None,
+        "disk_bytes": one.disk_bytes or None,
+        "where": ", ".join(filter(None, (one.city, one.region, one.country))),
+        "usd_per_hour": dollars(one.micro_usd_per_hour),
+        "usd_per_gpu_hour": dollars(one.micro_usd_per_hour // one.num_gpus) if one.num_gpus else None,
+        "spot": one.spot,
+    }

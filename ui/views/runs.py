@@ -1,0 +1,307 @@
+"""The views of runs: the list, and the curves of those that are chosen, laid over each other."""
+
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flows.reading import run_figures, story
+from flows.status import current_record
+from infra.agent.job import Job
+from infra.errors import SlipwayError
+from infra.ledger.journal import Journal, Op
+from infra.money import dollars
+from infra.records import PodView
+from infra.runs.lookup import find_run, way
+from infra.runs.pods import folder_of
+from trainer.records.phase_registry import PHASES
+from trainer.reporting.compared import differences, flattened
+from trainer.reporting.jsonl_log import SAID, parse
+from ui.desk import ELSEWHERE_S, Desk, Fresh
+from ui.figures import BY, FigureTable, GrowingFigures, thin
+from ui.views.ask import View, ViewQuery
+
+MOST_RUNS = 50  # laid over each other
+MOST_POINTS = 6000  # of one figure, over all runs: more than any screen shows
+LEAST_EACH, MOST_EACH = 120, 600
+SHOWN_SAMPLES = 200
+FIRST = ("loss", "tokens_per_s", "mfu", "memory_bytes", "gpu_percent", "lr", "grad_norm", "data_share")
+GPU_EVERY_S = 1.0
+
+
+def listed(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+    """Return all runs, newest first: what `inv status` shows."""
+    now, views = time.time(), desk.runs()
+    with desk.journal() as journal:
+        services = {op.run: op.service for op in journal.ops() if op.service}
+    rows = [{**row(view, now), "service": services.get(view.run, "")} for view in views]
+    if any((folder / "metrics.jsonl").is_file() for folder in story.folders(story.HERE).values()):
+        rows.append({"run": story.FOREGROUND, "state": "", "provider": "local", "note": "what inv train made here"})
+    return {"runs": rows, "command": "inv status --watch", "notes": list(desk.notes)}
+
+
+def row(view: PodView, now: float) -> dict[str, Any]:
+    """Return one run for the page. Money in US dollars as text, times as UTC epoch seconds, None = not known."""
+    record, machine = _told(view.progress), view.progress.get("machine") or {}
+    is_training = record.get("kind") == "progress"
+    steps = [
+        {"name": one["name"], "state": one["state"], "share": _share(one),
+         "elapsed_s": one.get("elapsed_s")} for one in view.progress.get("steps", ())
+    ]  # fmt: skip
+    return {
+        "run": view.run,
+        "provider": view.provider,
+        "state": view.state,
+        "step": view.step,
+        "steps": steps,
+        "train_step": record.get("step") if is_training else None,
+        "loss": record.get("loss"),
+        "tokens_per_s": record.get("tokens_per_s"),
+        "mfu": record.get("mfu"),
+        "eta_s": record.get("eta_s") if is_training else None,
+        "curve": record.get("curve") or [],
+        "tracking": record.get("tracking"),
+        "gpus": machine.get("gpus") or [],
+        "disk_free_bytes": machine.get("disk_free_bytes"),
+        "usd_per_hour": dollars(view.micro_usd_per_hour) if view.micro_usd_per_hour else None,
+        "spent_usd": dollars(view.spent_micro_usd),
+        "limit_usd": None if view.limit_micro_usd is None else dollars(view.limit_micro_usd),
+        "limit_in_s": view.limit_in_s,
+        "elapsed_s": view.elapsed_s,
+        "started_at": view.started_at,
+        "ended_at": view.ended_at,
+        "seen_at": None if view.age_s is None else round(now - view.age_s),
+        "recoveries": view.recoveries,
+        "ends": list(view.ends),
+        "ssh": view.ssh,
+        "note": view.note,
+        "in_store": dict(view.in_store),
+        "pending": list(view.pending),
+        "upload_problem": view.upload_problem,
+        "is_live": view.ended_at is None and view.state in ("planned", "running", "lost", "idle"),
+        "clock_scale": view.clock_scale,
+    }
+
+
+def _told(progress: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the record of the step that runs; of a run that has ended, the last one that has a loss."""
+    record = current_record(progress)
+    if record.get("kind") == "progress":
+        return record
+    said = [one.get("record") or {} for one in progress.get("steps", ())]
+    is_over = all(one["state"] != "running" for one in progress.get("steps", ()))
+    return next((one for one in said[::-1] if one.get("curve")), record) if is_over else record
+
+
+def _share(step: Mapping[str, Any]) -> float | None:
+    record = step.get("record") or {}
+    if step["state"] in ("done", "reused"):
+        return 1.0
+    return record["done"] / record["total"] if record.get("total") and "done" in record else record.get("share")
+
+
+@dataclass
+class FigureSource:
+    """Where the figures of one run come from."""
+
+    run: str
+    token: str
+    is_live: bool
+    phases: dict[str, Mapping[str, Any]]
+    """The configuration of each, in their order."""
+    growing: dict[str, Fresh[tuple[FigureTable, int]]] = field(default_factory=dict)
+    said: dict[str, Fresh[list[dict[str, Any]]]] = field(default_factory=dict)
+
+
+def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+    """Return the curves of the runs that are chosen: a part for each, their recipes' difference, and their marks."""
+    with desk.journal() as journal:
+        chosen = asked.words("runs")[:MOST_RUNS] or [_usual(journal)]
+        sources = [source_of(desk, one, journal) for one in chosen if one]
+        told = {one.run: marks_of(desk, one, journal) for one in sources}
+    phases = [name for name in PHASES if any(name in one.phases for one in sources)]
+    by = asked.choice("by", BY)
+    phase = asked.choice("phase", [*phases, ""]) if asked.word("phase") else _busiest(desk, sources, phases)
+    since, until = asked.number("since"), asked.number("until")
+    each = max(LEAST_EACH, min(MOST_EACH, MOST_POINTS // max(1, len(sources))))
+    parts: dict[str, Any] = {}
+    for one in sources:
+        if phase not in one.phases:
+            continue
+        table, version = figures_of(desk, one, phase).get()
+        key = ("thinned", one.token, phase, by, since, until, each)
+        known = desk.kept.get(key)
+        if known is None or known[0] != version:
+            figures = {
+                name: thin(table, name, most=each, by=by, since=since, until=until)
+                for name in sorted(table.columns, key=_place)
+            }
+            known = desk.kept[key] = (version, figures)
+        parts[f"run {one.run}"] = {
+            "run": one.run,
+            "figures": known[1],
+            "last": _last(table),
+            "marks": [mark for mark in (_placed(table, by, *found) for found in told[one.run]) if mark],
+            "mfu_of": list(table.peaks),
+        }
+    configs = {one.run: one.phases.get(phase, {}) for one in sources}
+    recipe = configs[sources[0].run] if len(sources) == 1 else {}
+    parts["about"] = {
+        "phase": phase,
+        "phases": phases,
+        "by": by,
+        "chosen": [one.run for one in sources],
+        "differences": differences(configs) if len(sources) > 1 else [],
+        "config": [(name, str(value)) for name, value in flattened(recipe)],
+    }
+    parts["samples"] = said_by(desk, sources[0], phase) if len(sources) == 1 and phase else []
+    words = shlex.join(one.run for one in sources[:2])
+    parts["command"] = f"inv report {words}".strip() if len(sources) < 3 else "inv status"
+    return parts
+
+
+CURVES = View(curves)
+LIST = View(listed)
+
+
+def _usual(journal: Journal) -> str:
+    try:
+        return find_run(journal).run
+    except SlipwayError:
+        return ""
+
+
+def source_of(desk: Desk, run: str, journal: Journal) -> FigureSource:
+    """Return where the figures of a run are. Raises UsageError when there is no such run."""
+    if run == story.FOREGROUND:
+        phases = {
+            name: story.manifest_of(folder).get("config", {}) for name, folder in story.folders(story.HERE).items()
+        }
+        return desk.keep(("source", run, *phases), lambda: FigureSource(run, run, True, phases))
+    op = find_run(journal, run)
+    steps = {one.name: one.config.get("spec", {}) for one in Job.from_json(op.job).steps if one.name in PHASES}
+    return desk.keep(("source", op.token, op.is_live), lambda: FigureSource(op.run, op.token, op.is_live, steps))
+
+
+def figures_of(desk: Desk, source: FigureSource, phase: str) -> Fresh[tuple[FigureTable, int]]:
+    """Return what reads the figures of a phase, as far as they have come."""
+    if phase not in source.growing:
+        source.growing[phase] = Fresh(_reader(desk, source, phase))
+    return source.growing[phase]
+
+
+def _reader(desk: Desk, source: FigureSource, phase: str) -> Any:
+    read, good_s = _bytes_of(desk, source, phase, "metrics.jsonl")
+    growing = GrowingFigures(read)
+
+    def make() -> tuple[tuple[FigureTable, int], float]:
+        return (growing.grow(), growing.version), good_s
+
+    return make
+
+
+def _bytes_of(desk: Desk, source: FigureSource, phase: str, file: str) -> tuple[Any, float]:
+    """Return what reads a file of a run from an offset on, and for how long what it gives is good."""
+    if source.token == story.FOREGROUND:
+        return (lambda offset: _of_file(story.HERE / phase / file, offset)), 0.5
+    with desk.journal() as journal:
+        op = journal.op(source.token)
+    if source.is_live:
+        path, reach = folder_of(op).root / "work" / "runs" / phase / file, way(desk.settings, op)
+
+        def read(offset: int) -> bytes:
+            try:
+                return bytes(reach.read(path, offset))
+            except FileNotFoundError:
+                return b""
+            except SlipwayError as error:
+                desk.tell(f"{op.run}: {error}")
+                return b""
+
+        return read, 0.5 if op.vendor == "local" else ELSEWHERE_S
+    return _of_ended(desk, op, phase, file), 3600.0
+
+
+def _of_ended(desk: Desk, op: Op, phase: str, file: str) -> Any:
+    content: list[bytes] = []
+
+    def read(offset: int) -> bytes:
+        if not content:
+            places = run_figures.places(op, desk.settings, desk.tell)
+            content.append(next((found for place in places if (found := place(phase, file))), b""))
+        return content[0][offset:]
+
+    return read
+
+
+def _of_file(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, offset))
+            return stream.read()
+    except FileNotFoundError:
+        return b""
+
+
+def said_by(desk: Desk, source: FigureSource, phase: str) -> list[dict[str, Any]]:
+    """Return what the model said at its steps, the last ones."""
+    if phase not in source.said:
+        read, good_s = _bytes_of(desk, source, phase, "samples.jsonl")
+
+        def make() -> tuple[list[dict[str, Any]], float]:
+            return parse(read(0).decode("utf-8", "replace"), SAID)[-SHOWN_SAMPLES:], max(2.0, good_s)
+
+        source.said[phase] = Fresh(make)
+    return source.said[phase].get()
+
+
+def marks_of(desk: Desk, source: FigureSource, journal: Journal) -> list[tuple[float, str, str]]:
+    """Return when what happened to a run: checkpoints in its store, pods that were lost, its recoveries."""
+    if source.token == story.FOREGROUND:
+        return []
+    view = next((one for one in desk.runs() if one.run == source.run), None)
+    found = [(float(at), "save", f"{name} is in the store") for name, at in (view.in_store if view else {}).items()]
+    found += [(float(at), "save", name) for name, at in _checkpoints_here(journal.op(source.token), desk)]
+    rows = [op for op in journal.ops(run=source.run) if op.slot == 0 or op.slot < 0]
+    for op in rows[:-1]:
+        at = op.ended_at or op.del_requested_at or op.first_absent_at
+        if at:
+            found.append((float(at), "lost", f"its pod was lost: {op.reason or 'it was gone'}"))
+    found += [(at, "recovered", "brought back") for at in journal.recovered_at(source.run)]
+    return sorted(found)
+
+
+def _checkpoints_here(op: Op, desk: Desk) -> Iterator[tuple[str, float]]:
+    """Yield the checkpoints that lie on a pod of this machine."""
+    if op.vendor != "local" or not op.address:
+        return
+    for manifest in sorted((folder_of(op).work / "checkpoints").glob("*/step-*/MANIFEST.json")):
+        yield f"{manifest.parts[-3]}/{manifest.parts[-2]} is saved", manifest.stat().st_mtime
+
+
+def _placed(table: FigureTable, by: str, at: float, kind: str, words: str) -> dict[str, Any] | None:
+    """Return a mark where it belongs along the bottom; None where it does not fall into these figures."""
+    if not table.at or not table.at[0] <= at <= table.at[-1] + 60.0:
+        return None
+    return {"x": table.along(by, max(0, table.row_at(at))), "kind": kind, "words": words, "at": at}
+
+
+def _busiest(desk: Desk, sources: Sequence[FigureSource], phases: Sequence[str]) -> str:
+    """Return the last phase of the first run that has begun to tell of itself: the one that somebody wants to see."""
+    for name in phases[::-1]:
+        if sources and name in sources[0].phases and figures_of(desk, sources[0], name).get()[0].steps:
+            return name
+    return phases[-1] if phases else ""
+
+
+def _last(table: FigureTable) -> dict[str, float]:
+    if not table.steps:
+        return {}
+    last = {name: one.values[-1] for name, one in table.columns.items()}
+    return {"step": table.steps[-1], "tokens": table.tokens[-1], **last}
+
+
+def _place(name: str) -> tuple[int, str]:
+    return (FIRST.index(name), name) if name in FIRST else (len(FIRST), name)

@@ -1,0 +1,42 @@
+"""The view of services: replicas, requests per second, percentiles, the queue, the last quarter of an hour."""
+
+import time
+from typing import Any
+
+from flows.reading import services
+from serve import controller_process
+from ui.desk import Desk
+from ui.views.ask import View, ViewQuery
+
+SPAN_S, EACH_S = 900.0, 10.0
+
+
+def listed(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
+    """Return each service as its controller saw it last, with the figures of its last requests."""
+    with desk.journal() as journal:
+        names = [one.name for one in journal.services()]
+        found = services.look(names, desk.settings, journal, True)
+    for one in found:
+        one["history"] = history(desk, one["service"], time.time())
+    return {"services": found, "command": "inv serve.status --metrics --watch"}
+
+
+VIEW = View(listed)
+
+
+def history(desk: Desk, name: str, now: float) -> dict[str, list[float | None]]:
+    """Return figures of stretches of ten seconds: hours before now as `x`, requests per second, seconds to the end."""
+    places = controller_process.Places.of(desk.settings, name)
+    count = int(SPAN_S / EACH_S)
+    first = (now // EACH_S - count) * EACH_S
+    stretches: list[list[float]] = [[] for _ in range(count)]
+    for one in services.lines_of(places.access):
+        at = int((one["at"] - first) // EACH_S)
+        if 0 <= at < count and one["route"] not in ("other", ""):
+            stretches[at].append(one.get("total_s") or 0.0)
+    ends = [services.percentiles(one) for one in stretches]
+    return {
+        "x": [round((at + 1 - count) * EACH_S / 3600, 5) for at in range(count)],
+        "qps": [len(one) / EACH_S for one in stretches],
+        **{name: [one[name] or 0.0 for one in ends] for name in ("p50", "p95")},
+    }
