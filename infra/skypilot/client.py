@@ -50,7 +50,7 @@ class NoServer(SlipwayError):
 
 
 @dataclass(frozen=True)
-class Known:
+class SkyPilotAnswer:
     """What SkyPilot has said, and when it was asked."""
 
     answer: Any
@@ -81,7 +81,7 @@ class Client:
         """Return the answer. Raises SlipwayError: NotAnswered where what was asked for may have been done."""
         return self._exchange({"what": what, "given": given}, timeout_s).answer
 
-    def look(self, what: str, *, since: float = 0.0, timeout_s: float = ANSWER_S, **given: Any) -> Known:
+    def look(self, what: str, *, since: float = 0.0, timeout_s: float = ANSWER_S, **given: Any) -> SkyPilotAnswer:
         """Return the answer as it was a moment ago, or some time ago where SkyPilot takes long, but after `since`.
 
         Raises SlipwayError when SkyPilot cannot be asked.
@@ -96,7 +96,7 @@ class Client:
         about = json.dumps([str(self.python()), self.worker.read_text(encoding="utf-8"), telling])
         return self.folder / f"worker-{hashlib.sha256(about.encode()).hexdigest()[:12]}.sock"
 
-    def _exchange(self, asked: Mapping[str, Any], timeout_s: float) -> Known:
+    def _exchange(self, asked: Mapping[str, Any], timeout_s: float) -> SkyPilotAnswer:
         what, deadline = asked["what"], time.monotonic() + timeout_s
         line = ""
         for _ in range(2 if what in READS else 1):
@@ -112,7 +112,7 @@ class Client:
         said = json.loads(line)
         if "kind" in said:
             raise self._error(said["kind"], str(said["error"]).strip())
-        return Known(said["answer"], said["at"])
+        return SkyPilotAnswer(said["answer"], said["at"])
 
     @staticmethod
     def _answer(caller: socket.socket, asked: Mapping[str, Any], deadline: float) -> str:

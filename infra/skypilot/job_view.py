@@ -15,7 +15,7 @@ from typing import Any
 
 from infra.agent.managed import BETWEEN, REPORT
 from infra.errors import SlipwayError
-from infra.skypilot.client import Known, NoServer, NotAnswered
+from infra.skypilot.client import SkyPilotAnswer, NoServer, NotAnswered
 from infra.transport.protocol import Result, Unreachable
 
 OVER = {  # SkyPilot's last states of a managed job
@@ -82,7 +82,7 @@ def words(row: Mapping[str, Any], log: JobLog, token: str, run: str, now: float)
 class JobView:
     """The transport to a managed job: its files as SkyPilot tells them; nothing can be run or put there."""
 
-    row: Callable[[], Known]
+    row: Callable[[], SkyPilotAnswer]
     """What SkyPilot's queue says of it, {} where it is not known."""
     log: Callable[[int | None, float], str]
     """Its last lines, None for all, as they were after that time."""

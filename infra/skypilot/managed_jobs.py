@@ -19,7 +19,7 @@ from infra.providers import Abilities
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 from infra.skypilot import price_table, task
-from infra.skypilot.client import LAUNCH_S, Client, Known, NotAnswered
+from infra.skypilot.client import LAUNCH_S, Client, SkyPilotAnswer, NotAnswered
 from infra.skypilot.job_view import ENDING, OVER, JobView
 from infra.skypilot.price_table import Considered
 from infra.units import duration
@@ -111,10 +111,10 @@ class ManagedJobs:
         """Return what the queue says now of the job with that number or token."""
         return _row(self.client.ask("queue", **_asking(pod)), pod) or None
 
-    def seen(self, pod: str) -> Known:
+    def seen(self, pod: str) -> SkyPilotAnswer:
         """Return what the queue said of it, and when; {} where it had no such job."""
         known = self.client.look("queue", **_asking(pod))
-        return Known(_row(known.answer, pod), known.at)
+        return SkyPilotAnswer(_row(known.answer, pod), known.at)
 
     def forget(self, token: str) -> None:
         with contextlib.suppress(FileNotFoundError):
