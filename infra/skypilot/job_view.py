@@ -15,7 +15,7 @@ from typing import Any
 
 from infra.agent.managed import BETWEEN, REPORT
 from infra.errors import SlipwayError
-from infra.skypilot.client import SkyPilotAnswer, NoServer, NotAnswered
+from infra.skypilot.client import NoServer, NotAnswered, SkyPilotAnswer
 from infra.transport.protocol import Result, Unreachable
 
 OVER = {  # SkyPilot's last states of a managed job

@@ -19,7 +19,7 @@ from infra.providers import Abilities
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 from infra.skypilot import price_table, task
-from infra.skypilot.client import LAUNCH_S, Client, SkyPilotAnswer, NotAnswered
+from infra.skypilot.client import LAUNCH_S, Client, NotAnswered, SkyPilotAnswer
 from infra.skypilot.job_view import ENDING, OVER, JobView
 from infra.skypilot.price_table import Considered
 from infra.units import duration
