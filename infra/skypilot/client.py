@@ -138,16 +138,19 @@ class Client:
 
     def _call(self, place: Path, deadline: float) -> socket.socket:
         child: subprocess.Popen[bytes] | None = None
+        deaf_at = time.monotonic() + self.hear_s
         while True:
             caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            caller.settimeout(self.hear_s)
             try:
                 with short(place) as name:
                     caller.connect(name)
-                caller.settimeout(self.hear_s)
                 if _line(caller):
                     return caller
-            except TimeoutError:
-                end_all(self._mark(place), 0.0)
+            except (TimeoutError, BlockingIOError):  # the latter: as many wait already as the system lets wait
+                if time.monotonic() > deaf_at:
+                    end_all(self._mark(place), 0.0)
+                    deaf_at = time.monotonic() + self.hear_s
             except (FileNotFoundError, ConnectionError):
                 if child is not None and child.poll():
                     raise SlipwayError(f"skypilot: its process did not come up (exit code {child.returncode}); "

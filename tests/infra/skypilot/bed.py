@@ -127,13 +127,13 @@ def bed(folder: Path) -> Iterator[Bed]:
 
         def start_server() -> None:
             _start(stack, [str(sky.parent / "sky"), "api", "start", "--foreground"], beginning, folder / "server.log")
-            _until(lambda: _answers(f"http://127.0.0.1:{server}/api/health"), "SkyPilot's API server", 400.0)
+            _until(lambda: _answers(f"http://127.0.0.1:{server}/api/health"), "SkyPilot's API server", 900.0)
 
         found = Bed(folder, environ, shared, start_server)
         _until(lambda: found.run("sinfo", "-h", "-o", "%T").split() == ["idle"], "slurm")
         stack.callback(_end_skypilot, home)
         start_server()
-        found.run(str(sky.parent / "sky"), "check", "slurm", timeout_s=400)
+        found.run(str(sky.parent / "sky"), "check", "slurm", timeout_s=900)
         yield found
 
 
