@@ -16,11 +16,10 @@ from infra.notices.outbox import Notice
 from infra.notices.tell import tell
 from infra.providers import Provider, market, offers, registry
 from infra.runs import pods
-from infra.settings import VENDORS, Settings
+from infra.settings import ENGINES, SLURM, VENDORS, Settings
 from infra.units import count
 
 ASK_S = 120.0
-SLURM = "slurm"  # whose jobs are looked at as the machines of an account are
 WORDS = {
     "found": "adopted",
     "unsent": "nothing had been asked for",
@@ -168,12 +167,13 @@ def end_named(name: str, markets: Sequence[Provider], journal: Journal, problems
 
 
 def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[list[Provider], list[str]]:
-    """Return the accounts to ask, clusters among them; one that we have pods in, and no key of, is a problem."""
-    engines: list[Provider] = []
-    used = settings.clusters.exists() or any(op.vendor == SLURM for op in journal.ops(live=True))
-    if only == SLURM or not only and used:
-        engines.append(registry.provider(settings, SLURM))
-    if only == SLURM:
+    """Return the accounts to ask, engines among them; one that we have pods in, and no key of, is a problem.
+
+    A cluster is asked where the inventory names one, SkyPilot where a run of ours is there: it may not be installed.
+    """
+    used = {op.vendor for op in journal.ops(live=True)} | ({SLURM} if settings.clusters.exists() else set())
+    engines = [registry.provider(settings, name) for name in ENGINES if name == only or not only and name in used]
+    if only in ENGINES:
         return engines, []
     rented, problems = offers.accounts(settings, only)
     markets: list[Provider] = [*rented, *engines]

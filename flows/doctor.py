@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from infra.agent import environment, packages
 from infra.errors import SlipwayError
 from infra.money import dollars, in_usd
-from infra.settings import VENDORS, Settings
+from infra.settings import SKYPILOT, VENDORS, Settings
 from infra.units import count
 from store import Store, StoreError, credentials
 
@@ -85,6 +85,16 @@ def nodes(settings: Settings) -> list[DoctorLine]:
         DoctorLine(f"ssh {one.host.place}", "bad" if one.problem else "ok", _node(one, ways.get(one.host)))
         for one in looks
     ]
+
+
+def engine(settings: Settings) -> list[DoctorLine]:
+    """Ask SkyPilot's API server who it is; its environment is made where it is not there yet."""
+    from infra.providers import registry
+
+    try:
+        return [DoctorLine(SKYPILOT, "ok", registry.provider(settings, SKYPILOT).account().owner)]
+    except SlipwayError as error:
+        return [DoctorLine(SKYPILOT, "bad", str(error))]
 
 
 def clusters(settings: Settings) -> list[DoctorLine]:

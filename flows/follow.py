@@ -5,8 +5,10 @@ from collections.abc import Collection, Iterator
 
 from flows import run_leases
 from infra.ledger.journal import Journal, Op
-from infra.runs import snapshot
+from infra.providers import is_managed, registry
+from infra.runs import pods, snapshot
 from infra.runs.follow import Seen
+from infra.runs.follow import follow as watch
 from infra.runs.keeper import Keeper
 from infra.runs.settle import end_others, settle
 from infra.runs.timing import Say
@@ -17,7 +19,14 @@ DETACHED = 130  # with which a command leaves that no longer follows
 
 @contextlib.contextmanager
 def keeping(op: Op, journal: Journal, settings: Settings, tell: Say) -> Iterator[Iterator[Seen]]:
-    """Yield the progress and the verdict of a run, again and again, to its end; this process keeps it meanwhile."""
+    """Yield the progress and the verdict of a run, again and again, to its end; this process keeps it meanwhile.
+
+    A run of an engine is only watched: the engine keeps it.
+    """
+    vendor = registry.provider(settings, op.vendor)
+    if is_managed(vendor):
+        yield watch(op, journal, vendor.reach(pods.pod_of(op)))
+        return
     keeper = Keeper.of(op, journal, settings, tell)
     run_leases.renew(op, journal.installation, tell)
     with keeper.keeping(op.run):

@@ -7,7 +7,7 @@ Whoever calls them shows and asks in between. `tell` hears what people may want 
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from flows import planning, resume, run_leases, same_request
 from flows.history import receipt
@@ -22,7 +22,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op, Taken
 from infra.names import check_name, run_name
 from infra.notices import hooks
-from infra.providers import Provider, registry
+from infra.providers import Provider, is_managed, registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
 from infra.runs import snapshot
@@ -33,6 +33,10 @@ from infra.selection import choose
 from infra.selection.preflight import limits_for, preflight
 from infra.selection.request import request_on
 from infra.settings import Settings
+from infra.skypilot import submit
+from infra.skypilot.managed_jobs import ManagedJobs
+
+ACCELERATOR = "ACCELERATOR"  # the variable by which `-e` says what --gpu says
 
 
 class AnyWork(Protocol):
@@ -94,6 +98,7 @@ def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
         raise UsageError(f"--nodes is {nodes}; it must be at least 1")
     if spec.on_failure not in ("", "keep", "end"):
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
+    spec = replace(spec, gpu=spec.gpu or job_environment.of_job(settings).get(ACCELERATOR, ""))
     hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
     work = Work.of(spec, settings)
     candidates = registry.candidates(settings)
@@ -121,15 +126,22 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
         meant.asked.check(before)
         found = replace(found, at_work=before)
     if vendor.is_rented and plan.job and not found.at_work:
+        if is_managed(vendor):
+            return replace(
+                found, plan=_kept(plan, meant), offers=tuple(submit.price(plan, cast(ManagedJobs, vendor), tell))
+            )
         find = choose.wait_for if meant.spec.wait else choose.find
         requests = (meant.request, *meant.others)
         request, offers = choose.among(find, candidates, requests, meant.is_ordered, settings, tell)
         rate = planning.work_rate(settings, offers[0])
         plan = meant.work.plan(settings, request, vendor, meant.limits, rate)
         found = replace(found, offers=offers)
-    if plan.job:
-        plan = replace(plan, job=replace(plan.job, on_failure=meant.spec.on_failure or "end"))
-    return replace(found, plan=plan)
+    return replace(found, plan=_kept(plan, meant))
+
+
+def _kept(plan: Plan, meant: Meant) -> Plan:
+    """Return the plan with what becomes of a pod whose work has failed."""
+    return replace(plan, job=replace(plan.job, on_failure=meant.spec.on_failure or "end")) if plan.job else plan
 
 
 def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
@@ -157,7 +169,8 @@ def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
         op = resume.go_on(found.at_work, journal, settings, tell)
     else:
         op = _begin(found, journal, settings, tell)
-    if not registry.provider(settings, op.vendor).is_here and op.token not in known:
+    vendor = registry.provider(settings, op.vendor)
+    if not (vendor.is_here or is_managed(vendor)) and op.token not in known:
         snapshot.keep_code(op, ROOT, settings.homes / op.run, found.plan.carried)
     if op.token not in known:
         with contextlib.suppress(OSError):  # a full disk: the run goes on without a receipt
@@ -193,6 +206,8 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
         terms = replace(terms_for(settings, vendor, found.meant.spec.no_accept), asked=asked.record())
         assert plan.job is not None
         vendors, secrets = registry.vendors(settings), job_environment.secrets_for(plan.job.secrets, settings)
+        if is_managed(vendor):
+            return submit.submit(plan, offers, cast(ManagedJobs, vendor), journal, ROOT, secrets, tell, terms)
         return street.start(plan, offers, vendors, journal, ROOT, secrets, tell, terms)
     except Taken as taken_by:
         if taken_by.op.run != name:

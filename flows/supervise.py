@@ -30,14 +30,14 @@ from infra.ledger.journal import SUPERVISOR, Held, Journal, Op, service_lease
 from infra.ledger.life_cycle import LOST, READY
 from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
-from infra.providers import registry
+from infra.providers import is_managed, registry
 from infra.providers.local import Local
 from infra.runs import pods, sight
 from infra.runs.keeper import GivenUp, lease_name
 from infra.runs.lookup import way
 from infra.runs.recovery import RUN
 from infra.runs.timing import Say
-from infra.settings import Settings
+from infra.settings import SKYPILOT, Settings
 from infra.units import moment
 from serve import controller_client
 from store import credentials, local_files
@@ -91,7 +91,7 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
     newest = {op.run: op for op in journal.ops()}
     found = []
     for op in newest.values():
-        if op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
+        if op.vendor == SKYPILOT or op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
             continue
         was_kept = lease_name(op.run) in left
         if op.stays and not op.target:
@@ -162,8 +162,11 @@ def ensure(settings: Settings) -> int | None:
 
 def hand_on(op: Op, settings: Settings) -> str:
     """Leave a run: the supervisor keeps another machine's, what is here keeps itself. Return which, in words."""
-    if registry.provider(settings, op.vendor).is_here:
+    vendor = registry.provider(settings, op.vendor)
+    if vendor.is_here:
         return "its own guard and agent keep it at work on this machine; nobody else is needed"
+    if is_managed(vendor):
+        return f"{vendor.name}'s controller keeps it at work; nobody else is needed"
     pid = ensure(settings)
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
     log = settings.homes / op.run / "keep.log"

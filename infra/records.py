@@ -75,6 +75,7 @@ class Offer:
     upload_mbps: float | None = None
     download_mbps: float | None = None
     nvlink: bool | None = None
+    is_own: bool = False  # of a cluster of the user's own, which costs nothing
     interconnect: str = ""  # as the vendor spells it; that of the GPUs within, at those that tell any: sxm5, pcie
     volume: str = ""  # id of the one that was asked for, when it can be had there
     volume_bytes: int = 0  # its size; 0 = not told
@@ -214,6 +215,7 @@ class Plan:
     doubtful: tuple[PlannedArtifact, ...] = ()  # phases that were asked for, and that other code made: keep or remake?
     untyped: tuple[str, ...] = ()  # phases that nobody asked for, and that would be trained
     carried: tuple[Carried, ...] = ()  # what goes along with the code
+    engine_keys: Mapping[str, Any] = field(default_factory=dict)  # of a job file, for an engine that reads them itself
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ CLUSTERS = "slurm_clusters.yaml"
 NAMED_SOURCES = ("pydocs", "fineweb")
 WEIGHTED = re.compile(r"[^,]+=[\d.]+(,[^,]+=[\d.]+)+")  # sources with weights, which are mixed
 MARKET = "market"  # as a provider: every vendor whose key is set
+SLURM, SKYPILOT = "slurm", "skypilot"  # as providers: engines, which recover their runs by themselves
+ENGINES = (SLURM, SKYPILOT)
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
 
 
@@ -147,7 +149,7 @@ class Settings:
         layers: list[tuple[str, Mapping[str, str]]] = [  # the last is read by setting name, the others by variable
             ("-e", given),
             ("shell", environ),
-            (".env", read_dotenv(root / ".env")),
+            (".env", {**read_dotenv(root / "credentials" / ".env"), **read_dotenv(root / ".env")}),
         ]
         folder = next((named for _, layer in layers if (named := layer.get("SLIPWAY_REHEARSAL"))), "")
         if folder:

@@ -7,23 +7,20 @@ They meet at a Unix socket in the service's folder, which only its owner may ope
 most: it holds a lock there, in which it says who it is. Imports nothing of the `serve` environment but msgspec.
 """
 
-import contextlib
 import fcntl
 import json
 import os
 import signal
 import socket
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 from infra.agent.process import Identity, is_alive, myself, send
+from infra.transport.unix_socket import short
 from serve.gateway.http.limits import GatewayLimits
 from serve.places import Places
 
 LONGEST_LINE = 16 << 20  # a thousand replicas take a few hundred kilobytes
-LONGEST_PATH = 90  # of a Unix socket's name, in bytes: systems take about a hundred
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +91,6 @@ class GatewayReport:
     """Requests that failed in a row, by the name of the replica; 0 is left out."""
     reached: tuple[str, ...] = ()
     """The replicas that requests go to."""
-
-
-@contextlib.contextmanager
-def short(path: Path) -> Iterator[str]:
-    """Yield a name of a Unix socket that is short enough for the system, by way of a link where `path` is not."""
-    if len(os.fsencode(path)) <= LONGEST_PATH:
-        yield str(path)
-        return
-    with tempfile.TemporaryDirectory(prefix="sw-") as folder:
-        link = Path(folder, "d")
-        link.symlink_to(path.parent)
-        yield str(link / path.name)
 
 
 def listen(places: Places) -> socket.socket:

@@ -26,6 +26,7 @@ from store import local_files
 from store.backoff import Backoff
 from store.manifest import StoreError
 from store.masking import Mask
+from store.run_sync.mounts import WORK, MountFolder
 from store.run_sync.restore import Fetch, acknowledged_here, earlier_of
 from store.run_sync.run_folder import ACKNOWLEDGED, CHECKPOINT, ENDING, MANIFEST, Damaged, RunFolder, by_folder, step_of
 
@@ -62,6 +63,8 @@ class Config:
     """The step whose mark lets the courier begin."""
     secrets: Sequence[str] = ()
     """Names of the variables whose values are struck out."""
+    mounts: Sequence[str] = ()
+    """Names of the folders that are kept beyond the run."""
 
 
 class Courier:
@@ -70,6 +73,7 @@ class Courier:
     def __init__(self, root: Path, config: Config, say: Callable[[str], None]) -> None:
         self.root, self.config, self.say = root, config, say
         self.folder = RunFolder(config.store, config.run)
+        self.mounts = [MountFolder(config.store, name, root) for name in config.mounts]
         self.known = acknowledged_here(root)
         self.mask = Mask(os.environ.get(name, "") for name in config.secrets)
         self.carried: dict[str, tuple[int, int]] = {}  # size and time of the files that the store has
@@ -93,8 +97,10 @@ class Courier:
         grown = last or bool(checkpoints) or time.monotonic() >= self.grown_at
         files = self._changed(WORDS + ONCE)  # after the checkpoints were seen: figures must reach as far as they do
         growing = [name for name in self._changed(GROWING) if name not in files] if grown else []
-        self._wait_for([*checkpoints, *files, *(growing if last else ()), *self.damaged])
+        mounted = [f"{WORK}/{one.name}/{file}" for one in self.mounts for file in one.pending()]
+        self._wait_for([*checkpoints, *files, *(growing if last else ()), *self.damaged, *mounted])
         self._carry_files(files)
+        mounted = [f"{WORK}/{one.name}/{file}" for one in self.mounts for file in one.carry(last)]
         began = time.monotonic()
         self._carry_files(growing)
         if growing:
@@ -103,7 +109,7 @@ class Courier:
         for above, names in whole.items():
             self._carry_newest(names)
             self._remove_older(above)
-        self._wait_for(list(self.damaged))
+        self._wait_for([*self.damaged, *mounted])
 
     def _whole(self) -> dict[str, list[str]]:
         """Return the checkpoints that this machine has, newest first, but for damaged ones."""
@@ -328,7 +334,7 @@ def main(words: list[str]) -> int:
         if os.environ.get("SLIPWAY_NODE_RANK", "0") != "0":
             emit("result", note="node 0 has what is in the store")
             return 0
-        Fetch(root, RunFolder(config.store, config.run), config.makings, emit, _say).run()
+        Fetch(root, RunFolder(config.store, config.run), config.makings, emit, _say, config.mounts).run()
         return 0
     except StoreError as error:
         print(f"courier: {error}", file=sys.stderr)

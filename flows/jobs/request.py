@@ -85,9 +85,9 @@ def understand(
         raise _own_machine(file, f"--provider {vendor.name}")
     given = job_environment.of_job(settings)
     envs, secrets = values_of(file, {**given, **given_secrets}, set(given_secrets), settings)
-    gpu = spec.gpu or given.get("ACCELERATOR", "")
+    gpu = spec.gpu or given.get(launch.ACCELERATOR, "")
     typed = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})
-    found = _same_for_all(file, replace(typed, gpu=gpu), spec, vendor)
+    found = same_for_all(file, replace(typed, gpu=gpu), spec, vendor)
     name = check_name(spec.run_name) if spec.run_name else ""
     nodes = spec.nodes or file.tasks[0].num_nodes
     if nodes < 1:
@@ -95,9 +95,9 @@ def understand(
     notes = list(found.notes)
     requests = []
     for wish in found.wishes:
-        machine = _counted(wish.machine)
+        machine = with_number(wish.machine)
         if not vendor.is_rented:
-            machine, said = _on_own(machine, vendor)
+            machine, said = on_own(machine, vendor)
             notes += said
         chosen = wish.provider or (vendor.name if len(candidates) == 1 else MARKET)
         request = replace(request_for(machine), run=name or "new", provider=chosen, nodes=nodes,
@@ -115,7 +115,7 @@ def understand(
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
     tasks = tuple(replace(one, num_nodes=nodes) for one in file.tasks)
     work = JobWork(file=replace(file, tasks=tasks), envs=envs, secrets=secrets,
-                   notes=tuple(dict.fromkeys(notes)), name=name)  # fmt: skip
+                   notes=tuple(dict.fromkeys(notes)), name=name, typed=replace(typed, gpu=gpu))  # fmt: skip
     return launch.Meant(spec=spec, work=work, request=requests[0], limits=limits, asked=asked,
                         others=tuple(requests[1:]), is_ordered=found.is_ordered)  # fmt: skip
 
@@ -171,7 +171,7 @@ def _refuse_flags_of_trainings(spec: LaunchSpec, file: JobFile) -> None:
             raise UsageError(f"--{one.spelled} is of a training of ours; {file.where} is a job of your own")
 
 
-def _same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Provider) -> machines.Wishes:
+def same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Provider) -> machines.Wishes:
     """Return what all tasks ask for: they run on the same machines. Raises UsageError."""
     said = [one for one in file.tasks if one.said.resources is not None or one.num_nodes != 1] or [file.tasks[0]]
     provider = spec.provider or ("" if vendor.is_rented else vendor.name)
@@ -186,7 +186,7 @@ def _same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: P
     return found[0]
 
 
-def _counted(machine: MachineSpec) -> MachineSpec:
+def with_number(machine: MachineSpec) -> MachineSpec:
     """Return the machine with `H100:8` as a kind and a number, which tells the job how many GPUs it has."""
     pairs = gpus.read_set(machine.gpu, machine.num_gpus)
     numbers = {number for _, number in pairs}
@@ -195,7 +195,7 @@ def _counted(machine: MachineSpec) -> MachineSpec:
     return replace(machine, gpu=",".join(kind for kind, _ in pairs), num_gpus=numbers.pop())
 
 
-def _on_own(machine: MachineSpec, vendor: Provider) -> tuple[MachineSpec, list[str]]:
+def on_own(machine: MachineSpec, vendor: Provider) -> tuple[MachineSpec, list[str]]:
     """Return what a machine that nobody rents can give of it, and what is to be told.
 
     What only vendors offer is left out, which the file's notes have told; on this one, GPUs that are not there, too,

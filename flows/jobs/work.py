@@ -3,15 +3,19 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from flows import planning
 from infra import job_environment
 from infra.agent.job import Job, Limits
+from infra.errors import UsageError
 from infra.jobs import job_steps
 from infra.jobs.job_file import JobFile
-from infra.providers import Provider
+from infra.providers import Provider, is_managed
 from infra.records import Plan, Request
-from infra.settings import Settings
+from infra.selection.machine_spec import MachineSpec
+from infra.settings import SKYPILOT, Settings
+from infra.skypilot.task import ENGINE_KEYS, check, overlaid
 from infra.units import count
 
 
@@ -28,6 +32,8 @@ class JobWork:
     name: str = ""
     """Of the run, where one was typed."""
     made: str = ""
+    typed: MachineSpec = MachineSpec()
+    """What was said of the machine beside the file, which outweighs it."""
 
     @property
     def stem(self) -> str:
@@ -56,12 +62,28 @@ class JobWork:
         about = [[one.setup, one.run, str(one.workdir), one.num_nodes, [str(each) for each in one.mounts]]
                  for one in self.file.tasks]  # fmt: skip
         target = job_steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
+        keys, notes = self._engine_keys(request) if is_managed(vendor) else ({}, [])
         return Plan(
-            target=target, store=settings.store, artifacts=(), job=job, request=request, carried=layout.carried,
-            notes=(*self._shown(is_own, vendor), *self.notes),
+            engine_keys=keys,
+            target=target, store=settings.store, artifacts=(), job=job, request=request,
+            carried=layout.carried, notes=(*self._shown(is_own, vendor, settings.store), *self.notes, *notes),
         )  # fmt: skip
 
-    def _shown(self, is_own: bool, vendor: Provider) -> list[str]:
+    def _engine_keys(self, request: Request) -> tuple[dict[str, Any], list[str]]:
+        """Return what of the file is the business of an engine, and what of it has no effect, in words.
+
+        Raises UsageError for what its clouds cannot do.
+        """
+        if len(self.file.tasks) > 1:
+            raise UsageError(f"{self.file.where}: with --provider {SKYPILOT} a job has one task, since each would get "
+                             "a machine of its own; launch them one by one")  # fmt: skip
+        said = self.file.tasks[0].document.said
+        keys = {key: said[key] for key in ENGINE_KEYS if said.get(key)}
+        keys["resources"], notes = overlaid(said.get("resources") or {}, self.typed, request)
+        check(keys, request.nodes, False, self.file.where)
+        return keys, notes
+
+    def _shown(self, is_own: bool, vendor: Provider, store: str) -> list[str]:
         """Return what will be done, in words."""
         found = []
         for task, envs in zip(self.file.tasks, self.envs, strict=True):
@@ -71,6 +93,10 @@ class JobWork:
             found.append(f"{task.name or self.file.name or self.file.where}{nodes}: {'; '.join(parts)}")
             if task.workdir:
                 found.append(f"workdir {task.workdir} is sent along: what git keeps of it, without secrets")
+            for one in task.mounts:
+                if one.mode == "MOUNT_CACHED":
+                    at = f"{store if '://' in store else vendor.pod_store or store}/mounts/{one.name}"
+                    found.append(f"{one.path} begins as it lies in {at}, and what is written there goes back to it")
             if envs:
                 found.append(f"envs: {', '.join(f'{name}={value}' for name, value in envs.items())}")
         if self.secrets:

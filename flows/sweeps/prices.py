@@ -74,7 +74,7 @@ def _priced(one: PodEntry, pods: int, settings: Settings, tell: Say, only_catalo
     if not only_catalogue and not settings.sources["provider"].startswith("default: no"):
         found = _offered(request_for(machine), settings, tell)
     if found is None:
-        price = _listed(kind, number)
+        price = listed(kind, number)
         found = None if price is None else (price, CATALOGUE)
     source = found[1] if found else "nobody offers it"
     return PodPrice(gpu=kind, num_gpus=number, pods=pods, source=source,
@@ -102,7 +102,7 @@ def _offered(request: Request, settings: Settings, tell: Say) -> tuple[int, str]
     return first.micro_usd_per_hour, f"{first.provider}, {where}"
 
 
-def _listed(kind: str, number: int) -> int | None:
+def listed(kind: str, number: int) -> int | None:
     """Return the lowest price in the catalogue for so many GPUs of a kind in one machine."""
     from infra.rehearsal.offers import read_offers
 

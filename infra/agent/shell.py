@@ -40,6 +40,8 @@ class Script:
     envs: Dict[str, str] = field(default_factory=dict)
     mounts: Sequence[Sequence[str]] = ()
     """What was sent besides: [folder beside the code, name in it or "", path at which the job wants it]."""
+    kept: Sequence[Sequence[str]] = ()
+    """Folders that the courier brings from the store and carries back: [name in `work/mounts`, path]."""
     own_home: bool = False
     """The machine is somebody's own: `~` and what `pip install` installs are in the pod's folder, and go with it."""
     environment: str = ""
@@ -79,13 +81,18 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path]:
     home = Path(environ.get("HOME", str(work)))
     folder = root / script.workdir if script.workdir else home
     folder.mkdir(parents=True, exist_ok=True)
-    if script.workdir:
-        _link(home / "sky_workdir", folder)
+    brought = home / "sky_workdir"
+    if script.workdir and (brought.is_symlink() or not brought.exists()):  # else SkyPilot itself has brought us there
+        _link(brought, folder)
     if script.own_home or script.environment:
         environ = {**environ, **_python(work / "python", environ)}
     for sent, file, wanted in script.mounts:
         path = Path(home, wanted[2:]) if wanted.startswith("~/") else folder / wanted
         _link(path, root / sent / file if file else root / sent)
+    for name, wanted in script.kept:
+        (work / "mounts" / name).mkdir(parents=True, exist_ok=True)
+        path = Path(home, wanted[2:]) if wanted.startswith("~/") else folder / wanted
+        _link(path, work / "mounts" / name)
     environ["PYTHONPATH"] = str(root / "code" / "sdk")
     environ.update(_of_task(script, environ))
     environ.update(script.envs)

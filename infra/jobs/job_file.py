@@ -61,6 +61,8 @@ class JobTask:
     setup: str = ""
     run: str = ""
     environment: str = ""
+    train: Mapping[str, Any] | None = None
+    """Flags of a launch, where the work is a training of ours."""
     said: TaskFile = TaskFile()
     document: YamlDocument = YamlDocument({})
 
@@ -127,8 +129,11 @@ def _task(path: Path, document: YamlDocument) -> JobTask:
     workdir = None
     if said.workdir is not None:
         workdir = folder(f"{path}: line {document.line('workdir')}: workdir", _path(path, said.workdir))
-    if not (said.run or said.setup or "").strip():
+    if said.slipway.train is None and not (said.run or said.setup or "").strip():
         raise fail("it has neither `run` nor `setup`, so there is nothing to do")
+    for key in ("run", "setup", "workdir", "file_mounts", "secrets") if said.slipway.train is not None else ():
+        if getattr(said, key):
+            raise fail(f"{key}: slipway.train is a training of Slipway's, beside which there is no {key}", key)
     if said.slipway.environment not in ("", "train"):
         raise fail(f"slipway.environment is {said.slipway.environment!r}; known: train", "slipway", "environment")
     secrets = dict.fromkeys(said.secrets) if isinstance(said.secrets, list) else _values(document, "secrets")
@@ -150,7 +155,7 @@ def _task(path: Path, document: YamlDocument) -> JobTask:
         name=_name(f"{path}: line {document.line('name')}: name", said.name), workdir=workdir,
         num_nodes=said.num_nodes, resources=resources, envs=envs, secrets=secrets,
         mounts=_mounts(path, said, fail, document), setup=said.setup or "", run=said.run or "",
-        environment=said.slipway.environment, said=said, document=document,
+        environment=said.slipway.environment, train=said.slipway.train, said=said, document=document,
     )  # fmt: skip
 
 

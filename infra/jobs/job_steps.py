@@ -6,6 +6,7 @@ runs, on all nodes at once; `infra.agent.shell` carries them out.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,12 +34,14 @@ class Layout:
     """Of each task: the folder beside the code, "" where it has none."""
     mounts: tuple[tuple[tuple[str, str, str], ...], ...]
     """Of each task, as `Script.mounts`."""
+    kept: tuple[tuple[tuple[str, str], ...], ...] = ()
+    """Of each task, as `Script.kept`."""
 
 
 def lay_out(file: JobFile, is_own: bool) -> Layout:
     """Return what goes along. `is_own`: the machine is somebody's own, or a process of this one. Raises UsageError."""
     carried: list[Carried] = []
-    workdirs, mounts = [], []
+    workdirs, mounts, kept = [], [], []
 
     def name_of(kind: str, source: Path, file_name: str = "") -> str:
         known = next((one for one in carried if (one.source, one.file) == (str(source), file_name)), None)
@@ -50,24 +53,37 @@ def lay_out(file: JobFile, is_own: bool) -> Layout:
 
     for task in file.tasks:
         workdirs.append(name_of("workdir", task.workdir) if task.workdir else "")
-        mounts.append(tuple(_mount(file, task, one, is_own, name_of) for one in task.mounts))
-    return Layout(carried=tuple(carried), workdirs=tuple(workdirs), mounts=tuple(mounts))
+        copied = [one for one in task.mounts if one.mode != "MOUNT_CACHED"]
+        mounts.append(tuple(_mount(file, one, is_own, name_of) for one in copied))
+        kept.append(tuple(_kept(file, one, is_own) for one in task.mounts if one.mode == "MOUNT_CACHED"))
+    return Layout(carried=tuple(carried), workdirs=tuple(workdirs), mounts=tuple(mounts), kept=tuple(kept))
 
 
-def _mount(file: JobFile, task: JobTask, one: Mount, is_own: bool, name_of: Any) -> tuple[str, str, str]:
+def _kept(file: JobFile, one: Mount, is_own: bool) -> tuple[str, str]:
+    """Return the name of a folder that is kept in the store, and its path. Raises UsageError."""
+    where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
+    if one.source:
+        raise UsageError(f"{where}: MOUNT_CACHED begins as it lies in the store, under its name, and has no source; "
+                         "copy what is to be there first with mode: COPY at a path of its own")  # fmt: skip
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", one.name):
+        raise UsageError(f"{where}: name {one.name!r} is no name of a folder: letters, digits, . _ -")
+    if is_own and one.path.startswith("/"):
+        raise UsageError(_outside(where, one.path))
+    return one.name, one.path
+
+
+def _outside(where: str, path: str) -> str:
+    return f"{where}: on a machine of your own nothing outside the pod's folder is touched; write ~{path}"
+
+
+def _mount(file: JobFile, one: Mount, is_own: bool, name_of: Any) -> tuple[str, str, str]:
     where = f"{file.where}: line {one.line}: file_mounts: {one.path}"
     if one.mode == "MOUNT":
         raise UsageError(f"{where}: MOUNT needs FUSE, which pods do not have; write mode: MOUNT_CACHED or mode: COPY")
-    if one.mode == "MOUNT_CACHED":
-        raise UsageError(
-            f"{where}: MOUNT_CACHED is not there yet; write checkpoints with slipway.checkpoint, which go to the store"
-        )
     if "://" in one.source:
         raise UsageError(f"{where}: only files of this machine are copied; fetch {one.source} in `setup`")
     if is_own and one.path.startswith("/"):
-        raise UsageError(
-            f"{where}: on a machine of your own nothing outside the pod's folder is touched; write ~{one.path}"
-        )
+        raise UsageError(_outside(where, one.path))
     source = Path(one.source)
     if source.is_dir():
         return name_of("mount", source.resolve()), "", one.path
@@ -90,8 +106,9 @@ def steps_of(
         def script(text: str, inputs: str, number: int = number, task: JobTask = task, **more: Any) -> dict[str, Any]:
             made = Script(
                 text=text, name=task.name, workdir=layout.workdirs[number], envs=dict(envs[number]),
-                mounts=layout.mounts[number], own_home=is_own, environment=task.environment, task=number,
-                num_tasks=len(file.tasks), inputs=inputs, withheld=tuple(withheld), **more,
+                mounts=layout.mounts[number], kept=layout.kept[number], own_home=is_own,
+                environment=task.environment, task=number, num_tasks=len(file.tasks), inputs=inputs,
+                withheld=tuple(withheld), **more,
             )  # fmt: skip
             return dict(json.loads(json.dumps(asdict(made))))
 

@@ -13,7 +13,7 @@ from infra.errors import UsageError
 from infra.jobs.job_file import JobTask, near
 from infra.jobs.schema import NO_EFFECT, NO_EFFECT_RESOURCES, Recovery, Resources
 from infra.selection.machine_spec import MachineSpec
-from infra.settings import VENDORS
+from infra.settings import SKYPILOT, VENDORS
 
 OURS = ("local", "ssh", "slurm", *VENDORS)
 SKYPILOTS = (
@@ -58,9 +58,11 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
     found: list[Wish] = []
     for one in _alternatives(task.resources):
         cloud, region, zone, pool = _place(one, where, task)
-        if cloud and cloud not in OURS and not provider:
+        if cloud and cloud not in (*OURS, SKYPILOT) and not provider:
             notes.append(f"infra: {cloud} is a cloud of SkyPilot's, where Slipway rents nothing; it is left out")
             continue
+        if provider == SKYPILOT:
+            cloud, zone, pool = "", "", ""
         if cloud and provider and cloud != provider:
             notes.append(f"infra: {cloud} has no effect, since --provider {provider} was typed")
             cloud, region, zone, pool = "", "", "", ""
@@ -81,7 +83,7 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
             f"{where}: line {task.document.line('resources')}: {'; '.join(notes)}. Type a provider instead: "
             f"--provider runpod, or write `infra: runpod` (known: {', '.join(OURS)})"
         )
-    notes += _without_effect(task, is_rented, provider)
+    notes += _without_effect(task, is_rented, provider) if provider != SKYPILOT else []
     is_ordered = task.resources.ordered is not None or isinstance(task.resources.accelerators, list)
     return Wishes(wishes=tuple(found), is_ordered=is_ordered, notes=tuple(dict.fromkeys(notes)))
 
@@ -134,6 +136,11 @@ def _accelerators(said: Resources, where: str, task: JobTask) -> list[tuple[str,
     else:
         pairs = []
         for word in asked if isinstance(asked, list) else [asked]:
+            several = [one.partition(":") for one in word.split()]
+            if len(several) > 1 and all(number.isdecimal() for _, _, number in several):
+                meant = ", ".join(f"{kind}: {number}" for kind, _, number in several)
+                raise UsageError(f"{line}: accelerators: YAML reads these lines as one text, since no space follows "
+                                 f"the colons; write accelerators: {{{meant}}}")  # fmt: skip
             kind, colon, text = word.partition(":")
             if colon and not re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", text.strip()):
                 raise UsageError(f"{line}: accelerators: {word!r}; expected a kind and a number, such as H100:8")

@@ -66,6 +66,8 @@ class SlipwayTaskKeys:
 
     environment: str = ""
     """`train`: the task runs with the packages that Slipway's own trainings have, PyTorch among them."""
+    train: dict[str, Any] | None = None
+    """Instead of `run`: flags of `inv launch`, whose training is the work; `$NAME` in them is one of `envs`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,7 @@ class TaskFile:
     api_server_access: Any = None
 
 
-JOB_KEYS = ("run", "setup", "resources")  # a file with one of them is a job
+JOB_KEYS = ("run", "setup", "resources", "slipway")  # a file with one of them is a job
 REFUSED = {
     "service": "this describes a service; start it with: inv serve.up FILE",
     "pool": "pools of workers are SkyPilot's; start a sweep instead: inv sweep FILE",

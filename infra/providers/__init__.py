@@ -84,7 +84,8 @@ class Abilities:
     spot: bool = False
     stop: bool = False  # keeps the disk, and bills it
     idempotency_key: bool = False
-    # What ends a pod that nobody looks after: a key of its own (pod_credential), the vendor's timer (native), none.
+    # What ends a pod that nobody looks after: a key of its own (pod_credential), the vendor's timer (native), the
+    # controller of an engine that gives its machines back when the job is over (engine), none.
     self_terminate: str = "none"
     volumes: tuple[str, ...] = ()  # shell patterns of where a pod finds its volume; () = it has none
     settle_s: float = 600.0  # as Provider.settle_s, by the vendor's clock
@@ -145,6 +146,14 @@ def recovers_itself(provider: Provider) -> bool:
     It also decides when and where the run works, so that nothing of a machine is known before.
     """
     return getattr(provider, "recovers", False)
+
+
+def is_managed(provider: Provider) -> bool:
+    """Tell whether only its engine reaches the machines: a run is submitted whole, and nobody here keeps it.
+
+    Such an engine recovers its runs by itself, and still says how they were when they are over.
+    """
+    return getattr(provider, "manages", False)
 
 
 def farewell(provider: Provider) -> tuple[Call, ...]:

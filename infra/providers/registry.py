@@ -1,15 +1,17 @@
 """The registry of providers: one by its name, as the settings describe it."""
 
 import difflib
+import importlib
 import threading
 from pathlib import Path
+from typing import cast
 
 from infra.errors import MissingKey, UsageError
 from infra.providers import Provider, Vendors
 from infra.providers.offers import open_market
-from infra.settings import MARKET, VENDORS, Settings
+from infra.settings import MARKET, SKYPILOT, SLURM, VENDORS, Settings
 
-KNOWN = ("local", "ssh", "slurm", *VENDORS)
+KNOWN = ("local", "ssh", SLURM, *VENDORS, SKYPILOT)
 MOST_OPEN = 8
 
 _open: dict[tuple[str, ...], Provider] = {}
@@ -26,7 +28,7 @@ def open_provider(name: str, settings: Settings) -> Provider:
         from infra.providers.ssh import SshPools
 
         return SshPools.of(settings)
-    if name == "slurm":
+    if name == SLURM:
         from infra.providers.slurm import SlurmClusters
 
         return SlurmClusters.of(settings)
@@ -34,6 +36,9 @@ def open_provider(name: str, settings: Settings) -> Provider:
         from infra.providers.local import Local
 
         return Local(Path(settings.pods))
+    if name == SKYPILOT:  # its room stands above this one: a job is submitted as runs are
+        jobs = importlib.import_module("infra.skypilot.managed_jobs").ManagedJobs
+        return cast(Provider, jobs.of(settings))
     return open_market(name, settings)
 
 

@@ -30,6 +30,9 @@ def ends_of(market: Market, limits: Limits, on_failure: str, stays: bool = False
     if limits.time_s is None and limits.spend_micro_usd is not None and can.spend_limit:
         timer = f"{name}'s own limit of {in_usd(limits.spend_micro_usd)}"
     is_gone = can.self_terminate == "pod_credential"
+    is_engine = can.self_terminate == "engine"
+    if is_engine:
+        timer = f"{name}'s controller, once the guard has stopped work"
     at_limit = (
         "the pod's guard saves, stops work and deletes the pod" if is_gone else "the pod's guard saves and stops work"
     )
@@ -41,13 +44,17 @@ def ends_of(market: Market, limits: Limits, on_failure: str, stays: bool = False
     if limits.time_s is not None:
         found.append(End(f"{_hours(limits.time_s)} have passed", at_limit, timer))
     by_itself = "the pod deletes itself" if is_gone else "inv, whoever follows or asks next"
+    by_itself = f"{name}'s controller" if is_engine else by_itself
     if stays:
         found.append(End("its work is over", "nobody: it stays for the next, until pod.down or a limit", timer))
     else:
         keeps = "nobody: it is kept (--on-failure keep)"
         found.append(End("it succeeds", by_itself, timer))
         found.append(End("it fails", by_itself if on_failure == "end" else keeps, timer))
-        found.append(End(TAKEN, f"{name}; whoever follows goes on elsewhere", f"{name}; the run waits for inv"))
+        elsewhere = f"{name}; its controller goes on elsewhere"
+        taken = (elsewhere, elsewhere) if is_engine else (f"{name}; whoever follows goes on elsewhere",
+                                                          f"{name}; the run waits for inv")  # fmt: skip
+        found.append(End(TAKEN, *taken))
     if limits.idle_gpu_s is not None:
         found.append(End(f"no GPU works for {_hours(limits.idle_gpu_s)}", at_limit, timer))
     return found

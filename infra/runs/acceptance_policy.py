@@ -20,9 +20,10 @@ from infra.transport.protocol import Transport
 
 def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> Terms:
     """Return the terms on which its machines are taken; `unchecked`: without looking whether they work."""
-    if vendor.is_here or recovers_itself(vendor):  # the machine on which it will work is not known yet
+    if vendor.is_here:
         return Terms()
-    examine = None if unchecked else _accept(settings)
+    is_known = not recovers_itself(vendor)  # an engine chooses the machine later
+    examine = _accept(settings) if is_known and not unchecked else None
     if not vendor.is_rented:
         return Terms(accept=examine)
     of_all = micro_usd(str(settings.spend_cap_usd)) or None

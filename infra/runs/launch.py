@@ -31,7 +31,7 @@ from infra.providers import Provider, Vendors, clock_scale, farewell, market, re
 from infra.records import Offer, Plan, Request
 from infra.runs import mirror, pods, sight
 from infra.runs.boot import Unbooted, boot
-from infra.runs.sync_step import with_courier
+from infra.runs.sync_step import mounts_of, with_courier
 from infra.runs.timing import Say, stage
 from infra.selection.choose import of_machines
 from infra.settings import VENDORS
@@ -317,8 +317,9 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
     job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
     job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
-    if provider.is_rented and rank == 0:
-        job = with_courier(job, plan.store, plan.request.run)
+    if rank == 0 and (provider.is_rented or mounts_of(job)):
+        store = plan.store if "://" in plan.store else provider.pod_store or plan.store
+        job = with_courier(job, store, plan.request.run)
     row = pods.RowDraft(target="" if rank else plan.target, store=plan.store, slot=rank, recoveries=terms.recoveries,
                    admit=terms.admit, role=terms.role, spec_hash=terms.spec_hash, budget=renting.budget,
                    asked=terms.asked)  # fmt: skip

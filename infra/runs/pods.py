@@ -116,6 +116,8 @@ def rent(
 
 def check_end(offer: Offer, limits: Limits) -> None:
     """Check that a pod from that offer is sure to end. NoOffer: it has no price; UsageError: it has no limit."""
+    if offer.is_own:
+        return
     if offer.micro_usd_per_hour <= 0:
         raise NoOffer(
             f"{offer.provider}: {offer.offer_id}: its vendor gives no price, so no spend limit could be enforced"

@@ -24,12 +24,17 @@ def with_courier(job: Job, store: str, run: str) -> Job:
         environment = STORE
     else:
         return job
-    config = {"store": store, "run": run, "makings": _makings(job)}
+    config = {"store": store, "run": run, "makings": _makings(job), "mounts": mounts_of(job)}
     often = EVERY_S.get(store.partition("://")[0], 60.0)
     fetch = Step(FETCH, ("-m", "store.courier", "fetch"), environment, config)
     carrying = {**config, "after": FETCH, "every_s": often, "secrets": list(job.secrets)}
     carry = Step(CARRY, ("-m", "store.courier", "carry"), environment, carrying)
     return replace(job, steps=(fetch, *job.steps), beside=carry)
+
+
+def mounts_of(job: Job) -> list[str]:
+    """Return the names of the folders that the job's own text wants kept beyond the run."""
+    return list(dict.fromkeys(name for step in job.steps for name, _ in step.config.get("kept", ())))
 
 
 def _makings(job: Job) -> dict[str, dict[str, str]]:

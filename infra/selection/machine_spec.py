@@ -12,7 +12,9 @@ LIMITS = "What ends it"
 class MachineSpec:
     """What kind of machine is wanted, in the words of whoever asks; "" and 0 ask for nothing."""
 
-    gpu: str = flag("", "kind of GPU, or any of a set: A100:1,A100-80GB:1,H100:1", group=MACHINE)
+    gpu: str = flag(
+        "", "kind of GPU, or any of a set: A100:1,A100-80GB:1,H100:1", group=MACHINE, also=("accelerators",)
+    )
     num_gpus: int = flag(0, "GPUs of each pod", group=MACHINE)
     all_configs: bool = flag(False, "any number of GPUs, whatever --num-gpus and the set say", group=MACHINE)
     cpus: str = flag("", "at least so many: 16 or 16+", group=MACHINE, unit="N")
@@ -41,7 +43,9 @@ class PlaceSpec:
     """By whom a machine is had, and which of one's own."""
 
     provider: str = flag(
-        "", "where: local, ssh, slurm, runpod, lium, shadeform, or market for all vendors (default: what .env says)",
+        "",
+        "where: local, ssh, slurm, runpod, lium, shadeform, skypilot, or market for all vendors "
+        "(default: what .env says)",
         group=MACHINE,
     )  # fmt: skip
     pool: str = flag(

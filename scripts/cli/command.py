@@ -114,8 +114,9 @@ def command(
 def _choose_world(made: Command, values: dict[str, Any]) -> None:
     """Step into what the flags of the world say, and take them away. Raises UsageError."""
     values.pop("control", "")  # `scripts.cli.control_host` has read it
-    if env := values.pop("env", ()):
-        importlib.import_module("scripts.cli.context").give(env)
+    env_file, env = values.pop("env_file", ""), values.pop("env", ())
+    if env or env_file:
+        importlib.import_module("scripts.cli.context").give(env, env_file)
     if state_file := values.pop("state_file", ""):
         importlib.import_module("scripts.cli.rehearsal_world").keep_apart(state_file)
     if values.pop("rehearse", False):

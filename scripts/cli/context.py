@@ -4,11 +4,13 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from infra import job_environment
 from infra.checkout import ROOT
-from infra.settings import Settings, read_overrides
+from infra.errors import UsageError
+from infra.settings import Settings, read_dotenv, read_overrides
 from infra.units import seconds
 from store import credentials
 
@@ -28,8 +30,16 @@ def settings_of(spec: Any) -> Settings:
     return settings(**{name: getattr(spec, name) for name in OF_SETTINGS if hasattr(spec, name)})
 
 
-def give(words: Sequence[str]) -> None:
-    """Give this process, and those that it starts from here on, the variables of `--env`. Raises UsageError."""
+def give(words: Sequence[str], file: str = "") -> None:
+    """Give this process, and those that it starts from here on, the variables of `--env` and `--env-file`.
+
+    Raises UsageError.
+    """
+    if file:
+        path = Path(file).expanduser()
+        if not path.is_file():
+            raise UsageError(f"--env-file: there is no file {file}")
+        words = [*(f"{name}={value}" for name, value in read_dotenv(path).items()), *words]
     os.environ.update(read_overrides(words, os.environ))
     _given.extend(words)
 

@@ -57,3 +57,6 @@ class Environment:
         (), "a setting, or a variable of what is run: KEY=VALUE, or KEY with the shell's value; repeatable",
         group=WORLD, unit="KEY[=VALUE]", also=("e",),
     )  # fmt: skip
+    env_file: str = flag(
+        "", "a file of such variables, KEY=VALUE on each line; --env outweighs it", group=WORLD, unit="FILE"
+    )

@@ -16,9 +16,11 @@ class ConfigFlags(Output):
 @dataclass(frozen=True, kw_only=True)
 class DoctorFlags(Output):
     provider: str = flag(
-        "", "instead: ssh, the machines of the inventory; runpod, lium, shadeform, what they say to the key"
+        "",
+        "instead: ssh, the machines of the inventory; runpod, lium, shadeform, what they say to the key; "
+        "skypilot, whether its API server answers",
     )
-    for_: str = flag("", "instead: serve, what should be in place before a service is begun")
+    for_: str = flag("", "instead: train or serve, what should be in place before that is begun")
     config: str = flag("", "with --for serve: its service file (default serve/service.yaml)", unit="FILE")
 
 

@@ -26,6 +26,7 @@ from infra.machines import clusters, inventory
 from infra.runs import pod_set
 from scripts.cli import flag_file, flag_help, front_page
 from scripts.cli.context import ROOT
+from scripts.project import example_jobs
 from scripts.project.schemas import meanings
 from serve.service import ServiceFile
 
@@ -301,6 +302,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "exit-codes.md": exit_codes,
     "files.md": files,
+    "jobs.md": example_jobs.page,
 }
 
 

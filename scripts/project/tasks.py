@@ -50,18 +50,28 @@ def doctor(c, spec):
     """
     from flows import doctor as machine
     from infra.errors import UsageError
-    from infra.settings import VENDORS, Settings
+    from infra.providers import registry
+    from infra.settings import SKYPILOT, VENDORS, Settings
 
     provider, for_ = spec.provider, spec.for_
-    if provider not in ("", "local", "ssh", "slurm", *VENDORS):
-        raise UsageError(f"--provider is {provider!r}; known: local, ssh, slurm, {', '.join(VENDORS)}")
-    if for_ not in ("", "serve") or (for_ and provider) or (spec.config and not for_):
-        raise UsageError("expected --for serve, with --config FILE or without, or --provider NAME")
-    settings = Settings.load(ROOT)
-    if for_:
+    if provider not in ("", *registry.KNOWN):
+        raise UsageError(f"--provider is {provider!r}; known: {', '.join(registry.KNOWN)}")
+    if for_ not in ("", "serve", "train") or (for_ == "serve" and provider) or (spec.config and for_ != "serve"):
+        raise UsageError("expected --for train, --for serve, the latter with --config FILE or without, or "
+                         "--provider NAME")  # fmt: skip
+    settings = Settings.load(ROOT, {"provider": provider})
+    if for_ == "train":
+        from flows import checklist
+        from scripts.cli.session import open_journal
+
+        with open_journal(settings) as journal:
+            found = checklist.training(settings, journal)
+    elif for_:
         from scripts.services import doctor
 
         found = doctor.serving(spec.config, settings)
+    elif provider == SKYPILOT:
+        found = machine.engine(settings)
     elif provider in VENDORS:
         found = machine.account(provider, settings)
     else:
@@ -78,7 +88,9 @@ def doctor(c, spec):
             "": "this machine cannot run the street yet",
         }
         which = known.get(provider.removeprefix("local"), f"nothing can be rented at {provider}")
-        which = "a service could not run yet" if for_ else which
+        which = {"serve": "a service could not run yet", "train": "a training should not be rented yet"}.get(
+            for_, which
+        )
         raise Exit(f"inv doctor: {which}: see the lines marked bad", code=1)
 
 

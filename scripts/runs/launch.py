@@ -22,6 +22,7 @@ from flows import resume as resuming
 from flows import stop as ending
 from flows.installation import watch
 from flows.jobs import request as jobs
+from flows.jobs import training
 from flows.jobs.work import JobWork
 from flows.planning import Work, node_commands
 from flows.pods import scale_of
@@ -56,6 +57,10 @@ def launch(spec: LaunchFlags) -> None:
     if file:
         spec = replace(spec, provider=jobs.provider_of(file, spec))
     settings = context.settings_of(spec)
+    if file and training.is_training(file):
+        context.give([f"{name}={value}" for name, value in training.variables(file, settings).items()])
+        spec, file = training.spec_of(file, spec, settings, render.tell), None
+        settings = context.settings_of(spec)
     meant = own_job(file, spec, settings) if file else use_case.understand(spec, settings, render.tell)
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)

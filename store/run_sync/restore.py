@@ -8,7 +8,7 @@ where they ended. Where there is nothing, nothing is done: that is the first sta
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from store.backends.backend import NotSmall
 from store.backoff import Backoff
 from store.manifest import StoreError
 from store.patience import StoreAway
+from store.run_sync.mounts import MountFolder
 from store.run_sync.run_folder import ACKNOWLEDGED, LOG, Damaged, ListedCheckpoint, RunFolder, by_folder, step_of
 
 TRIES, BACKOFF = 6, Backoff(first_s=1.0, longest_s=32.0)
@@ -53,11 +54,14 @@ class Fetch:
         makings: Mapping[str, Mapping[str, str]],
         emit: Callable[..., None],
         say: Callable[[str], None],
+        mounts: Sequence[str] = (),
     ) -> None:
         """Prepare the restore of a run.
 
-        makings: by step, the name and fingerprint of its artifact and the store that it goes to.
+        makings: by step, the name and fingerprint of its artifact and the store that it goes to. mounts: the folders
+        that are kept beyond the run.
         """
+        self.mounts = mounts
         self.root, self.folder, self.makings, self.emit, self.say = root, folder, makings, emit, say
         self.checkpoints: dict[str, ListedCheckpoint] = {}  # by name
         self.damaged: list[str] = []
@@ -76,6 +80,10 @@ class Fetch:
         if self.checkpoints:
             acknowledged = {**acknowledged_here(self.root), **dict.fromkeys(self.checkpoints, time.time())}
             local_files.replace(self.root / ACKNOWLEDGED, json.dumps(acknowledged, indent=1).encode())
+        for name in self.mounts:
+            mount = MountFolder(self.folder.uri, name, self.root)
+            number = self._patiently(lambda mount=mount: mount.bring(self._progress))  # type: ignore[misc]
+            self._tell(f"mount {name}: {number} files brought from {self.folder.uri}/{mount.under}")
         brought = {"checkpoints": sorted(self.checkpoints), "marks": marks, "figures": figures, "logs": len(logs)}
         self._tell(f"brought from the store: {brought}" if names else "nothing of this run is in the store yet")
         self.emit("result", **brought, damaged=self.damaged)

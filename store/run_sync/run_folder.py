@@ -122,7 +122,7 @@ class RunFolder:
         with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
             new, digests = {}, {}
             for number, (name, pieces) in enumerate(files.items()):
-                new[self._at(name)], digests[name] = _spool(pieces, Path(folder, str(number)))
+                new[self._at(name)], digests[name] = spool(pieces, Path(folder, str(number)))
             self._place.put(new)
         at = self._place.pin()
         for name, digest in digests.items():
@@ -243,7 +243,7 @@ class RunFolder:
             return False
 
 
-def _spool(pieces: Iterable[bytes], path: Path) -> tuple[Source, str]:
+def spool(pieces: Iterable[bytes], path: Path) -> tuple[Source, str]:
     """Return the bytes and their sha256, kept in memory or, when there are many, in a file."""
     digest, held, size = hashlib.sha256(), [], 0
     for piece in pieces:

@@ -22,6 +22,7 @@ from store import Store
 from store.courier import Config, Courier
 from store.manifest import StoreError
 from store.masking import Mask
+from store.run_sync.mounts import MountFolder
 from store.run_sync.restore import Fetch
 from store.run_sync.run_folder import MANIFEST, RunFolder, by_folder
 from tests import seeds
@@ -471,3 +472,22 @@ def test_a_secret_is_found_wherever_a_piece_ends():
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
         assert b"".join(Mask(["secret-1234", ""])(pieces)) == wanted
     assert b"".join(Mask([])([b"a", b"b"])) == b"ab"
+
+
+def test_a_mounted_folder_goes_to_the_store_and_is_there_for_the_next_run(tmp_path):
+    first = MountFolder(str(tmp_path / "store"), "data", tmp_path / "first")
+    assert first.bring(lambda done, total: None) == 0
+    (first.here / "deep").mkdir()
+    (first.here / "deep" / "a.bin").write_bytes(b"a" * 1000)
+    assert first.pending() == ["deep/a.bin"]
+    assert first.carry() == ["deep/a.bin"]  # it may still be written
+    assert first.carry() == [] and first.pending() == []
+    (first.here / "marker").write_text("whole")
+    assert first.carry(last=True) == []
+    second = MountFolder(str(tmp_path / "store"), "data", tmp_path / "second")
+    assert second.bring(lambda done, total: None) == 2
+    assert (second.here / "deep" / "a.bin").read_bytes() == b"a" * 1000 and second.pending() == []
+    (second.here / "marker").unlink()
+    assert second.pending() == ["marker"] and second.carry() == []
+    third = MountFolder(str(tmp_path / "store"), "data", tmp_path / "third")
+    assert third.bring(lambda done, total: None) == 1

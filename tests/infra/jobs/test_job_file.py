@@ -22,6 +22,7 @@ def wanted(tmp_path, resources, provider="", is_rented=True, **typed):
 
 def test_a_job_is_told_from_flags_by_its_keys(tmp_path):
     for text, is_job in (("run: x", True), ("setup: x\n", True), ("resources: {}", True), ("gpu: H100", False),
+                         ("slipway: {train: {phase: base}}", True),
                          ("name: a\n---\nrun: x", True), ("- run", False), ("", False)):  # fmt: skip
         path = tmp_path / "file.yaml"
         path.write_text(text)
@@ -141,6 +142,7 @@ def test_what_has_no_effect_is_told(tmp_path):
     [
         ("{infra: awz}", "unknown cloud 'awz'; did you mean aws?"),
         ("{infra: aws}", "aws is a cloud of SkyPilot's, where Slipway rents nothing; it is left out. Type a provider"),
+        ("{accelerators: 'A100:1 A100-80GB:1'}", "write accelerators: {A100: 1, A100-80GB: 1}"),
         ("{accelerators: H100:-1}", "H100:-1: it must be a whole number"),
         ("{accelerators: H100:0.5}", "no vendor rents a part of a GPU"),
         ("{accelerators: {H100: .inf}}", "H100:inf: it must be a whole number"),

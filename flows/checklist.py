@@ -1,0 +1,72 @@
+"""What should be in place before a training is rented: the lines of `inv doctor --for train`.
+
+In: settings, the journal. Out: a DoctorLine for each thing to look after; the store and the API server are asked,
+nothing is rented. "off": it works without. Called by: `inv doctor`.
+"""
+
+from flows import doctor
+from flows.doctor import DoctorLine
+from infra.errors import SlipwayError
+from infra.ledger.journal import Journal
+from infra.providers import registry
+from infra.settings import SKYPILOT, VENDORS, Settings
+from store import Store, StoreError
+from trainer.plan import profile_named
+
+SMOKE = "smoke-test"
+
+
+def training(settings: Settings, journal: Journal) -> list[DoctorLine]:
+    """Return whether credentials, store, tracking, a smoke test and the recipe are as a rented training needs them."""
+    return [_credentials(settings), _store(settings), _tracking(settings), _smoke(journal), _recipe(settings)]
+
+
+def _credentials(settings: Settings) -> DoctorLine:
+    keys = [name for name, key in VENDORS.items() if getattr(settings, key)]
+    if keys:
+        return DoctorLine("credentials", "ok", f"a key is set of {', '.join(keys)}; inv doctor --provider NAME asks it")
+    if settings.provider == SKYPILOT:
+        try:
+            return DoctorLine("credentials", "ok", registry.provider(settings, SKYPILOT).account().owner)
+        except SlipwayError as error:
+            return DoctorLine("credentials", "bad", str(error))
+    names = ", ".join(key.upper() for key in VENDORS.values())
+    return DoctorLine(
+        "credentials", "bad", f"no key is set; put one of {names} into .env, or give --provider {SKYPILOT}"
+    )
+
+
+def _store(settings: Settings) -> DoctorLine:
+    if "://" not in settings.store:
+        return DoctorLine("store", "bad", f"{settings.store} is on this machine, where no rented one can reach it; "
+                          "set SLIPWAY_STORE to hf://user/repo or s3://bucket/folder")  # fmt: skip
+    try:
+        Store(settings.store).check_writable()
+    except (StoreError, OSError) as error:
+        return DoctorLine("store", "bad", f"{settings.store}: {error}")
+    return DoctorLine("store", "ok", f"{settings.store} can be written")
+
+
+def _tracking(settings: Settings) -> DoctorLine:
+    found = doctor.tracking(settings)
+    off = "figures stay with the run (inv report); for W&B set SLIPWAY_TRACK=wandb and WANDB_API_KEY"
+    return found[0] if found else DoctorLine("tracking", "off", off)
+
+
+def _smoke(journal: Journal) -> DoctorLine:
+    runs = [op for op in journal.ops() if op.run.startswith(SMOKE) and op.slot == 0]
+    passed = [op for op in runs if op.outcome == "succeeded"]
+    if passed:
+        return DoctorLine("smoke test", "ok", f"{passed[-1].run} succeeded on {passed[-1].vendor}")
+    tried = f"the last one, {runs[-1].run}, has not succeeded" if runs else "none was run yet"
+    return DoctorLine("smoke test", "bad", f"{tried}; inv launch examples/jobs/smoke_test.yaml --spend-limit 1")
+
+
+def _recipe(settings: Settings) -> DoctorLine:
+    try:
+        recipe = profile_named(settings.profile)
+    except SlipwayError as error:
+        return DoctorLine("recipe", "bad", str(error))
+    size = recipe.phases["base"].model.num_params / 1e6
+    how = "the one that shows that all works" if settings.profile == "smoke" else "inv config --profile shows all of it"
+    return DoctorLine("recipe", "ok", f"{settings.profile}: {size:.3g} million parameters; {how}")

@@ -1,0 +1,106 @@
+"""A job file whose work is a training of ours: `slipway.train` holds flags of a launch -> the launch.
+
+    name: train
+    resources: {accelerators: H100:4, use_spot: true}
+    envs: {MODEL: smollm2_135m, STAGE: 2}
+    slipway:
+      train: {phase: $STAGE, profile: $MODEL}
+
+In: a job file, and what was typed, which outweighs it. Out: the record of a launch, whose work is planned as that of
+any other training. The machine is asked for in SkyPilot's words, as every job file does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from string import Template
+from typing import Any, TypeVar
+
+from flows import launch
+from flows.jobs import request as jobs
+from flows.specs import files, phase_words
+from flows.specs.launch import LaunchSpec
+from infra.errors import UsageError
+from infra.flags import flags_of
+from infra.jobs.job_file import JobFile
+from infra.providers import registry
+from infra.runs.timing import Say
+from infra.selection.machine_spec import MachineSpec, PlaceSpec
+from infra.settings import Settings
+
+NOT_THERE = ("nodes", "run_name", "dry_run", *(one.name for kind in (MachineSpec, PlaceSpec) for one in flags_of(kind)))
+S = TypeVar("S", bound=LaunchSpec)
+TRUTHS = {"true": True, "false": False}
+
+
+def is_training(file: JobFile) -> bool:
+    """Tell whether the work is a training of ours."""
+    return any(task.train is not None for task in file.tasks)
+
+
+def variables(file: JobFile, settings: Settings) -> dict[str, str]:
+    """Return the variables of the file, as they were typed or as it says. Raises UsageError for one without a value."""
+    envs, _ = jobs.values_of(file, settings.given, set(), settings)
+    return {name: value for name, value in envs[0].items() if name in file.tasks[0].envs}
+
+
+def spec_of(file: JobFile, spec: S, settings: Settings, tell: Say) -> S:
+    """Return the launch. `spec`: what was typed. Raises UsageError, with the line."""
+    task = file.tasks[0]
+    if len(file.tasks) > 1:
+        raise UsageError(f"{file.where}: a training is one task; its phases are a sum, such as `phase: base+sft`")
+    vendor = registry.candidates(settings)[0]
+    typed = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})
+    gpu = spec.gpu or settings.given.get(launch.ACCELERATOR, "")
+    found = jobs.same_for_all(file, replace(typed, gpu=gpu), spec, vendor)
+    notes, machine = list(found.notes), jobs.with_number(found.wishes[0].machine)
+    if len(found.wishes) > 1:
+        notes.append(f"of {len(found.wishes)} kinds of machine that would do, the first is taken")
+    if not vendor.is_rented:
+        machine, said = jobs.on_own(machine, vendor)
+        notes += said
+    for note in dict.fromkeys(notes):
+        tell(note)
+    nodes = spec.nodes or (task.num_nodes if task.num_nodes > 1 else None)
+    asked = {one.name: getattr(machine, one.name) for one in flags_of(MachineSpec)}
+    more = {"pool": spec.pool or found.wishes[0].pool, "nodes": nodes, **asked}
+    return replace(spec, **_of_training(file, spec, variables(file, settings)), **more)
+
+
+def _of_training(file: JobFile, spec: LaunchSpec, values: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields that the file gives and nobody typed. Raises UsageError, with the line."""
+    task = file.tasks[0]
+    where = f"{file.where}: line {task.document.line('slipway', 'train')}: slipway.train"
+    own = files.read(where, _filled(where, dict(task.train or {}), values), LaunchSpec, NOT_THERE)
+    default = {one.name: one.default for one in flags_of(LaunchSpec)}
+    found = {name: value for name, value in own.items() if name != "options" and getattr(spec, name) == default[name]}
+    options = phase_words.read(own.get("options", ()))
+    return {**found, "options": {**options, **spec.options}}
+
+
+def _filled(where: str, said: Any, values: Mapping[str, str]) -> Any:
+    """Return the same with `$NAME` and `${NAME}` replaced by the file's variables. Raises UsageError."""
+    if isinstance(said, Mapping):
+        flags = files.known(LaunchSpec)
+        return {key: _typed(flags.get(str(key).replace("_", "-")), _filled(f"{where}.{key}", value, values))
+                for key, value in said.items()}  # fmt: skip
+    if isinstance(said, list):
+        return [_filled(where, one, values) for one in said]
+    if not isinstance(said, str):
+        return said
+    try:
+        return Template(said).substitute(values)
+    except (KeyError, ValueError):
+        known = ", ".join(values) or "none"
+        raise UsageError(
+            f"{where} is {said!r}; $NAME stands for one of `envs` (here: {known}), and $$ for a dollar"
+        ) from None
+
+
+def _typed(flag: Any, value: Any) -> Any:
+    """Return the text of a variable as a number or a truth, where the flag is one."""
+    if flag is None or flag.is_many or flag.kind is str or not isinstance(value, str):
+        return value
+    try:
+        return TRUTHS.get(value.lower(), value) if flag.kind is bool else flag.kind(value)
+    except ValueError:
+        return value

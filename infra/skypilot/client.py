@@ -1,0 +1,217 @@
+"""Questions to SkyPilot's SDK, which one process per installation holds.
+
+In: a question and what belongs to it. Out: its answer, plain JSON. That process (`worker.py`) is begun by whoever finds
+none, answers whoever may open its socket in the state folder, and ends when nobody has asked for long. One that has
+died is replaced, and so is one that does not say that it hears. What SkyPilot raises becomes an error of ours, with
+what to do about it.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.agent import environment
+from infra.agent.process import TOKEN, end_all
+from infra.checkout import ROOT
+from infra.errors import Ambiguous, AuthError, NoOffer, SlipwayError, UsageError
+from infra.transport.unix_socket import short
+
+WORKER = Path(__file__).with_name("worker.py")
+ENVIRONMENT = "skypilot"
+ANSWER_S = 300.0  # the first question to a server that has just begun takes it minutes on a busy machine
+LAUNCH_S = 600.0
+HEAR_S = 30.0  # from a connection to the word that it is heard
+PATIENCE_S = 2.5  # for a fresh answer, where something is known
+IDLE_S = 900.0
+POLL_S = 0.05
+LONGEST_LOG = 1 << 20
+READS = ("server", "validate", "limits", "price", "queue", "log")  # may be asked twice
+VARIABLE = "SKYPILOT_API_SERVER_ENDPOINT"
+HIDDEN = {"SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "PYTHONWARNINGS": "ignore"}
+TELLING = re.compile(r"HOME|SKY.*|.*_proxy|SSL_CERT_.*|REQUESTS_CA_BUNDLE", re.IGNORECASE)
+
+
+class NotAnswered(Ambiguous):
+    """SkyPilot was asked, and has not answered in time, or its process has died."""
+
+
+class NoServer(SlipwayError):
+    """No API server answers; the jobs that it has begun go on without it."""
+
+
+@dataclass(frozen=True)
+class SkyPilotAnswer:
+    """What SkyPilot has said, and when it was asked."""
+
+    answer: Any
+    at: float
+    """UTC epoch seconds."""
+
+
+@dataclass
+class Client:
+    """SkyPilot, as one process answers for it."""
+
+    python: Callable[[], Path]
+    """Its interpreter, made on the first question."""
+    folder: Path
+    """Where the process is met; nobody else may enter."""
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    worker: Path = WORKER
+    idle_s: float = IDLE_S
+    hear_s: float = HEAR_S
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    @staticmethod
+    def here(environments: Path, folder: Path) -> "Client":
+        """Return the client whose environment lies in `environments`; it is made when it is first needed."""
+        return Client(lambda: environment.ensure(ENVIRONMENT, ROOT, environments, "", _quiet), folder)
+
+    def ask(self, what: str, *, timeout_s: float = ANSWER_S, **given: Any) -> Any:
+        """Return the answer. Raises SlipwayError: NotAnswered where what was asked for may have been done."""
+        return self._exchange({"what": what, "given": given}, timeout_s).answer
+
+    def look(self, what: str, *, since: float = 0.0, timeout_s: float = ANSWER_S, **given: Any) -> SkyPilotAnswer:
+        """Return the answer as it was a moment ago, or some time ago where SkyPilot takes long, but after `since`.
+
+        Raises SlipwayError when SkyPilot cannot be asked.
+        """
+        asked = {"what": what, "given": given, "since": since, "patience_s": PATIENCE_S}
+        return self._exchange(asked, timeout_s)
+
+    @property
+    def socket_file(self) -> Path:
+        """Return the socket of the process that has this interpreter, code and configuration."""
+        telling = sorted((name, value) for name, value in self.environ.items() if TELLING.fullmatch(name))
+        about = json.dumps([str(self.python()), self.worker.read_text(encoding="utf-8"), telling])
+        return self.folder / f"worker-{hashlib.sha256(about.encode()).hexdigest()[:12]}.sock"
+
+    def _exchange(self, asked: Mapping[str, Any], timeout_s: float) -> SkyPilotAnswer:
+        what, deadline = asked["what"], time.monotonic() + timeout_s
+        line = ""
+        for _ in range(2 if what in READS else 1):
+            try:
+                with self._heard(deadline) as caller:
+                    line = self._answer(caller, asked, deadline)
+            except TimeoutError:
+                raise NotAnswered(f"skypilot: {what}: no answer in {timeout_s:g} s") from None
+            if line:
+                break
+        if not line:
+            raise NotAnswered(f"skypilot: {what}: its process ended; its log: {self._log}")
+        said = json.loads(line)
+        if "kind" in said:
+            raise self._error(said["kind"], str(said["error"]).strip())
+        return SkyPilotAnswer(said["answer"], said["at"])
+
+    @staticmethod
+    def _answer(caller: socket.socket, asked: Mapping[str, Any], deadline: float) -> str:
+        """Return the line that answers, "" where the process has died meanwhile. Raises TimeoutError."""
+        try:
+            with caller.makefile("rw", encoding="utf-8") as stream:
+                caller.settimeout(max(0.1, deadline - time.monotonic()))
+                stream.write(json.dumps(asked) + "\n")
+                stream.flush()
+                line = stream.readline()
+        except ConnectionError:
+            return ""
+        return line if line.endswith("\n") else ""
+
+    @contextlib.contextmanager
+    def _heard(self, deadline: float) -> Iterator[socket.socket]:
+        """Yield a connection to the process, which has said that it hears. Raises SlipwayError, TimeoutError."""
+        place = self.socket_file
+        with self._turn:  # threads of one command begin one process
+            caller = self._call(place, deadline)
+        with caller:
+            yield caller
+
+    def _call(self, place: Path, deadline: float) -> socket.socket:
+        child: subprocess.Popen[bytes] | None = None
+        deaf_at = time.monotonic() + self.hear_s
+        while True:
+            caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            caller.settimeout(self.hear_s)
+            try:
+                with short(place) as name:
+                    caller.connect(name)
+                if _line(caller):
+                    return caller
+            except (TimeoutError, BlockingIOError):  # the latter: as many wait already as the system lets wait
+                if time.monotonic() > deaf_at:
+                    end_all(self._mark(place), 0.0)
+                    deaf_at = time.monotonic() + self.hear_s
+            except (FileNotFoundError, ConnectionError):
+                if child is not None and child.poll():
+                    raise SlipwayError(f"skypilot: its process did not come up (exit code {child.returncode}); "
+                                       f"its log: {self._log}") from None  # fmt: skip
+                if child is None or child.poll() is not None:
+                    child = self._begin(place)
+            caller.close()
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            time.sleep(POLL_S)
+
+    def _begin(self, place: Path) -> "subprocess.Popen[bytes]":
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            if self._log.stat().st_size > LONGEST_LOG:
+                self._log.unlink()
+        words = [str(self.python()), str(self.worker), str(self.folder), place.stem, f"{self.idle_s:g}"]
+        environ = {**self.environ, **HIDDEN, TOKEN: self._mark(place)}
+        with open(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+            return subprocess.Popen(words, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                    start_new_session=True)  # fmt: skip
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "worker.log"
+
+    @staticmethod
+    def _mark(place: Path) -> str:
+        """Return by what in its environment the process of that socket is known."""
+        return f"skypilot:{place}"
+
+    def _error(self, kind: str, said: str) -> SlipwayError:
+        sky = self.python().with_name("sky")
+        one_line = " ".join(said.split())
+        if kind == "unreachable":
+            return NoServer(f"skypilot: no API server answers: {one_line}; start one on this machine: {sky} api "
+                            f"start; or name another one: {VARIABLE}=https://...")  # fmt: skip
+        if kind == "skew":
+            return SlipwayError(f"skypilot: the API server has another version than {ENVIRONMENT} here "
+                                f"(constraints/skypilot.txt): {one_line}")  # fmt: skip
+        if kind == "missing":
+            return UsageError(f"skypilot: its environment lacks something ({one_line}); managed jobs need grpcio, "
+                              "which every extra of SkyPilot brings: see the group skypilot in pyproject.toml, then "
+                              "uv pip compile its constraints again")  # fmt: skip
+        if kind == "auth":
+            return AuthError(f"skypilot: {one_line}; log in: {sky} api login")
+        if kind == "none":
+            return NoOffer(f"skypilot: {one_line}; what it may use: {sky} check")
+        return UsageError(f"skypilot: {one_line}") if kind == "usage" else SlipwayError(f"skypilot: {one_line}")
+
+
+def _line(caller: socket.socket) -> bytes:
+    """Return the first line that the process says, b"" where it leaves instead."""
+    said = b""
+    while not said.endswith(b"\n"):
+        piece = caller.recv(1)  # not one byte of the next line
+        if not piece:
+            return b""
+        said += piece
+    return said
+
+
+def _quiet(said: str) -> None:
+    """Drop what is said while the environment is made: it is told once, in front."""

@@ -1,0 +1,156 @@
+"""The provider `skypilot`: a pod is a managed job, and SkyPilot's API server is asked for everything.
+
+SkyPilot chooses the machines, takes others when they are taken away, and gives them back when the job is over. What is
+submitted is a job with its code, so a pod without work cannot be had; see `infra.skypilot.submit`.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.agent.job import Call, Limits
+from infra.errors import SlipwayError, UsageError
+from infra.names import check_name
+from infra.providers import Abilities
+from infra.records import Account, Offer, Pod, Request
+from infra.settings import Settings
+from infra.skypilot import price_table, task
+from infra.skypilot.client import LAUNCH_S, Client, NotAnswered, SkyPilotAnswer
+from infra.skypilot.job_view import ENDING, OVER, JobView
+from infra.skypilot.price_table import Considered
+from infra.units import duration
+
+NAME = "skypilot"
+STATES = {  # as `Pod.state`; any other is booting
+    "RUNNING": "running", **dict.fromkeys(("PENDING", "SUBMITTED", "STARTING"), "queued"),
+    **dict.fromkeys(ENDING, "ending"),
+}  # fmt: skip
+OLD_S = 60.0  # a word of that age says nothing about now
+Submission = Callable[[str, Limits], Mapping[str, Any]]  # the task of a token and what is left of its limits
+
+
+@dataclass(frozen=True)
+class ManagedJobs:
+    """Managed jobs of SkyPilot's."""
+
+    client: Client
+    bundles: Path
+    """Folders with the code of jobs, by token, from which SkyPilot takes it."""
+    submission: Submission | None = None
+
+    name = NAME
+    is_here, is_rented = False, True
+    recovers = manages = True
+    pod_store = ""
+    settle_s = 120.0
+    clock_scale = 1.0
+    farewell: tuple[Call, ...] = ()
+    skew = ""
+    can = Abilities(spot=True, self_terminate="engine", settle_s=120.0)
+
+    @staticmethod
+    def of(settings: Settings) -> "ManagedJobs":
+        beside = settings.state_file.with_name(f"{settings.state_file.stem}-skypilot")
+        return ManagedJobs(Client.here(settings.environments, beside), beside)
+
+    def account(self) -> Account:
+        """Return whose API server it is; SkyPilot knows no balance."""
+        found = self.client.ask("server")
+        return Account(provider=self.name, owner=f"{found['user'] or 'nobody'} at {found['url']}")
+
+    def offers(self, request: Request) -> list[Offer]:
+        return self.catalog(request)
+
+    def catalog(self, request: Request) -> list[Offer]:
+        """Return what SkyPilot would take now for such a machine."""
+        return [self.priced({"resources": task.resources_of(request)}, request.nodes).chosen]
+
+    def priced(self, keys: Mapping[str, Any], nodes: int) -> Considered:
+        """Return what SkyPilot would take now, with the price of each node. Raises NoOffer, UsageError."""
+        asked = {"num_nodes": nodes, "run": "true", **{key: keys[key] for key in task.ENGINE_KEYS if keys.get(key)}}
+        return price_table.read(self.client.ask("price", task=asked), nodes, self.name, time.time())
+
+    def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
+        if self.submission is None:
+            raise UsageError("skypilot runs whole jobs: inv launch; it has no pods without work")
+        said = self.client.ask("launch", task=self.submission(token, limits), timeout_s=LAUNCH_S)
+        return _pod({"job_id": said["job_id"], "job_name": token, "status": "PENDING"})
+
+    def find(self, pod: str) -> Pod | None:
+        """Return the job as it was seen a moment ago; that there is none is asked for now."""
+        seen = self.seen(pod)
+        row = seen.answer or self.row_of(pod)
+        if row and row["status"] not in OVER and time.time() - seen.at > OLD_S:
+            raise NotAnswered(f"skypilot: no answer yet; its last word is {duration(time.time() - seen.at)} old")
+        return _pod(row) if row and row["status"] not in OVER else None
+
+    def list(self) -> "list[Pod]":
+        return [_pod(row) for row in self.client.ask("queue") if row["status"] not in OVER]
+
+    def delete(self, pod_id: str) -> None:
+        row = self.row_of(pod_id)
+        if row and row["status"] not in (*OVER, *ENDING):
+            self.client.ask("cancel", job_id=row["job_id"])
+
+    def reach(self, pod: Pod) -> JobView:
+        """Return what SkyPilot tells of the job, as a pod's files."""
+        key = pod.pod_id or pod.token
+        return JobView(
+            row=lambda: self.seen(key),
+            log=lambda tail, since: str(
+                self.client.look("log", job_id=int(self._number(key)), tail=tail, since=since).answer
+            ),
+            end=lambda: self.delete(key), token=pod.token, run_name=pod.run,
+        )  # fmt: skip
+
+    def row_of(self, pod: str) -> Mapping[str, Any] | None:
+        """Return what the queue says now of the job with that number or token."""
+        return _row(self.client.ask("queue", **_asking(pod)), pod) or None
+
+    def seen(self, pod: str) -> SkyPilotAnswer:
+        """Return what the queue said of it, and when; {} where it had no such job."""
+        known = self.client.look("queue", **_asking(pod))
+        return SkyPilotAnswer(_row(known.answer, pod), known.at)
+
+    def forget(self, token: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.bundles / check_name(token))
+
+    def now(self) -> float:
+        return time.time()
+
+    def billed(self, pod_id: str) -> int | None:
+        return None
+
+    def _number(self, key: str) -> str:
+        if key.isdigit():
+            return key
+        row = self.row_of(key)
+        if row is None:
+            raise SlipwayError(f"skypilot: it knows no job {key}")
+        return str(row["job_id"])
+
+
+def _asking(pod: str) -> dict[str, Any]:
+    return {"job_ids": [int(pod)]} if pod.isdigit() else {"name": pod}
+
+
+def _row(rows: Sequence[Mapping[str, Any]], pod: str) -> Mapping[str, Any]:
+    return next((one for one in rows if pod in (str(one["job_id"]), one["job_name"])), {})
+
+
+def _pod(row: Mapping[str, Any]) -> Pod:
+    status = str(row["status"] or "")
+    note = f"SkyPilot calls it {status}"
+    note += f", recovered {row['recovery_count']} times" if row.get("recovery_count") else ""
+    return Pod(provider=NAME, pod_id=str(row["job_id"]), token=str(row["job_name"] or ""), run="",
+               address=address_of(row["job_id"]), state=STATES.get(status, "booting"), note=note,
+               name=str(row["job_name"] or ""), created_at=int(row.get("submitted_at") or 0))  # fmt: skip
+
+
+def address_of(job_id: Any) -> str:
+    return f"managed job {job_id} of SkyPilot"

@@ -1,0 +1,314 @@
+"""SkyPilot's SDK behind a Unix socket: run by the interpreter of the `skypilot` environment, which alone holds it.
+
+    worker.py FOLDER NAME IDLE_S      the socket, the lock, and what was read last: FOLDER/NAME.sock, .lock, .json
+
+Importing SkyPilot takes some seconds and each question about a job some more, so one process answers for an
+installation, until nobody has asked for IDLE_S. A caller hears first that it is heard, `{"pid": ...}`; then it says a
+line, {"what": ..., "given": {...}}, and hears one: {"answer": ..., "at": ...} or {"kind": ..., "error": ...}; `at` is
+the time at which the answer was asked for. With `since` it only looks: what was read after that will do, and what is
+older than FRESH_S is read again; who waits longer than `patience_s` for that is told what is known.
+
+It imports nothing of ours, and what SkyPilot prints goes to stderr.
+"""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+FRESH_S = 5.0
+STUCK_S = 900.0  # a question that takes longer holds nobody up
+LATE_S = 60.0  # likewise something that is only read: it is asked again
+MOST_KEPT = 100  # answers
+LONGEST_KEPT = 1 << 18  # of an answer on disk
+KINDS = {  # what SkyPilot raises, and what that means to whoever asks
+    "ApiServerConnectionError": "unreachable",
+    "APIVersionMismatchError": "skew",
+    "APINotSupportedError": "skew",
+    "ApiServerAuthenticationError": "auth",
+    "PermissionDeniedError": "auth",
+    "NoCloudAccessError": "none",
+    "ResourcesUnavailableError": "none",
+    "ResourcesMismatchError": "usage",
+    "InvalidSkyPilotConfigError": "usage",
+    "NotSupportedError": "usage",
+    "StorageSpecError": "usage",
+    "StorageModeError": "usage",
+    "StorageNameError": "usage",
+    "StorageSourceError": "usage",
+    "ValueError": "usage",
+    "ConnectionError": "unreachable",
+}
+FIELDS = ["job_id", "job_name", "status", "submitted_at", "start_at", "end_at", "recovery_count", "failure_reason",
+          "cloud", "region", "cluster_resources", "user_name"]  # fmt: skip
+
+
+def server() -> dict:
+    """Return which API server answers, and its version; raises when none does. None is ever started."""
+    from sky.client import sdk
+    from sky.server import common
+
+    sdk.reload_config()  # somebody may have written another one since this process began
+    url = common.get_server_url()
+    common.get_api_server_status_response.cache_clear()
+    status, info = common.check_server_healthy(url)
+    if status.value == "needs_auth":
+        raise PermissionError(f"{common.redact_url_password(url)} wants you to log in")
+    import sky
+
+    return {"url": common.redact_url_password(url), "version": info.version, "client": sky.__version__,
+            "user": (info.user or {}).get("name", "")}  # fmt: skip
+
+
+def validate(task: dict) -> dict:
+    """Return the task as SkyPilot understands it; nobody is asked."""
+    import sky
+
+    return sky.Task.from_yaml_config(task).to_yaml_config()
+
+
+def limits() -> dict:
+    """Return by cloud which features it never has, in SkyPilot's words."""
+    from sky.utils.registry import CLOUD_REGISTRY
+
+    found = {}
+    for name, cloud in CLOUD_REGISTRY.items():
+        table = getattr(cloud, "_CLOUD_UNSUPPORTED_FEATURES", {})
+        found[name] = sorted(one.value for one in table)
+    return found
+
+
+def price(task: dict) -> str:
+    """Return the table of what SkyPilot's optimizer would take for the task now, as the server prints it."""
+    import sky
+
+    server()
+    made = sky.Task.from_yaml_config(task)
+    with sky.Dag() as dag:
+        dag.add(made)
+    said = io.StringIO()
+    sky.stream_and_get(sky.optimize(dag), output_stream=said)
+    return said.getvalue()
+
+
+def launch(task: dict) -> dict:
+    """Submit a managed job; return its number."""
+    import sky
+
+    server()
+    name = task["name"]  # what is read is taken out of it
+    ids, _ = sky.get(sky.jobs.launch(sky.Task.from_yaml_config(task), name=name))
+    return {"job_id": ids[0]}
+
+
+def queue(job_ids: Any = None, name: Any = None) -> list:
+    """Return the managed jobs of this user that are known, with their states."""
+    import sky
+
+    server()
+    more = {"job_ids": job_ids} if job_ids else {"name_match": name} if name else {}
+    records = sky.get(sky.jobs.queue_v2(refresh=False, fields=FIELDS, **more))[0]
+    found = []
+    for one in records:
+        said = one.model_dump() if hasattr(one, "model_dump") else dict(one)
+        status = said.get("status")
+        row = {key: said.get(key) for key in FIELDS}
+        found.append({**row, "status": getattr(status, "value", status)})
+    return found
+
+
+def cancel(job_id: int) -> None:
+    import sky
+
+    server()
+    sky.get(sky.jobs.cancel(job_ids=[job_id]))
+
+
+def log(job_id: int, tail: Any = None) -> str:
+    """Return what a job has printed, all of it or its last lines."""
+    import sky
+
+    server()
+    said = io.StringIO()
+    sky.jobs.tail_logs(job_id=job_id, follow=False, tail=tail, output_stream=said)
+    return said.getvalue()
+
+
+def kind_of(error: BaseException) -> str:
+    if isinstance(error, ImportError):
+        return "missing"
+    if isinstance(error, PermissionError):
+        return "auth"
+    return next((KINDS[one.__name__] for one in type(error).__mro__ if one.__name__ in KINDS), "other")
+
+
+def reply(what: str, given: dict) -> dict:
+    """Return the answer to a question, or what went wrong, and when it was asked."""
+    at = time.time()
+    try:
+        return {"answer": QUESTIONS[what](**given), "at": at}
+    except (Exception, SystemExit) as error:  # whatever SkyPilot raises is an answer
+        name = "" if kind_of(error) != "other" else f"{type(error).__name__}: "
+        return {"kind": kind_of(error), "error": f"{name}{error}", "at": at}
+
+
+QUESTIONS = {one.__name__: one for one in (server, validate, limits, price, launch, queue, cancel, log)}
+
+
+class Reading:
+    """One question that is asked of SkyPilot; whoever asks the same meanwhile waits for the same answer."""
+
+    def __init__(self) -> None:
+        self.began_at = time.monotonic()
+        self.is_over = threading.Event()
+        self.said: dict = {}
+
+
+class KnownAnswers:
+    """What was read last, by question, here and on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.turn = threading.Lock()
+        self.known: dict = {}
+        self.under_way: dict = {}
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+            self.known = dict(json.loads(path.read_bytes()))
+
+    def look(self, what: str, given: dict, since: float, patience_s: float) -> dict:
+        """Return what is known and fresh; else ask, and wait: for `patience_s` where something is known."""
+        key, began_at = json.dumps([what, given], sort_keys=True), time.time()
+        until = time.monotonic() + patience_s
+        while True:
+            with self.turn:
+                known = self.known.get(key, {})
+                if known and known["at"] >= max(since, began_at - FRESH_S):
+                    return known
+                reading = self.under_way.get(key)
+                if reading is None or time.monotonic() - reading.began_at > LATE_S:
+                    reading = self._begin(key, what, given)
+            will_do = known and known["at"] >= since
+            if not reading.is_over.wait(max(0.0, until - time.monotonic()) if will_do else None):
+                return known
+            if "error" in reading.said and reading.said["at"] >= since:
+                return reading.said
+
+    def _begin(self, key: str, what: str, given: dict) -> Reading:
+        reading = self.under_way[key] = Reading()
+        threading.Thread(target=self._read, args=(reading, key, what, given), daemon=True).start()
+        return reading
+
+    def _read(self, reading: Reading, key: str, what: str, given: dict) -> None:
+        reading.said = reply(what, given)
+        with self.turn:
+            if self.under_way.get(key) is reading:
+                del self.under_way[key]
+            if "answer" in reading.said and reading.said["at"] >= self.known.get(key, reading.said)["at"]:
+                self.known.pop(key, None)  # the newest are the last
+                self.known[key] = reading.said
+                self.known = dict(list(self.known.items())[-MOST_KEPT:])
+                self._write()
+        reading.is_over.set()
+
+    def _write(self) -> None:
+        short = {key: said for key, said in self.known.items() if len(str(said["answer"])) <= LONGEST_KEPT}
+        draft = self.path.with_suffix(".draft")
+        with contextlib.suppress(OSError):  # a full disk: it is asked again
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                json.dump(short, file, default=str)
+            draft.replace(self.path)
+
+
+class SkyPilotWorker:
+    """One process for all callers; it leaves when nobody has asked for long, or its socket is gone."""
+
+    def __init__(self, path: Path, idle_s: float) -> None:
+        self.path, self.idle_s = path, idle_s
+        self.memory = KnownAnswers(path.with_suffix(".json"))
+        self.turn = threading.Lock()
+        self.asked: dict = {}  # since when each caller is served
+        self.asked_at = time.monotonic()
+
+    def run(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            number = self._bind(listener)
+            listener.listen(64)
+            listener.settimeout(min(1.0, self.idle_s))
+            while self._is_needed(number):
+                with contextlib.suppress(TimeoutError):
+                    caller, _ = listener.accept()
+                    with self.turn:
+                        self.asked[caller] = self.asked_at = time.monotonic()
+                    threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
+            if self._is_ours(number):
+                self.path.unlink()
+
+    def _bind(self, listener: socket.socket) -> int:
+        """Bind the socket by its name alone, since a whole path may be too long; return the number of its file."""
+        self.path.unlink(missing_ok=True)
+        here, mask = os.getcwd(), os.umask(0o177)
+        os.chdir(self.path.parent)
+        listener.bind(self.path.name)
+        os.umask(mask)
+        os.chdir(here)
+        return self.path.stat().st_ino
+
+    def _is_ours(self, number: int) -> bool:
+        try:
+            return self.path.stat().st_ino == number
+        except FileNotFoundError:
+            return False
+
+    def _is_needed(self, number: int) -> bool:
+        now = time.monotonic()
+        with self.turn:
+            if any(now - since < STUCK_S for since in self.asked.values()):
+                return True
+            return now - self.asked_at < self.idle_s and self._is_ours(number)
+
+    def _serve(self, caller: socket.socket) -> None:
+        try:
+            with caller, caller.makefile("rw", encoding="utf-8") as stream:
+                self._say(stream, {"pid": os.getpid()})
+                line = stream.readline()
+                if line:
+                    asked = json.loads(line)
+                    what, given = asked["what"], asked["given"]
+                    looks = "since" in asked
+                    said = self.memory.look(what, given, asked["since"], asked["patience_s"]) if looks else reply(
+                        what, given)  # fmt: skip
+                    self._say(stream, said)
+        except OSError:  # the caller has left
+            pass
+        finally:
+            with self.turn:
+                del self.asked[caller]
+                self.asked_at = time.monotonic()
+
+    @staticmethod
+    def _say(stream: Any, said: dict) -> None:
+        stream.write(json.dumps(said, default=str) + "\n")
+        stream.flush()
+
+
+def main(folder: str, name: str, idle_s: str) -> None:
+    os.dup2(2, 1)
+    path = Path(folder, f"{name}.sock")
+    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return  # another one lives, or is on its way up
+    SkyPilotWorker(path, float(idle_s)).run()
+    os._exit(0)  # whatever SkyPilot never answers is left behind
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,124 @@
+"""The folders that a job file mounts as MOUNT_CACHED: kept in the store, `<store>/mounts/<name>/`, beyond every run.
+
+A pod has a copy of its own, `work/mounts/<name>/`: what is in the store is brought before the job begins, and what the
+job writes follows it there. A file goes when it has stayed the same between two looks, the oldest first, so that a
+marker that is written last arrives last; what the job removes is removed there, too. Of two runs that write one file,
+the last one counts, as in a bucket.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from store import local_files
+from store.backends.backend import ListedFile
+from store.backends.by_uri import open_place
+from store.manifest import check_name, is_harmless
+from store.run_sync.run_folder import spool
+
+WORK = "work/mounts"
+
+Stamp = tuple[int, int]  # size and time of a file
+
+
+class MountFolder:
+    """One such folder, here and in a store. Every method may raise StoreError, and OSError."""
+
+    def __init__(self, store: str, name: str, root: Path) -> None:
+        self.name, self.under = check_name(name), f"mounts/{check_name(name)}"
+        self.here = root / WORK / name
+        self._place = open_place(str(store))
+        self._kept = self.here.parent / f".{name}.kept"  # what both sides have, by name
+        self._seen: dict[str, Stamp] = {}
+        self._same: dict[str, Stamp] = self._read_kept()
+
+    def bring(self, told: Callable[[int, int], object]) -> int:
+        """Bring every file of the store that is not here; return how many. `told`: bytes so far, and in all."""
+        there = self._there()
+        missing = {name: one for name, one in there.items() if not (self.here / name).exists()}
+        total, done = sum(one.size for one in missing.values()), 0
+        self.here.mkdir(parents=True, exist_ok=True)
+        for name in missing:
+            path = self.here / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.here.parent, prefix=".tmp-", delete=False) as draft:
+                try:
+                    for piece in self._place.pieces(f"{self.under}/{name}", self._place.pin()):
+                        draft.write(piece)
+                        told(done + draft.tell(), total)
+                    draft.flush()
+                    done += draft.tell()
+                    Path(draft.name).replace(path)
+                except BaseException:
+                    Path(draft.name).unlink(missing_ok=True)
+                    raise
+            self._same[name] = stamp_of(path)
+        self._keep()
+        return len(missing)
+
+    def pending(self) -> list[str]:
+        """Return what is here and not in the store as it is, oldest first, and what is to be removed there."""
+        now = self._now()
+        new = sorted((one for one, stamp in now.items() if self._same.get(one) != stamp), key=lambda one: now[one][1])
+        return [*new, *(name for name in self._same if name not in now)]
+
+    def carry(self, last: bool = False) -> list[str]:
+        """Carry what has not changed since the last look, all of it when it is the last; return what still waits."""
+        now = self._now()
+        for name in self.pending():
+            if name not in now:
+                self._place.put({}, [f"{self.under}/{name}"])
+                del self._same[name]
+            elif last or self._seen.get(name) == now[name]:
+                self._put(name, now[name])
+        self._seen = now
+        self._keep()
+        return self.pending()
+
+    def _put(self, name: str, stamp: Stamp) -> None:
+        path = self.here / name
+        with tempfile.TemporaryDirectory(prefix="slipway-") as folder, contextlib.suppress(FileNotFoundError):
+            source, digest = spool(_pieces(path), Path(folder, "0"))
+            if stamp_of(path) != stamp:
+                return  # it is being written: the next look takes it
+            at = f"{self.under}/{name}"
+            self._place.put({at: source})
+            if self._place.sha256(at, self._place.pin()) == digest:
+                self._same[name] = stamp
+
+    def _now(self) -> dict[str, Stamp]:
+        found = {}
+        for path in self.here.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.is_file() and not path.is_symlink():
+                    found[path.relative_to(self.here).as_posix()] = stamp_of(path)
+        return found
+
+    def _there(self) -> dict[str, ListedFile]:
+        listed = self._place.listing(self.under)
+        named = {path.removeprefix(f"{self.under}/"): one for path, one in listed.items()}
+        return {name: one for name, one in named.items() if is_harmless(name)}
+
+    def _read_kept(self) -> dict[str, Stamp]:
+        try:
+            lines = self._kept.read_text(encoding="utf-8").splitlines()
+            found = {name: (int(size), int(at)) for size, at, name in (line.split(" ", 2) for line in lines)}
+        except (OSError, ValueError):
+            return {}
+        return found
+
+    def _keep(self) -> None:
+        text = "".join(f"{size} {at} {name}\n" for name, (size, at) in self._same.items() if "\n" not in name)
+        local_files.replace(self._kept, text.encode())
+
+
+def stamp_of(path: Path) -> Stamp:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            yield piece

@@ -1,0 +1,80 @@
+"""A job file whose work is a training of ours: what it comes to on this machine, and what is refused with its line."""
+
+import pytest
+
+from flows import launch
+from flows.jobs import training
+from flows.specs.launch import LaunchSpec
+from infra.errors import UsageError
+from infra.jobs import job_file
+from infra.settings import Settings
+from tests.world import ROOT
+
+pytestmark = pytest.mark.process
+
+JOBS = ROOT / "examples" / "jobs"
+FILES = {  # of the examples, and what makes them small
+    "train": ("MODEL=examples/jobs/profiles/toy.yaml", "STAGE=1.9"),
+    "dlm_train": ("MODEL=tiny", "INIT=", "STEPS=8", "BLOCK_SIZE=8"),
+    "ablation_haar": ("MODEL=toy", "INIT=", "EXPERIMENT=haar", "HAAR_ENABLED=true"),
+    "ablation_saliency": ("MODEL=toy", "INIT=", "EXPERIMENT=saliency", "SALIENCY_ENABLED=true"),
+}
+
+
+def settings(tmp_path, provider, *given, **flags):
+    mine = {"SLIPWAY_STATE_FILE": "journal.db", "SLIPWAY_PODS": "pods", "SLIPWAY_STORE": "store"}
+    environ = {name: str(tmp_path / path) for name, path in mine.items()}
+    flags = {"provider": provider, **flags}
+    return Settings.load(ROOT, flags, given, environ={**environ, "HOME": str(tmp_path), "RUNPOD_API_KEY": "k"})
+
+
+def asked(tmp_path, name, provider, *given, **typed):
+    told = []
+    file = job_file.load(JOBS / f"{name}.yaml")
+    found = settings(tmp_path, provider, *given)
+    spec = training.spec_of(file, LaunchSpec(provider=provider, **typed), found, told.append)
+    return spec, " ".join(told)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_training_of_the_examples_can_be_meant_here_and_in_the_cloud(tmp_path, name):
+    spec, told = asked(tmp_path, name, "local", *FILES[name])
+    assert (spec.gpu, spec.num_gpus, spec.use_spot, spec.disk_size) == ("", 0, False, "")
+    assert "no effect on a machine of your own" in told and "gets no GPU" in told
+    small = settings(tmp_path, "local", *FILES[name], profile=spec.profile)
+    assert launch.understand(spec, small, print).work.wanted(small).phases
+    assert training.variables(job_file.load(JOBS / f"{name}.yaml"), small).items() >= dict(
+        one.split("=") for one in FILES[name]).items()  # fmt: skip
+    spec, _ = asked(tmp_path, name, "runpod")
+    assert spec.gpu and spec.num_gpus and spec.use_spot
+    large = settings(tmp_path, "runpod", profile=spec.profile)
+    assert launch.Work.of(LaunchSpec(phase=spec.phase, options=spec.options), large).wanted(large).phases
+
+
+def test_what_is_typed_outweighs_the_file_and_its_variables(tmp_path):
+    spec, _ = asked(tmp_path, "train", "runpod", "STAGE=3", "ACCELERATOR=A100:8")
+    assert (spec.phase, spec.profile, spec.gpu, spec.num_gpus) == ("3", "qwen3_4b", "A100", 8)
+    spec, _ = asked(tmp_path, "dlm_train", "runpod", "STEPS=7", profile="tiny", gpu="H200:2",
+                    options={"dlm.steps": "9", "sft.steps": "3"})  # fmt: skip
+    assert (spec.profile, spec.gpu, spec.num_gpus) == ("tiny", "H200", 2)
+    assert (spec.options["dlm.steps"], spec.options["sft.steps"], spec.options["dlm.micro_rows"]) == ("9", "3", "4")
+
+
+BAD = {
+    "slipway: {train: {phase: $STAGE}}": r"line 1: slipway.train.phase is '\$STAGE'; \$NAME stands for one of `envs`",
+    "envs: {A: 1}\nslipway: {train: {phase: 'costs $'}}": r"\(here: A\), and \$\$ for a dollar",
+    "slipway: {train: {phas: base}}": "line 1: slipway.train: unknown key 'phas'; did you mean phase",
+    "slipway: {train: {gpu: H100}}": "unknown key 'gpu'",
+    "slipway: {train: {steps: many}}": "steps is 'many'; it must be a whole number",
+    "slipway: {train: {phase: base}}\nrun: x": "line 2: run: slipway.train is a training of Slipway's",
+    "slipway: {train: {phase: base}}\n---\nrun: x": "a training is one task; its phases are a sum",
+    "envs: {NEEDED: }\nslipway: {train: {phase: base}}": "line 1: envs: NEEDED has no value",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_cannot_be_meant_is_refused_with_the_place(tmp_path, text):
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=BAD[text]):
+        training.spec_of(job_file.load(path), LaunchSpec(), settings(tmp_path, "local"), print)
