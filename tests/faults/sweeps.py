@@ -155,9 +155,9 @@ def document(trials: int, provider: str) -> dict[str, Any]:
 
 def go(rig: Rig, kills: int) -> str:
     """Kill, look, and type again until the sweep has left by itself; return the figures. Raises Wrong."""
-    deadline = time.monotonic() + LONGEST_S
+    began = at = time.monotonic()
+    deadline = began + LONGEST_S
     rig.type_it()
-    at = time.monotonic() + 20
     while True:
         assert rig.sweep is not None
         if rig.sweep.poll() is not None:
@@ -167,9 +167,11 @@ def go(rig: Rig, kills: int) -> str:
         if time.monotonic() > deadline:
             raise Wrong(f"not done within {LONGEST_S:g} s; see {rig.log}")
         rig.look()
-        if sum(rig.killed.values()) < kills and time.monotonic() > at and (kind := rig.kill()):
-            print(f"kill {sum(rig.killed.values())}: {kind}", flush=True)
-            at = time.monotonic() + rig.chance.uniform(3, 15)
+        if sum(rig.killed.values()) < kills and time.monotonic() > at:
+            at = time.monotonic() + rig.chance.uniform(1, 4)
+            if rig.user.truth()["running"] and (kind := rig.kill()):  # else there is nothing but what was typed
+                print(f"{time.monotonic() - began:.0f} s: kill {sum(rig.killed.values())}: {kind}", flush=True)
+                at = time.monotonic() + rig.chance.uniform(3, 20)
         time.sleep(LOOK_S)
 
 
