@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flows import pods, stop
+from flows import pods, shares, stop
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
@@ -16,7 +16,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Held, Journal, Op
 from infra.ledger.life_cycle import LOST, READY
 from infra.machines.host_memory import at_once
-from infra.money import in_usd
+from infra.money import dollars, in_usd, micro_usd
 from infra.providers import Provider, registry
 from infra.records import Offer, Request
 from infra.runs import pod_set
@@ -42,6 +42,33 @@ class Change:
     about: str
 
 
+@dataclass(frozen=True)
+class SetLimit:
+    """What all rented pods of a set may cost together: micro-dollars."""
+
+    budget: str
+    amount: int
+    share: int
+    """Of a pod that says none of its own."""
+
+    @staticmethod
+    def of(set_name: str, said: str, specs: Mapping[str, PodEntry]) -> "SetLimit | None":
+        """Return the limit as it is written; None where none is. Raises UsageError."""
+        if not said:
+            return None
+        amount = shares.amount_of("spend-limit", said)
+        own = [micro_usd(one.spend_limit.lstrip("$")) for one in specs.values() if one.spend_limit]
+        others = len(specs) - len(own)
+        if sum(own) > amount or others and sum(own) == amount:
+            raise UsageError(f"set {set_name}: its pods may cost {in_usd(sum(own))} by limits of their own; "
+                             f"{in_usd(amount)} for all of them is less")  # fmt: skip
+        return SetLimit(f"set:{set_name}", amount, (amount - sum(own)) // max(1, others))
+
+    def open(self, journal: Journal, settings: Settings) -> None:
+        """Have the budget of the set be that amount. Raises UsageError for less than is spent and reserved."""
+        shares.open_as(journal, self.budget, self.amount, settings)
+
+
 @contextlib.contextmanager
 def only_one(set_name: str, journal: Journal) -> Iterator[None]:
     """Hold the right to change this set. Raises UsageError while another process has it."""
@@ -56,7 +83,8 @@ def only_one(set_name: str, journal: Journal) -> Iterator[None]:
 
 
 def changes(
-    set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say
+    set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say,
+    limit: SetLimit | None = None,
 ) -> list[Change]:  # fmt: skip
     """Return what makes the live pods those of `specs`, pods that are kept among it, in the order of doing it.
 
@@ -67,22 +95,27 @@ def changes(
     looks = at_once(lambda op: look(op, registry.provider(settings, op.vendor), Asks.PROVIDER), ours, LOOK_S)
     sights = {op.token: one for op, one in zip(ours, looks, strict=True) if isinstance(one, Sight)}
     steps = pod_set.decide(set_name, {name: spec.digest for name, spec in specs.items()}, rows, sights)
-    return [_change(step, specs, journal, settings, tell) for step in steps]
+    return [_change(step, specs, journal, settings, tell, limit) for step in steps]
 
 
 def carry_out(
-    step: PodAction, set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say
+    step: PodAction, set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say,
+    limit: SetLimit | None = None,
 ) -> Op | None:  # fmt: skip
-    """Make or end one pod; return the one that was made."""
+    """Make or end one pod; return the one that was made. Raises OutOfMoney when the limit of the set is reserved."""
     if step.action == "end":
         stop.end(journal.op(step.token), journal, settings, tell)
         return None
     spec = specs[step.name]
-    request, limits, offers = _find(spec, settings, tell)
-    return pods.make(request, limits, offers, journal, settings, tell, role=f"pod:{set_name}", spec_hash=spec.digest)
+    request, limits, offers = _find(spec, settings, tell, limit)
+    paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
+    return pods.make(request, limits, offers, journal, settings, tell, role=f"pod:{set_name}", spec_hash=spec.digest,
+                     budget=paid_from)  # fmt: skip
 
 
-def wanted(spec: PodEntry, settings: Settings, tell: Say) -> tuple[list[Provider], Request, Limits]:
+def wanted(
+    spec: PodEntry, settings: Settings, tell: Say, limit: SetLimit | None = None
+) -> tuple[list[Provider], Request, Limits]:
     """Return who may have it, what is asked for, and what ends it. Raises UsageError."""
     candidates = registry.candidates(settings, spec.provider or "")
     text = ("country", "cpus", "memory", "disk_size", "city", "cloud", "region", "instance_type", "max_price",
@@ -98,7 +131,8 @@ def wanted(spec: PodEntry, settings: Settings, tell: Say) -> tuple[list[Provider
     request = replace(request, run=spec.name, provider=name, pool=spec.pool or "", host=spec.host or "")
     is_rented = candidates[0].is_rented
     ttl = "" if spec.ttl_hours is None else f"{spec.ttl_hours * 3600:f}s"
-    spend_limit = spec.spend_limit or (preflight.SPEND_LIMIT if is_rented and not ttl else "")
+    spend_limit = spec.spend_limit or (dollars(limit.share) if limit and is_rented else "")
+    spend_limit = spend_limit or (preflight.SPEND_LIMIT if is_rented and not ttl else "")
     idle_stop = "" if spec.idle_stop_minutes is None else f"{spec.idle_stop_minutes:f}m"
     limits = LimitSpec(ttl=ttl, spend_limit=spend_limit, idle_stop=idle_stop)
     return candidates, request, preflight.limits_for(settings, is_rented, limits, tell)
@@ -109,12 +143,12 @@ def rate_then(found: Sequence[Change]) -> int:
     return sum(one.micro_usd_per_hour for one in found if one.step.action != "end")
 
 
-def _find(spec: PodEntry, settings: Settings, tell: Say) -> tuple[Request, Limits, list[Offer]]:
+def _find(spec: PodEntry, settings: Settings, tell: Say, limit: SetLimit | None) -> tuple[Request, Limits, list[Offer]]:
     """Return what a pod asks for, its limits, and what is on offer, cheapest first.
 
     Raises SlipwayError that names the pod.
     """
-    candidates, request, limits = wanted(spec, settings, tell)
+    candidates, request, limits = wanted(spec, settings, tell, limit)
     try:
         offers = choose.find(candidates, request, settings, tell)
         return request, limits, choose.payable(offers, 1, settings, tell)
@@ -123,9 +157,12 @@ def _find(spec: PodEntry, settings: Settings, tell: Say) -> tuple[Request, Limit
         raise
 
 
-def _change(step: PodAction, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say) -> Change:
+def _change(
+    step: PodAction, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say,
+    limit: SetLimit | None,
+) -> Change:  # fmt: skip
     if step.action == "create":
-        _, limits, offers = _find(specs[step.name], settings, tell)
+        _, limits, offers = _find(specs[step.name], settings, tell, limit)
         offer = offers[0]
         gpus = f"{offer.num_gpus} x {offer.gpu}" if offer.num_gpus else "no GPU"
         place = " ".join(filter(None, (gpus, offer.region)))

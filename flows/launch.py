@@ -9,7 +9,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
-from flows import planning, resume, run_leases, same_request
+from flows import planning, resume, run_leases, same_request, shares
 from flows.history import receipt
 from flows.jobs import memory_check
 from flows.planning import Work
@@ -19,6 +19,7 @@ from infra import job_environment
 from infra.agent.job import Limits
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
+from infra.ledger import turns
 from infra.ledger.journal import Journal, Op, Taken
 from infra.names import check_name, run_name
 from infra.notices import hooks
@@ -104,6 +105,7 @@ def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
     candidates = registry.candidates(settings)
     limits = limits_for(settings, candidates[0].is_rented, spec, tell)
     request = request_on(candidates, spec, name or "new", nodes, spec.pool, spec.host)
+    request = shares.on_devices(request, spec.devices, candidates[0])
     chosen = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
     asked = same_request.asking(spec, request, limits, vendors=chosen, env=job_environment.of_job(settings))
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
@@ -188,7 +190,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     asked, offers = found.meant.asked, list(found.offers)
     vendor = registry.candidates(settings)[0]
     before, name = last_on(found.plan, journal), asked.name
-    taken = [op.run for op in journal.ops()]
+    taken = [*(op.run for op in journal.ops()), *(one.run for one in turns.waiting(journal))]
     if before and not name and last_verdict(before, settings).get("state") != "succeeded":
         name = before.run
         tell(f"resuming {name}")
@@ -197,21 +199,34 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     run_leases.refuse_beside_older(plan, journal.ops(live=True))
     run_leases.hold_for(plan, name, journal.installation)
     run_leases.move_names(plan)
-    try:
+    assert plan.job is not None
+    paid_from = ""
+
+    def rent() -> Op:
+        found_now = offers
         if vendor.is_here:
-            offers = choose.of_machines(vendor, plan.request)
+            found_now = choose.of_machines(vendor, plan.request)
         elif not vendor.is_rented:
             with stage("connect", tell):
-                offers = choose.of_machines(vendor, plan.request)
-        terms = replace(terms_for(settings, vendor, found.meant.spec.no_accept), asked=asked.record())
+                found_now = choose.of_machines(vendor, plan.request)
         assert plan.job is not None
+        terms = terms_for(settings, vendor, found.meant.spec.no_accept)
+        terms = replace(terms, asked=asked.record(), budget_name=paid_from, turn=line.turn)
         vendors, secrets = registry.vendors(settings), job_environment.secrets_for(plan.job.secrets, settings)
         if is_managed(vendor):
-            return submit.submit(plan, offers, cast(ManagedJobs, vendor), journal, ROOT, secrets, tell, terms)
-        return street.start(plan, offers, vendors, journal, ROOT, secrets, tell, terms)
+            return submit.submit(plan, found_now, cast(ManagedJobs, vendor), journal, ROOT, secrets, tell, terms)
+        return street.start(plan, found_now, vendors, journal, ROOT, secrets, tell, terms)
+
+    try:
+        most = shares.most_of(plan.job.limits, plan.request.nodes, offers)
+        paid_from = shares.pay_from(found.meant.spec.budget, name, most, journal, settings, tell,
+                                    waits=found.meant.spec.wait)  # fmt: skip
+        with shares.in_line(plan.request, found.meant.spec.wait, vendor, journal, settings, tell) as line:
+            return line.begin(rent)
     except Taken as taken_by:
         if taken_by.op.run != name:
             run_leases.release(plan.store, name, journal.installation, tell)
+            shares.hand_back(paid_from, name, journal)
         if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
             raise
         asked.check(taken_by.op)
@@ -219,4 +234,5 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     except SlipwayError:
         if not any(op.run == name for op in journal.ops(live=True)):
             run_leases.release(plan.store, name, journal.installation, tell)
+            shares.hand_back(paid_from, name, journal)
         raise

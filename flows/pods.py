@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flows import run_leases
+from flows import run_leases, shares
 from flows.planning import Work, environments_of, plan_for, work_rate
 from infra import job_environment, targets
 from infra.agent.job import Job, Limits
@@ -31,15 +31,22 @@ if TYPE_CHECKING:
 
 def make(
     request: Request, limits: Limits, offers: Sequence[Offer], journal: Journal, settings: Settings, tell: Say,
-    unchecked: bool = False, role: str = "pod", spec_hash: str = "",
+    unchecked: bool = False, role: str = "pod", spec_hash: str = "", budget: str = "",
 ) -> Op:  # fmt: skip
-    """Rent a pod that stays, under the request's name or a new one. Raises what `infra.runs.launch.hold` raises."""
+    """Rent a pod that stays, under the request's name or a new one. Raises what `infra.runs.launch.hold` raises.
+
+    `budget`: that pays for it, as typed.
+    """
     if request.run == "new":
         request = replace(request, run=run_name([op.run for op in journal.ops()]))
     vendor = registry.provider(settings, offers[0].provider)
-    terms = replace(terms_for(settings, vendor, unchecked), role=role, spec_hash=spec_hash)
+    paid_from = shares.pay_from(budget, request.run, shares.most_of(limits, 1, offers), journal, settings, tell)
+    terms = replace(terms_for(settings, vendor, unchecked), role=role, spec_hash=spec_hash, budget_name=paid_from)
     scale = settings.clock_scale if settings.rehearsal else 1.0
-    return street.hold(request, limits, offers, registry.vendors(settings), journal, tell, terms, scale)
+    try:
+        return street.hold(request, limits, offers, registry.vendors(settings), journal, tell, terms, scale)
+    finally:  # its row says it from now on
+        shares.hand_back(paid_from, request.run, journal)
 
 
 def set_up(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:

@@ -19,9 +19,10 @@ from infra.records import Request
 from infra.settings import is_secret
 
 OF_REQUEST = {
-    "nodes": "nodes", "pool": "pool", "host": "host", "num_gpus": "num_gpus", "use_spot": "spot", "cpus": "cpus",
-    "memory": "memory_bytes", "disk_size": "disk_bytes", "country": "country", "city": "city", "cloud": "cloud",
-    "region": "region", "instance_type": "instance_type", "min_upload_mbps": "upload_mbps",
+    "nodes": "nodes", "pool": "pool", "host": "host", "devices": "devices", "num_gpus": "num_gpus",
+    "use_spot": "spot", "cpus": "cpus", "memory": "memory_bytes", "disk_size": "disk_bytes", "country": "country",
+    "city": "city", "cloud": "cloud", "region": "region", "instance_type": "instance_type",
+    "min_upload_mbps": "upload_mbps",
     "min_download_mbps": "download_mbps", "max_price": "max_micro_usd_per_hour", "network": "network",
     "volume": "volume",
 }  # fmt: skip

@@ -1,16 +1,30 @@
-"""The state of runs, for a table or a page. It reads; `due` says what whoever settles has to look after."""
+"""The state of runs, for a table or a page. It reads; `due` says what whoever settles has to look after.
 
-from collections.abc import Mapping
+A run that stands in line for a machine has a row, too. `folded` makes one row of all trials of a sweep, and `unfolded`
+a row of each, also of those that wait for a pod or for money.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
+from flows.sweeps import results as kept
+from flows.sweeps.results import SweepResult
 from infra.errors import UsageError
+from infra.ledger import turns
 from infra.ledger.journal import Journal
 from infra.providers import registry
 from infra.records import PodView
 from infra.runs import observe
 from infra.runs.lookup import find_run
 from infra.settings import VENDORS, Settings
+
+NONE: Mapping[str, SweepResult] = MappingProxyType({})
+WAITS = "waits for a pod of its sweep"
+AT_WORK = ("running", "lost", "planned", "waiting")  # states of which one stands for a whole sweep, in this order
 
 
 def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10) -> list[PodView]:
@@ -22,14 +36,77 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
     for name in {op.vendor for op in journal.ops()}:
         with suppress(UsageError):  # no inventory any more, say: its rows say that their provider is not set up
             vendors[name] = registry.provider(settings, name)
-    name = find_run(journal, run).run if run else ""
-    return observe.snapshot(journal, vendors, settings.homes, ended=ended, named=name)[::-1]
+    in_line, results = waiting(journal), kept.kept(settings)
+    known = {one.run for one in in_line} | {one.name for one in results}
+    name = find_run(journal, run).run if run and run not in known else run
+    views = observe.snapshot(journal, vendors, settings.homes, ended=ended, named=name)[::-1]
+    views = [*in_line, *(view for view in views if view.run not in {one.run for one in in_line})]
+    of = {trial: one.name for one in results for trial in one.trials}
+    return [replace(view, sweep=of.get(view.run, "")) for view in views]
 
 
-def of_run(views: list[PodView], journal: Journal, run: str) -> list[PodView]:
-    """Return those of the run that is meant; all of them when none is."""
-    name = find_run(journal, run).run if run else ""
-    return [view for view in views if not name or view.run == name]
+def unfolded(result: SweepResult, views: Sequence[PodView]) -> list[PodView]:
+    """Return a row for each trial of a sweep: as it is seen, else as its sweep has written down."""
+    seen = {view.run: view for view in views}
+    return [
+        seen.get(one.run)
+        or PodView(run=one.run, provider=result.provider, state=one.state, sweep=result.name,
+                   spent_micro_usd=one.micro_usd, note=one.reason or WAITS if one.state == kept.WAITING else one.reason)
+        for one in result.trials.values()
+    ]  # fmt: skip
+
+
+def folded(views: Sequence[PodView], results: Mapping[str, SweepResult]) -> list[PodView]:
+    """Return the rows with all trials of a sweep in one, where the first of them stood."""
+    found: dict[str, PodView] = {}
+    for view in views:
+        if view.sweep not in results:
+            found[view.run] = view
+        elif f"{view.sweep}/" not in found:
+            found[f"{view.sweep}/"] = _one_of(unfolded(results[view.sweep], views))
+    return list(found.values())
+
+
+def _one_of(trials: Sequence[PodView]) -> PodView:
+    """Return one row for the trials of a sweep."""
+    name, states = trials[0].sweep, Counter(view.state for view in trials)
+    counts = ", ".join(f"{number} {state}" for state, number in states.most_common())
+    waits = next((f"; {view.run}: {view.note}" for view in trials if view.state == kept.WAITING), "")
+    return PodView(
+        run=name,
+        provider=trials[0].provider,
+        state=next((one for one in (*AT_WORK, "succeeded") if states[one]), trials[0].state),
+        step=f"{states[kept.SUCCEEDED]} of {len(trials)} done",
+        micro_usd_per_hour=sum(view.micro_usd_per_hour for view in trials),
+        spent_micro_usd=sum(view.spent_micro_usd for view in trials),
+        started_at=min((view.started_at for view in trials if view.started_at), default=0.0),
+        recoveries=sum(view.recoveries for view in trials),
+        note=f"a sweep of {len(trials)} runs: {counts}{waits}; each of them: inv status {name}",
+        sweep=name,
+    )
+
+
+def waiting(journal: Journal) -> list[PodView]:
+    """Return the runs that stand in line for a machine of one's own, the one that came last first."""
+    there = {op.run for op in journal.ops(live=True)}  # its turn has come, and it is being begun
+    return [
+        PodView(run=one.run, provider=one.vendor, state="waiting", note=turns.why_waiting(journal, one),
+                started_at=float(one.since))
+        for one in turns.waiting(journal)[::-1]
+        if one.run not in there
+    ]  # fmt: skip
+
+
+def of_run(
+    views: list[PodView], journal: Journal, run: str, results: Mapping[str, SweepResult] = NONE
+) -> list[PodView]:
+    """Return those of the run, or of the trials of the sweep, that is meant; all of them when none is."""
+    if not run or run in [view.run for view in views]:
+        return [view for view in views if run in ("", view.run)]
+    if run in results:
+        return unfolded(results[run], views)
+    name = find_run(journal, run).run
+    return [view for view in views if view.run == name]
 
 
 def due(views: list[PodView], journal: Journal) -> list[str]:

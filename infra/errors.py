@@ -5,6 +5,7 @@
     ├── UsageError          2  a wrong word, a missing file, a failed preflight
     │   └── OutOfMoney      2  the account cannot pay for it
     ├── NoOffer             3  nothing matches
+    │   └── Busy            3  what would match is in use
     ├── AuthError           4  a key is missing or refused
     │   └── MissingKey      4  no key is set
     └── LimitHit            5  a limit was hit, or an audit found something
@@ -31,6 +32,10 @@ class OutOfMoney(UsageError):
 
 class NoOffer(SlipwayError):
     exit_code = 3
+
+
+class Busy(NoOffer):
+    pass
 
 
 class AuthError(SlipwayError):

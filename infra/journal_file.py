@@ -121,6 +121,25 @@ MIGRATIONS = (
         "ALTER TABLE ops ADD COLUMN budget INTEGER",
         "ALTER TABLE ops ADD COLUMN asked TEXT NOT NULL DEFAULT ''",
     ),
+    (  # of many runs together
+        """CREATE TABLE budgets (
+            name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, amount INTEGER NOT NULL, since INTEGER NOT NULL)""",
+        """CREATE TABLE reservations (
+            budget TEXT NOT NULL REFERENCES budgets, run TEXT NOT NULL, amount INTEGER NOT NULL, boot_id TEXT NOT NULL,
+            pid INTEGER NOT NULL, pid_starttime TEXT NOT NULL, PRIMARY KEY (budget, run))""",
+        "ALTER TABLE ops ADD COLUMN budget_name TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE ops ADD COLUMN budget_run TEXT NOT NULL DEFAULT ''",
+    ),
+    (  # a machine is one row's, or of several that have devices of their own; others wait for it
+        "ALTER TABLE ops ADD COLUMN devices TEXT NOT NULL DEFAULT ''",
+        "DROP INDEX one_live_per_place",
+        """CREATE UNIQUE INDEX one_live_per_place ON ops (vendor, place, devices)
+            WHERE place != '' AND state NOT IN ('TERMINATED', 'FAILED')""",
+        """CREATE TABLE turns (
+            number INTEGER PRIMARY KEY, run TEXT NOT NULL, vendor TEXT NOT NULL, places TEXT NOT NULL,
+            devices TEXT NOT NULL, since INTEGER NOT NULL, why TEXT NOT NULL, boot_id TEXT NOT NULL,
+            pid INTEGER NOT NULL, pid_starttime TEXT NOT NULL)""",
+    ),
 )
 
 
@@ -317,7 +336,7 @@ def _check_rows(db: sqlite3.Connection) -> int:
     The bytes of a cell that is in no index are no business of SQLite's own check.
     """
     try:
-        for table in ("ops", "leases", "services"):  # that all text can be read
+        for table in ("ops", "leases", "services", "budgets", "reservations", "turns"):  # that all text can be read
             db.execute(f"SELECT * FROM {table}").fetchall()
         wrong = db.execute(
             """SELECT token FROM ops JOIN (SELECT token, state, epoch, max(id) FROM events GROUP BY token) AS last

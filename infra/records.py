@@ -27,6 +27,7 @@ class Request:
     gpu_memory_bytes: int = 0  # of each GPU at least; 0 = nothing is promised
     pool: str = ""  # only machines of this pool; "" = any
     host: str = ""  # only this machine, as `pool.list` names it; "" = any
+    devices: str = ""  # only these GPUs of a machine of one's own, such as `0,1`; "" = the whole machine
     # Of machines that vendors rent: 0 and "" = whatever there is. What a vendor does not tell fails a floor.
     cpus: int = 0
     memory_bytes: int = 0
@@ -243,3 +244,4 @@ class PodView:
     clock_scale: float = 1.0  # how many times faster than ours its provider's clock runs: 1 but in a rehearsal
     pending: tuple[str, ...] = ()  # files and checkpoints of the pod that its store does not have yet
     upload_problem: str = ""  # why the store cannot be written just now
+    sweep: str = ""  # that it is a trial of

@@ -25,8 +25,8 @@ from typing import Any
 
 from infra import own_code, train_env
 from infra.agent.limits import read_clocks
-from infra.errors import SlipwayError
-from infra.ledger import spend
+from infra.errors import SlipwayError, UsageError
+from infra.ledger import budgets, spend
 from infra.ledger.journal import Fenced, Journal, Lease, service_lease
 from infra.runs.recovery import REPLICA
 from infra.settings import Settings
@@ -261,6 +261,19 @@ class Controller:
             armed=sum(one.member.cap_micro_usd or 0 for one in self.replicas.kept.values()),
         )
 
+    def _paid_from(self, budget: Budget | None) -> str:
+        """Return the name of the journal's budget, which has every replica's limit reserved before it is rented.
+
+        One that was lowered below what is reserved stays as it was: until that is spent, the policy starts no more.
+        """
+        if budget is None:
+            return ""
+        name = f"serve:{self.name}@{int(self.wanted.since)}"
+        with contextlib.suppress(UsageError):
+            before, scale = budgets.find(self.journal, name), self.settings.clock_scale
+            budgets.open_budget(self.journal, name, budget.limit, before, scale)
+        return name
+
     def _look_at_load(self) -> None:
         """Measure how much waits now, and find replicas that fail request after request, whatever their probes say."""
         now = time.monotonic()
@@ -287,6 +300,7 @@ class Controller:
         taken = [one.member.port for one in self.replicas.kept.values()]
         request, budget = placement.request_of(self.service, ""), self._budget()
         alive = sum(one.member.state.is_alive for one in self.replicas.kept.values())
+        self.landing.budget = self._paid_from(budget)
         member = Member(number=number, version=version.number, run=f"{self.name}-{number}", spot=is_spot,
                         gpu=placement.gpu_of(request), port=free_port(taken),
                         cap_micro_usd=budget.cap(alive) if budget else None, began_at=time.time())  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from flows import launch, same_request
+from flows import launch, same_request, shares
 from flows.jobs.work import JobWork
 from flows.specs.launch import LaunchSpec
 from flows.specs.work import WorkSpec
@@ -102,6 +102,7 @@ def understand(
         chosen = wish.provider or (vendor.name if len(candidates) == 1 else MARKET)
         request = replace(request_for(machine), run=name or "new", provider=chosen, nodes=nodes,
                           pool=spec.pool or wish.pool, host=spec.host)  # fmt: skip
+        request = shares.on_devices(request, spec.devices, vendor)
         if recovers_itself(vendor):
             request = counted(request)
         requests += [] if request in requests else [request]

@@ -14,7 +14,13 @@ class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
     """A launch as somebody asks for it."""
 
     nodes: int | None = flag(None, "machines that train as one (1)", group=MACHINE)
-    wait: bool = flag(False, "rented: look again every minute until something fits", group=MACHINE)
+    wait: bool = flag(
+        False, "rented: look again every minute until something fits; local, ssh: stand in line until the machine, or "
+        "what --devices names of it, is free", group=MACHINE,
+    )  # fmt: skip
+    devices: str = flag(
+        "", "local, ssh: only these GPUs of the machine, such as 0,1; other runs may have the rest", group=MACHINE
+    )
     no_accept: bool = flag(False, "take a machine as it is, without looking whether it works", group=MACHINE)
     on_failure: str = flag("", "rented: end the pod when the work fails, or keep it (end)", group=LIMITS)
     notify: str = flag(

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 
 from data.config import ConfigError
 from flows.planning import Work, plan_for
-from flows.sweeps import budget
+from flows.shares import amount_of
 from flows.sweeps.records import SweepSpec, SweepTrial
 from infra.checkout import ROOT
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.job_environment import secrets
-from infra.jobs.schedule import Lane, pack
-from infra.ledger.journal import Journal
-from infra.money import BadAmount, cents, micro_usd
+from infra.jobs.schedule import Berth, Lane, pack, split
+from infra.ledger.journal import Journal, Op
+from infra.money import dollars
 from infra.providers import Provider, registry
-from infra.records import Plan
+from infra.records import Plan, Request
 from infra.runs.timing import Say
 from infra.selection import choose, preflight
 from infra.selection.request import request_on
@@ -53,6 +53,11 @@ class SweepPlan:
     """Micro-dollars for all trials together; None: nothing is paid, or nobody said one."""
 
     @property
+    def budget(self) -> str:
+        """Return the name of the budget that pays for all of them; "" = none does."""
+        return "" if self.limit is None else f"sweep:{self.spec.name}"
+
+    @property
     def most_micro_usd(self) -> int:
         """Return what all trials may cost at most."""
         return sum(one.most_micro_usd for one in self.trials.values())
@@ -60,15 +65,13 @@ class SweepPlan:
 
 def limit_of(said: str) -> int | None:
     """Return a limit in micro-dollars; None for none. Raises UsageError."""
-    if not said:
-        return None
-    try:
-        found = micro_usd(said.lstrip("$"))
-    except BadAmount as error:
-        raise UsageError(f"--spend-limit: {error}") from None
-    if found <= 0:
-        raise UsageError(f"--spend-limit is {said}; nothing can be rented for that")
-    return found
+    return amount_of("spend-limit", said) if said else None
+
+
+def share(limit: int, trials: int, own: int | None) -> int:
+    """Return what one trial may cost: what it asks for itself, and an equal share of the limit at most."""
+    each = limit // max(1, trials)
+    return each if own is None else min(own, limit)
 
 
 def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell: Say) -> SweepPlan:
@@ -94,8 +97,8 @@ def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell
 def limited(trial: SweepTrial, spec: SweepSpec, limit: int) -> SweepTrial:
     """Return the trial with a limit of its own, which its pods enforce: its share of the sweep's, if it says none."""
     own = limit_of(trial.spec.spend_limit)
-    most = budget.share(limit, len(spec.trials), own)
-    return replace(trial, spec=replace(trial.spec, spend_limit=cents(most)))
+    most = share(limit, len(spec.trials), own)
+    return replace(trial, spec=replace(trial.spec, spend_limit=dollars(most)))
 
 
 def plan_of(trial: SweepTrial, settings: Settings, candidates: Sequence[Provider], tell: Say) -> Plan:
@@ -164,23 +167,42 @@ def lanes_of(
     """Return the lanes that have trials, and how many pods have none. Raises NoOffer when there are too few pods."""
     vendors = [one.name for one in candidates]
     rows = {op.run: op for op in journal.ops() if op.vendor in vendors and op.run in trials}  # the last of each
+    each = max(one.plan.request.num_gpus for one in trials.values())
+    request = next(iter(trials.values())).plan.request
     if provider == "ssh":
-        pods = [op.place for op in rows.values() if op.is_live and op.place]
-        if len(set(pods)) < (wanted or sys.maxsize):
+        found = [_berth(op) for op in rows.values() if op.is_live and op.place]
+        if len(set(found)) < (wanted or sys.maxsize):
             try:
-                pods += [offer.place for offer in candidates[0].offers(next(iter(trials.values())).plan.request)]
+                for offer in candidates[0].offers(request):
+                    found += split(Berth(offer.place, offer.place), offer.num_gpus, each)
             except NoOffer:
-                if not pods:
+                if not found:
                     raise
-        pods = list(dict.fromkeys(pods))
-        if wanted and wanted > len(pods):
-            raise NoOffer(
-                f"ssh: {wanted} pods wanted, {len(pods)} are free and fit: {', '.join(pods)}; run: inv pool.up"
-            )
-        pods = pods[:wanted]
+        found = list(dict.fromkeys(found))
+        if wanted and wanted > len(found):
+            free = ", ".join(one.name for one in found)
+            raise NoOffer(f"ssh: {wanted} pods wanted, {len(found)} are free and fit: {free}; run: inv pool.up")
+        found = found[:wanted]
     else:
-        pods = [f"{provider}-{number}" for number in range(1, (wanted or 1) + 1)]
-    lanes = pack(
-        {run: one.estimate_s for run, one in trials.items()}, pods, {run: op.place for run, op in rows.items()}
-    )
+        found = [Berth(f"{provider}-{number}") for number in range(1, (wanted or 1) + 1)]
+        if candidates[0].is_here and each:
+            found = _parts_of_this_machine(candidates[0], request, each, wanted)
+    berths = {one.name: one for one in found}
+    placed = {run: _berth(op).name for run, op in rows.items() if op.place}
+    lanes = pack({run: one.estimate_s for run, one in trials.items()}, list(berths), placed)
+    lanes = [replace(one, host=berths[one.pod].host, devices=berths[one.pod].devices) for one in lanes]
     return [lane for lane in lanes if lane.runs], sum(1 for lane in lanes if not lane.runs)
+
+
+def _berth(op: Op) -> Berth:
+    """Return what of a machine of one's own a run has, or had."""
+    return Berth(f"{op.place} device {op.devices}" if op.devices else op.place, op.place, op.devices)
+
+
+def _parts_of_this_machine(here: Provider, request: Request, each: int, wanted: int | None) -> list[Berth]:
+    """Return as many parts of this machine as are wanted. Raises NoOffer when it has fewer."""
+    parts = [part for one in here.offers(request) for part in split(Berth("local-1"), one.num_gpus, each)]
+    if not parts or wanted and wanted > len(parts):
+        raise NoOffer(f"local: {wanted or 1} runs at once want {each} GPUs each, and this machine has room for "
+                      f"{len(parts)}; give fewer: --pods")  # fmt: skip
+    return parts[:wanted]

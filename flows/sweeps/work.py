@@ -17,22 +17,26 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from flows import shares
 from flows.follow import DETACHED as DETACHED_CODE
 from flows.reading import run_figures
 from flows.sweeps import ranking
 from flows.sweeps import results as kept
-from flows.sweeps.budget import SweepBudget, refusal
 from flows.sweeps.halving import Halving, rungs
 from flows.sweeps.plan import SweepPlan, makings
 from flows.sweeps.results import SweepResult, TrialResult
 from infra.agent.limits import read_clocks
 from infra.checkout import ROOT
+from infra.errors import OutOfMoney
 from infra.flags import as_typed
-from infra.ledger import spend
+from infra.ledger import budgets, spend
 from infra.ledger.journal import Journal
+from infra.money import dollars
 from infra.providers import registry
+from infra.runs import pods
 from infra.runs.lookup import find_run
 from infra.runs.mirror import is_home
+from infra.runs.settle import settle
 from infra.runs.timing import Say
 from infra.settings import Settings
 from store import Store, StoreError
@@ -42,6 +46,8 @@ from trainer.reporting import jsonl_log
 POLL_S = 0.3
 LOOK_S = {"local": 1.0}  # between two looks at the figures of a trial at work; elsewhere a connection is made
 LOOK_ELSEWHERE_S = 15.0
+SETTLE_EVERY_S = 5.0
+MOST_BEGUN = 5  # times that a launch which died is begun again
 
 
 @dataclass
@@ -68,8 +74,12 @@ class SweepWork:
     settings: Settings
     tell: Say
     halving: Halving | None = None
-    budget: SweepBudget = field(default_factory=lambda: SweepBudget(None))
+    told: dict[str, str] = field(default_factory=dict)
+    """Why a trial that waits could not be paid yet."""
     running: dict[str, TrialAtWork] = field(default_factory=dict)
+    begun: dict[str, int] = field(default_factory=dict)
+    """How often the launch of a trial has died."""
+    settled_at: float = 0.0
 
     def go(self) -> None:
         """Launch the trials until all have ended.
@@ -100,9 +110,18 @@ class SweepWork:
             run = next((run for run in (*own, *others) if self._may_begin(run)), "")
             if run:
                 self._begin(run, lane)
-        if not self.running and (left := self._waiting()) and self.budget.limit is not None:
-            for run in left:  # nothing that is at work could free any of the limit
-                self._close(run, kept.LIMIT, refusal(self.budget, len(left)))
+        if self.planned.budget and not self.running and (left := self._waiting()) and self._is_all_spent():
+            for run in left:
+                self._close(run, kept.LIMIT, f"not begun: {self.told.get(run) or 'the limit does not cover it'}")
+
+    def _is_all_spent(self) -> bool:
+        """Tell whether nothing that still runs could free any of the limit; pods that are over are ended."""
+        found = budgets.state(self.journal, self.planned.budget, self.settings.clock_scale)
+        live = [op.token for op in self.journal.ops(live=True) if op.budget_name == self.planned.budget]
+        if live and time.monotonic() - self.settled_at > SETTLE_EVERY_S:
+            settle(self.journal, self.settings, self.tell, live)
+            self.settled_at = time.monotonic()
+        return found.committed <= found.spent
 
     def _may_begin(self, run: str) -> bool:
         """Tell whether its turn has come; one that is not to begin at all is closed."""
@@ -117,7 +136,30 @@ class SweepWork:
                 return False
         if self._is_being_made_elsewhere(run):
             return False
-        return self.budget.hold(run, self.planned.trials[run].most_micro_usd)
+        return self._is_paid(run)
+
+    def _is_paid(self, run: str) -> bool:
+        """Reserve what a trial may cost; tell whether that could be done. Its own earlier cost is part of it."""
+        if not self.planned.budget:
+            return True
+        most = self.planned.trials[run].most_micro_usd
+        is_live = any(op.is_live for op in self.journal.ops(run=run))
+        if most and not is_live and self._cost(run) >= most:
+            self._close(run, kept.LIMIT, "what it may cost is spent")
+            return False
+        name, scale = self.planned.budget, self.settings.clock_scale
+        found = budgets.state(self.journal, name, scale)
+        most = most or (found.runs[run].reserved if run in found.runs else 0)  # at work: what it was begun with
+        why = found.refusal(run, most)
+        try:
+            if not why:
+                budgets.reserve(self.journal, name, run, most, scale)
+        except OutOfMoney as error:  # somebody else was faster
+            why = str(error)
+        if why and self.told.get(run) != why:
+            self.told[run] = why
+            self._set(run, reason=f"waits: {why}")
+        return not why
 
     def _first_of_arm(self, run: str) -> str:
         """Return the trial that decides for the arm of this one; "" for that one itself, and where none is stopped."""
@@ -133,10 +175,20 @@ class SweepWork:
         return any(not is_home(store, name, fingerprint) for name, fingerprint in own & others)
 
     def _begin(self, run: str, lane: int) -> None:
-        one, place = self.planned.trials[run], self.planned.lanes[lane].pod
-        on = ["--host", place] if self.settings.provider == "ssh" else []
+        one, berth = self.planned.trials[run], self.planned.lanes[lane]
+        place = berth.pod
+        on = ["--host", berth.host] if berth.host else []
+        on += [f"--devices={berth.devices}"] if berth.devices else []
+        on += ["--wait"] if on else []  # somebody else may have it just now: first come, first served
         env = [f"{name}={value}" for name, value in one.trial.env.items()]
-        words = ["launch", "--provider", self.settings.provider, *on, *as_typed(one.trial.spec)]
+        spec, paid = one.trial.spec, []
+        if self.planned.budget:
+            if any(op.is_live for op in self.journal.ops(run=run)):  # it is joined, with the limit that it has
+                spec = replace(spec, spend_limit="")
+            elif spec.spend_limit and one.most_micro_usd:  # what it has cost before is part of what it may cost
+                spec = replace(spec, spend_limit=dollars(one.most_micro_usd - self._cost(run)))
+            paid = ["--budget", self.planned.budget]
+        words = ["launch", "--provider", self.settings.provider, *on, *as_typed(spec), *paid]
         words += [word for name in (*self.settings.given, *env) for word in ("--env", name)]
         words += ["--run-name", run, "--keep-made", "--with-missing", "--yes", "--json"]
         home = self.settings.homes / run
@@ -158,6 +210,11 @@ class SweepWork:
             with suppress(ValueError):  # it died before it said anything: its exit code has to do
                 document = json.loads(one.said.read_bytes())
             code = one.child.returncode
+            if not document.get("state") and code != DETACHED_CODE and one.stop_at is None and self._may_go_on(run):
+                self.tell(f"{time.strftime('%H:%M:%S')} {run}: its launch left with exit code {code}; it is taken up "
+                          f"again (see {one.log})")  # fmt: skip
+                self._set(run, state=kept.WAITING, reason="its launch has died, and is begun again")
+                continue
             state = document.get("state") or (kept.DETACHED if code == DETACHED_CODE else "failed")
             reason = document.get("reason") or document.get("error") or ""
             if code not in (0, DETACHED_CODE) and not reason:
@@ -168,13 +225,23 @@ class SweepWork:
                 state, reason = kept.STOPPED, f"behind after {one.stop_at} of {self.result.trials[run].steps} steps"
             self._close(run, state, reason)
 
+    def _may_go_on(self, run: str) -> bool:
+        """Tell whether a trial is at work, or was when its pod went, though nobody follows it any more.
+
+        A launch that is begun again joins it, or goes on from its newest checkpoint. That is done a few times.
+        """
+        rows = self.journal.ops(run=run)
+        self.begun[run] = self.begun.get(run, 0) + 1
+        return bool(rows) and not pods.is_over(rows[-1]) and self.begun[run] <= MOST_BEGUN
+
     def _close(self, run: str, state: str, reason: str = "") -> None:
         """Write down how a trial has ended, with its figures and what it has cost."""
         found = self.result.trials[run]
         if state not in (kept.SKIPPED, kept.LIMIT):
             self._gather(run, state)
         cost = self._cost(run)
-        self.budget.settle(run, cost)
+        if self.planned.budget:
+            budgets.give_back(self.journal, self.planned.budget, run)
         self._set(run, state=state, reason=reason, micro_usd=cost)
         if state == kept.STOPPED and found.seconds and found.at:
             rest = max(0, found.steps - found.at) / found.at
@@ -289,7 +356,8 @@ def begin(planned: SweepPlan, journal: Journal, settings: Settings, tell: Say) -
         if not one.is_over:  # what lies there is of another time, when something else was asked
             (result.folder / f"{run}.jsonl").unlink(missing_ok=True)
     work = SweepWork(planned, result, journal, settings, tell)
-    work.budget = SweepBudget(planned.limit, spent={run: work._cost(run) for run in trials if run in journal.runs()})
+    if planned.limit is not None:
+        shares.open_as(journal, planned.budget, planned.limit, settings)
     if spec.early_stop is not None:
         longest = max(one.steps for one in trials.values())
         work.halving = Halving(spec.early_stop.factor, rungs(longest, spec.early_stop))

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 LOOK_EVERY_S = 5.0
 WORDS = ("nvidia-smi", "--query-gpu=name,utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits")
@@ -16,7 +16,8 @@ WORDS = ("nvidia-smi", "--query-gpu=name,utilization.gpu,memory.used,memory.tota
 class Figures:
     """The sampler of a machine's utilization, at intervals."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, devices: str = "") -> None:
+        self.words = (*WORDS, f"--id={devices}") if devices else WORDS
         self.folder = folder
         self.known: Dict[str, Any] = {}
         self.looked_at = -LOOK_EVERY_S
@@ -34,14 +35,14 @@ class Figures:
             self.looked_at = time.monotonic()
             self.known.update(disk_free_bytes=shutil.disk_usage(self.folder).free, disk_at=time.time())
             if self.has_gpus and self.asked is None:
-                self.asked = _ask()
+                self.asked = _ask(self.words)
         return self.known
 
 
-def _ask() -> "Optional[subprocess.Popen[str]]":
+def _ask(words: Sequence[str]) -> "Optional[subprocess.Popen[str]]":
     try:
         return subprocess.Popen(
-            WORDS, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
     except OSError:  # it is gone, or cannot be run just now: the figures grow old, and their age is shown
         return None

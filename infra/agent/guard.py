@@ -78,7 +78,7 @@ class Guard:
         self.pod = pod
         self.job = job
         self.limit_s = ends.hard_limit_s(job.limits)
-        self.idle_gpu = ends.IdleGpu(job.limits, job.clock_scale)
+        self.idle_gpu = ends.IdleGpu(job.limits, job.clock_scale, job.devices)
         self.agent: Optional[subprocess.Popen[bytes]] = None
         self.starts: Deque[float] = deque(maxlen=CRASH_LOOP[0])
         self.missed_at: Optional[float] = None  # the agent, since then
@@ -141,7 +141,7 @@ class Guard:
             self._read_job()
         self._read_job()  # it was there before the verdict was put away
         self.limit_s = ends.hard_limit_s(self.job.limits)
-        self.idle_gpu = ends.IdleGpu(self.job.limits, self.job.clock_scale)
+        self.idle_gpu = ends.IdleGpu(self.job.limits, self.job.clock_scale, self.job.devices)
         self.agent = self.missed_at = self.asked_at = None
         self.starts.clear()
         self.holds = False

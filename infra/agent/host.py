@@ -6,7 +6,8 @@ nothing of ours and prints one JSON document.
     facts              what the machine has, and its pods
     pods               its pods: the markers under ~/.slipway/pods
     mark RUN TOKEN     make the folder of a pod, unless the machine holds another one; with a third word, `beside`,
-                       unless that very folder is another pod's
+                       unless that very folder is another pod's; with a fourth one, such as `0,1`, unless another pod
+                       has one of these GPUs, or the whole machine
     unmark RUN TOKEN   take marker and secrets away; what the pod has made stays
 """
 
@@ -92,7 +93,8 @@ def pods() -> List[Dict[str, Any]]:
         try:
             with open(os.path.join(folder, "POD.json")) as file:
                 marker = json.load(file)
-            found.append({"run": str(marker["run"]), "token": str(marker["token"]), "folder": folder})
+            ids = {"run": str(marker["run"]), "token": str(marker["token"]), "folder": folder}
+            found.append({**ids, "devices": str(marker.get("devices", ""))})
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -100,7 +102,12 @@ def pods() -> List[Dict[str, Any]]:
     return found
 
 
-def mark(run: str, token: str, beside: str = "") -> Dict[str, Any]:
+def may_share(devices: str, others: str) -> bool:
+    """Tell whether two pods can have these GPUs of one machine; "" = the whole machine."""
+    return bool(devices and others) and not set(devices.split(",")) & set(others.split(","))
+
+
+def mark(run: str, token: str, beside: str = "", devices: str = "") -> Dict[str, Any]:
     """Mark the folder of a pod. `holder` is the other pod that has this machine; without it, `folder` is ours.
 
     `beside`: the machine holds many, as the login node of a cluster does.
@@ -108,14 +115,14 @@ def mark(run: str, token: str, beside: str = "") -> Dict[str, Any]:
     take_turn()
     folder = os.path.join(ROOT, run)
     for pod in pods():
-        if beside and pod["folder"] != folder:
+        if pod["folder"] != folder and (beside or may_share(devices, pod.get("devices", ""))):
             continue
         if (pod.get("token"), pod["folder"]) != (token, folder):
             return {"holder": pod}
     os.makedirs(os.path.join(folder, "state"), mode=0o700, exist_ok=True)
     draft = os.path.join(folder, f".{token}.draft")  # by hand, like the lock below: this file imports nothing of ours
     with open(draft, "w") as file:
-        json.dump({"token": token, "run": run}, file)
+        json.dump({"token": token, "run": run, "devices": devices}, file)
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, os.path.join(folder, "POD.json"))

@@ -90,6 +90,12 @@ class Job:
     clock_scale: float = 1.0  # a rehearsal's clock runs this many times faster
     schema: int = SCHEMA
 
+    @property
+    def devices(self) -> str:
+        """Return the GPUs of the machine that are its own, as nvidia-smi takes them; "" = all that there are."""
+        said = self.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return said if all(word.isdigit() for word in said.split(",")) else ""
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 

@@ -94,7 +94,8 @@ class IdleGpu:
     must hold there too.
     """
 
-    def __init__(self, limits: Limits, scale: float) -> None:
+    def __init__(self, limits: Limits, scale: float, devices: str = "") -> None:
+        self.devices = devices
         self.limit_s = limits.idle_gpu_s
         self.scale = scale
         self.busy_at = self.asked_at = boottime_s()
@@ -109,7 +110,7 @@ class IdleGpu:
         if self.asking is None:
             if now - self.asked_at >= min(ASK_GPU_EVERY_S, self.limit_s / self.scale / 4):
                 self.asked_at = now
-                self.asking = _ask_gpus()
+                self.asking = _ask_gpus(self.devices)
         elif self.asking.poll() is not None:
             percents = _percents(self.asking)
             self.asking = None
@@ -121,9 +122,10 @@ class IdleGpu:
         return ""
 
 
-def _ask_gpus() -> Optional["subprocess.Popen[str]"]:
-    """Start nvidia-smi; return None where there is none."""
+def _ask_gpus(devices: str) -> Optional["subprocess.Popen[str]"]:
+    """Start nvidia-smi; return None where there is none. `devices`: the GPUs that it is asked for, "" = all."""
     words = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    words += [f"--id={devices}"] if devices else []
     try:
         return subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

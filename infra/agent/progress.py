@@ -126,7 +126,7 @@ class Progress:
         self.acknowledged = pod.acknowledged if job.beside else None
         self.waiting = pod.waiting if job.beside else None
         self.tracking = pod.tracking if job.trackers else None
-        self.figures = Figures(pod.root)
+        self.figures = Figures(pod.root, job.devices)
         self.redact = redact
         self.steps = {name: _waiting(name) for name in names}
         self.whole = {"schema": SCHEMA, "run": job.run, "token": job.token, "state": "starting", "step": ""}

@@ -12,6 +12,28 @@ class Lane:
     pod: str
     runs: tuple[str, ...]  # in the order in which they go
     estimate_s: float
+    host: str = ""  # the machine, where it is one's own
+    devices: str = ""  # of that machine, such as `0,1`: other lanes have the rest
+
+
+@dataclass(frozen=True)
+class Berth:
+    """A machine, or some of its GPUs, on which one run at a time can be."""
+
+    name: str
+    host: str = ""
+    devices: str = ""
+
+
+def split(machine: Berth, num_gpus: int, each: int) -> list[Berth]:
+    """Return the parts of a machine of `num_gpus` GPUs on which runs that take `each` go side by side.
+
+    It is one part where only one fits, or where no GPU is asked for.
+    """
+    if not each or num_gpus < 2 * each:
+        return [machine]
+    parts = [",".join(map(str, range(first, first + each))) for first in range(0, num_gpus - each + 1, each)]
+    return [Berth(f"{machine.name} device {part}", machine.host, part) for part in parts]
 
 
 def pack(estimates_s: Mapping[str, float], pods: Sequence[str], placed: Mapping[str, str]) -> list[Lane]:

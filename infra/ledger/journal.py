@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from infra import journal_file
+from infra.agent.host import may_share
 from infra.agent.job import Job
 from infra.agent.limits import Clocks, gap_s, read_clocks
 from infra.agent.process import Identity, boot_id, is_alive, myself
-from infra.errors import NoOffer, UsageError
+from infra.errors import Busy, UsageError
 from infra.journal_file import JournalError
 from infra.ledger.life_cycle import ENDED, PLANNED, TERMINATING, after
 from infra.records import Pod
@@ -52,6 +53,7 @@ class Op:
     state: str = PLANNED
     epoch: int = 1
     place: str = ""  # the one machine that it wants; leased to this row while it is live
+    devices: str = ""  # of that machine, such as `0,1`: others may have the rest; "" = it has the whole machine
     remote_id: str | None = None
     address: str | None = None
     rate: int = 0
@@ -60,6 +62,8 @@ class Op:
     hard_deadline: int | None = None
     cap: int | None = None
     budget: int | None = None  # all pods under the names of its run may cost so much; each has a share of that as `cap`
+    budget_name: str = ""  # the budget that pays for it, of many runs (`infra.ledger.budgets`); "" = none
+    budget_run: str = ""  # the run whose reservation there it is part of
     asked: str = ""  # JSON: the words of its launch besides those on what it makes; "" = not on record
     intent_at: int = 0
     sent_at: int | None = None
@@ -145,6 +149,11 @@ class ServiceRow:
     seen: str
 
 
+def keeper_lease(run: str) -> str:
+    """Return the name of the lease that the keeper of a run holds."""
+    return f"keep:{run}"
+
+
 def service_lease(name: str) -> str:
     """Return the name of the lease that the controller of a service holds."""
     return f"serve:{name}"
@@ -167,12 +176,14 @@ class Taken(UsageError):
         )
 
 
-class Leased(NoOffer):
+class Leased(Busy):
     """The machine holds another pod; `op` is its row. It is free when that row has ended, which takes proof."""
 
     def __init__(self, op: Op) -> None:
         self.op = op
-        super().__init__(f"{op.vendor}: {op.place} is leased by {op.run} ({op.state}); run: inv status {op.run}")
+        what = f"{op.place or 'this machine'}{f', device {op.devices},' if op.devices else ''}"
+        super().__init__(f"{op.vendor}: {what} is leased by {op.run} ({op.state}); stand in line for it: --wait; see: "
+                         f"inv status {op.run}")  # fmt: skip
 
 
 class Held(UsageError):
@@ -219,15 +230,15 @@ class Journal:
         clocks = read_clocks()
         op = Op(token=token, run=run, vendor=vendor, intent_at=int(clocks.wall_s), boot_id=clocks.boot_id,
                 boot_s=clocks.boot_s, **facts)  # fmt: skip
-        with self._writing():
+        with self.writing():
             same_target = "target = ? AND store = ? AND target != '' AND slot >= 0"
             rivals = f"{_LIVE} AND ((run = ? AND slot = ?) OR ({same_target}))"
             live = self._ops(f"WHERE {rivals}", op.run, op.slot, op.target, op.store)
             if live:
                 raise Taken(live[0])
-            leased = self._ops(f"WHERE {_LIVE} AND vendor = ? AND place = ? AND place != ''", op.vendor, op.place)
-            if leased:
-                raise Leased(leased[0])
+            there = self._ops(f"WHERE {_LIVE} AND vendor = ? AND place = ? AND place != ''", op.vendor, op.place)
+            if leased := next((one for one in there if not may_share(one.devices, op.devices)), None):
+                raise Leased(leased)
             if admit:
                 admit(self._ops("ORDER BY rowid"), op)
             self._insert(op, "plan")
@@ -249,7 +260,7 @@ class Journal:
                 last_seen_at=now, cap=pod.spend_limit_micro_usd,
                 ttl_s=pod.ends_at - pod.created_at if pod.ends_at and pod.created_at else None,
                 del_requested_at=now if state == TERMINATING else None)  # fmt: skip
-        with self._writing():  # at once: a row that is only PLANNED would say that nothing was sent
+        with self.writing():  # at once: a row that is only PLANNED would say that nothing was sent
             self._insert(op, "claim")
         return op
 
@@ -321,7 +332,7 @@ class Journal:
 
     def tell(self, token: str, source: str, micro_usd: int) -> None:
         """Write down what `source` says that a pod has cost until now."""
-        with self._writing():
+        with self.writing():
             self._db.execute("INSERT INTO spend VALUES (?, ?, ?, ?)", (token, int(time.time()), source, micro_usd))
 
     def told(self, source: str) -> dict[str, tuple[int, int]]:
@@ -342,7 +353,7 @@ class Journal:
 
     def want(self, name: str, wanted: str, before: ServiceRow | None) -> ServiceRow:
         """Write down what is wanted, where it is still as in `before`. Raises Fenced."""
-        with self._writing():
+        with self.writing():
             now = self.service(name)
             if (now and now.epoch) != (before and before.epoch):
                 raise Fenced(f"{name}: another command changed it meanwhile; run: inv serve.status {name}")
@@ -357,13 +368,13 @@ class Journal:
 
     def saw(self, name: str, seen: str, lease: Lease) -> None:
         """Write down what there is. Raises Fenced when `lease` was taken over."""
-        with self._writing():
+        with self.writing():
             self._check_lease(lease)
             self._db.execute("UPDATE services SET seen = ? WHERE name = ?", (seen, name))
 
     def forget(self, name: str, lease: Lease) -> None:
         """Remove a service of which nothing is left. Raises Fenced when `lease` was taken over."""
-        with self._writing():
+        with self.writing():
             self._check_lease(lease)
             self._db.execute("DELETE FROM services WHERE name = ?", (name,))
 
@@ -374,7 +385,7 @@ class Journal:
 
         code: the stamp of our code, for a lease that is held long.
         """
-        with self._writing():
+        with self.writing():
             epoch, holder = self._lease(name)
             if holder:
                 raise Held(f"{name} is held by process {holder.pid}")
@@ -397,7 +408,7 @@ class Journal:
 
     def abandon(self, name: str) -> None:
         """Write a lease down as one whose holder has died, where none lives: whoever looks for those takes it up."""
-        with self._writing():
+        with self.writing():
             epoch, holder = self._lease(name)
             if holder is None:
                 self._db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", (name, epoch + 1, "", 0, ""))
@@ -433,7 +444,7 @@ class Journal:
             raise Fenced(f"{lease.name}: another process has taken over")
 
     def _hold(self, lease: Lease, *holder: str | int | None) -> Lease:
-        with self._writing():
+        with self.writing():
             sql = "UPDATE leases SET epoch = ?, boot_id = ?, pid = ?, pid_starttime = ? WHERE name = ? AND epoch = ?"
             done = self._db.execute(sql, (lease.epoch + 1, *holder, lease.name, lease.epoch))
             if done.rowcount != 1:
@@ -454,7 +465,7 @@ class Journal:
 
     def _change(self, op: Op, event: str, facts: dict[str, Any]) -> Op:
         assert facts.keys() <= set(_COLUMNS), facts
-        with self._writing():
+        with self.writing():
             sets = ", ".join(f"{column} = ?" for column in facts)
             sql = f"UPDATE ops SET epoch = epoch + 1, {sets} WHERE token = ? AND epoch = ? AND state = ?"
             done = self._db.execute(sql, (*facts.values(), op.token, op.epoch, op.state))
@@ -485,9 +496,21 @@ class Journal:
             raise JournalError(self.problem or f"journal {self.path}: {error}") from error
         return [Op(**dict(zip(_COLUMNS, row, strict=True))) for row in rows]
 
+    def read(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Return rows of a table, as they are now; within a transaction, as it has them. Raises JournalError."""
+        try:
+            return self._db.execute(sql, values).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise JournalError(self.problem or f"journal {self.path}: {error}") from error
+
+    def execute(self, sql: str, *values: Any) -> None:
+        """Execute a statement of the transaction that `writing` has begun."""
+        assert self._db.in_transaction
+        self._db.execute(sql, values)
+
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Run one transaction under the lock."""
+    def writing(self) -> Iterator[None]:
+        """Run one transaction under the lock. Raises JournalError."""
         if self.problem:
             raise JournalError(self.problem)
         with journal_file.locked(self.path) as lock:

@@ -16,6 +16,7 @@ from pathlib import Path
 from infra.agent.job import Limits, PodFolder
 from infra.agent.process import end_all
 from infra.errors import NoOffer, SlipwayError
+from infra.machines.survey import lacks
 from infra.names import check_name
 from infra.records import Account, Offer, Pod, Request
 from infra.transport.protocol import ThisMachine
@@ -43,6 +44,8 @@ class Local:
         """Return this machine, when it has what is asked for."""
         gpus = _gpus()
         if request.num_gpus > len(gpus):
+            return []
+        if lacks(request.devices, len(gpus)):
             return []
         if request.gpu and not any(request.gpu.lower() in gpu.lower() for gpu in gpus):
             return []

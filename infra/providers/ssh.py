@@ -1,10 +1,10 @@
 """Own machines reached by SSH: a pod is a folder on one of them, `~/.slipway/pods/<run>`, with processes of its own.
 
-A machine holds one pod at a time, by two locks. In the journal it is leased to the live row that names it, from the
-committed intent until its absence is proven; a row whose launch died is ended by `pods.settle`, which knows the
-dead by their process, never by age. On the machine the marker says who has it, so that other people's journals
-see it too. A pod's id is `token@pool/host`: it can be nowhere else. A machine that does not answer is an error,
-never an absence. Ending a pod ends its own processes, and nothing else of the machine.
+A machine holds one pod at a time, or several that have GPUs of their own, by two locks. In the journal it is leased to
+the live row that names it, from the committed intent until its absence is proven; a row whose launch died is ended by
+`pods.settle`, which knows the dead by their process, never by age. On the machine the marker says who has it, so that
+other people's journals see it too. A pod's id is `token@pool/host`: it can be nowhere else. A machine that does not
+answer is an error, never an absence. Ending a pod ends its own processes, and nothing else of the machine.
 """
 
 import contextlib
@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from infra.agent.host import may_share
 from infra.agent.job import Limits, PodFolder
-from infra.errors import Ambiguous, NoOffer, SlipwayError, UsageError
+from infra.errors import Ambiguous, Busy, NoOffer, SlipwayError, UsageError
 from infra.machines.host_memory import AGENT, HostMemory, ask, at_once, run_script
 from infra.machines.inventory import Host, find, load, select
-from infra.machines.survey import LOOK_S, Connect, contact, has, misfit, shortfall
+from infra.machines.survey import LOOK_S, Connect, contact, has, lacks, misfit, shortfall
 from infra.names import check_name
 from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import Settings
@@ -67,18 +68,25 @@ class SshPools:
         offers = [one for one in found if isinstance(one, Offer)]
         if len(offers) < request.nodes:
             why = [f"\n  {host.place}: {one}" for host, one in zip(hosts, found, strict=True) if one not in offers]
-            raise NoOffer(f"ssh: {request.nodes} machine(s) wanted, {len(offers)} free and fit:{''.join(why)}")
+            kind = Busy if any(isinstance(one, Busy) for one in found) else NoOffer
+            raise kind(f"ssh: {request.nodes} machine(s) wanted, {len(offers)} free and fit:{''.join(why)}")
         return offers
+
+    def places(self, request: Request) -> tuple[str, ...]:
+        """Return the machines that a request names, whatever they have and whoever has them; asks nobody."""
+        named = select(self.hosts, request.host)
+        return tuple(host.place for host in select(self.hosts, request.pool) if host in named)
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """Mark the machine of `offer`. NoOffer: it holds another pod."""
         host = find(self.hosts, offer.place)
         try:
-            said = ask(contact(host, self.connect), host.python, "mark", check_name(request.run), token)
+            said = ask(contact(host, self.connect), host.python, "mark", check_name(request.run), token, "",
+                       request.devices)  # fmt: skip
         except (TimedOut, Lost) as error:
             raise Ambiguous(f"ssh: marking {host.place}: {error}") from error
         if "holder" in said:
-            raise NoOffer(f"ssh: {host.place} is not free: {_in_words(said['holder'])}")
+            raise Busy(f"ssh: {host.place} is not free: {_in_words(said['holder'])}")
         return _pod(host, request.run, token, said["folder"])
 
     def find(self, pod: str) -> Pod | None:
@@ -134,11 +142,11 @@ class SshPools:
             facts = said
             self.memory.see(f"ssh:{host.place}", facts)
         what = has(host, facts)
-        problem = shortfall(host, facts) or misfit(request, what)
+        problem = shortfall(host, facts) or misfit(request, what) or lacks(request.devices, what.num_gpus or 0)
         if problem:
             raise NoOffer(problem)
-        if said["pods"]:
-            raise NoOffer(_in_words(said["pods"][0]))
+        if taken := [pod for pod in said["pods"] if not may_share(pod.get("devices", ""), request.devices)]:
+            raise Busy(_in_words(taken[0]))
         return Offer(provider=self.name, offer_id=host.place, region=host.pool, gpu=what.gpu,
                      num_gpus=what.num_gpus or 0, cpus=what.cpus or 0, memory_bytes=what.memory_bytes or 0,
                      micro_usd_per_hour=host.micro_usd_per_hour, place=host.place)  # fmt: skip
@@ -191,4 +199,5 @@ def _in_words(marker: Mapping[str, str]) -> str:
     """Return whose pod a machine holds."""
     if "problem" in marker:
         return f"{marker['folder']}: {marker['problem']}"
-    return f"it holds the pod of {marker['run']} ({marker['token']})"
+    part = f", on device {marker['devices']}" if marker.get("devices") else ""
+    return f"it holds the pod of {marker['run']} ({marker['token']}){part}"

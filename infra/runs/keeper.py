@@ -29,7 +29,7 @@ from infra.agent.state import NODE_LOST
 from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError
 from infra.interrupts import finishing
 from infra.ledger import spend
-from infra.ledger.journal import SUPERVISOR, Fenced, Held, Journal, Lease, Op
+from infra.ledger.journal import SUPERVISOR, Fenced, Held, Journal, Lease, Op, keeper_lease
 from infra.ledger.life_cycle import LOST, READY
 from infra.machines.host_memory import at_once
 from infra.notices.tell import tell_back, tell_end
@@ -56,8 +56,7 @@ POLL_S = 0.25
 LEAVE_S = 10.0
 
 
-def lease_name(run: str) -> str:
-    return f"keep:{run}"
+lease_name = keeper_lease
 
 
 def end_keeper(run: str, journal: Journal, patience_s: float = LEAVE_S) -> None:
@@ -374,7 +373,7 @@ class Keeper:
 
         is_kept_here = bool(self.vendors(op.vendor).pod_store)  # a rented pod fetches it from the store
         terms = replace(self.terms, prepare=prepare if is_kept_here else None, recoveries=recoveries, role=op.role,
-                        spec_hash=op.spec_hash, admit=self._admit, budget=budget,
+                        spec_hash=op.spec_hash, admit=self._admit, budget=budget, budget_name=op.budget_name,
                         asked=self.terms.asked or op.asked)  # fmt: skip
         offers = self.find(request)
         return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)

@@ -21,11 +21,12 @@ from pathlib import Path
 from infra import pod_reports
 from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.limits import read_clocks
-from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
+from infra.errors import Ambiguous, Busy, LimitHit, NoOffer, SlipwayError, UsageError
 from infra.interrupts import finishing
 from infra.ledger import spend
 from infra.ledger.journal import Admit, Journal, Op, Taken
 from infra.ledger.life_cycle import BOOTING, LOST, READY
+from infra.ledger.turns import Turn
 from infra.machines.node_addresses import meet
 from infra.providers import Provider, Vendors, clock_scale, farewell, market, recovers_itself
 from infra.records import Offer, Plan, Request
@@ -43,6 +44,7 @@ from store import Store, StoreError
 
 ARM_S = 60.0
 MOST_STARTS = 3  # where pods are taken away before they are at work
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # to the steps of a run that has only these GPUs of its machine
 AGENT = Path(__file__).parents[1] / "agent"
 APART = os.path.join(os.pardir, "work", "artifacts")  # a store of the pod's own, from its code folder
 
@@ -64,6 +66,8 @@ class Terms:
     role: str = "train"  # as in the journal
     spec_hash: str = ""  # of what was asked for, where that is to be recognised
     budget: int | None = None  # as in the journal; None: what the plan's pods may cost, beside those before them
+    budget_name: str = ""  # likewise
+    turn: Turn | None = None  # of whoever has waited for the machine
     asked: str = ""  # likewise
 
 
@@ -279,7 +283,7 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
     The offers that were passed over are taken out, those in use stay.
     """
     request, vendors, journal, say = renting.plan.request, renting.vendors, renting.journal, renting.say
-    passed = []
+    passed, is_busy = [], False
     for offer in list(renting.offers):
         provider, why = vendors(offer.provider), ""
         while len(ops) < request.nodes and not why:
@@ -288,7 +292,7 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
                 with rent, finishing(f"{offer.provider} was asked for a machine", say):
                     ops.append(_rent(renting, offer, provider, len(ops)))
             except NoOffer as error:
-                why = str(error)
+                why, is_busy = str(error), is_busy or isinstance(error, Busy)
             except Ambiguous as error:  # it may be there: it is to be ended when it turns up, and the next one may do
                 unclear = journal.ops(run=pods.name_of(request.run, len(ops)))[-1]
                 pods.stand_aside(unclear, journal, f"its creation was not answered: {error}")
@@ -308,7 +312,8 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
             renting.pass_over(offer, why)
     if len(ops) < request.nodes:
         have = f" ({len(ops)} of {request.nodes} could be had)" if ops else ""
-        raise NoOffer(f"{request.provider}: no machine is left{have}: {'; '.join(passed)}")
+        kind = Busy if is_busy else NoOffer
+        raise kind(f"{request.provider}: no machine is left{have}: {'; '.join(passed)}")
 
 
 def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
@@ -317,12 +322,15 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
     job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
     job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
+    if request.devices:
+        job = replace(job, environ={**job.environ, VISIBLE: request.devices})
     if rank == 0 and (provider.is_rented or mounts_of(job)):
         store = plan.store if "://" in plan.store else provider.pod_store or plan.store
         job = with_courier(job, store, plan.request.run)
     row = pods.RowDraft(target="" if rank else plan.target, store=plan.store, slot=rank, recoveries=terms.recoveries,
                    admit=terms.admit, role=terms.role, spec_hash=terms.spec_hash, budget=renting.budget,
-                   asked=terms.asked)  # fmt: skip
+                   budget_name=terms.budget_name, budget_run=plan.request.run if terms.budget_name else "",
+                   turn=terms.turn, asked=terms.asked)  # fmt: skip
     return pods.rent(provider, request, offer, job, renting.journal, row)
 
 
@@ -336,7 +344,8 @@ def _try(
                 ops[-1] = boot(ops[-1], rented, journal, terms.boot_s)
         except Unbooted as error:
             return str(error)
-    if not terms.accept:
+    beside = [op for op in journal.ops(live=True) if op.place and op.place == offer.place and op.run != request.run]
+    if not terms.accept or beside:  # at work beside others, which a measurement would disturb, and which would spoil it
         return ""
     with stage("accept", say):
         return terms.accept(provider.reach(pods.pod_of(ops[-1])), request, offer)
@@ -453,13 +462,13 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
         provider.reach(pods.pod_of(op)).get(pods.folder_of(op).code / "infra" / "agent" / "__main__.py")
     except FileNotFoundError:
         raise UsageError(f"{op.run} left nothing to resume from; run: inv launch") from None
-    request = Request(run=op.run, provider=op.vendor, host=op.place)
+    request = Request(run=op.run, provider=op.vendor, host=op.place, devices=op.devices)
     if recovers_itself(provider):  # its machine is one of many: the same is asked for, where the run's folder is
         request = replace(Request(**json.loads(op.request)), host="", pool=(op.remote_id or "").partition("@")[2])
     offer = of_machines(provider, request)[0]
     job = Job.from_json(op.job)
     row = pods.RowDraft(target=op.target, store=op.store, slot=op.slot, role=op.role, spec_hash=op.spec_hash,
-                   budget=op.budget, asked=op.asked)  # fmt: skip
+                   budget=op.budget, budget_name=op.budget_name, budget_run=op.budget_run, asked=op.asked)  # fmt: skip
     return pods.rent(provider, request, offer, job, journal, row)
 
 

@@ -87,7 +87,7 @@ def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[
 
     `provider`: of pods that name none. `own`: providers whose machines have the GPUs that they have.
     """
-    _check_keys(where, document, ("set", "pods"))
+    _check_keys(where, document, ("set", "pods", "spend_limit"))
     name = document.get("set", stem)
     if not isinstance(name, str):
         raise UsageError(f"{where}: set is {name!r}; it must be text")
@@ -101,6 +101,12 @@ def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[
             raise UsageError(f"{where}: two pods are called {spec.name}")
         specs[spec.name] = spec
     return check_name(name), list(specs.values())
+
+
+def limit_of(where: str, document: Mapping[str, Any]) -> str:
+    """Return what all rented pods of the set may cost together, as it is written; "" = nobody says."""
+    return str(_value(f"{where}: spend_limit", PodEntry.__dataclass_fields__["spend_limit"],
+                      document.get("spend_limit")) or "")  # fmt: skip
 
 
 def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodEntry:

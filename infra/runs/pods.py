@@ -20,9 +20,10 @@ from infra.agent.limits import hard_limit_s, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
 from infra.journal_file import JournalError
-from infra.ledger import spend
+from infra.ledger import budgets, spend, turns
 from infra.ledger.journal import Admit, Fenced, Held, Journal, Op
 from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, PLANNED, TERMINATING, UNKNOWN
+from infra.ledger.turns import Turn
 from infra.money import per_hour
 from infra.names import new_token
 from infra.providers import Provider, clock_scale, market
@@ -64,6 +65,11 @@ class RowDraft:
     spec_hash: str = ""
     """"" = of the job."""
     budget: int | None = None
+    budget_name: str = ""
+    """The budget that pays for it, beside others."""
+    budget_run: str = ""
+    turn: Turn | None = None
+    """Of whoever has waited for its machine."""
     asked: str = ""
 
 
@@ -86,12 +92,20 @@ def rent(
     limits = replace(job.limits, micro_usd_per_hour=offer.micro_usd_per_hour)
     spec_hash = row.spec_hash or hashlib.sha256(replace(job, token="").to_json().encode()).hexdigest()
     job = replace(job, run=request.run, token=token, limits=limits)
+
+    def admit(rows: list[Op], new: Op) -> None:
+        turns.admit(journal, rows, new, row.turn)
+        budgets.admit(journal, rows, new, clock_scale(provider))
+        if row.admit:
+            row.admit(rows, new)
+
     with _looked_after(journal, token):  # while this process lives, nobody else clears the row away
         op = journal.plan(token=token, run=request.run, slot=row.slot, vendor=provider.name, target=row.target,
                           store=row.store, spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
                           rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd,
-                          place=offer.place, recoveries=row.recoveries, admit=row.admit, role=row.role,
-                          budget=row.budget, asked=row.asked,
+                          place=offer.place, devices=request.devices, recoveries=row.recoveries, admit=admit,
+                          role=row.role, budget=row.budget, budget_name=row.budget_name, budget_run=row.budget_run,
+                          asked=row.asked,
                           remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
         op = journal.advance(op, "sending")
         try:

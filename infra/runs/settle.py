@@ -34,9 +34,15 @@ def settle(journal: Journal, settings: Settings, tell: Say, only: Collection[str
     `only`: tokens; all live rows without. A pod that cannot be asked stays as it is, and is told.
     """
     reconcile_accounts(journal, settings, tell)
+    tokens = [op.token for op in journal.ops(live=True) if only is None or op.token in only]
+    return settle_rows(journal, settings, tell, tokens)
+
+
+def settle_rows(journal: Journal, settings: Settings, tell: Say, tokens: Collection[str]) -> list[Op]:
+    """Do the same for these rows, without asking vendors what there is besides."""
     ended = []
     for op in journal.ops(live=True):
-        if only is None or op.token in only:
+        if op.token in tokens:
             try:
                 if not is_kept(op, journal, settings) and not (now := _settle(op, journal, settings, tell)).is_live:
                     ended.append(now)

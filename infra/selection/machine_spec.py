@@ -62,6 +62,11 @@ class LimitSpec:
     spend_limit: str = flag(
         "", "rented: end it at so many US dollars (150 when neither this nor --ttl is given)", group=LIMITS, unit="USD"
     )
+    budget: str = flag(
+        "", "rented: reserve that from this budget, which other runs and pods share; NAME=USD says what all may cost "
+        "(with --wait: stand in line until it is free)",
+        group=LIMITS, unit="NAME[=USD]",
+    )  # fmt: skip
     idle_stop: str = flag(
         "", "end it when no GPU has worked for this long, which counts while it is set up, too: 15m", group=LIMITS,
         unit="DURATION",

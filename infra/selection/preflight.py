@@ -30,6 +30,8 @@ def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec, tell: Tell)
     if not is_rented:
         if spend_limit:
             raise UsageError("--spend-limit is for rented machines; nothing is paid here")
+        if spec.budget:
+            raise UsageError("--budget is for rented machines; nothing is paid here")
         return Limits(time_s=time_s, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
     if not spec.ttl and not spend_limit:
         tell(f"neither --ttl nor --spend-limit is given: {SPEND_LIMIT} USD are the limit")

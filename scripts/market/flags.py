@@ -75,4 +75,5 @@ class CostFlags(Output, EstimateFlags):
 class ApplyFlags(Questions, Output):
     file: str = flag("", "YAML: `pods:` and below it `- name: a`; inv config --schema pod names all keys", word=True)
     provider: str = flag("", "of pods whose lines name none")
+    spend_limit: str = flag("", "rented: US dollars for all pods of the set together", unit="USD")
     dry_run: bool = flag(False, "show what would be made, kept and ended, and stop")

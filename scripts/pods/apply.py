@@ -1,16 +1,16 @@
 """What `inv apply` does: a file of pods -> the plan with its prices -> pods."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from flows import apply as use_case
-from flows.apply import Change
+from flows.apply import Change, SetLimit
 from infra import strict_yaml
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Journal
+from infra.ledger.journal import Journal, Op
 from infra.runs import pod_set
 from infra.runs.pod_set import PodAction, PodEntry
 from infra.runs.settle import settle
@@ -29,17 +29,21 @@ def apply(spec: ApplyFlags) -> None:
     if not spec.file:
         raise UsageError("FILE is missing: inv apply pods.yaml, with `pods:` and below it `- name: a`")
     settings = context.settings(provider=spec.provider)
-    set_name, specs = load(Path(spec.file), settings)
+    set_name, specs, limit = load(Path(spec.file), settings, spec.spend_limit)
     with open_journal(settings) as journal, only_one(set_name, journal, spec.dry_run):
         settle(journal, settings, render.tell)
-        lines = use_case.changes(set_name, specs, journal, settings, render.tell)
+        lines = use_case.changes(set_name, specs, journal, settings, render.tell, limit)
         if not spec.json:
             show(set_name, lines)
         changes = [line.step for line in lines if line.step.action != "keep"]
         if changes and not spec.dry_run:
             prompts.confirm(spec.yes)
+            if limit:
+                limit.open(journal, settings)
             for step in changes:
-                carry_out(step, set_name, specs, journal, settings, f"inv apply {spec.file}")
+                with going_on(f"inv apply {spec.file}"):
+                    made = use_case.carry_out(step, set_name, specs, journal, settings, render.tell, limit)
+                report(step, made)
     if spec.json:
         print_json({"set": set_name, "steps": [line_json(line) for line in lines], "dry_run": spec.dry_run,
                     "usd_per_hour": render.usd(use_case.rate_then(lines))})  # fmt: skip
@@ -52,8 +56,11 @@ def only_one(set_name: str, journal: Journal, dry_run: bool) -> contextlib.Abstr
     return contextlib.nullcontext() if dry_run else use_case.only_one(set_name, journal)
 
 
-def load(path: Path, settings: Settings) -> tuple[str, dict[str, PodEntry]]:
-    """Return the name of the set, and its pods by name. Raises UsageError, with the place."""
+def load(path: Path, settings: Settings, said: str) -> tuple[str, dict[str, PodEntry], SetLimit | None]:
+    """Return the name of the set, its pods by name, and what all may cost. Raises UsageError, with the place.
+
+    `said`: the limit as it was typed, which outweighs that of the file.
+    """
     try:
         document = strict_yaml.read(path)
     except FileNotFoundError:
@@ -64,18 +71,22 @@ def load(path: Path, settings: Settings) -> tuple[str, dict[str, PodEntry]]:
             use_case.wanted(spec, settings, render.tell)
         except SlipwayError as error:
             raise UsageError(f"{path}: {spec.name}: {error}") from None
-    return set_name, {spec.name: spec for spec in specs}
+    found = {spec.name: spec for spec in specs}
+    return set_name, found, SetLimit.of(set_name, said or pod_set.limit_of(str(path), document), found)
 
 
-def carry_out(
-    step: PodAction, set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, again: str
-) -> None:
-    """Carry out one action on a pod of the set. Raises SlipwayError that says how to go on."""
+@contextlib.contextmanager
+def going_on(again: str) -> Iterator[None]:
+    """Have a SlipwayError say how to go on."""
     try:
-        made = use_case.carry_out(step, set_name, specs, journal, settings, render.tell)
+        yield
     except SlipwayError as error:
         error.args = (f"{error}; what was done before stays; go on with: {again}",)
         raise
+
+
+def report(step: PodAction, made: Op | None) -> None:
+    """Say what was done, and have the next command of this session use what was made."""
     if made:
         session.use(made)
         render.say(f"{MARKS[step.action]} {step.name}")

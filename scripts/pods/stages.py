@@ -56,7 +56,8 @@ def create(spec: CreateFlags) -> None:
             if not offers:
                 render.say("nothing was rented")
                 return
-        op = pods.make(request, limits, offers, journal, settings, render.tell, unchecked=spec.no_accept)
+        op = pods.make(request, limits, offers, journal, settings, render.tell, unchecked=spec.no_accept,
+                       budget=spec.budget)  # fmt: skip
         session.use(op)
     if spec.json:
         print_json(about(op, settings))

@@ -193,7 +193,8 @@ def pod() -> Schema:
             known["type"] = [*([known["type"]] if isinstance(known["type"], str) else known["type"]), "number"]
     one["properties"] |= {theirs: dict(one["properties"][ours]) for theirs, ours in pod_set.ALIASES.items()}
     properties = {"set": {"type": "string", "description": "name of the set (default: the file's)"},
-                  "pods": {"type": "array", "items": one, "description": "the pods; [] ends all of them"}}  # fmt: skip
+                  "pods": {"type": "array", "items": one, "description": "the pods; [] ends all of them"},
+                  "spend_limit": {**TEXT, "description": "rented: US dollars for all of them together"}}  # fmt: skip
     return {"title": "A set of pods: ./inv apply FILE", "type": "object", "properties": properties,
             "required": ["pods"], "additionalProperties": False}  # fmt: skip
 

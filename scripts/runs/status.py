@@ -1,11 +1,16 @@
 """What `status` does: the table of runs, once or again and again."""
 
 import time
+from collections.abc import Iterator
 
+from flows import shares
 from flows import status as use_case
+from flows.sweeps import results as kept
+from flows.sweeps.results import SweepResult
 from infra.control import host_side
 from infra.drill.reports import Reports
 from infra.ledger.journal import Journal
+from infra.money import in_usd
 from infra.records import PodView
 from infra.runs.settle import settle
 from infra.settings import VENDORS, Settings
@@ -14,6 +19,8 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import status_table
 from scripts.runs.flags import StatusFlags
+
+SHOWN = 4  # of the runs that a budget pays for
 
 
 def status(spec: StatusFlags) -> None:
@@ -25,16 +32,30 @@ def status(spec: StatusFlags) -> None:
             if spec.json:
                 print_json([status_table.view_json(view) for view in views])
             elif views:
-                render.console(stderr=False).print(status_table.status_table(views), soft_wrap=True)
+                shown = views if spec.run else use_case.folded(views, sweeps(settings))
+                render.console(stderr=False).print(status_table.status_table(shown), soft_wrap=True)
                 rented = [view.provider for view in views if view.provider in VENDORS]
                 for line in Reports.beside(settings.state_file).cite(rented):
                     render.say(line)
             else:
                 render.say("no runs yet; begin with: ./inv launch --phase sft")
+            for line in () if spec.json else budget_lines(journal, settings):
+                render.say(line)
             if not spec.json and (said := host_side.state_of(settings.state_file)):
                 render.say(said)
             return
         redraw(journal, settings, spec.run, every_s, spec.json)
+
+
+def budget_lines(journal: Journal, settings: Settings) -> Iterator[str]:
+    """Yield a line for each budget from which something may yet be spent."""
+    for one in shares.states(journal, settings):
+        holders = [run.run for run in one.runs.values() if run.committed > run.spent]
+        if holders:
+            spent, kept, free = map(in_usd, (one.spent, one.committed - one.spent, one.free))
+            by = ", ".join(holders[:SHOWN]) + (f" and {len(holders) - SHOWN} more" if len(holders) > SHOWN else "")
+            limit = in_usd(one.budget.amount)
+            yield f"{one.budget.name}: {spent} of {limit} spent, {kept} reserved ({by}), {free} free"
 
 
 def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
@@ -42,7 +63,12 @@ def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
     views = use_case.status(journal, settings, run)
     if settle_due(views, journal, settings):
         views = use_case.status(journal, settings, run)
-    return use_case.of_run(views, journal, run)
+    return use_case.of_run(views, journal, run, sweeps(settings))
+
+
+def sweeps(settings: Settings) -> dict[str, SweepResult]:
+    """Return the sweeps that are on record, by name."""
+    return {one.name: one for one in kept.kept(settings)}
 
 
 def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bool:
@@ -66,5 +92,5 @@ def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_js
             if as_json:
                 print_json([status_table.view_json(view) for view in views], indent=None)
             else:
-                show(status_table.watch_screen(views, every_s))
+                show(status_table.watch_screen(views if run else use_case.folded(views, sweeps(settings)), every_s))
             time.sleep(every_s)

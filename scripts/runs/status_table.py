@@ -29,6 +29,7 @@ def view_json(view: PodView) -> dict[str, Any]:
     return {
         "run": view.run,
         "provider": view.provider,
+        "sweep": view.sweep or None,
         "state": view.state,
         "step": view.step or None,
         "steps": steps_json(view.progress),
@@ -43,7 +44,7 @@ def view_json(view: PodView) -> dict[str, Any]:
         "limit_in_s": None if view.limit_in_s is None else round(view.limit_in_s, 1),
         "ssh": view.ssh or None,
         "ends": list(view.ends),
-        "started_at": iso(view.started_at),
+        "started_at": iso(view.started_at or None),
         "note": view.note or None,
         "tracking": dict(view.progress.get("tracking") or {}),
         "in_store": {name: iso(at) for name, at in view.in_store.items()},

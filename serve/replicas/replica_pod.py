@@ -76,6 +76,8 @@ class Landing:
     """Of the engines' keys."""
     shares_key: bool = False
     """One key for all engines: who asks them does not know which one will answer."""
+    budget: str = ""
+    """The budget that pays for rented replicas; "" = none does."""
 
     def vendor(self, name: str) -> Provider:
         """Return the provider of that name. Raises UsageError for one that cannot be used."""
@@ -125,7 +127,7 @@ class Landing:
             send_model(Path(version.model), version.weights, op, transport, self.say)
 
         plan = Plan(target="", store="", artifacts=(), job=job, request=request)
-        terms = replace(terms, role=role_of(self.name), prepare=prepare if is_sent else None)
+        terms = replace(terms, role=role_of(self.name), prepare=prepare if is_sent else None, budget_name=self.budget)
         with self._journal() as journal:
             return launch.start(plan, offers, self.vendor, journal, ROOT, secrets, self.say, terms)
 

@@ -1,6 +1,7 @@
 """A job of one's own: the same street as a training, on this machine and in the rehearsal's market."""
 
 import json
+import os
 
 import pytest
 
@@ -115,3 +116,48 @@ def test_a_job_that_is_taken_away_in_the_market_goes_on_from_its_checkpoint(worl
     finally:
         world.inv("rehearse", "--stop")
     assert json.dumps(done)
+
+
+SMI = """#!/bin/sh
+case "$*" in *query*) printf 'NVIDIA L40S\\nNVIDIA L40S\\n';; esac
+"""
+
+
+@pytest.fixture
+def gpus(world, tmp_path):
+    """This machine has two GPUs, as far as nvidia-smi knows."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvidia-smi").write_text(SMI)
+    (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+    world.extra["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+
+
+def job_on(devices, name, *more, sleep=600):
+    command = f'echo "sees $CUDA_VISIBLE_DEVICES"; sleep {sleep}'
+    return ["launch", "--cmd", command, "--provider", "local", "--devices", devices, "-n", name, *more]
+
+
+@pytest.mark.usefixtures("gpus")
+def test_jobs_share_a_machine_by_devices_and_stand_in_line_for_them(world):
+    def waits_for():
+        return {one["run"]: one["note"] for one in world.json("status") if one["state"] == "waiting"}
+
+    for devices, name in (("0", "first"), ("1", "second")):
+        world.inv(*job_on(devices, name, "--detach"))
+    refused = world.json(*job_on("0,1", "greedy"), code=3)["error"]
+    assert "device 0, is leased by first" in refused and "stand in line for it: --wait" in refused
+    third = world.begin(*job_on("0", "third", "--wait", "--detach"))
+    assert until(waits_for, "the third one stands in line") == {
+        "third": "waits for this machine: first has device 0 until it ends"
+    }
+    fourth = world.begin(*job_on("0", "fourth", "--wait", "--detach"))
+    until(lambda: len(waits_for()) == 2, "the fourth one stands behind it")
+    third.kill()
+    third.communicate()
+    until(lambda: "third" not in waits_for(), "its place is free")
+    world.inv("down", "first")
+    out, err = fourth.communicate(timeout=120)
+    assert fourth.returncode == 0 and waits_for() == {}, (out, err)
+    log = world.folder / "pods" / "second" / "logs" / "run.log"
+    assert until(lambda: log.exists() and log.read_text(), "its first word") == "sees 1\n"
+    assert {one["run"] for one in world.json("status") if one["state"] == "running"} == {"second", "fourth"}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flows.sweeps import ranking
-from flows.sweeps.budget import SweepBudget, share
 from flows.sweeps.halving import Halving, goes_on, rungs
+from flows.sweeps.plan import share
 from flows.sweeps.ranking import ArmResult
 from flows.sweeps.records import EarlyStop, Ranking
 
@@ -68,14 +68,7 @@ def test_differences_are_paired_and_an_interval_that_holds_nothing_says_so():
     assert [arm.name for arm in ranking.ranked([far, one], Ranking(mode="max"))] == ["b", "a"]
 
 
-def test_no_more_is_set_aside_than_the_limit_has_left():
-    budget = SweepBudget(10, spent={"old": 3})
-    assert budget.hold("a", 4) and not budget.hold("b", 4)
-    assert budget.free == 3
-    budget.settle("a", 1)
-    assert budget.free == 6 and budget.hold("b", 6) and budget.free == 0
-    assert budget.hold("old", 3)  # what it has cost before is within what it may cost
-    assert SweepBudget(None).hold("any", 10**12)
+def test_a_trial_without_a_limit_of_its_own_gets_an_equal_share():
     assert (share(100, 8, None), share(100, 8, 50), share(100, 8, 500)) == (12, 50, 100)
 
 

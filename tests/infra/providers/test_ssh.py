@@ -11,7 +11,7 @@ import pytest
 
 from infra.agent.job import Job, Limits, PodFolder, Step
 from infra.agent.process import find
-from infra.errors import NoOffer, SlipwayError
+from infra.errors import Busy, NoOffer, SlipwayError
 from infra.ledger.journal import Journal, Leased
 from infra.machines import inventory as pools
 from infra.machines import survey
@@ -19,7 +19,7 @@ from infra.machines.acceptance import Thresholds, examine
 from infra.machines.host_memory import HostMemory
 from infra.names import new_token
 from infra.providers.ssh import SshPools
-from infra.records import Address, Request
+from infra.records import Address, Offer, Request
 from infra.runs import launch, pods
 from infra.transport.host_keys import StrangeHost
 from infra.transport.push import push
@@ -100,6 +100,27 @@ def on(provider, number):
     return provider.connect(provider.hosts[number])
 
 
+def test_pods_that_name_gpus_of_their_own_share_a_machine_whoever_made_them(inventory):
+    provider = inventory(1)
+    place = provider.hosts[0].place
+    offer = Offer(provider="ssh", offer_id=place, place=place)
+
+    def make(run, devices):
+        request = Request(run=run, devices=devices)
+        return provider.create(request, offer, new_token("otherone"), Limits())
+
+    made = [make("a-1", "0,1"), make("b-2", "2")]
+    for devices in ("", "1", "2,3"):
+        with pytest.raises(Busy, match="is not free: it holds the pod of .* on device"):
+            make("c-3", devices)
+    with pytest.raises(NoOffer, match="it has no device 0: it has no GPUs"):
+        provider.offers(Request(run="c-3", devices="0"))
+    with pytest.raises(Busy, match="it holds the pod of a-1"):
+        provider.offers(Request(run="c-3"))
+    provider.delete(made[0].pod_id)
+    assert [one.run for one in provider.list()] == ["b-2"] and make("c-3", "1").run == "c-3"
+
+
 def test_free_machines_are_offered_and_a_pod_exists_from_create_to_delete(inventory):
     provider = inventory(2, micro_usd_per_hour=350_000)
     first, second = (host.place for host in provider.hosts)
@@ -176,7 +197,7 @@ def test_a_machine_is_leased_to_the_live_row_that_names_it(inventory, journal):
     (offer,) = provider.offers(Request(run="b-2"))
     op = rent(provider, journal, "a-1")
     assert op.place == offer.place and op.remote_id == f"{op.token}@{offer.place}"
-    with pytest.raises(Leased, match="is leased by a-1 .BOOTING.; run: inv status a-1"):
+    with pytest.raises(Leased, match="is leased by a-1 .BOOTING.; stand in line for it: --wait; see: inv status a-1"):
         pods.rent(provider, Request(run="b-2"), offer, job(), journal)
     assert [one.run for one in journal.ops()] == ["a-1"]
     assert pods.end(provider, op, journal).state == "TERMINATED"

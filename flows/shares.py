@@ -1,0 +1,187 @@
+"""What several runs share: an amount of money, and machines of one's own.
+
+    pay_from    the budget that a launch names is opened or found, and what the run may cost is reserved there
+    hand_back   what was reserved, where nothing was rented
+    on_devices  the GPUs of a machine that a launch names, of which others may have the rest
+    in_line     the place of a launch that waits for a machine, first come, first served
+
+The books are `infra.ledger.budgets` and `infra.ledger.turns`.
+"""
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from infra.agent.job import Limits
+from infra.errors import Busy, OutOfMoney, UsageError
+from infra.ledger import budgets, turns
+from infra.ledger.budgets import Budget, BudgetState
+from infra.ledger.journal import Journal, Op
+from infra.ledger.turns import Turn
+from infra.money import BadAmount, micro_usd
+from infra.providers import Provider, recovers_itself
+from infra.providers.ssh import SshPools
+from infra.records import Offer, Request
+from infra.runs.settle import settle_rows
+from infra.runs.timing import Say
+from infra.settings import Settings
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+WAIT_S = {"local": 1.0}  # between two looks at what is in the way; elsewhere a connection is made
+WAIT_ELSEWHERE_S = 5.0
+BUDGET = "budget"  # what those stand in line for that wait for money
+
+
+def amount_of(flag: str, said: str) -> int:
+    """Return the micro-dollars of `40` or `$40`. Raises UsageError that names the flag."""
+    try:
+        found = micro_usd(said.lstrip("$"))
+    except BadAmount as error:
+        raise UsageError(f"--{flag}: {error}") from None
+    if found <= 0:
+        raise UsageError(f"--{flag} is {said}; nothing can be rented for that")
+    return found
+
+
+def read_budget(said: str) -> tuple[str, int | None]:
+    """Return the name of `NAME` or `NAME=USD`, and the amount. Raises UsageError."""
+    name, equals, amount = said.partition("=")
+    if not NAME.fullmatch(name):
+        raise UsageError(f"--budget {said}: expected NAME, or NAME=USD, such as evals=40")
+    return name, amount_of("budget", amount) if equals else None
+
+
+def open_as(journal: Journal, name: str, amount: int, settings: Settings) -> Budget:
+    """Have a budget be that amount from now on. Raises UsageError for less than what is spent and reserved already."""
+    return budgets.open_budget(journal, name, amount, budgets.find(journal, name), settings.clock_scale)
+
+
+def pay_from(
+    said: str, run: str, most: int, journal: Journal, settings: Settings, tell: Say, waits: bool = False
+) -> str:
+    """Return the name of the budget that pays for a run, where so many micro-dollars are reserved for it now.
+
+    `said`: as typed; "" = none. `waits`: until so much is free, first come, first served. Raises OutOfMoney; UsageError
+    for a budget that nobody has opened.
+    """
+    if not said:
+        return ""
+    name, amount = read_budget(said)
+    budget = open_as(journal, name, amount, settings) if amount is not None else budgets.find(journal, name)
+    if not waits or budget is None or most > budget.amount:
+        budgets.reserve(journal, name, run, most, settings.clock_scale)
+        return name
+    place, why = f"budget {name}", ""
+    turn = turns.stand_in_line(journal, run, BUDGET, (place,), "")
+    try:
+        while True:
+            before, now = turns.in_the_way((), turns.waiting(journal), turn, place), ""
+            try:
+                if before is None:
+                    budgets.reserve(journal, name, run, most, settings.clock_scale)
+                    return name
+                now = turns.in_words(before, place)
+            except OutOfMoney as error:
+                now = f"{place}: {str(error).removesuffix('; nothing was rented')}"
+            if now != why:
+                why = now
+                turns.note(journal, turn, why)
+                tell(f"{run} waits for {why}; Ctrl-C leaves the line")
+            time.sleep(WAIT_ELSEWHERE_S)
+            live = [op.token for op in journal.ops(live=True) if op.budget_name == name]
+            settle_rows(journal, settings, tell, live)  # what is over is to free what it has not spent
+    finally:
+        turns.leave(journal, turn)
+
+
+def hand_back(name: str, run: str, journal: Journal) -> None:
+    """Return what was reserved for a run."""
+    if name:
+        budgets.give_back(journal, name, run)
+
+
+def most_of(limits: Limits, nodes: int, offers: Sequence[Offer]) -> int:
+    """Return what the pods of a run may cost together at most, on the dearest of these offers."""
+    ends = [] if limits.spend_micro_usd is None else [limits.spend_micro_usd]
+    if limits.time_s is not None and offers:
+        rate = max(one.micro_usd_per_hour for one in offers)
+        ends.append(-(-round(limits.time_s * rate) // 3600))
+    return min(ends) * nodes if ends else 0
+
+
+def states(journal: Journal, settings: Settings) -> list[BudgetState]:
+    """Return all budgets as they stand."""
+    return [budgets.state(journal, one.name, settings.clock_scale) for one in budgets.budgets(journal)]
+
+
+def on_devices(request: Request, said: str, vendor: Provider) -> Request:
+    """Return what is asked for with the GPUs of a machine that `--devices` names. Raises UsageError."""
+    if not said:
+        return request
+    if vendor.is_rented or recovers_itself(vendor):
+        raise UsageError("--devices is for machines of your own: local, ssh; elsewhere a pod is rented as a whole")
+    if request.nodes > 1:
+        raise UsageError("--devices names GPUs of one machine; leave out --nodes")
+    devices = turns.read_devices(said)
+    number = devices.count(",") + 1
+    if request.num_gpus not in (0, number):
+        raise UsageError(f"--devices {said} are {number} GPUs, and --num-gpus is {request.num_gpus}; give one of them")
+    return replace(request, devices=devices, num_gpus=number)
+
+
+@dataclass
+class Line:
+    """The place in line of a run that waits for a machine of one's own; without a turn it does not wait."""
+
+    journal: Journal
+    settings: Settings
+    tell: Say
+    nodes: int = 1
+    turn: Turn | None = None
+    told: str = ""
+
+    def begin(self, work: Callable[[], Op]) -> Op:
+        """Do `work`, which rents, as soon as the turn has come. Raises what it raises, but for what passes."""
+        if self.turn is None:
+            return work()
+        while True:
+            found = turns.obstacles(self.journal, self.turn)
+            if sum(one is None for one in found.values()) >= self.nodes:
+                try:
+                    return work()
+                except Busy as error:
+                    self._note(str(error))
+            else:
+                self._note("")
+            self._say(turns.why_waiting(self.journal, self.turn))
+            ended = [one.token for one in found.values() if isinstance(one, Op)]
+            settle_rows(self.journal, self.settings, self.tell, ended)  # its own launch may be gone
+            time.sleep(WAIT_S.get(self.turn.vendor, WAIT_ELSEWHERE_S))
+
+    def _note(self, why: str) -> None:
+        if self.turn is not None and why != self.turn.why:
+            turns.note(self.journal, self.turn, why)
+            self.turn = replace(self.turn, why=why)
+
+    def _say(self, why: str) -> None:
+        if why != self.told:
+            self.told = why
+            self.tell(f"{self.turn.run if self.turn else ''} {why}; Ctrl-C leaves the line")
+
+
+@contextlib.contextmanager
+def in_line(
+    request: Request, waits: bool, vendor: Provider, journal: Journal, settings: Settings, tell: Say
+) -> Iterator[Line]:
+    """Stand in line for a machine of one's own, where `waits`; the place is given up when this is over."""
+    line = Line(journal, settings, tell, 1 if vendor.is_here else request.nodes)
+    if waits and not (vendor.is_rented or recovers_itself(vendor)):
+        places = vendor.places(request) if isinstance(vendor, SshPools) else ("",)
+        line.turn = turns.stand_in_line(journal, request.run, vendor.name, places, request.devices)
+    try:
+        yield line
+    finally:
+        if line.turn is not None:
+            turns.leave(journal, line.turn)

@@ -1,0 +1,229 @@
+"""One amount for many pods: what each may cost is reserved before it is rented.
+
+In: the journal's budgets and reservations, and the rows that a budget pays for. Out: what is spent, what is reserved,
+and whether more can be. A budget is that of a sweep, of a set of pods, or of a service; its rows name it. A row counts
+with the most that its pod may cost until that is proven gone, then with what it has cost. A run counts with what was
+reserved for it where that is more: a pod that was taken away must leave money for the next one. So the sum never
+passes the amount, whatever dies: a reservation outlives its process for as long as a pod, or a keeper, of its run does,
+and is returned when nobody can go on with the run.
+
+    open_budget -> reserve | admit, in the transaction that writes a row's intent | give_back
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from infra.agent.limits import Clocks, read_clocks
+from infra.agent.process import Identity, is_alive, myself
+from infra.agent.state import NODE_LOST
+from infra.errors import OutOfMoney, UsageError
+from infra.ledger import spend
+from infra.ledger.journal import Fenced, Journal, Op, keeper_lease
+from infra.money import in_usd
+
+RECENT_S = 900.0  # for so long after its pod was gone, a run whose keeper died may be taken up by another one
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An amount for all pods that name it, in micro-dollars; `since`: UTC epoch seconds."""
+
+    name: str
+    epoch: int
+    amount: int
+    since: int
+
+
+@dataclass(frozen=True)
+class BudgetRun:
+    """What a budget pays for one run: micro-dollars."""
+
+    run: str
+    spent: int = 0
+    most: int = 0
+    """By all of its pods, those that are gone with what they have cost."""
+    reserved: int = 0
+    """For all of its pods together; 0: no more than they come to."""
+
+    @property
+    def committed(self) -> int:
+        """Return what it counts with."""
+        return max(self.most, self.reserved)
+
+
+@dataclass(frozen=True)
+class BudgetState:
+    """A budget as it stands."""
+
+    budget: Budget
+    runs: Mapping[str, BudgetRun] = field(default_factory=dict)
+
+    @property
+    def spent(self) -> int:
+        """Return what all pods have cost so far."""
+        return sum(one.spent for one in self.runs.values())
+
+    @property
+    def committed(self) -> int:
+        """Return what all pods may have cost at most in the end."""
+        return sum(one.committed for one in self.runs.values())
+
+    @property
+    def free(self) -> int:
+        """Return what can still be reserved."""
+        return max(0, self.budget.amount - self.committed)
+
+    def refusal(self, run: str, most: int) -> str:
+        """Return why a run cannot come to cost so much; "" when it can."""
+        others = self.committed - (self.runs[run].committed if run in self.runs else 0)
+        if others + most <= self.budget.amount:
+            return ""
+        holders = [one.run for one in self.runs.values() if one.run != run and one.committed > one.spent]
+        by = f", reserved by {', '.join(holders[:3])}{' and others' if len(holders) > 3 else ''}" if holders else ""
+        left = max(0, self.budget.amount - others)
+        return (
+            f"{run} may cost {in_usd(most)}; of the {in_usd(self.budget.amount)} of {self.budget.name}, "
+            f"{in_usd(self.spent)} are spent and {in_usd(left)} are free{by}"
+        )
+
+
+def budgets(journal: Journal) -> list[Budget]:
+    """Return all budgets, by name."""
+    return [Budget(*row) for row in journal.read("SELECT name, epoch, amount, since FROM budgets ORDER BY name")]
+
+
+def find(journal: Journal, name: str) -> Budget | None:
+    """Return the budget of that name."""
+    return next((one for one in budgets(journal) if one.name == name), None)
+
+
+def open_budget(journal: Journal, name: str, amount: int, before: Budget | None, scale: float = 1.0) -> Budget:
+    """Write down what all pods of `name` may cost together, where it still stands as in `before`.
+
+    Raises Fenced; UsageError for less than what is spent and reserved already.
+    """
+    if amount <= 0:
+        raise UsageError(f"{name}: a limit of {in_usd(amount)} pays for nothing; give more: --spend-limit")
+    with journal.writing():
+        now = find(journal, name)
+        if (now and now.epoch) != (before and before.epoch):
+            raise Fenced(f"{name}: another command changed its limit meanwhile; run that again")
+        if now is None:
+            journal.execute("INSERT INTO budgets VALUES (?, 1, ?, ?)", name, amount, int(time.time()))
+        elif now.amount != amount:
+            found = _state(journal, now, journal.ops(), read_clocks(), scale)
+            if amount < found.committed and amount < now.amount:
+                kept = found.committed - found.spent
+                raise UsageError(
+                    f"{name} has cost {in_usd(found.spent)}, and {in_usd(kept)} are reserved for what runs; a limit of "
+                    f"{in_usd(amount)} is less; give {in_usd(found.committed)} at least: --spend-limit, or end what "
+                    "runs: inv status"
+                )
+            journal.execute("UPDATE budgets SET epoch = epoch + 1, amount = ? WHERE name = ?", amount, name)
+    opened = find(journal, name)
+    assert opened is not None
+    return opened
+
+
+def state(journal: Journal, name: str, scale: float = 1.0, now: Clocks | None = None) -> BudgetState:
+    """Return how a budget stands. Raises UsageError when there is none."""
+    return _state(journal, _found(journal, name), journal.ops(), now or read_clocks(), scale)
+
+
+def reserve(journal: Journal, name: str, run: str, amount: int, scale: float = 1.0) -> None:
+    """Reserve what all pods of a run may cost together, and do so in the name of this process; again, another amount.
+
+    Raises OutOfMoney when so much is not free: nothing was changed.
+    """
+    me = myself()
+    with journal.writing():
+        budget = _found(journal, name)
+        found = _state(journal, budget, journal.ops(), read_clocks(), scale)
+        _sweep(journal, found)
+        most = max(amount, found.runs[run].most if run in found.runs else 0)
+        if why := found.refusal(run, most):
+            raise OutOfMoney(f"{why}; nothing was rented")
+        values = (name, run, amount, me.boot_id, me.pid, me.started)
+        journal.execute("INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?, ?, ?)", *values)
+
+
+def give_back(journal: Journal, name: str, run: str) -> None:
+    """Return the reservation of a run that is over; what its pods may still cost counts until they are proven gone."""
+    with journal.writing():
+        journal.execute("DELETE FROM reservations WHERE budget = ? AND run = ?", name, run)
+
+
+def admit(journal: Journal, rows: Iterable[Op], new: Op, scale: float = 1.0) -> None:
+    """Check that the budget of a new row has what its pod may cost; within the transaction that writes the row.
+
+    Raises OutOfMoney; nothing was rented then.
+    """
+    if not new.budget_name or not new.rate:
+        return
+    budget, now = _found(journal, new.budget_name), read_clocks()
+    most = spend.worst(new, now, scale)
+    if most is None:
+        raise OutOfMoney(f"{new.run}: a pod without a limit cannot be paid from {new.budget_name}; give --spend-limit")
+    found = _state(journal, budget, rows, now, scale)
+    _sweep(journal, found)  # else one that is in force no more would be so again by this row
+    own = found.runs.get(new.budget_run, BudgetRun(new.budget_run))
+    if why := found.refusal(new.budget_run, max(own.reserved, own.most + most)):
+        raise OutOfMoney(f"{why}; nothing was rented; see: inv status")
+
+
+def _found(journal: Journal, name: str) -> Budget:
+    found = find(journal, name)
+    if found is None:
+        known = ", ".join(one.name for one in budgets(journal)) or "none"
+        raise UsageError(f"there is no budget {name!r}; known: {known}")
+    return found
+
+
+def _state(journal: Journal, budget: Budget, rows: Iterable[Op], now: Clocks, scale: float) -> BudgetState:
+    """Return how it stands, of rows and reservations as they are."""
+    own: dict[str, list[Op]] = {}
+    for op in rows:
+        if op.budget_name == budget.name:
+            own.setdefault(op.budget_run, []).append(op)
+    reserved, told = _in_force(journal, budget.name, own), journal.told("vendor")
+    found = {}
+    for run in (*own, *(run for run in reserved if run not in own)):
+        costs = {op.token: max(spend.spent(op, now, scale), told.get(op.token, (0, 0))[1]) for op in own.get(run, [])}
+        # Each was admitted with a limit: there is none only where somebody took it away since.
+        most = sum(max(costs[op.token], spend.worst(op, now, scale) or 0) for op in own.get(run, []))
+        found[run] = BudgetRun(run, sum(costs.values()), most, reserved.get(run, 0))
+    return BudgetState(budget, found)
+
+
+def _in_force(journal: Journal, name: str, rows: Mapping[str, list[Op]]) -> dict[str, int]:
+    """Return what is reserved, by run, for those with which somebody can still go on: micro-dollars.
+
+    What is left out is safe to be reserved by others at any time: whoever goes on with such a run all the same has to
+    have its next pod admitted.
+    """
+    found = journal.read("SELECT run, amount, boot_id, pid, pid_starttime FROM reservations WHERE budget = ?", name)
+    held, left = journal.held(), journal.abandoned()
+    return {
+        run: amount
+        for run, amount, *holder in found
+        if is_alive(Identity(*holder))
+        or _may_go_on(rows.get(run, []), keeper_lease(run) in held, keeper_lease(run) in left)
+    }
+
+
+def _may_go_on(rows: list[Op], is_kept: bool, was_kept: bool) -> bool:
+    """Tell whether somebody may rent for that run again without a person who asks for it."""
+    if any(op.is_live for op in rows):
+        return True
+    if not rows or rows[-1].outcome not in ("", NODE_LOST):
+        return False
+    return is_kept or was_kept and time.time() - (rows[-1].ended_at or 0) < RECENT_S
+
+
+def _sweep(journal: Journal, found: BudgetState) -> None:
+    """Delete the reservations that are in force no more; within a transaction."""
+    name = found.budget.name
+    for (run,) in journal.read("SELECT run FROM reservations WHERE budget = ?", name):
+        if run not in found.runs or not found.runs[run].reserved:
+            journal.execute("DELETE FROM reservations WHERE budget = ? AND run = ?", name, run)

@@ -1,0 +1,154 @@
+"""Who has a machine of one's own, or devices of it, and who waits for that: first come, first served.
+
+In: live rows, and the turns of processes that wait. Out: what keeps a run from a machine, in words. A run has the
+whole machine, or the GPUs that it names; two that name different ones share it. On this machine runs that name no GPU
+share it as they please, and one that waits wants it for itself. A turn ends with the process that took it, however that
+ends. Who came later gets a machine before an earlier one only where both can have it.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from infra.agent.host import may_share
+from infra.agent.process import Identity, is_alive, myself
+from infra.errors import Busy, UsageError
+from infra.ledger.journal import Journal, Leased, Op
+
+HERE = "local"  # the provider whose pods are all on one machine, which no row names
+THIS_MACHINE = "this machine"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One that waits."""
+
+    number: int
+    run: str
+    vendor: str
+    places: tuple[str, ...]
+    """Any of which would do; ("",): this machine."""
+    devices: str
+    since: int
+    """UTC epoch seconds."""
+    why: str = ""
+    """What its process was told last, beside what is on record here."""
+
+
+class InLine(Busy):
+    """Somebody who came before waits for that machine."""
+
+
+def read_devices(said: str) -> str:
+    """Return the numbers of GPUs in order: `1,0` is `0,1`. Raises UsageError."""
+    words = [word.strip() for word in said.split(",")]
+    if not all(word.isascii() and word.isdecimal() and len(word) < 4 for word in words):
+        raise UsageError(f"--devices {said}: expected the numbers of GPUs as nvidia-smi shows them, such as 0,1")
+    numbers = sorted(int(word) for word in words)
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"--devices {said}: a GPU is named twice")
+    return ",".join(map(str, numbers))
+
+
+def named(devices: str) -> str:
+    """Return what of a machine is had, in words."""
+    if not devices:
+        return "it"
+    return f"device{'s' if ',' in devices else ''} {devices}"
+
+
+def stand_in_line(journal: Journal, run: str, vendor: str, places: Iterable[str], devices: str) -> Turn:
+    """Take a turn behind all who wait, for as long as this process lives."""
+    me, now = myself(), int(time.time())
+    with journal.writing():
+        for number, *holder in journal.read("SELECT number, boot_id, pid, pid_starttime FROM turns"):
+            if not is_alive(Identity(*holder)):
+                journal.execute("DELETE FROM turns WHERE number = ?", number)
+        (last,) = journal.read("SELECT coalesce(max(number), 0) FROM turns")[0]
+        found = Turn(last + 1, run, vendor, tuple(places), devices, now)
+        values = (found.number, run, vendor, "\n".join(found.places), devices, now, "", me.boot_id, me.pid, me.started)
+        journal.execute(f"INSERT INTO turns VALUES ({', '.join('?' * len(values))})", *values)
+    return found
+
+
+def note(journal: Journal, turn: Turn, why: str) -> None:
+    """Write down what keeps it waiting that no row of ours says."""
+    with journal.writing():
+        journal.execute("UPDATE turns SET why = ? WHERE number = ?", why, turn.number)
+
+
+def leave(journal: Journal, turn: Turn) -> None:
+    """Give a turn up."""
+    with journal.writing():
+        journal.execute("DELETE FROM turns WHERE number = ?", turn.number)
+
+
+def waiting(journal: Journal) -> list[Turn]:
+    """Return the turns of living processes, first come first."""
+    columns = "number, run, vendor, places, devices, since, why, boot_id, pid, pid_starttime"
+    return [
+        Turn(number, run, vendor, tuple(places.split("\n")), devices, since, why)
+        for number, run, vendor, places, devices, since, why, *holder in journal.read(
+            f"SELECT {columns} FROM turns ORDER BY number"
+        )
+        if is_alive(Identity(*holder))
+    ]
+
+
+def in_the_way(rows: Iterable[Op], turns: Iterable[Turn], turn: Turn, place: str) -> "Op | Turn | None":
+    """Return what keeps one that waits from a machine: a row, or whoever came before; None: nothing does."""
+    for op in rows:
+        is_ours = op.run == turn.run or op.run.startswith(f"{turn.run}.") and op.slot > 0
+        is_there = op.is_live and (op.vendor, op.place) == (turn.vendor, place)
+        if is_there and not is_ours and not may_share(op.devices, turn.devices):
+            return op
+    return next((one for one in turns if one.number < turn.number and _both_want(one, turn, place)), None)
+
+
+def obstacles(journal: Journal, turn: Turn) -> dict[str, "Op | Turn | None"]:
+    """Return by place what keeps one that waits from it."""
+    rows, turns = journal.ops(live=True), waiting(journal)
+    return {place: in_the_way(rows, turns, turn, place) for place in turn.places}
+
+
+def in_words(found: "Op | Turn", place: str) -> str:
+    """Return what is in the way: `box1: jolly-elk-1 has devices 0,1 until it ends`."""
+    where = place or THIS_MACHINE
+    if isinstance(found, Turn):
+        return f"{where}: {found.run} came before"
+    return f"{where}: {found.run} has {named(found.devices)} until it ends"
+
+
+def why_waiting(journal: Journal, turn: Turn) -> str:
+    """Return what a turn waits for, in words."""
+    found = obstacles(journal, turn)
+    said = [in_words(one, place) for place, one in found.items() if one is not None]
+    if len(said) < len(found) and turn.why:  # what is on record here is free
+        said = [turn.why]
+    if len(said) < len(found) and not turn.why:
+        return "its turn has come"
+    more = f" and {len(said) - 3} more" if len(said) > 3 else ""
+    return f"waits for {'; '.join(said[:3])}{more}"
+
+
+def admit(journal: Journal, rows: Iterable[Op], new: Op, own: Turn | None = None) -> None:
+    """Check that a new row may have its machine now; within the transaction that writes the row.
+
+    `own`: the turn of who asks. A run that has been there before goes on where it was. Raises Leased, InLine.
+    """
+    rows = list(rows)
+    if not new.place and new.vendor != HERE:
+        return
+    claim = own or Turn(1 << 62, new.run, new.vendor, (new.place,), new.devices, 0)
+    is_shared = new.vendor == HERE and own is None and not new.devices
+    rivals = [op for op in rows if op.devices] if is_shared else rows
+    if isinstance(found := in_the_way(rivals, (), claim, new.place), Op):
+        raise Leased(found)
+    if new.slot == 0 and (new.place or new.devices) and not any(op.run == new.run for op in rows):
+        found = in_the_way((), waiting(journal), claim, new.place)
+        if isinstance(found, Turn):
+            raise InLine(f"{in_words(found, new.place)}, and waits for it; stand in line: --wait; see: inv status")
+
+
+def _both_want(one: Turn, other: Turn, place: str) -> bool:
+    return one.vendor == other.vendor and place in one.places and not may_share(one.devices, other.devices)

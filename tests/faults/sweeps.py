@@ -1,0 +1,208 @@
+"""A sweep on a rehearsed market whose processes and pods are killed: each trial is done once, and no limit is passed.
+
+    python -m tests.faults.sweeps --trials 24 --pods 4 --kills 20 --seed 7
+
+The product's own commands run: `inv sweep`, its launches, guards and agents on the pods, the supervisor. Every few
+seconds one of them is killed (SIGKILL), or the vendor takes a pod away. Whoever typed the sweep types it again when it
+was what died. All the while what is reserved and spent is read from the journal, and what the market has billed.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.ledger import budgets
+from infra.ledger.journal import Journal
+from infra.rehearsal import attach
+from tests import seeds
+from tests.end_to_end.test_street_market import KEYS, Rehearsed
+from tests.faults.rented import Wrong
+
+GPU = {"lium": "RTX4090,L40S", "runpod": "L40S", "shadeform": "L40S,A6000"}
+SPEED = 10.0  # simulated seconds per second: a trial takes minutes of them
+EACH_USD = 2
+LONGEST_S = 5400.0
+LOOK_S = 0.5
+VICTIMS = ("sweep", "launch", "agent", "guard", "pod", "supervisor")
+WORDS = {  # what a process of each kind has on its command line
+    "sweep": ("invoke", " sweep "),
+    "launch": ("invoke", " launch "),
+    "agent": ("infra.agent", " run "),
+    "guard": ("infra.agent", " guard "),
+    "supervisor": ("scripts.runs.supervisor",),
+}
+
+
+@dataclass
+class Rig:
+    """One installation, its market, and the sweep that is typed in it."""
+
+    user: Rehearsed
+    chance: random.Random
+    trials: int
+    pods: int
+    provider: str
+    sweep: "subprocess.Popen[bytes] | None" = None
+    killed: Counter[str] = field(default_factory=Counter)
+    typed: int = 0
+    most: int = 0
+    """The most that was ever reserved and spent together, in micro-dollars."""
+
+    @property
+    def limit(self) -> int:
+        return self.trials * EACH_USD * 1_000_000
+
+    @property
+    def log(self) -> Path:
+        return self.user.folder / "sweep.log"
+
+    def type_it(self) -> None:
+        """Type the sweep, again or for the first time."""
+        words = ["sweep", str(self.user.folder / "trials.yaml"), "--provider", self.provider, "--rehearse", "--yes",
+                 "--pods", str(self.pods), "--spend-limit", str(self.trials * EACH_USD)]  # fmt: skip
+        with self.log.open("ab") as log:
+            self.sweep = subprocess.Popen([sys.executable, "-m", "invoke", *words], env=self.user.environ, stdout=log,
+                                          stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+        self.typed += 1
+
+    def processes(self, kind: str) -> list[int]:
+        """The processes of one kind that belong to this installation."""
+        world = str(self.user.folder).encode()
+        found = []
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                line = f" {(folder / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()} "
+                ours = world.decode() in line or world in (folder / "environ").read_bytes()
+                if ours and all(word in line for word in WORDS[kind]):
+                    found.append(int(folder.name))
+        return found
+
+    def kill(self) -> str:
+        """Kill one of them, drawn by chance; return its kind, "" when there was none of it."""
+        kind = self.chance.choice(VICTIMS)
+        if kind == "pod":
+            there = [one["id"] for one in self.user.truth()["pods"] if one["state"] == "running"]
+            if not there:
+                return ""
+            self.user.world.tell("/preempt", {"id": self.chance.choice(there)})
+        else:
+            found = self.processes(kind)
+            if not found:
+                return ""
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.chance.choice(found), signal.SIGKILL)
+        self.killed[kind] += 1
+        return kind
+
+    def look(self) -> None:
+        """Check what holds at every moment. Raises Wrong."""
+        with Journal.open(self.user.world.folder / attach.JOURNAL) as journal:
+            for one in budgets.budgets(journal):
+                found = budgets.state(journal, one.name, SPEED)
+                self.most = max(self.most, found.committed)
+                if found.committed > one.amount:
+                    raise Wrong(f"{found.committed} of {one.amount} are spent and reserved")
+        billed = sum(pod["billed_micro_usd"] for pod in self.user.truth()["pods"])
+        if billed > self.limit:
+            raise Wrong(f"the market has billed {billed} micro-USD, the limit is {self.limit}")
+
+    def judge(self) -> str:
+        """Check what holds in the end; return the figures. Raises Wrong."""
+        said = json.loads(next(self.user.folder.rglob("sweeps/trials/sweep.json")).read_text())
+        states = Counter(one["state"] for one in said["trials"])
+        with Journal.open(self.user.world.folder / attach.JOURNAL) as journal:
+            done = Counter(op.run for op in journal.ops() if op.outcome == "succeeded")
+            rows, live = len(journal.ops()), [op.run for op in journal.ops(live=True)]
+            recoveries = sum(max(op.recoveries for op in journal.ops(run=run)) for run in journal.runs())
+            found = budgets.state(journal, "sweep:trials", SPEED)
+        truth = self.user.truth()
+        if states != {"succeeded": self.trials}:
+            raise Wrong(f"trials ended otherwise: {dict(states)}")
+        if done != {one["run"]: 1 for one in said["trials"]}:
+            raise Wrong(f"trials were done more than once, or never: {dict(done)}")
+        if live or truth["billing"]:
+            raise Wrong(f"something is left: {live}, {truth['billing']} machines bill")
+        if found.committed != found.spent:
+            raise Wrong(f"{found.committed - found.spent} micro-USD are reserved for nobody")
+        kills = ", ".join(f"{kind} {number}" for kind, number in sorted(self.killed.items()))
+        return (
+            f"{self.trials} trials on {self.pods} pods, {sum(self.killed.values())} kills ({kills}), typed "
+            f"{self.typed} times, {rows} pods rented, {recoveries} recoveries, each trial done once, 0 lost; at most "
+            f"{self.most / 1e6:.2f} of {self.limit / 1e6:.2f} USD reserved and spent, {found.spent / 1e6:.2f} spent"
+        )
+
+
+def document(trials: int, provider: str) -> dict[str, Any]:
+    """The sweep: short runs of the smallest model that differ in their seed."""
+    each = {"profile": "tiny", "phase": "base", "gpu": GPU[provider], "steps": 12, "save_every": 4}
+    return {
+        "name": "trials",
+        "each": each,
+        "runs": [{"name": f"t{number}", "seed": number} for number in range(trials)],
+    }
+
+
+def go(rig: Rig, kills: int) -> str:
+    """Kill, look, and type again until the sweep has left by itself; return the figures. Raises Wrong."""
+    began = at = time.monotonic()
+    deadline = began + LONGEST_S
+    rig.type_it()
+    while True:
+        assert rig.sweep is not None
+        if rig.sweep.poll() is not None:
+            if rig.sweep.returncode == 0:
+                return rig.judge()
+            rig.type_it()
+        if time.monotonic() > deadline:
+            raise Wrong(f"not done within {LONGEST_S:g} s; see {rig.log}")
+        rig.look()
+        if sum(rig.killed.values()) < kills and time.monotonic() > at:
+            at = time.monotonic() + rig.chance.uniform(1, 4)
+            if rig.user.truth()["running"] and (kind := rig.kill()):  # else there is nothing but what was typed
+                print(f"{time.monotonic() - began:.0f} s: kill {sum(rig.killed.values())}: {kind}", flush=True)
+                at = time.monotonic() + rig.chance.uniform(3, 20)
+        time.sleep(LOOK_S)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=24)
+    parser.add_argument("--pods", type=int, default=4)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--provider", default="lium", choices=sorted(GPU))
+    parser.add_argument("--seed", type=int)
+    words = parser.parse_args()
+    seed = seeds.seed() if words.seed is None else words.seed
+    print(f"seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="sweep-faults-") as folder:
+        user = Rehearsed(Path(folder), {**KEYS, "SLIPWAY_BOOT_S": "6000", "SLIPWAY_ACCEPT_DISK_MB_S": "0"})
+        (user.folder / "trials.yaml").write_text(json.dumps(document(words.trials, words.provider)))
+        attach.start(user.base, speed=SPEED)
+        rig = Rig(user, random.Random(seed), words.trials, words.pods, words.provider)
+        try:
+            print(go(rig, words.kills), flush=True)
+            return 0
+        except Wrong as error:
+            print(f"WRONG after {dict(rig.killed)}: {error}\n{rig.log.read_text()[-6000:]}", flush=True)
+            return 1
+        finally:
+            if rig.sweep is not None and rig.sweep.poll() is None:
+                rig.sweep.kill()
+                rig.sweep.wait()
+            user.begin("down", "--all", "--rehearse").communicate(timeout=300)
+            attach.stop(user.base)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

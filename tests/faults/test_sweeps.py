@@ -1,0 +1,15 @@
+"""A whole sweep on a market, whose processes and pods are killed at random."""
+
+import pytest
+
+from tests.faults.test_crash import rig
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(5600)
+def test_of_24_trials_on_4_pods_each_is_done_once_whatever_is_killed_and_the_budget_holds():
+    done = rig("sweeps", "--trials", "24", "--pods", "4", "--kills", "20", timeout_s=5500)
+    assert done.returncode == 0 and "24 trials on 4 pods, 20 kills" in done.stdout
+    assert "each trial done once, 0 lost" in done.stdout

@@ -1,0 +1,140 @@
+"""Who has a machine of one's own and who waits for it: first come, first served, by devices."""
+
+from unittest import mock
+
+import pytest
+
+from infra.agent.process import Identity
+from infra.errors import UsageError
+from infra.ledger import turns
+from infra.ledger.journal import Journal, Leased
+from infra.names import new_token
+from infra.runs.pods import name_of
+
+BOX, OTHER = "lab/box1", "lab/box2"
+
+
+@pytest.fixture
+def journal(tmp_path):
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    with Journal.open(environ=environ) as opened:
+        yield opened
+
+
+@pytest.fixture
+def processes():
+    """Processes by number, as whoever stands in line sees them; `processes.me` asks, `processes.dead` are gone."""
+    held = mock.Mock(me=1, dead=set())
+    with (
+        mock.patch("infra.ledger.turns.myself", lambda: Identity("boot", held.me, "then")),
+        mock.patch("infra.ledger.turns.is_alive", lambda one: one.pid not in held.dead),
+    ):
+        yield held
+
+
+def take(journal, run, place=BOX, devices="", vendor="ssh", own=None, slot=0):
+    """The row of a run that begins there now."""
+    return journal.plan(token=new_token(journal.installation), run=name_of(run, slot), slot=slot, vendor=vendor,
+                        place=place, devices=devices,
+                        admit=lambda rows, new: turns.admit(journal, rows, new, own))  # fmt: skip
+
+
+def end(journal, op):
+    journal.advance(op, "unsent")
+
+
+def test_a_machine_is_one_runs_or_several_that_name_devices_of_their_own(journal):
+    first = take(journal, "a", devices="0,1")
+    take(journal, "b", devices="2")
+    for devices in ("", "1", "2,3"):
+        with pytest.raises(Leased, match="lab/box1, device .*, is leased by"):
+            take(journal, "c", devices=devices)
+    end(journal, first)
+    take(journal, "c", devices="0")
+    take(journal, "whole", place=OTHER)
+    with pytest.raises(Leased, match="lab/box2 is leased by whole"):
+        take(journal, "d", place=OTHER, devices="7")
+
+
+def test_on_this_machine_runs_share_it_but_for_devices_that_one_has_named(journal):
+    take(journal, "a", "", vendor="local")
+    b = take(journal, "b", "", vendor="local")
+    with pytest.raises(Leased, match="this machine is leased by a"):
+        take(journal, "c", "", "0", vendor="local")
+    for op in journal.ops(live=True):
+        end(journal, op)
+    take(journal, "c", "", "0", vendor="local")
+    take(journal, "d", "", "1", vendor="local")
+    for devices in ("", "0"):
+        with pytest.raises(Leased, match="this machine, device 0, is leased by c"):
+            take(journal, "e", "", devices, vendor="local")
+    assert not journal.op(b.token).is_live
+
+
+def test_who_came_first_is_first_and_a_dead_one_holds_up_nobody(journal, processes):
+    has = take(journal, "has")
+    lines = {}
+    for number, run in enumerate(("one", "two", "three"), 1):
+        processes.me = number
+        lines[run] = turns.stand_in_line(journal, run, "ssh", (BOX,), "")
+    said = {run: turns.why_waiting(journal, turn) for run, turn in lines.items()}
+    assert said["one"] == "waits for lab/box1: has has it until it ends"
+    end(journal, has)
+    assert turns.why_waiting(journal, lines["one"]) == "its turn has come"
+    assert turns.why_waiting(journal, lines["three"]) == "waits for lab/box1: one came before"
+    with pytest.raises(turns.InLine, match="one came before, and waits for it; stand in line: --wait"):
+        take(journal, "impatient")
+    with pytest.raises(turns.InLine):
+        take(journal, "two", own=lines["two"])
+    processes.dead.add(1)
+    take(journal, "two", own=lines["two"])
+    turns.leave(journal, lines["two"])
+    assert [one.run for one in turns.waiting(journal)] == ["three"]
+    assert turns.why_waiting(journal, lines["three"]) == "waits for lab/box1: two has it until it ends"
+
+
+def test_a_later_one_goes_first_only_where_both_can_have_the_machine(journal, processes):
+    has = take(journal, "has", devices="0,1")
+    take(journal, "elsewhere", place=OTHER)
+    turn = turns.stand_in_line(journal, "one", "ssh", (BOX, OTHER), "1,2")
+    assert turns.why_waiting(journal, turn) == (
+        "waits for lab/box1: has has devices 0,1 until it ends; lab/box2: elsewhere has it until it ends"
+    )
+    take(journal, "beside", devices="3")
+    with pytest.raises(turns.InLine):
+        take(journal, "across", devices="2")
+    end(journal, has)
+    take(journal, "one", devices="1,2", own=turn)
+
+
+def test_a_run_that_was_there_goes_on_without_standing_in_line_again(journal, processes):
+    op = take(journal, "has")
+    turns.stand_in_line(journal, "one", "ssh", (BOX,), "")
+    end(journal, op)
+    assert take(journal, "has").is_live
+
+
+def test_one_that_waits_for_this_machine_wants_it_for_itself_and_its_nodes(journal, processes):
+    has = take(journal, "has", "", vendor="local")
+    turn = turns.stand_in_line(journal, "one", "local", ("",), "")
+    assert turns.why_waiting(journal, turn) == "waits for this machine: has has it until it ends"
+    with pytest.raises(Leased):
+        take(journal, "one", "", vendor="local", own=turn)
+    take(journal, "careless", "", vendor="local")
+    for op in journal.ops(live=True):
+        end(journal, op)
+    assert has.run == "has"
+    take(journal, "one", "", vendor="local", own=turn)
+    take(journal, "one", "", vendor="local", own=turn, slot=1)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("1,0", "0,1"), (" 3 ", "3"), ("0, 1", "0,1"), ("", None), ("0,0", None), ("a", None),
+                        ("-1", None), ("0;rm", None), ("٣", None), ("9999", None)]
+)  # fmt: skip
+def test_devices_are_numbers_in_order_and_nothing_else(said, meant):
+    if meant:
+        assert turns.read_devices(said) == meant
+    else:
+        with pytest.raises(UsageError, match="--devices"):
+            turns.read_devices(said)
