@@ -41,7 +41,8 @@ class PlaceSpec:
     """By whom a machine is had, and which of one's own."""
 
     provider: str = flag(
-        "", "where: local, ssh, slurm, runpod, lium, shadeform, or market for all vendors (default: what .env says)",
+        "", "where: local, ssh, slurm, runpod, lium, shadeform, market for all vendors, or the name of an extension "
+        "(default: what .env says)",
         group=MACHINE,
     )  # fmt: skip
     pool: str = flag(
