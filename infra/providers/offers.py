@@ -105,7 +105,7 @@ def accounts(settings: Settings, only: str = "") -> tuple[list[Market], list[str
             if one := open_own(name, settings):
                 opened.append(one)
         except SlipwayError as error:
-            problems.append(f"{name}: {error}")
+            problems.append(f"{name}: {str(error).removeprefix(f'{name}: ')}")
     for name, key in VENDORS.items():
         if name == only or (not only and getattr(settings, key)):
             try:

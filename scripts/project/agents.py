@@ -11,7 +11,6 @@ from infra import settings
 from infra.selection.preflight import SPEND_LIMIT
 from scripts.cli import front_page
 
-RENTS = "spend-limit"  # the flag of whatever may rent a machine
 ASKS = "yes"  # of whatever asks first, since it rents, ends or removes something
 
 
@@ -20,7 +19,7 @@ def text(found: Any, kept: Sequence[str], commands: Sequence[str], codes: Sequen
 
     found: the commands. kept: the places that nobody may remove. commands, codes: tables as docs/reference has them.
     """
-    rents = [name for name in found.task_names if _has(found[name], RENTS)]
+    rents = [name for name in found.task_names if found[name].rents]
     ask = [name for name in found.task_names if _has(found[name], ASKS) and name not in rents]
     keys = [f"`{one.metadata['variable']}`" for one in settings.table() if one.metadata["secret"]]
 
@@ -101,7 +100,7 @@ def rows(found: Any) -> Iterator[tuple[str, ...]]:
     """Yield a row of the table for each command."""
     for tasks in front_page.groups(found).values():
         for name, task in tasks:
-            marks = (("yes" if _has(task, flag) else "") for flag in ("dry-run", "json", RENTS))
+            marks = (("yes" if is_so else "") for is_so in (_has(task, "dry-run"), _has(task, "json"), task.rents))
             yield (f"`{name}`", front_page.summary(task), *marks)
 
 

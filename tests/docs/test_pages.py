@@ -58,8 +58,10 @@ def test_the_page_for_coding_agents_is_what_the_generator_writes():
     rents, asks = (next(one for one in said if word in one) for word in ("commands may rent", "Never give `--yes`"))
     for command in tasks.namespace.task_names:  # whatever may rent is named where renting is forbidden
         flags = {one.spelled for one in tasks.namespace[command].flags}
-        assert ("spend-limit" in flags) == (f"`{command}`" in rents), command
-        assert "spend-limit" in flags or ("yes" in flags) == (f"`{command}`" in asks), command
+        rented = f"`{command}`" in rents
+        assert rented == tasks.namespace[command].rents, command
+        assert rented or "spend-limit" not in flags or command == "rehearse", f"{command} takes a limit: does it rent?"
+        assert rented or ("yes" in flags) == (f"`{command}`" in asks), command
 
 
 def test_the_page_for_coding_agents_can_name_no_command_that_is_not_there():

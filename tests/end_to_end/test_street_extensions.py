@@ -14,6 +14,7 @@ SLOWER += "        return super().loss(model, batch)\n\nSmoothed = Slower\n"
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 def test_a_run_of_a_users_own_code_survives_its_files(tmp_path):
     """Told by a run: the source, the phase and the tracker work, are shipped, and an edit makes stale and is named."""
     own = tmp_path / "mes données à moi"
