@@ -38,7 +38,7 @@ from data.config import (
 from data.errors import DataError, InputError
 from data.events import emit
 from data.single_writer import PARENT, die_with
-from store import outside
+from store import extensions, outside
 
 Inputs = Mapping[str, Path]
 
@@ -57,6 +57,10 @@ def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict
     share = load(Share, {one.name: raw.pop(one.name) for one in fields(Share) if one.name in raw}, "spec")
     spec = load(TextSpec, raw, "spec")
     if spread.engine:
+        if extensions.all_used():
+            raise InputError(
+                "the source of an extension is read by one process, from its beginning; leave --engine out"
+            )
         if share.rank:
             raise InputError("--engine assigns the ranks itself; leave --rank out")
         return drive.shard(spec, folder.resolve(), how, share.world, spread.open())
@@ -190,9 +194,10 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _run(step: str, config: dict[str, Any]) -> dict[str, Any]:
-    unknown = set(config) - {"making", "out", "inputs", "spec"}
+    unknown = set(config) - {"making", "out", "inputs", "spec", "extensions"}
     if unknown or ("making" in config) == ("out" in config):
         raise ConfigError(f"config: keys are spec, and making or else out and inputs; available: {', '.join(config)}")
+    extensions.receive(config.get("extensions", {}))
     make, roles = STEPS[step]
     spec, inputs = config.get("spec", {}), config.get("inputs", {})
     if not isinstance(spec, dict) or not isinstance(inputs, dict):
@@ -292,7 +297,10 @@ def needs_datasets() -> bool:
     from data.text.inputs import needs_numpy
 
     try:
-        spec = _read(Path(sys.argv[sys.argv.index("--config") + 1])).get("spec", {})
+        config = _read(Path(sys.argv[sys.argv.index("--config") + 1]))
+        if config.get("extensions"):
+            return True
+        spec = config.get("spec", {})
         return any(
             needs_numpy(str(spec.get(name) or "pydocs"), str(spec.get("split", "train")))
             for name in ("source", "validation")

@@ -14,9 +14,9 @@ from infra.money import dollars
 from infra.notices import hooks
 from infra.notices.outbox import Notice
 from infra.notices.tell import tell
-from infra.providers import Provider, market, offers, registry
+from infra.providers import Provider, extensions, market, offers, registry
 from infra.runs import pods
-from infra.settings import ENGINES, SLURM, VENDORS, Settings
+from infra.settings import ENGINES, SLURM, VENDORS, Settings, is_rented
 from infra.units import count
 
 ASK_S = 120.0
@@ -186,6 +186,14 @@ def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[lis
                 f"{name}: no key is set, and {count(len(live), 'pod')} of ours may run there at {cost} USD/h; "
                 f"set {key.upper()}"
             )
+    rows = [op for op in journal.ops(live=True) if is_rented(op.vendor) and op.vendor not in (*VENDORS, *asked)]
+    for name in sorted({op.vendor for op in rows if only in ("", op.vendor)}):
+        live = [op for op in rows if op.vendor == name]
+        cost = dollars(sum(op.rate for op in live))
+        problems.append(
+            f"{name}: {count(len(live), 'pod')} of ours may run there at {cost} USD/h, and its provider cannot be "
+            f"asked; {extensions.VARIABLE} must name the file that adds it"
+        )
     return markets, problems
 
 

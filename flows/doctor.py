@@ -14,7 +14,7 @@ from infra.errors import SlipwayError
 from infra.money import dollars, in_usd
 from infra.settings import SKYPILOT, VENDORS, Settings
 from infra.units import count
-from store import Store, StoreError, credentials
+from store import Store, StoreError, credentials, extensions
 
 if TYPE_CHECKING:
     from infra.machines.survey import HostSurvey
@@ -53,7 +53,20 @@ def findings(root: Path, settings: Settings) -> list[DoctorLine]:
     ]
     providers = [DoctorLine("local", "ok", "this machine"), *(_vendor(name, settings) for name in VENDORS)]
     here = [_python(), *_installers(), *tools, _disk(root, settings), _gpu(), _train(root, settings)]
-    return [*here, *tracking(settings), *_store(settings), *_uploads(settings), *providers]
+    return [*here, *tracking(settings), *_store(settings), *_uploads(settings), *providers, *_extensions(settings)]
+
+
+def _extensions(settings: Settings) -> list[DoctorLine]:
+    """Tell what each extension adds. They are read for that, and none is run."""
+    found = []
+    for word in extensions.words_of(settings.extensions):
+        try:
+            one = extensions.read(word)
+            said = f"adds {', '.join(one.adds)}: {one.where}" if one.adds else extensions.adds_nothing(one)
+            found.append(DoctorLine(one.name, "ok" if one.adds else "off", said))
+        except extensions.ExtensionError as error:
+            found.append(DoctorLine(extensions.name_of(word), "off", str(error)))
+    return found
 
 
 def tracking(settings: Settings) -> list[DoctorLine]:

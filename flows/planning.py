@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flows import doctor, init_model
+from flows.extensions import reward_text, use_phases, use_source
 from flows.jobs import trackers
 from flows.specs.work import WorkSpec
 from infra.agent import environment
@@ -61,6 +62,8 @@ class Work:
     def wanted(self, settings: Settings) -> planning.Wanted:
         """Return the same, as the plan takes it. Raises UsageError for senseless words."""
         spec = self.spec
+        use_phases(spec.phase, settings)
+        use_source(settings.source, settings)
         keeping = {"save_every": spec.save_every, "keep": spec.keep, "prefix": spec.ckpt_prefix or None}
         return planning.Wanted(
             phases=planning.parse_phases(spec.phase),
@@ -78,7 +81,7 @@ class Work:
             mixture=planning.parse_mixture(spec.mixture),
             tasks=rl_words.parse_tasks(spec.task),
             problems=spec.problems,
-            rl=rl_words.parse_reward(spec.reward, spec.unsafe_rewards),
+            rl=rl_words.parse_reward(reward_text(spec.reward, settings), spec.unsafe_rewards),
             given=self.given,
             made=self.made,
             keeping={name: value for name, value in keeping.items() if value is not None},
@@ -173,6 +176,7 @@ def refuse_what_is_only_here(steps: tuple[Step, ...]) -> None:
 def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:
     """Return the store's text of the source, and the steps that make it: none when it is there, however it was made."""
     persona = planning.load_persona(ROOT / "data" / "persona.yaml")
+    use_source(settings.source, settings)
     wanted = planning.Wanted(phases=("text",), profile=settings.profile, source=settings.source, persona=persona)
     name = planning.recipe(wanted)["text"].artifact
     found = Store(settings.store).check(name)

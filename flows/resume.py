@@ -1,8 +1,11 @@
 """A run at work again: joined where it is, brought back where it has stopped, on another pod where its own is gone."""
 
+import contextlib
 import time
 from dataclasses import replace
 
+from flows.extensions import changed
+from flows.history import receipt
 from flows.same_request import with_limits
 from infra import job_environment
 from infra.agent.job import Job, Limits
@@ -28,6 +31,7 @@ def resume(run: str, spend_limit: str, ttl: str, journal: Journal, settings: Set
     Raises UsageError when there is nothing to go on with.
     """
     op = find_run(journal, run)
+    tell_extensions(op, settings, tell)
     if op.slot < 0 and pods.rank_of(op) > 0:
         raise UsageError(f"{op.run} was a node of {pods.run_of(op)}; run: inv resume {pods.run_of(op)}")
     if op.slot >= 0 and last_verdict(op, settings).get("state") == "succeeded":
@@ -39,6 +43,13 @@ def resume(run: str, spend_limit: str, ttl: str, journal: Journal, settings: Set
     if limits:
         return again(op, journal, settings, tell, limits, with_limits(op.asked, ttl, spend_limit, limits))
     return go_on(op, journal, settings, tell)
+
+
+def tell_extensions(op: Op, settings: Settings, tell: Say) -> None:
+    """Tell which of the user's own code in a run is gone or another one: the run goes on with what came along."""
+    with contextlib.suppress(UsageError):  # a run from before receipts
+        for said in changed(receipt.read(op, settings).extensions):
+            tell(f"{said}; {op.run} goes on with what it was launched with")
 
 
 def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:

@@ -20,7 +20,7 @@ from infra.providers import registry
 from infra.records import PodView
 from infra.runs import observe
 from infra.runs.lookup import find_run
-from infra.settings import VENDORS, Settings
+from infra.settings import Settings, is_rented
 
 NONE: Mapping[str, SweepResult] = MappingProxyType({})
 WAITS = "waits for a pod of its sweep"
@@ -112,7 +112,7 @@ def of_run(
 def due(views: list[PodView], journal: Journal) -> list[str]:
     """Return the tokens of live rows that `settle` may find ended: their work is over, or they may bill for nothing."""
     ended = {view.run for view in views if view.state not in ("running", "lost", "idle")}
-    rented = [view for view in views if view.provider in VENDORS]
+    rented = [view for view in views if is_rented(view.provider)]
     ended |= {view.run for view in rented if view.state == "lost" or view.limit_in_s == 0}  # it may bill
     return [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]
 

@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 from infra.agent.environment import default_cache
 from infra.errors import UsageError
 from infra.journal_file import default_path
+from store import extensions
 
 OVERLAY = "overlay.json"
 POOLS = "ssh_node_pools.yaml"
@@ -29,6 +30,8 @@ MARKET = "market"  # as a provider: every vendor whose key is set
 SLURM, SKYPILOT = "slurm", "skypilot"  # as providers: engines, which recover their runs by themselves
 ENGINES = (SLURM, SKYPILOT)
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
+# Providers whose pods are in no ledger of ours: one's own machines cost nothing, and SkyPilot pays and ends its own.
+OWN_MACHINES = ("local", "ssh", SLURM, SKYPILOT)
 
 
 SHELL_ONLY = {  # what others read straight from their environment
@@ -72,6 +75,7 @@ class Settings:
 
     provider: str = row("SLIPWAY_PROVIDER", "where pods come from; without it: market where a key is set, else local")
     profile: str = row("SLIPWAY_PROFILE", "which recipe is trained", "smoke")
+    extensions: str = row("SLIPWAY_EXTENSIONS", "files and modules of yours that add providers, sources, phases, ...")
     source: str = row("SLIPWAY_SOURCE", "which text is trained on: pydocs, fineweb or paths", "pydocs")
     experiment: str = row("RUN_EXPERIMENT", "inv pipeline, inv tree: names the folders of a run", "runpod-2b")
     run_config: str = row("RUN_CONFIG", "inv pipeline: which recipe is trained; the smallest of the pod's", "runpod_1b")
@@ -165,7 +169,8 @@ class Settings:
             found += [("slipway.yaml", written.get(one.name, "")), ("default", _default(one, environ, root))]
             source, text = next(((where, text) for where, text in found if text), ("default", ""))
             base = root if source in (".env", "slipway.yaml", "default") else Path.cwd()
-            values[one.name], sources[one.name] = _convert(text, hints[one.name], one, base, source), source
+            own = extensions.names(values.get("extensions", ""))
+            values[one.name], sources[one.name] = _convert(text, hints[one.name], one, base, source, own), source
         if not values["provider"]:
             values["provider"], sources["provider"] = _default_provider(values)
         lines: dict[str, str] = {}
@@ -187,6 +192,11 @@ class Settings:
             source = self.sources[one.name] if value else ""
             lines.append(ShownSetting(one.name, one.metadata["variable"], text, source))
         return lines
+
+
+def is_rented(provider: str) -> bool:
+    """Tell by its name whether the pods of a provider are rented by us: all but those of OWN_MACHINES."""
+    return provider not in OWN_MACHINES
 
 
 def is_secret(variable: str) -> bool:
@@ -318,7 +328,8 @@ def _default_provider(values: Mapping[str, Any]) -> tuple[str, str]:
     return "local", "default: no vendor key is set"
 
 
-def _convert(text: str, kind: type, one: Field, base: Path, source: str) -> Any:
+def _convert(text: str, kind: type, one: Field, base: Path, source: str, own: Sequence[str]) -> Any:
+    """Return the value of a setting. `own`: the names of extensions, which a source may have."""
     if kind is int:
         if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) >= 1 << 63:
             raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is not a whole number")
@@ -328,7 +339,10 @@ def _convert(text: str, kind: type, one: Field, base: Path, source: str) -> Any:
             raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is not a number of at least 0")
         return float(text)
     if one.name == "source":
-        return ",".join(_located(part, base) for part in sources_of(text))
+        return ",".join(_located(part, base, own) for part in sources_of(text))
+    if one.name == "extensions":
+        found = extensions.words_of(text)
+        return ",".join(str(base / Path(word).expanduser()) if extensions.is_file(word) else word for word in found)
     if kind is Path or one.name == "store" and "://" not in text:
         return kind(base / Path(text).expanduser())
     return text
@@ -339,7 +353,7 @@ def sources_of(source: str) -> list[str]:
     return source.split(",") if WEIGHTED.fullmatch(source) else [source]
 
 
-def _located(source: str, base: Path) -> str:
+def _located(source: str, base: Path, own: Sequence[str]) -> str:
     """Return a source with its path made whole, where it is one."""
-    is_name = source.partition("=")[0] in NAMED_SOURCES
+    is_name = source.partition("=")[0] in (*NAMED_SOURCES, *own)
     return source if is_name or "://" in source else str(base / Path(source).expanduser())

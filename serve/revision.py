@@ -25,7 +25,7 @@ from infra.names import check_name
 from infra.providers import recovers_itself, registry
 from infra.runs.timing import Say
 from infra.selection.preflight import SPEND_LIMIT
-from infra.settings import SKYPILOT, VENDORS, Settings
+from infra.settings import SKYPILOT, Settings, is_rented
 from serve import engines
 from serve import service as service_file
 from serve.engine import memory_fit, models
@@ -279,4 +279,4 @@ def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]
 
 def rents(version: Version, settings: Settings) -> bool:
     """Tell whether a replica may go where it costs money."""
-    return any(one in VENDORS for one in placement.candidates(version.provider, settings))
+    return any(is_rented(one) for one in placement.candidates(version.provider, settings))

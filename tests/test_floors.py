@@ -33,7 +33,15 @@ PLAN = (
     "trainer.reuse",
     "trainer.fingerprints",
 )
-PLAN += ("data.config", "data.references", "store.manifest", "infra.records", "infra.errors", "infra.agent.job")
+PLAN += (
+    "data.config",
+    "data.references",
+    "store.manifest",
+    "store.extensions",
+    "infra.records",
+    "infra.errors",
+    "infra.agent.job",
+)
 # What control code may import of training: its plan, its figures, and the light records beside that.
 LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "trainer.nanochat.look", "data.text.remote")
 LIGHT += (

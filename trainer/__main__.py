@@ -22,9 +22,10 @@ from typing import Any, NoReturn
 from data.config import ConfigError, Making, load
 from data.errors import DataError
 from data.single_writer import PARENT, die_with
-from store import StoreError, outside
+from store import StoreError, extensions, outside
 from trainer.config import EvalSpec, ImportSpec, Keeping, PhaseConfig
 from trainer.errors import Preempted, Refused, TrainerError
+from trainer.records.own_phase import WORD, adopt
 from trainer.records.phase_registry import PHASES
 
 
@@ -59,7 +60,7 @@ def main(words: list[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m trainer", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
-    for phase in PHASES:
+    for phase in (*PHASES, WORD):
         one = command(commands, phase, train, f"train the {phase} phase and publish it")
         one.add_argument("--config", type=Path, required=True)
     one = command(commands, "import", adopt_model, "take over a Hugging Face model and publish it")
@@ -111,13 +112,19 @@ def train(flags: argparse.Namespace) -> None:
     from trainer.parallel.process_group import joined
     from trainer.run import once
 
-    raw = read_config(flags.config, {"making", "spec", "keeping"})
+    raw = read_config(flags.config, {"making", "spec", "keeping", "extensions"})
+    extensions.receive(raw.get("extensions", {}))
+    if flags.command == WORD:
+        own = extensions.used(str(raw.get("spec", {}).get("phase")))
+        if own is None:
+            raise Refused(f"{flags.config}: the extension of its phase is not in it")
+        adopt(own)
     making = load(Making, raw.get("making", {}), "making")
     config = load(PhaseConfig, raw.get("spec", {}), "spec")
     keeping = load(Keeping, raw.get("keeping", {}), "keeping")
-    if config.phase != flags.command:
+    if config.phase != flags.command and not config.extension:
         raise Refused(f"{flags.config} configures the phase {config.phase!r}")
-    phase = importlib.import_module(PHASES[flags.command].module)
+    phase = importlib.import_module(PHASES[config.phase].module)
     with sigterm_raises(), joined() as ranks:
         about = once(making, ranks, lambda: phase.run(config, making, keeping, ranks))
     if "bits_per_byte" in about:

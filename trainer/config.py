@@ -127,6 +127,8 @@ class PhaseConfig:
     """The stages of 1.58 bits: how a ternary model is rounded, and what it learns from its teacher."""
     blocks: BlocksConfig | None = newer(None)
     """dlm: the blocks in which the model learns to decode."""
+    extension: str = newer("")
+    """Of a phase of yours: its file, and the digest of what it holds; filled in by the plan."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "rows micro_rows sequence_len turns", 1)

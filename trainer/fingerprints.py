@@ -31,6 +31,7 @@ VERSIONS = {
 """By the word of the step that makes it (`-m data tokens`): raised by whoever changes what comes out of it for the same
 settings and inputs (of a phase: in the registry). tests/test_golden.py fails when that was forgotten."""
 
+
 FIRST_CODE = {
     "text": "d1c28a08248a",
     "tokenizer": "d8204fe40cdb",
@@ -66,6 +67,11 @@ DIGEST = 8  # hexadecimal digits of one definition
 BESIDE = "beside "
 Code = dict[str, str]
 """By file, the digests of its definitions one after another; `beside <file>` for what does not count."""
+
+
+def version_of(word: str) -> int:
+    """Return the version of what a step makes; the code of an extension is part of its settings instead."""
+    return VERSIONS[word] if word != "own" else 1
 
 
 def digest(value: Any) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from store.manifest import kind_of
-from trainer.fingerprints import BESIDE, FIRST_CODE, VERSIONS, Code, code_of, differing, digest, short
+from trainer.fingerprints import BESIDE, FIRST_CODE, Code, code_of, differing, digest, short, version_of
 from trainer.records.fields import what_counts
 
 FILE = re.compile(rf"(?:{BESIDE})?[A-Za-z0-9_/]+\.py")  # of ours, by whoever wrote it down
@@ -62,7 +62,7 @@ def choices(
         if name in given:
             found[name] = Choice(given[name], {}, (kind, given[name]) in held)
             continue
-        spec, version = digest(what_counts(node.spec)), f"v{VERSIONS[node.words[-1]]}"
+        spec, version = digest(what_counts(node.spec)), f"v{version_of(node.words[-1])}"
         code, old = code_of(root, node.entry), FIRST_CODE.get(node.words[-1], version)
         ours = _inputs(node, {source: one.fingerprint for source, one in found.items()})
         follows = any(found[source].is_remade for source in node.inputs.values())

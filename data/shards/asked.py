@@ -37,7 +37,7 @@ def stamps(inputs: Inputs) -> list[Any]:
 def workers_for(spec: TextSpec, inputs: Inputs, asked: int) -> int:
     """Return how many processes read: `asked`, or as many as are of use."""
     first = inputs.files[0].uri
-    if first in STDIN or first == "pydocs":
+    if first in STDIN or first == "pydocs" or any(one.code for one in inputs.files):
         return 1
     if all(one.stream for one in inputs.files):  # a process reads whole ones
         return min(asked or len(os.sched_getaffinity(0)), len(inputs.files), MOST_WORKERS)

@@ -34,7 +34,7 @@ from data.shards.workers import Position, Task, in_turn
 from data.single_writer import alone_in
 from data.text.inputs import ALONE, STDIN, Inputs, Share, list_inputs
 from data.text.lines import Prepared, keep
-from store import outside
+from store import extensions, outside
 
 STATE, SEEN = "state.json", "seen.sqlite"
 KEEP_BYTES = 64 << 20
@@ -117,6 +117,8 @@ def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
         )
     sources = {words for words, _ in parse_mixture(spec.source)} or {spec.source}
     for source in (sources | {spec.validation}) - {"", "pydocs", "fineweb", *STDIN}:
+        if extensions.used(source):
+            continue
         place = Path(parse(source).place).expanduser()
         if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
             raise InputError(f"{folder} lies in the source {source}, which would grow by its shards; choose another")

@@ -52,6 +52,12 @@ def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence
         from data.text import pydocs
 
         return Told(pydocs.documents(file.packages), columns)
+    if file.code:
+        from data.text import own
+
+        return Told(
+            own.documents(file.uri.rpartition("/")[2], file.code), [name for name in columns if name in COLUMNS]
+        )
     named = [file.theirs(name) for name in columns], [file.theirs(name) for name in required]
     pieces: Pieces
     if file.stream:

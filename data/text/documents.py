@@ -69,6 +69,8 @@ class InputFile:
     """Instead of a file."""
     source: int = 0
     """Which of several sources that are mixed."""
+    code: str = ""
+    """The text of the extension that yields the documents, instead of a file; `uri` is its name."""
 
     def theirs(self, name: str) -> str:
         """Return the file's name of a column of ours."""

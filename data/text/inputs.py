@@ -12,6 +12,7 @@ from data.errors import ConfigError, InputError
 from data.references import NAME, SetReference, parse, parse_mixture
 from data.text.documents import InputFile
 from data.text.remote import list_remote
+from store import extensions
 
 STDIN = {"stdin": ".txt", "stdin.jsonl": ".jsonl"}
 HUB_ONLY = ("dataset", "config", "split", "revision")
@@ -112,12 +113,14 @@ def needs_numpy(source: str, split: str) -> bool:
     """Tell whether reading a source takes the library `datasets`, which does not do without numpy."""
     if source == "fineweb":
         return not re.fullmatch(NAME, split)
-    if parse_mixture(source):
+    if parse_mixture(source) or extensions.used(source):  # who knows what it imports
         return True
     return source not in ("pydocs", *STDIN) and is_of_datasets(parse(source))
 
 
 def _list(source: str, spec: TextSpec) -> Inputs:
+    if own := extensions.used(source):
+        return Inputs((InputFile(f"extension://{source}", code=own.text),), {"extension": own.label})
     if source == "pydocs":
         return Inputs((InputFile("pydocs", packages=spec.packages),))
     if source in STDIN:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flows import extensions
 from infra.agent import environment
 from infra.agent.job import Job, write_durably
 from infra.checkout import ROOT
@@ -49,6 +50,8 @@ class Receipt:
     offer: Mapping[str, Any]
     store: str
     job: Mapping[str, Any]
+    extensions: Sequence[Mapping[str, str]] = ()
+    """The user's own code in it: name, file or module, sha256, and what it was used as. Its text is in the job."""
     schema: int = SCHEMA
 
     @property
@@ -73,6 +76,7 @@ def write(op: Op, settings: Settings, offer: Offer | None = None) -> Path:
         offer={key: value for key, value in asdict(offer).items() if value} if offer else {},
         store=op.store,
         job=job,
+        extensions=extensions.of_job(job, op.vendor, settings),
     )
     if diff and len(diff) <= MOST_DIFF_BYTES:
         write_durably(folder / DIFF, diff.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode())
@@ -108,6 +112,7 @@ def differences(one: Receipt, settings: Settings) -> list[str]:
     torch = one.job.get("torch") or "cpu"
     if environment.read_spec("train", ROOT, torch).key != one.environment:
         found.append("environment: other pins or another Python than then")
+    found += extensions.changed(one.extensions)
     for name, fingerprint in inputs_of(one.steps).items():
         if problem := Store(one.store).find(name, fingerprint).problem:
             found.append(f"input: {name} in {one.store} is {problem}")

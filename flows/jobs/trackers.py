@@ -6,6 +6,7 @@ environment of its own, which its own process makes, so that nothing of it can f
 
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -14,8 +15,9 @@ from urllib.parse import urlsplit
 
 from infra.agent.job import Step
 from infra.errors import UsageError
+from infra.providers import extensions
 from infra.settings import Settings
-from trainer.records.phase_registry import PHASES
+from store.extensions import is_file, use, used
 
 NAMES = ("wandb", "mlflow", "tensorboard")
 MODULE = "trainer.tracking"
@@ -32,14 +34,19 @@ def asked(words: str, settings: Settings) -> tuple[str, ...]:
         return ()
     found = tuple(dict.fromkeys(filter(None, (one.strip() for one in said.split(",")))))
     for one in found:
-        if one in NAMES:
-            continue
-        if not one.endswith(".py"):
+        if is_file(one):
+            extensions.of_file("--track", one, "tracker")
+        elif own := extensions.find("tracker", one, settings, (*NAMES, OFF)):
+            use(own)
+        elif one not in NAMES:
             near = difflib.get_close_matches(one, NAMES, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UsageError(f"--track {one}: {hint}known: {', '.join(NAMES)}, a .py file of yours, or {OFF}")
-        if not Path(one).expanduser().is_file():
-            raise UsageError(f"--track {one}: there is no such file")
+            listed = f"{', '.join(NAMES)}, a .py file of yours, or {OFF}{extensions.named(settings)}"
+            raise UsageError(f"--track {one}: {hint}known: {listed}")
+    names = [step_name(one) for one in found]
+    if twice := [one for one in names if names.count(one) > 1]:
+        both = " and ".join(one for one in found if step_name(one) == twice[0])
+        raise UsageError(f"--track {both}: two trackers have one name; rename one of the files")
     return found
 
 
@@ -50,7 +57,7 @@ def _is_wandb_meant(settings: Settings) -> bool:
 
 def steps(names: Sequence[str], work: Sequence[Step]) -> tuple[Step, ...]:
     """Return the sidecars of a job with these steps; () where none of them trains. Raises UsageError."""
-    configs = {one.name: _plain(one.config["spec"]) for one in work if one.name in PHASES}
+    configs = {one.name: _plain(one.config["spec"]) for one in work if "keeping" in one.config}
     if not configs:
         return ()
     return tuple(_step(name, configs) for name in names)
@@ -60,14 +67,17 @@ def _step(name: str, configs: dict[str, Any]) -> Step:
     if name in NAMES:
         words = ("-m", "infra.agent.own_environment", f"track-{name}", MODULE)
         return Step(f"track-{name}", words, config={"tracker": name, "configs": configs})
-    path = Path(name).expanduser()
-    try:
-        code = path.read_text(encoding="utf-8")
-        compile(code, str(path), "exec")
-    except (OSError, UnicodeDecodeError, SyntaxError) as error:
-        raise UsageError(f"--track {name}: {error}") from None
-    config = {"tracker": path.stem, "configs": configs, "code": code}
-    return Step(f"track-{path.stem}", ("-m", MODULE), "train", config)
+    own = extensions.of_file("--track", name, "tracker") if is_file(name) else used(name)
+    assert own is not None, "asked() has found it"
+    called = step_name(name)
+    config = {"tracker": called.removeprefix("track-"), "configs": configs, "code": use(own).text}
+    return Step(called, ("-m", MODULE), "train", config)
+
+
+def step_name(tracker: str) -> str:
+    """Return what the sidecar of a tracker is called; of a file, by letters that any folder can have."""
+    stem = Path(tracker).name.removesuffix(".py") if is_file(tracker) else tracker
+    return f"track-{re.sub('[^A-Za-z0-9_-]', '-', stem)}"
 
 
 def _plain(spec: Any) -> Any:

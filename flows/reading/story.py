@@ -109,7 +109,7 @@ def of_run(op: Op, view: PodView, journal: Journal, settings: Settings, tell: Sa
             measured(settings, one.config["making"]["name"], one.config["making"]["fingerprint"]),
         )
         for one in job.steps
-        if one.name in PHASES
+        if "keeping" in one.config  # a phase, of ours or of an extension
     ]
     return Story(op.run, list(facts(view)), phases, now(), view.note)
 

@@ -42,8 +42,8 @@ class WorkSpec:
         group=WORK,
         unit="FOLDER",
     )
-    reward: str = flag("", "rl: Python file with reward(question, answer, completion), instead of the task's own",
-                       group=WORK, unit="FILE")  # fmt: skip
+    reward: str = flag("", "rl: Python file with reward(question, answer, completion), or the name of an extension, "
+                       "instead of the task's own", group=WORK, unit="FILE")  # fmt: skip
     unsafe_rewards: bool = flag(
         False, "rl: run the code of mbpp's answers although nothing here can lock it in", group=WORK
     )
@@ -61,7 +61,7 @@ class WorkSpec:
     )  # fmt: skip
     track: str = flag(
         "", "who is told the figures while it trains, each by a process beside it: wandb, mlflow, tensorboard, a .py "
-        "file of yours, several by commas, or none (default: SLIPWAY_TRACK)",
+        "file or an extension of yours, several by commas, or none (default: SLIPWAY_TRACK)",
         group=TRAINING, unit="NAMES",
     )  # fmt: skip
     save_every: int | None = flag(

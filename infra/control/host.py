@@ -197,12 +197,17 @@ def settings_to_send(settings: Settings) -> dict[str, str]:
         variable, value = one.metadata["variable"], getattr(settings, one.name)
         is_wanted = is_secret(variable) or settings.sources[one.name] == ".env"
         if value and is_wanted and variable not in OF_THIS_MACHINE:
-            found[variable] = str(value)
+            found[variable] = _from_checkout(value) if one.name == "extensions" else str(value)
     if "://" in settings.store:
         found["SLIPWAY_STORE"] = settings.store
     elif "SLIPWAY_STORE" in found:
         del found["SLIPWAY_STORE"]
     return found
+
+
+def _from_checkout(words: str) -> str:
+    """Return files of the checkout by their paths in it, which is sent along; others as they are."""
+    return ",".join(word.removeprefix(f"{ROOT}/") for word in words.split(","))
 
 
 def _folder() -> str:

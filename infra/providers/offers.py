@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from infra.errors import AuthError, MissingKey, NoOffer, SlipwayError, UsageError
 from infra.machines.host_memory import at_once
 from infra.market import gpus
 from infra.market.filters import explain, satisfying
-from infra.providers import Market, Provider
+from infra.providers import Market, Provider, extensions
 from infra.records import Offer, Request
-from infra.settings import VENDORS, Settings
+from infra.settings import MARKET, OWN_MACHINES, VENDORS, Settings
+from store.extensions import ExtensionError, names, read, words_of
 
 ASK_S = 45.0
+KNOWN = (*OWN_MACHINES, *VENDORS)
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,51 @@ def open_market(name: str, settings: Settings) -> Market:
     return Shadeform.of(settings)
 
 
+def open_own(name: str, settings: Settings) -> Market | None:
+    """Return the provider that an extension adds; None where none is called so. Raises UsageError."""
+    extension = extensions.find("provider", name, settings, (*KNOWN, MARKET))
+    if extension is None:
+        return None
+    if settings.rehearsal:
+        raise UsageError(f"provider {name} is of an extension, and a rehearsal has none of its machines; known: "
+                         f"{', '.join(VENDORS)}")  # fmt: skip
+    from infra.providers.own import OwnProvider  # few have one
+
+    return OwnProvider(extension, settings)
+
+
+def own_names(settings: Settings) -> tuple[list[str], list[str]]:
+    """Return the names of the providers that extensions add, and in words which extensions cannot be read.
+
+    No extension is run for that. A rehearsal has none.
+    """
+    found: list[str] = []
+    problems: list[str] = []
+    for word in words_of(settings.extensions) if not settings.rehearsal else ():
+        try:
+            extension = read(word)
+            if "provider" in extension.adds:
+                found.append(extension.name)
+        except ExtensionError as error:
+            problems.append(f"{extensions.VARIABLE}: {error}")
+    return list(dict.fromkeys(found)), problems
+
+
 def accounts(settings: Settings, only: str = "") -> tuple[list[Market], list[str]]:
-    """Return every account whose key is set, or just that with `only`; and in words which of them cannot be asked."""
-    if only and only not in VENDORS:
-        raise UsageError(f"provider {only!r} has no accounts; known: {', '.join(VENDORS)}")
-    opened, problems = [], []
+    """Return every account whose key is set, and those of extensions, or just that with `only`.
+
+    Beside them: in words which of them cannot be asked.
+    """
+    if only and only not in (*VENDORS, *names(settings.extensions)):
+        raise UsageError(f"provider {only!r} has no accounts; known: {', '.join(VENDORS)}{extensions.named(settings)}")
+    opened: list[Market] = []
+    own, problems = ([only] if only not in VENDORS else [], list[str]()) if only else own_names(settings)
+    for name in own:
+        try:
+            if one := open_own(name, settings):
+                opened.append(one)
+        except SlipwayError as error:
+            problems.append(f"{name}: {str(error).removeprefix(f'{name}: ')}")
     for name, key in VENDORS.items():
         if name == only or (not only and getattr(settings, key)):
             try:
@@ -78,9 +121,13 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
     MissingKey: there is nobody to ask, and which variables would change that.
     """
     known = (*VENDORS, "ssh", "slurm")
-    if only and only not in known:
-        raise UsageError(f"provider {only!r} has no offers; known: {', '.join(known)}")
     found = []
+    if only not in ("", *known):
+        if own := open_own(only, settings):
+            return [OfferSource(only, own.catalog)]
+        raise UsageError(f"provider {only!r} has no offers; known: {', '.join(known)}{extensions.named(settings)}")
+    for name in own_names(settings)[0] if not only else ():
+        found.append(OfferSource(name, partial(_catalog, name, settings)))
     for name, key in VENDORS.items():
         if name == only or (not only and getattr(settings, key)):
             found.append(OfferSource(name, open_market(name, settings).catalog))
@@ -126,6 +173,12 @@ def require(found: Survey, request: Request) -> Survey:
         kind = AuthError if all(isinstance(error, AuthError) for error in failed) else SlipwayError
         raise kind(f"no vendor answered with offers\n{said}")
     raise NoOffer("\n".join(filter(None, (explain(request, found.considered), said))))
+
+
+def _catalog(name: str, settings: Settings, request: Request) -> list[Offer]:
+    """Return the offers of an extension's provider, which is opened only now: whatever it raises is its own answer."""
+    own = open_own(name, settings)
+    return own.catalog(request) if own else []
 
 
 def _own(pools: Provider, request: Request) -> list[Offer]:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import cast
 
 from infra.errors import MissingKey, UsageError
-from infra.providers import Provider, Vendors
-from infra.providers.offers import open_market
+from infra.providers import Provider, Vendors, extensions
+from infra.providers.offers import KNOWN, open_market, open_own
 from infra.settings import MARKET, SKYPILOT, SLURM, VENDORS, Settings
 
-KNOWN = ("local", "ssh", SLURM, *VENDORS, SKYPILOT)
 MOST_OPEN = 8
 
 _open: dict[tuple[str, ...], Provider] = {}
@@ -20,10 +19,13 @@ _turn = threading.Lock()
 
 def open_provider(name: str, settings: Settings) -> Provider:
     """Return the provider of that name. Raises UsageError for one that is not known or cannot be used."""
+    if found := open_own(name, settings):
+        return found
     if name not in KNOWN:
         near = difflib.get_close_matches(name, [*KNOWN, MARKET], 1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"provider {name!r} is not known; {hint}known: {', '.join(KNOWN)}, {MARKET}")
+        own = extensions.named(settings) or f"; one of your own is named by {extensions.VARIABLE}"
+        raise UsageError(f"provider {name!r} is not known; {hint}known: {', '.join(KNOWN)}, {MARKET}{own}")
     if name == "ssh":
         from infra.providers.ssh import SshPools
 
@@ -45,7 +47,8 @@ def open_provider(name: str, settings: Settings) -> Provider:
 def provider(settings: Settings, name: str) -> Provider:
     """Return the one of that name, opened once, so that a machine is connected to once. Raises UsageError."""
     keys = [getattr(settings, key) + getattr(settings, f"{vendor}_url") for vendor, key in VENDORS.items()]
-    about = (name, str(settings.pods), str(settings.pools), str(settings.clusters), str(settings.state_file), *keys)
+    about = (name, str(settings.pods), str(settings.pools), str(settings.clusters), str(settings.state_file),
+             settings.extensions, *keys)  # fmt: skip
     with _turn:
         if about not in _open:
             found = open_provider(name, settings)

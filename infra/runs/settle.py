@@ -16,11 +16,12 @@ from infra.ledger.life_cycle import ASKED, LOST, READY, TERMINATING
 from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile
 from infra.notices.tell import tell_end
 from infra.providers import Provider, registry
+from infra.providers.offers import own_names
 from infra.runs import mirror, pods, sight
 from infra.runs.keeper import lease_name
 from infra.runs.lookup import way
 from infra.runs.timing import Say
-from infra.settings import VENDORS, Settings
+from infra.settings import VENDORS, Settings, is_rented
 from infra.transport.meter import Meter
 from store import Store, StoreError
 
@@ -55,8 +56,8 @@ def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
     """Tell whether another process looks after the pod of this row: its service's controller, or its run's keeper."""
     if op.service and journal.holder(service_lease(op.service)):
         return True
-    is_rented = registry.provider(settings, op.vendor).is_rented
-    return is_rented and op.slot >= 0 and is_kept_by_another(op, journal)
+    costs = registry.provider(settings, op.vendor).is_rented
+    return costs and op.slot >= 0 and is_kept_by_another(op, journal)
 
 
 def _settle(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
@@ -88,22 +89,25 @@ def is_kept_by_another(op: Op, journal: Journal) -> bool:
 
 def reconcile_accounts(journal: Journal, settings: Settings, tell: Say) -> None:
     """Compare the journal with what each vendor lists: what is ours is adopted or ended, and that is told."""
-    billing = {op.vendor for op in journal.ops(live=True)}
-    for name, key in VENDORS.items():
-        if name in billing or getattr(settings, key):
-            try:
-                done = reconcile(registry.provider(settings, name), journal)
-            except Exception as error:  # the other vendors are asked all the same
-                tell(f"{name}: {in_words(error)}")
-                continue
-            for action in done.actions:
-                tell(f"{name}: {told(action)}")
-                if isinstance(action, Move) and action.event == "gone":
-                    keep_last_words(journal.op(action.token), settings, tell)
-                if isinstance(action, Claim) and not action.is_kept:
-                    tell_end(journal.op(action.pod.token), "orphan", journal, settings, tell)
-            for problem in done.problems:
-                tell(problem)
+    billing = {op.vendor for op in journal.ops(live=True) if is_rented(op.vendor)}
+    keyed = [name for name, key in VENDORS.items() if name in billing or getattr(settings, key)]
+    own, unread = own_names(settings)
+    for problem in unread:
+        tell(problem)
+    for name in dict.fromkeys([*keyed, *own, *sorted(billing)]):
+        try:
+            done = reconcile(registry.provider(settings, name), journal)
+        except Exception as error:  # the other vendors are asked all the same
+            tell(f"{name}: {in_words(error)}")
+            continue
+        for action in done.actions:
+            tell(f"{name}: {told(action)}")
+            if isinstance(action, Move) and action.event == "gone":
+                keep_last_words(journal.op(action.token), settings, tell)
+            if isinstance(action, Claim) and not action.is_kept:
+                tell_end(journal.op(action.pod.token), "orphan", journal, settings, tell)
+        for problem in done.problems:
+            tell(problem)
 
 
 def keep_last_words(op: Op, settings: Settings, tell: Say) -> dict[str, Any]:
@@ -133,7 +137,7 @@ def overdue(journal: Journal, settings: Settings) -> list[Op]:
 def is_overdue(op: Op, now: float, scale: float) -> bool:
     """Tell whether a rented pod should have been gone for long."""
     asked_at = op.del_requested_at
-    is_ending = op.state == TERMINATING and op.vendor in VENDORS and asked_at is not None
+    is_ending = op.state == TERMINATING and is_rented(op.vendor) and asked_at is not None
     return is_ending and (now - (asked_at or 0)) * scale > ALARM_S
 
 

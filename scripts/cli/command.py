@@ -26,10 +26,10 @@ class Command(Task):
     def __init__(
         self, body: Callable[..., Any], *, does: str = "", record: str = "", world: str = "", env: bool = False,
         example: str = "", flag_file: str = "", speed: float = 0.0,
-        is_here: bool = False, **options: Any,
+        is_here: bool = False, rents: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self.does = does
-        self.is_here = is_here
+        self.is_here, self.rents = is_here, rents
         self.listens = options.pop("listens", "")
         self.record_name = record
         self.world = world
@@ -91,6 +91,7 @@ def command(
     `--state-file`: then a rehearsal must run ("find") or is begun ("begin"); "apart" has `--state-file` alone; "" is
     for what has nothing to do with pods. `env`: it runs something, and has `--env`. `flag_file`: the flag that names a
     file with more flags. `speed`: of the rehearsal that it begins, where that is not the usual one.
+    `rents`: it may rent machines, whose price somebody pays: AGENTS.md forbids it without a person's word.
     `is_here`: it is about this very machine, and no control host does it. `listens`: the flag that names the port on
     which it listens, which is forwarded from a control host. Other options are invoke's.
     """

@@ -5,7 +5,7 @@ from typing import Any
 
 from infra.money import dollars as usd
 from infra.records import Plan
-from infra.settings import MARKET, VENDORS
+from infra.settings import is_rented as costs
 from infra.units import count, duration
 from scripts.cli.render import clean, console, new_table
 
@@ -30,7 +30,7 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
 
     styles = {"here": "green", "missing": "yellow", "stale": "yellow", "damaged": "red"}
     table = new_table("artifact", "state", "step", "about", "why")
-    is_rented = plan.request.provider in (*VENDORS, MARKET)
+    is_rented = costs(plan.request.provider)
     scale = plan.job.clock_scale if plan.job and is_rented else 1.0  # of the clock that counts the cost
     for one in plan.artifacts:
         about = "" if not one.step else "?" if one.estimate_s is None else duration(one.estimate_s * scale)

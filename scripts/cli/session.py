@@ -13,7 +13,7 @@ from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import LOST, READY
 from infra.runs import pods
 from infra.runs.settle import overdue
-from infra.settings import VENDORS, Settings
+from infra.settings import Settings, is_rented
 from scripts.cli import context, render
 
 _used: dict[str, None] = {}  # names of pods, the last one at the end
@@ -71,7 +71,7 @@ def tell_what_is_left() -> None:
             for op in journal.ops(live=True):
                 renter = journal.holder(pods.lease(op.token))
                 is_at_work = op.state in (READY, LOST)
-                if op.vendor not in VENDORS or (renter != me if is_at_work else renter not in (None, me)):
+                if not is_rented(op.vendor) or (renter != me if is_at_work else renter not in (None, me)):
                     continue
                 how = "is at work" if is_at_work else f"is left as it is ({op.state})"
                 after = f"inv keep {op.run}, or " if is_at_work else ""

@@ -13,6 +13,7 @@ from typing import Any
 
 from data.config import TextSpec
 from flows import doctor
+from flows.extensions import use_source
 from flows.jobs import memory_check
 from flows.planning import Work, plan_for
 from flows.run_leases import foreground, move_names
@@ -117,7 +118,8 @@ def shards(settings: Settings, space: Workspace, spec: dict[str, Any], reuse: bo
         return
     if not settings.run_shard:
         raise UsageError(f"RUN_SHARD is 0, and {space.train} holds no finished shards; make them with RUN_SHARD=1")
-    config = {"out": str(space.text), "spec": spec}
+    own = {**use_source(settings.source, settings), **use_source(spec.get("validation", ""), settings)}
+    config = {"out": str(space.text), "spec": spec, **({"extensions": own} if own else {})}
     made = local_step.run("shards", ("-m", "data", "text"), config, settings, quiet, space.environ)
     render.say(f"shards: {render.count(made['shards'], 'shard')}, {made['documents']:,} lines, "
                f"{made['held_out']:,} of them held out")  # fmt: skip

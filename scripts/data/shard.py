@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flows.extensions import use_source
 from infra.errors import SlipwayError, Unsound, UsageError
 from infra.job_environment import secrets
 from infra.settings import Settings
@@ -49,7 +50,9 @@ def shard(spec: ShardFlags) -> None:
         raise UsageError(f"unknown mode {spec.mode!r}; known: {', '.join(MODES)}")
     if spec.gzip and spec.compression not in ("", "gzip"):
         raise UsageError(f"--gzip and --compression {spec.compression} are two compressions; choose one")
+    own = {**use_source(settings.source, settings), **use_source(spec.validation, settings)}
     config = {"out": str(folder_of(spec)), "spec": as_asked(spec, settings, spec.source in STDIN)}
+    config |= {"extensions": own} if own else {}
     made = local_step.run("shard", ("-m", "data", "text"), config, settings, spec.json)
     if spec.push:
         return send(spec)

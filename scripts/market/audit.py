@@ -10,7 +10,7 @@ from flows import accounts as use_case
 from flows.accounts import Done
 from infra.ledger.audit import UNCLEAR, UNKNOWN_MARK, Finding
 from infra.runs.settle import settle
-from infra.settings import VENDORS
+from infra.settings import is_rented
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
@@ -43,7 +43,7 @@ def audit(spec: AuditFlags) -> None:
 def reap(spec: ReapFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
-        here = [op.token for op in journal.ops(live=True) if op.vendor not in VENDORS]
+        here = [op.token for op in journal.ops(live=True) if not is_rented(op.vendor)]
         if here and not spec.provider:
             settle(journal, settings, render.tell, here)
         seen = use_case.reap(journal, settings, spec.provider)

@@ -9,12 +9,12 @@ from scripts.cli.flags import Output, Questions
 
 @dataclass(frozen=True, kw_only=True)
 class OffersFlags(Output, MachineSpec):
-    provider: str = flag("", "only runpod, lium, shadeform, ssh (own machines) or slurm", group=MACHINE)
+    provider: str = flag("", "only runpod, lium, shadeform, ssh (own machines), slurm, or an extension", group=MACHINE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFlags(Output):
-    provider: str = flag("", "only runpod, lium, shadeform or slurm")
+    provider: str = flag("", "only runpod, lium, shadeform, slurm, or an extension")
     kill: str | bool | None = flag(
         None,
         "end our orphans, and wait until the vendor has let go of them; with a NAME or id: only that machine, "
@@ -25,7 +25,7 @@ class AuditFlags(Output):
 
 @dataclass(frozen=True, kw_only=True)
 class ReapFlags(Output):
-    provider: str = flag("", "only runpod, lium, shadeform or slurm")
+    provider: str = flag("", "only runpod, lium, shadeform, slurm, or an extension")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ def reap(c, spec):
     world=BEGIN,
     speed=20.0,  # the work of a drill takes its real time, which must not use up its limits
     example="inv drill --provider runpod --spend-limit 3",
+    rents=True,
 )
 def drill(c, spec):
     """Try what a vendor promises, on machines of the drill.
@@ -66,6 +67,7 @@ def cost(c, spec):
     world=BEGIN,
     env=True,
     example="inv apply examples/fleet.yaml --dry-run",
+    rents=True,
 )
 def apply(c, spec):
     """Make and end pods until they are what a file says.

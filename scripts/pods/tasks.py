@@ -12,6 +12,7 @@ from scripts.cli.command import BEGIN, command
     world=BEGIN,
     env=True,
     example="inv pod.create --gpu H100 --ttl 4h",
+    rents=True,
 )
 def create(c, spec):
     """Make a pod that has no work yet.

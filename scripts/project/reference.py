@@ -26,7 +26,7 @@ from infra.machines import clusters, inventory
 from infra.runs import pod_set
 from scripts.cli import flag_file, flag_help, front_page
 from scripts.cli.context import ROOT
-from scripts.project import example_jobs
+from scripts.project import agents, example_jobs
 from scripts.project.schemas import meanings
 from serve.service import ServiceFile
 
@@ -166,18 +166,23 @@ def settings_page() -> str:
     ])  # fmt: skip
 
 
-def exit_codes() -> str:
-    """Return the page of exit codes; those of errors as `infra/errors.py` draws them."""
+def code_table() -> list[str]:
+    """Return the exit codes as a table; those of errors as `infra/errors.py` draws them."""
     drawn = re.findall(r"(\w+) +([0-9])  (.+)", errors.__doc__ or "")
     rows = [(code, f"`{name}`", cell(text[0].upper() + text[1:] + ".")) for name, code, text in drawn]
     rows += [(code, "", text) for code, text in OTHER_CODES]
+    return table(("code", "error", "meaning"), sorted(rows, key=lambda row: (int(row[0].split(",")[0]), row[1])))
+
+
+def exit_codes() -> str:
+    """Return the page of exit codes."""
     return "\n".join([
         "# Exit codes",
         "",
         "Every command leaves with one of these. With `--json` a failure is a document as well: "
         '`{"error": "...", "exit_code": 5}`.',
         "",
-        *table(("code", "error", "meaning"), sorted(rows, key=lambda row: (int(row[0].split(",")[0]), row[1]))),
+        *code_table(),
         "`./inv logs --follow` and a `./inv launch` that follows a run leave with 0 when the run succeeded. "
         "`./inv ssh RUN -- words` and `./inv test` leave with the code of what they ran.",
         "",
@@ -306,10 +311,20 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
+NOTE = "<!-- Generated: python -m scripts.project.reference write -->\n\n"
+
+
 def pages() -> dict[str, str]:
     """Return the text of each page by its name; each says that it is generated."""
-    note = "<!-- Generated: python -m scripts.project.reference write -->\n\n"
-    return {name: note + make().rstrip() + "\n" for name, make in PAGES.items()}
+    return {name: NOTE + make().rstrip() + "\n" for name, make in PAGES.items()}
+
+
+def for_agents() -> str:
+    """Return the text of AGENTS.md, which lies at the root of the checkout, where programs look for it."""
+    found = namespace()
+    kept = [where for where, _, _, removable in PLACES if removable.split(",")[0] == "no"]
+    every = [tuple(map(cell, row)) for row in agents.rows(found)]
+    return NOTE + agents.text(found, kept, table(agents.HEADS, every), code_table()).rstrip() + "\n"
 
 
 def main(words: Sequence[str]) -> int:
@@ -319,6 +334,8 @@ def main(words: Sequence[str]) -> int:
     for name, text in pages().items():
         Path(FOLDER).mkdir(parents=True, exist_ok=True)
         (FOLDER / name).write_text(text, encoding="utf-8")
+    (ROOT / ".env.example").write_text(settings.example(), encoding="utf-8")
+    (ROOT / "AGENTS.md").write_text(for_agents(), encoding="utf-8")
     return 0
 
 

@@ -17,7 +17,6 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs.flags import AgainFlags, EjectFlags
 from store import Store
-from trainer.records.phase_registry import PHASES
 
 
 def again(spec: AgainFlags) -> None:
@@ -63,7 +62,7 @@ def repeat(one: Receipt, folder: Path, settings: Settings, quiet: bool) -> dict[
     for step in receipt.rebased(one.steps, store_uri := str(folder / "store")):
         local_step.run(step["name"], step["words"], step["config"], settings, quiet, work)
         making: dict[str, Any] = step["config"]["making"]
-        if step["name"] in PHASES:
+        if "keeping" in step["config"]:  # a phase
             before = receipt.weights(then, making["name"], making["fingerprint"])
             now = receipt.weights(Store(store_uri), making["name"], making["fingerprint"])
             found[step["name"]] = before == now if before else None

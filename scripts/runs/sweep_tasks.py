@@ -9,6 +9,7 @@ from scripts.cli.command import BEGIN, command
     env=True,
     world=BEGIN,
     example="inv sweep examples/sweeps/rates.yaml --provider local",
+    rents=True,
 )
 def sweep(c, spec):
     """Run many trainings on several pods, and compare them.

@@ -8,6 +8,7 @@ LAUNCH, FLAGS = "scripts.runs.launch", "scripts.runs.flags"
 @command(
     LAUNCH, f"{FLAGS}:LaunchFlags", world=BEGIN, env=True, flag_file="file",
     example="inv launch --phase sft --gpu H100 --num-gpus 8 --spend-limit 100",
+    rents=True,
 )  # fmt: skip
 def launch(c, spec):
     """Train one or more phases, with all they need, to the end.
@@ -72,7 +73,7 @@ def report(c, spec):
     """
 
 
-@command(LAUNCH, f"{FLAGS}:KeepFlags", name="keep", example="inv keep brave-otter-3 --detach")
+@command(LAUNCH, f"{FLAGS}:KeepFlags", name="keep", example="inv keep brave-otter-3 --detach", rents=True)
 def keep_(c, spec):
     """Follow a run, and bring it back when its pod dies.
 
@@ -88,7 +89,7 @@ def down(c, spec):
     """
 
 
-@command(LAUNCH, f"{FLAGS}:ResumeFlags", env=True, example="inv resume brave-otter-3 --spend-limit 300")
+@command(LAUNCH, f"{FLAGS}:ResumeFlags", env=True, example="inv resume brave-otter-3 --spend-limit 300", rents=True)
 def resume(c, spec):
     """Go on with a run from its newest whole checkpoint.
 

@@ -9,6 +9,7 @@ from scripts.cli.command import BEGIN, command
     world=BEGIN,
     env=True,
     example="inv serve.up --name demo --model sft --replicas 2",
+    rents=True,
 )
 def up(c, spec):
     """Serve a model behind one address, or update a service.
@@ -24,6 +25,7 @@ def up(c, spec):
     "scripts.services.change",
     "scripts.services.flags:ScaleFlags",
     example="inv serve.scale demo --min-replicas 1 --max-replicas 3",
+    rents=True,
 )
 def scale(c, spec):
     """Change how many replicas a service has.

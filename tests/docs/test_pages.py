@@ -9,7 +9,7 @@ from infra.providers.lium import Lium
 from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
 from scripts.cli.invoke_patch import Words
-from scripts.project import reference
+from scripts.project import agents, reference
 from tests.docs.pages import ACCOUNT, BY_HAND, INTERRUPT, PAGES, ROOT, blocks, name, words
 
 MOST_WORDS = 40  # of the glossary
@@ -49,6 +49,24 @@ def test_the_recorded_terminal_is_a_small_picture_that_holds_both_commands():
 def test_a_page_of_reference_is_what_the_generator_writes(page):
     written = (reference.FOLDER / page).read_text(encoding="utf-8")
     assert written == reference.pages()[page], "run: python -m scripts.project.reference write"
+
+
+def test_the_page_for_coding_agents_is_what_the_generator_writes():
+    written = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    assert written == reference.for_agents(), "run: python -m scripts.project.reference write"
+    said = written.splitlines()
+    rents, asks = (next(one for one in said if word in one) for word in ("commands may rent", "Never give `--yes`"))
+    for command in tasks.namespace.task_names:  # whatever may rent is named where renting is forbidden
+        flags = {one.spelled for one in tasks.namespace[command].flags}
+        rented = f"`{command}`" in rents
+        assert rented == tasks.namespace[command].rents, command
+        assert rented or "spend-limit" not in flags or command == "rehearse", f"{command} takes a limit: does it rent?"
+        assert rented or ("yes" in flags) == (f"`{command}`" in asks), command
+
+
+def test_the_page_for_coding_agents_can_name_no_command_that_is_not_there():
+    with pytest.raises(KeyError, match="inv launch has no --spend-limits"):
+        agents._typed(reference.namespace(), "launch --spend-limits 3")
 
 
 def test_a_flag_that_is_added_shows_on_the_page_of_commands(monkeypatch):

@@ -36,12 +36,10 @@ def test_a_task_of_rl_is_a_name_a_file_or_several_and_its_settings_are_checked(t
         recipe(("rl",), tasks={"sorts": 1.0})
 
 
-def test_words_about_rl_are_read_and_a_reward_travels_as_text(tmp_path):
-    (tmp_path / "r.py").write_text("def reward(question, answer, completion):\n    return 1\n")
-    found = rl_words.parse_reward(str(tmp_path / "r.py"), True)
-    assert found == {"unsafe_rewards": True, "reward": (tmp_path / "r.py").read_text()}
+def test_words_about_rl_are_read_and_a_reward_travels_as_text():
+    found = rl_words.parse_reward("def reward(question, answer, completion): ...", True)
+    assert found == {"unsafe_rewards": True, "reward": "def reward(question, answer, completion): ..."}
+    assert rl_words.parse_reward("", False) == {}
     assert rl_words.parse_tasks("sort=1,gsm8k=3") == {"sort": 1.0, "gsm8k": 3.0} and rl_words.parse_tasks("") is None
-    with pytest.raises(ConfigError, match="No such file"):
-        rl_words.parse_reward(str(tmp_path / "none.py"), False)
     with pytest.raises(ConfigError, match="expected a task"):
         rl_words.parse_tasks("sort=much")

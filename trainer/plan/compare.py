@@ -12,15 +12,18 @@ from typing import Any
 from data.config import (
     Input,
     Making,
+    TextSpec,
 )
 from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
 from infra.records import HeldArtifact, Inventory, Plan, PlannedArtifact, Pointer, Request
+from store import extensions
 from store.manifest import kind_of
 from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
 from trainer.fingerprints import FIRST_CODE, differences, digest
 from trainer.plan.estimates import STATE_BYTES, estimate_s, told, ways_of
 from trainer.plan.nodes import recipe
+from trainer.plan.sources import own_sources
 from trainer.plan.wanted import Wanted, profile_named, profile_of
 from trainer.records import phase_options
 from trainer.records.fields import what_counts
@@ -209,6 +212,13 @@ def plain(spec: Any) -> dict[str, Any]:
     return dict(json.loads(json.dumps(what_counts(spec))))
 
 
+def own_code(node: Node) -> dict[str, str]:
+    """Return the texts of the extensions that a step runs, by name: they go along with it."""
+    words = [node.spec.phase] if isinstance(node.spec, PhaseConfig) and node.spec.extension else []
+    words += own_sources(node.spec.source) if isinstance(node.spec, TextSpec) else []
+    return {name: one.text for name in words if (one := extensions.used(name))}
+
+
 def _step(node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], store: str, keeping: Keeping) -> Step:
     inputs = {
         role: Input(name=nodes[name].artifact, fingerprint=chosen[name].fingerprint)
@@ -222,5 +232,7 @@ def _step(node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], s
     if is_phase:
         config["keeping"] = asdict(keeping)
     together = ("-m", "trainer.spread") if is_phase else ()
+    if own := own_code(node):
+        config["extensions"] = own
     config = json.loads(json.dumps(config))
     return Step(node.name, node.words, "train", config, silent_s=SILENT_S, together=together)

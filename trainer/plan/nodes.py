@@ -27,6 +27,7 @@ from trainer.plan.sources import located, slug_of, source_fingerprint, source_sl
 from trainer.plan.wanted import Wanted, default_tag, init_slug, profile_of
 from trainer.profiles import street
 from trainer.records import phase_options
+from trainer.records.own_phase import WORD
 from trainer.records.phase_registry import (
     INIT,
     KINDS,
@@ -235,4 +236,5 @@ def _phase(
     if config.rl is not None and wanted.rl:
         config = replace(config, rl=replace(config.rl, **wanted.rl))
     entry = f"{PHASES[phase].module.replace('.', '/')}.py"
-    return Node(phase, f"{PHASES[phase].folder}/{tag}", ("-m", "trainer", phase), entry, config, inputs)
+    words = ("-m", "trainer", WORD if PHASES[phase].extension else phase)
+    return Node(phase, f"{PHASES[phase].folder}/{tag}", words, entry, config, inputs)

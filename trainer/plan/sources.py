@@ -10,6 +10,7 @@ from pathlib import Path
 from data import references
 from data.config import source_files
 from data.references import HUB
+from store import extensions
 from trainer.fingerprints import digest
 
 
@@ -29,9 +30,15 @@ def slug_of(source: str) -> str:
     return plain.strip(".-")[:60] or "talk"
 
 
+def own_sources(source: str) -> list[str]:
+    """Return which of the names in a source are those of extensions that this process knows."""
+    parts = [one for one, _ in references.parse_mixture(source)] or [source]
+    return [one for one in parts if extensions.used(one)]
+
+
 def source_slug(source: str) -> str:
     """Return the name under `datasets/` for a source: `pydocs`, or what a path ends in before its wildcards."""
-    if source in ("pydocs", "fineweb"):
+    if source in ("pydocs", "fineweb") or extensions.used(source):
         return source
     if mixture := references.parse_mixture(source):
         return "-".join(source_slug(one) for one, _ in mixture)[:100]
@@ -53,6 +60,8 @@ def source_fingerprint(source: str) -> str:
         return ""
     if source == "pydocs":
         return f"python {platform.python_version()}"
+    if own := extensions.used(source):
+        return own.label
     if mixture := references.parse_mixture(source):
         return digest([source_fingerprint(one) for one, _ in mixture])
     reference = references.parse(source)

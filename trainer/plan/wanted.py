@@ -114,13 +114,23 @@ def profile_named(name: str) -> Profile:
     if recipes.is_file(name):
         path = Path(name).expanduser()
         if path.parent.name != "configs" or path.stem not in recipes.PROFILES or path.exists():
-            return recipes.from_file(path)
+            return _with_own(recipes.from_file(path))
         name = path.stem
     if name not in recipes.PROFILES:
         near = difflib.get_close_matches(name, recipes.PROFILES, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UsageError(f"unknown profile {name!r}; {hint}known: {', '.join(recipes.PROFILES)}, or a .yaml file")
-    return recipes.PROFILES[name]()
+    return _with_own(recipes.PROFILES[name]())
+
+
+def _with_own(profile: Profile) -> Profile:
+    """Return the profile with the phases of extensions that this process knows, each with the settings of another."""
+    own = {
+        name: replace(profile.phases[one.like], phase=name, extension=one.extension)
+        for name, one in PHASES.items()
+        if one.extension and one.like in profile.phases
+    }
+    return replace(profile, phases={**profile.phases, **own}) if own else profile
 
 
 def profile_of(wanted: Wanted) -> Profile:

@@ -17,6 +17,7 @@ from trainer.records.phase_registry import PHASES
 NOT_FOR_A_PHASE = {
     "phase": "it is what the phase is called",
     "adopted": "it is told by --init",
+    "extension": "it is told by the file of the phase",
     "model": "the shape is that of all phases: put it under `model` into a profile's file, and give that by --profile",
 }
 P = TypeVar("P")  # a `PhaseConfig`, or what a phase has instead

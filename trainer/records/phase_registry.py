@@ -41,6 +41,10 @@ class Phase:
     """Whether it has steps; else it changes the model that it is given, and saves it."""
     alias: str = ""
     """Another word for it in `--phase`."""
+    like: str = ""
+    """Of an extension: the phase of ours whose settings it has; see trainer/records/own_phase.py."""
+    extension: str = ""
+    """The file and the digest of the extension that it is; "" = it is ours."""
 
 
 _ALL = (

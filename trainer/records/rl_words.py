@@ -1,7 +1,6 @@
 """What flags say about reinforcement learning, as plain values. Light: no torch here."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 from data.config import ConfigError
@@ -24,15 +23,7 @@ def parse_tasks(words: str) -> dict[str, float] | None:
     return found or None
 
 
-def parse_reward(reward: str, is_unsafe: bool) -> dict[str, Any]:
-    """Return what `--reward FILE` and `--unsafe-rewards` say, as fields of RlConfig. Raises ConfigError."""
+def parse_reward(code: str, is_unsafe: bool) -> dict[str, Any]:
+    """Return the text of what `--reward` names, and `--unsafe-rewards`, as fields of RlConfig."""
     found: dict[str, Any] = {"unsafe_rewards": True} if is_unsafe else {}
-    if reward:
-        try:
-            found["reward"] = Path(reward).expanduser().read_text(encoding="utf-8")
-            compile(found["reward"], reward, "exec")
-        except OSError as error:
-            raise ConfigError(f"--reward {reward}: {error.strerror}") from None
-        except (SyntaxError, ValueError) as error:
-            raise ConfigError(f"--reward {reward}: not Python: {error}") from None
-    return found
+    return {**found, "reward": code} if code else found

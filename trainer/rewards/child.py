@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from data.single_writer import PARENT, die_with
+from store.extensions import ExtensionError, of_text
+from store.extensions.run import function
 
 MEMORY_BYTES = 4 << 30
 
@@ -42,14 +44,16 @@ def of_math() -> Callable[[Any], Any]:
 
 def of_own() -> Callable[[Any], Any]:
     """Return what asks the user's function; the first question is its file's text."""
-    names: dict[str, Any] = {"__name__": "reward"}
+    made: list[Callable[..., Any]] = []
 
     def answer(asked: Any) -> Any:
         try:
             if isinstance(asked, str):
-                exec(compile(asked, "reward file", "exec"), names)
-                return {} if callable(names.get("reward")) else {"error": "it defines no function reward"}
-            return checked(names["reward"](**asked))
+                made.append(function(of_text(asked, "reward"), "reward"))
+                return {}
+            return checked(made[0](**asked))
+        except ExtensionError as error:
+            return {"error": str(error)[:500]}
         except BaseException as error:  # whatever it raises is told, also SystemExit
             return {"error": f"{type(error).__name__}: {error}"[:500], "raised": True}
 

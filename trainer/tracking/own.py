@@ -7,16 +7,14 @@ that. The file came along with the job, and runs in the environment that trains.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from store.extensions import of_text
+from store.extensions.run import function
 from trainer.tracking.tracker import Line, Told, TrackedRun
 
 
 class OwnTracker:
     def __init__(self, run: TrackedRun, code: str, name: str) -> None:
-        space: dict[str, Any] = {"__name__": name}
-        exec(compile(code, f"{name}.py", "exec"), space)  # the user's own file, on the user's own pod
-        if not callable(space.get("tracker")):
-            raise TypeError(f"{name}.py has no function tracker(run, folder, configs)")
-        self.theirs = space["tracker"](run.run, run.folder, run.configs)
+        self.theirs: Any = function(of_text(code, name), "tracker")(run.run, run.folder, run.configs)
         self.link = str(getattr(self.theirs, "link", name))
         told: Mapping[str, int] | None = getattr(self.theirs, "told", None)
         self.told = None if told is None else Told(dict(told), dict(told))

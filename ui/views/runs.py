@@ -121,7 +121,8 @@ def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
         chosen = asked.words("runs")[:MOST_RUNS] or [_usual(journal)]
         sources = [source_of(desk, one, journal) for one in chosen if one]
         told = {one.run: marks_of(desk, one, journal) for one in sources}
-    phases = [name for name in PHASES if any(name in one.phases for one in sources)]
+    known = dict.fromkeys((*PHASES, *(name for one in sources for name in one.phases)))
+    phases = [name for name in known if any(name in one.phases for one in sources)]
     by = asked.choice("by", BY)
     phase = asked.choice("phase", [*phases, ""]) if asked.word("phase") else _busiest(desk, sources, phases)
     since, until = asked.number("since"), asked.number("until")
@@ -181,7 +182,7 @@ def source_of(desk: Desk, run: str, journal: Journal) -> FigureSource:
         }
         return desk.keep(("source", run, *phases), lambda: FigureSource(run, run, True, phases))
     op = find_run(journal, run)
-    steps = {one.name: one.config.get("spec", {}) for one in Job.from_json(op.job).steps if one.name in PHASES}
+    steps = {one.name: one.config.get("spec", {}) for one in Job.from_json(op.job).steps if "keeping" in one.config}
     return desk.keep(("source", op.token, op.is_live), lambda: FigureSource(op.run, op.token, op.is_live, steps))
 
 

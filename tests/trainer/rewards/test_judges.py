@@ -5,6 +5,8 @@ import sys
 import pytest
 
 from data.problems.problem import Problem
+from store import extensions
+from tests.world import ROOT
 from trainer.errors import Refused
 from trainer.rewards import jail
 from trainer.rewards.code import Mbpp
@@ -76,7 +78,7 @@ def test_a_users_function_that_fails_for_an_answer_costs_that_answer_alone():
             judge(answered("raise", "raise"))
     finally:
         judge.close()
-    with pytest.raises(Refused, match="defines no function reward"):
+    with pytest.raises(Refused, match="has no function reward"):
         Own("score = 1")(answered("1"))
 
 
@@ -113,4 +115,25 @@ def test_code_in_the_jail_reaches_nothing_and_passes_only_by_being_right():
     assert found.value is None
     (thread,) = jail.run(THREAD, ["f()"], [], jail.kind())
     assert thread.value == "[1]"
+    judge.close()
+
+
+@pytest.mark.process
+def test_the_example_of_a_reward_judges_and_one_in_a_package_brings_its_modules(tmp_path, monkeypatch):
+    judge = Own((ROOT / "examples" / "reward.py").read_text(), limit_s=10.0)
+    assert [one.parts for one in judge(answered("it is 1", "no"))] == [
+        {"right": 1.0, "short": pytest.approx(0.1)}, {"right": 0.0, "short": pytest.approx(0.1)},
+    ]  # fmt: skip
+    judge.close()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "judges_of_a_lab").mkdir()
+    (tmp_path / "judges_of_a_lab" / "weights.py").write_text("WEIGHT = 3\n")
+    (tmp_path / "judges_of_a_lab" / "short.py").write_text(
+        "from .weights import WEIGHT\ndef reward(question, answer, completion):\n    return WEIGHT\n"
+    )
+    packed = extensions.read("judges_of_a_lab.short").text
+    for path in tmp_path.rglob("*.py"):
+        path.unlink()
+    judge = Own(packed, limit_s=10.0)
+    assert [one.parts for one in judge(answered("x"))] == [{"reward": 3.0}]
     judge.close()

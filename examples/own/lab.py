@@ -1,0 +1,121 @@
+"""A provider of your own: the machines of a lab, which a small web service gives out by the hour.
+
+SLIPWAY_EXTENSIONS=examples/own/lab.py LAB_URL=https://rack.example LAB_KEY=... ./inv offers --provider lab
+
+    GET    /kinds         [{"kind", "gpu", "gpus", "gpu_memory_gb", "disk_gb", "usd_per_hour", "free"}]
+    POST   /machines      {"kind", "token", "run", "ssh_key", "seconds"}: a machine, whose own timer ends it
+    GET    /machines      every machine: [{"id", "token", "run", "state", "user", "host", "port", "usd_per_hour", ...}]
+    GET    /machines/ID   one of them; 404 when it is gone
+    DELETE /machines/ID   ends it; 404 when it is gone
+"""
+
+import math
+import os
+
+from msgspec import Struct
+
+from infra.agent.limits import hard_limit_s
+from infra.errors import MissingKey, NoOffer
+from infra.money import micro_usd
+from infra.providers import Abilities
+from infra.providers.json_api import JsonApi, VendorRefused
+from infra.providers.pod_keys import PodKeys
+from infra.records import Account, Offer, Pod
+
+
+class Kind(Struct):
+    kind: str
+    gpu: str
+    gpus: int
+    gpu_memory_gb: int
+    disk_gb: int
+    usd_per_hour: str
+    free: int
+
+
+class Machine(Struct):
+    id: str
+    token: str
+    run: str
+    state: str
+    usd_per_hour: str
+    created: int
+    ends: float
+    user: str = ""
+    host: str = ""
+    port: int = 22
+
+
+def provider(settings):
+    """Return the six verbs. `settings` are those of this installation; a key of your own is read from the shell."""
+    if not os.environ.get("LAB_KEY"):
+        raise MissingKey("lab: no key is set; put LAB_KEY and LAB_URL into the shell")
+    api = JsonApi("lab", os.environ["LAB_URL"], {"X-Lab-Key": os.environ["LAB_KEY"]})
+    return Lab(api, PodKeys.beside(settings.state_file))
+
+
+class Lab:
+    can = Abilities(time_limit=True, tells_limits=True, self_terminate="native", settle_s=60.0)
+
+    def __init__(self, api, keys):
+        self.api, self.keys = api, keys
+
+    def account(self):
+        self.api.read("/machines", list[Machine])  # which says whether the key is good
+        return Account(provider="lab", owner=self.api.owner)
+
+    def offers(self, request):
+        """Return what can be rented now; what does not satisfy the request is left out afterwards."""
+        return [
+            Offer(
+                provider="lab", offer_id=one.kind, instance_type=one.kind, gpu=one.gpu, num_gpus=one.gpus,
+                gpu_memory_bytes=one.gpu_memory_gb * 10**9, disk_bytes=one.disk_gb * 10**9,
+                micro_usd_per_hour=micro_usd(one.usd_per_hour),
+            )
+            for one in self.api.read("/kinds", list[Kind])
+            if one.free
+        ]  # fmt: skip
+
+    def create(self, request, offer, token, limits):
+        """Ask once. A lost answer raises Ambiguous (`act` does that), a definite no raises anything else of ours."""
+        limit_s = hard_limit_s(limits)
+        body = {
+            "kind": offer.offer_id, "token": token, "run": request.run, "ssh_key": self.keys.public(token),
+            "seconds": math.ceil(limit_s),
+        }  # fmt: skip
+        try:
+            reply = self.api.act("POST", "/machines", body)
+        except VendorRefused as refused:
+            if refused.reply.status == 404:  # the last one of that kind went to somebody else
+                raise NoOffer(str(refused)) from None
+            raise
+        return self.pod(self.api.decode(reply, Machine))
+
+    def find(self, pod):
+        """Return the pod with that id or token; None only when the lab says that there is none."""
+        if pod.startswith("sw1-"):  # a token, where the answer with the id was lost
+            return next((one for one in self.list() if one.token == pod), None)
+        try:
+            return self.pod(self.api.read(f"/machines/{pod}", Machine))
+        except VendorRefused as refused:
+            if refused.reply.status == 404:
+                return None
+            raise
+
+    def list(self):
+        return [self.pod(one) for one in self.api.read("/machines", list[Machine])]
+
+    def delete(self, pod_id):
+        try:
+            self.api.act("DELETE", f"/machines/{pod_id}")
+        except VendorRefused as refused:
+            if refused.reply.status != 404:
+                raise
+
+    def pod(self, one):
+        """Return a machine of the lab as a pod of ours; `token` is the mark that it was given when it was rented."""
+        address = self.keys.address(one.token, one.user, one.host, one.port) if one.token and one.host else ""
+        return Pod(
+            provider="lab", pod_id=one.id, token=one.token, run=one.run, name=one.run, address=address,
+            state=one.state, created_at=one.created, ends_at=one.ends, micro_usd_per_hour=micro_usd(one.usd_per_hour),
+        )  # fmt: skip

@@ -1,0 +1,18 @@
+"""A data source of your own: made-up sentences about numbers, the same ones each time.
+
+SLIPWAY_EXTENSIONS=examples/own/sentences.py ./inv shard --source sentences --mode smoke
+"""
+
+NAMES = "zero one two three four five six seven eight nine".split()
+
+
+def source():
+    """Yield texts, always in the same order, or dictionaries with `text` and FineWeb's columns, such as `id`, `url`."""
+    for first in range(100):
+        for second in range(10):
+            words = f"{NAMES[first // 10]} {NAMES[first % 10]}"
+            yield {
+                "text": f"{words} and {NAMES[second]} make {first + second}.",
+                "id": f"{first}+{second}",
+                "language": "en",
+            }

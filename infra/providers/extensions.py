@@ -1,0 +1,41 @@
+"""The user's own code that the settings name, for the control side: found when it is used, refused in our own words.
+
+In: a kind, a name, the settings. Out: an `Extension`, which `store.extensions` has read and not run. Light to import.
+"""
+
+from collections.abc import Sequence
+
+from infra.errors import UsageError
+from infra.settings import Settings
+from store import extensions
+from store.extensions import Extension, ExtensionError
+
+VARIABLE = "SLIPWAY_EXTENSIONS"
+
+
+def find(kind: str, name: str, settings: Settings, ours: Sequence[str] = ()) -> Extension | None:
+    """Return the extension that adds a `kind` called so; None where none is called so. Raises UsageError."""
+    if not settings.extensions:
+        return None
+    try:
+        return extensions.find(settings.extensions, kind, name, ours)
+    except ExtensionError as error:
+        raise UsageError(f"{VARIABLE}: {error}") from None
+
+
+def of_file(flag: str, word: str, kind: str) -> Extension:
+    """Return the extension of the file that a flag names. Raises UsageError."""
+    from pathlib import Path
+
+    try:
+        found = extensions.of_file(Path(word))
+        extensions.require(found, kind)
+        return found
+    except ExtensionError as error:
+        raise UsageError(f"{flag} {word}: {error}") from None
+
+
+def named(settings: Settings) -> str:
+    """Return in words what else may be meant: the names in SLIPWAY_EXTENSIONS; "" for none."""
+    listed = extensions.names(settings.extensions)
+    return f"; {VARIABLE} has {', '.join(listed)}" if listed else ""

@@ -1,0 +1,198 @@
+"""The provider of an extension: whatever the user's code does, only records and SlipwayErrors come out of here.
+
+    provider(settings) of an extension -> its six verbs, each asked apart, in time, and its answer looked at
+
+Its pods cost money as any vendor's do: they have a price, a limit, a row in the journal, a guard and a proven end. Each
+verb is called in a thread of its own, since the user's code may never return, and the others wait for it. What it
+raises in `create` beside a SlipwayError leaves open whether a machine was rented, so that is looked for.
+"""
+
+import difflib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from infra.agent.job import Call, Limits
+from infra.errors import Ambiguous, SlipwayError, UsageError
+from infra.providers import Abilities, rows
+from infra.providers.pod_keys import PodKeys
+from infra.records import Account, Offer, Pod, Request
+from infra.settings import Settings
+from infra.transport.protocol import Transport
+from store.extensions import Extension, ExtensionError
+from store.extensions.run import blame, function
+
+VERBS = ("account", "offers", "create", "find", "list", "delete")
+ASK_S = 60.0
+CREATE_S = 300.0
+
+T = TypeVar("T")
+
+
+class OwnProvider:
+    """The provider that an extension adds, as a `Market`."""
+
+    is_here, is_rented = False, True
+    pod_store, skew, clock_scale = "", "", 1.0
+
+    def __init__(self, extension: Extension, settings: Settings, ask_s: float = ASK_S) -> None:
+        """Run the extension, and have it make its provider. Raises UsageError with the line that failed."""
+        self.extension, self.ask_s, self.name = extension, ask_s, extension.name
+        self.keys = PodKeys.beside(settings.state_file)
+        try:
+            self.theirs, can = self._in_time("provider", lambda: _made(extension, settings), ask_s)
+        except _Theirs as error:
+            raise UsageError(str(error)) from error
+        self.can = self._checked("can", can, Abilities)
+
+    def _ask(self, verb: str, *words: Any) -> Any:
+        return self._in_time(verb, lambda: getattr(self.theirs, verb)(*words), self.ask_s)
+
+    def _in_time(self, verb: str, call: Callable[[], T], limit_s: float) -> T:
+        """Return what `call` does. Raises SlipwayErrors as they are, and _Theirs for all else, also for silence."""
+        made: list[T] = []
+        raised: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                made.append(call())
+            except BaseException as error:  # also SystemExit: a user's code must not end ours
+                raised.append(error)
+
+        thread = threading.Thread(target=work, daemon=True, name=f"{self.name} {verb}")
+        thread.start()
+        thread.join(limit_s)
+        if made:
+            return made[0]
+        if not raised:
+            raise _Theirs(f"{self.name}: {verb} has not answered in {limit_s:g} s ({self.extension.where})")
+        if isinstance(raised[0], SlipwayError):
+            raise raised[0]
+        raise _Theirs(f"{self.name}: {verb}: {blame(self.extension, raised[0])}") from raised[0]
+
+    def _checked(self, verb: str, value: Any, kind: type[T]) -> T:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise SlipwayError(f"{self.name}: {verb} returned {_kind_of(value)}; {_article(kind)} is wanted "
+                               f"({self.extension.where})")  # fmt: skip
+        return value
+
+    def _all(self, verb: str, value: Any, kind: type[T]) -> "list[T]":
+        if not isinstance(value, (list, tuple)):
+            raise SlipwayError(f"{self.name}: {verb} returned {_kind_of(value)}; a list of {kind.__name__} is wanted "
+                               f"({self.extension.where})")  # fmt: skip
+        return [self._checked(f"a row of {verb}", one, kind) for one in value]
+
+    @property
+    def settle_s(self) -> float:
+        return self.can.settle_s
+
+    @property
+    def farewell(self) -> tuple[Call, ...]:
+        """Return nothing: its pods get no key of the account."""
+        return ()
+
+    def account(self) -> Account:
+        found = self._checked("account", self._ask("account"), Account)
+        return replace(found, provider=self.name)
+
+    def offers(self, request: Request) -> list[Offer]:
+        from infra.market.filters import satisfying
+
+        return satisfying(request, self.catalog(request))
+
+    def catalog(self, request: Request) -> "list[Offer]":
+        found = self._all("offers", self._ask("offers", request), Offer)
+        return [replace(one, provider=self.name) for one in found]
+
+    def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
+        """Rent as promised. What its code does not say clearly is Ambiguous: the pod may exist."""
+        self.keys.public(token)  # made before the pod is, whatever its code does with it
+        try:
+            pod = self._in_time(
+                "create", lambda: self.theirs.create(request, offer, token, limits), max(CREATE_S, self.ask_s)
+            )
+        except _Theirs as error:
+            raise Ambiguous(f"{error}; a machine may have been rented") from error
+        try:
+            found = replace(self._checked("create", pod, Pod), provider=self.name)
+        except SlipwayError as error:
+            raise Ambiguous(f"{error}; a machine may have been rented") from None
+        if not found.pod_id or found.token != token:
+            raise Ambiguous(f"{self.name}: create returned the pod {found.pod_id!r} with the token {found.token!r} "
+                            f"instead of {token}; a machine may have been rented")  # fmt: skip
+        return found
+
+    def find(self, pod: str) -> Pod | None:
+        """Return the pod as promised. SlipwayError: its code returned another one than it was asked for."""
+        found = self._ask("find", pod)
+        if found is None:
+            return None
+        told = replace(self._checked("find", found, Pod), provider=self.name)
+        if pod not in (told.pod_id, told.token):
+            raise SlipwayError(f"{self.name}: asked for {pod}, find returned {told.pod_id or told.token!r}")
+        return told
+
+    def list(self) -> "list[Pod]":
+        found = [replace(one, provider=self.name) for one in self._all("list", self._ask("list"), Pod)]
+        return rows.whole(self.name, found, ())
+
+    def delete(self, pod_id: str) -> None:
+        self._ask("delete", pod_id)
+
+    def reach(self, pod: Pod) -> Transport:
+        """Return the transport: SSH with the pod's own key, unless the extension reaches its pods otherwise."""
+        if callable(getattr(self.theirs, "reach", None)):
+            found: Transport = self._ask("reach", pod)
+            return found
+        return self.keys.reach(pod)
+
+    def forget(self, token: str) -> None:
+        self.keys.forget(token)
+
+    def now(self) -> float:
+        return time.time()
+
+    def billed(self, pod_id: str) -> int | None:
+        """Return the bill where the extension tells it, in micro-dollars."""
+        if not callable(getattr(self.theirs, "billed", None)):
+            return None
+        found = self._ask("billed", pod_id)
+        return None if found is None else self._checked("billed", found, int)
+
+
+class _Theirs(SlipwayError):
+    """The user's code raised what is no SlipwayError, or did not return."""
+
+
+def _made(extension: Extension, settings: Settings) -> tuple[Any, Any]:
+    """Return what the extension makes, and what that can. Raises UsageError; whatever else the user's code raises."""
+    try:
+        make = function(extension, "provider")
+    except ExtensionError as error:
+        raise UsageError(str(error)) from error
+    theirs = make(settings)
+    for verb in VERBS:
+        if not callable(getattr(theirs, verb, None)):
+            raise UsageError(f"{extension.where}: its provider has no {verb}{_nearest(verb, theirs)}")
+    return theirs, getattr(theirs, "can", Abilities())
+
+
+def _nearest(verb: str, theirs: Any) -> str:
+    """Return in words which method may have been meant, with its line; "" for none."""
+    methods = [one for one in dir(type(theirs)) if not one.startswith("_") and callable(getattr(theirs, one, None))]
+    near = difflib.get_close_matches(verb, methods, 1)
+    if not near:
+        return f"; it has {', '.join(methods)}" if methods else f"; it is {_kind_of(theirs)}"
+    code = getattr(getattr(type(theirs), near[0]), "__code__", None)
+    line = f"line {code.co_firstlineno} has {near[0]}" if code else f"it has {near[0]}"
+    return f"; {line}: did you mean that?"
+
+
+def _kind_of(value: Any) -> str:
+    return "nothing" if value is None else f"{_article(type(value))}"
+
+
+def _article(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'aeiouAEIO' else 'a'} {kind.__name__}"

@@ -1,0 +1,121 @@
+"""AGENTS.md: what a coding agent may type here, and what it must never do with money, for any program that reads it.
+
+In: the commands and their flags, settings, exit codes and files, from the records that docs/reference is made of. Out:
+one page. Each command that the rules name is looked up as the page is made, so none can be named that is not there.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from infra import settings
+from infra.selection.preflight import SPEND_LIMIT
+from scripts.cli import front_page
+
+ASKS = "yes"  # of whatever asks first, since it rents, ends or removes something
+
+
+def text(found: Any, kept: Sequence[str], commands: Sequence[str], codes: Sequence[str]) -> str:
+    """Return the page. Raises KeyError for a command or a flag that is named in it and does not exist.
+
+    found: the commands. kept: the places that nobody may remove. commands, codes: tables as docs/reference has them.
+    """
+    rents = [name for name in found.task_names if found[name].rents]
+    ask = [name for name in found.task_names if _has(found[name], ASKS) and name not in rents]
+    keys = [f"`{one.metadata['variable']}`" for one in settings.table() if one.metadata["secret"]]
+
+    def typed(words: str) -> str:
+        return _typed(found, words)
+
+    lines = [
+        "# For coding agents",
+        "",
+        "Slipway trains and serves language models, here for nothing or on machines that are rented by the hour. "
+        f"{typed('launch')} and its like can spend a person's money, and a machine that is forgotten bills until a "
+        "limit ends it. So the rules about money come first, and no task outweighs them.",
+        "",
+        "## Never",
+        "",
+        f"- Never rent without a person's word for this very run: which machine, how long, and the most that it may "
+        f"cost. These commands may rent: {_listed(rents)}. Until then give them `--dry-run` where they take it, or "
+        f"practise: {typed('rehearse --phase sft')}, and `--rehearse` on other commands. Without a key in the shell "
+        "or `.env`, and with `--provider local`, nothing is rented.",
+        f"- Never leave out the limit that the person named: `--spend-limit` and `--ttl`. What is rented without one "
+        f"may cost {SPEND_LIMIT} USD. Never raise a limit, and never set `SLIPWAY_SPEND_CAP_USD`, on your own account.",
+        f"- Never give `--yes` to a command that rents, ends or removes, unless the person has seen what it shows. "
+        f"Beside those above these ask first: {_listed(ask)}.",
+        f"- Never end what you did not start: no {typed('down --all')}, no {typed('audit --kill')}, no "
+        f"{typed('reap')} unless you were asked to.",
+        "- Never end a rented machine by other means than these commands: its row in the journal would not know.",
+        f"- Never touch, move or remove what says what is owed: {'; '.join(kept)}.",
+        f"- Never read, print, log or commit keys: `.env`, {', '.join(keys)}, and whatever is called like a key.",
+        "- Never go on to something else while a machine of yours may bill. After an error, a lost connection or an "
+        f"interruption look first: {typed('status')}, then {typed('audit')}. Exit code 5 of either, and whatever "
+        "says that something may bill, goes to the person at once, in its own words.",
+        "- Never run an extension (`SLIPWAY_EXTENSIONS`, `--reward FILE`, `--track FILE`) that you have not read: it is "
+        "code that runs with the person's keys.",
+        "",
+        "## What to type",
+        "",
+        f"`./inv` makes its own environment on first use. {typed('doctor')} says what this machine lacks, "
+        f"{typed('config')} which settings are in force and where from. `--json` gives one document on stdout; talk "
+        "goes to stderr. A failure is a document as well, with `error` and `exit_code`; its sentence ends with what to "
+        "type next.",
+        "",
+        "```sh account",
+        typed("launch --phase sft --dry-run").strip("`") + "    # what would be made, on which machine, at which price",
+        typed("launch --phase sft --provider local").strip("`") + "    # trains here, for nothing",
+        typed("status --json").strip("`") + "    # every run: its step, its cost, which ends are armed",
+        typed("why RUN").strip("`") + "    # what happened to a run, from the records",
+        typed("logs RUN --tail 50").strip("`"),
+        typed("down RUN").strip("`") + "    # returns when nothing of it is left or bills",
+        typed("check").strip("`") + "    # the lint and types of the project",
+        typed("test --fast").strip("`") + "    # the tests that start no process",
+        "```",
+        "",
+        "Every command; those with a mark show a plan first (`--dry-run`), print JSON (`--json`), may rent (money):",
+        "",
+        *commands,
+        "Their flags: [docs/reference/commands.md](docs/reference/commands.md).",
+        "",
+        "## Exit codes",
+        "",
+        *codes,
+        "## In the code",
+        "",
+        "- Folders say where code runs, and imports go down: [docs/architecture.md](docs/architecture.md); "
+        "`tests/test_floors.py` holds it.",
+        "- What is missing can often be added without changing this checkout: [docs/extend.md](docs/extend.md).",
+        "- `docs/reference/`, this page and `.env.example` are generated: `python -m scripts.project.reference write` "
+        "after any change of a command, a flag, a setting or an error.",
+        f"- Tests rehearse: they rent nothing and need no key. {typed('test')} runs them, {typed('check')} the lint.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+HEADS = ("command", "what it does", "`--dry-run`", "`--json`", "money")
+
+
+def rows(found: Any) -> Iterator[tuple[str, ...]]:
+    """Yield a row of the table for each command."""
+    for tasks in front_page.groups(found).values():
+        for name, task in tasks:
+            marks = (("yes" if is_so else "") for is_so in (_has(task, "dry-run"), _has(task, "json"), task.rents))
+            yield (f"`{name}`", front_page.summary(task), *marks)
+
+
+def _has(task: Any, flag: str) -> bool:
+    return any(one.spelled == flag for one in task.flags)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{one}`" for one in names)
+
+
+def _typed(found: Any, words: str) -> str:
+    """Return a command line as it is copied. Raises KeyError for a flag that the command does not have."""
+    name, *rest = words.split()
+    flags = {f"--{one.spelled}" for one in found[name].flags}
+    if unknown := [word for word in rest if word.startswith("--") and word not in flags]:
+        raise KeyError(f"inv {name} has no {unknown[0]}")
+    return f"`./inv {words}`"

@@ -1,0 +1,73 @@
+"""The examples of a source, a phase, a tracker and a reward at work, from a folder with an odd name."""
+
+import csv
+import json
+
+import pytest
+
+from tests.world import ROOT, World, until
+
+pytestmark = pytest.mark.process
+
+SLOWER = "import time\n\nclass Slower(Smoothed):\n    def loss(self, model, batch):\n        time.sleep(0.1)\n"
+SLOWER += "        return super().loss(model, batch)\n\nSmoothed = Slower\n"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_a_run_of_a_users_own_code_survives_its_files(tmp_path):
+    """Told by a run: the source, the phase and the tracker work, are shipped, and an edit makes stale and is named."""
+    own = tmp_path / "mes données à moi"
+    own.mkdir()
+    for name in ("own/sentences.py", "own/smooth.py", "tracker.py"):
+        text = (ROOT / "examples" / name).read_text()
+        (own / name.rpartition("/")[2]).write_text(text.replace("def phase", f"{SLOWER}\ndef phase"))
+    words = ",".join(str(own / name) for name in ("sentences.py", "smooth.py", "tracker.py"))
+    world = World(tmp_path / "world", {"SLIPWAY_EXTENSIONS": words})
+    launch = ("launch", "--phase", "smooth", "--source", "sentences", "--track", "tracker", "--steps", "20",
+              "--set", "smooth.steps=100", "--save-every", "5")  # fmt: skip
+    plan = world.json(*launch, "--dry-run")
+    assert "smooth_checkpoints/tiny" in [one["name"] for one in plan["artifacts"]]
+    world.inv(*launch, "--run-name", "mine", "--yes", "--detach")
+    pod = world.folder / "pods" / "mine"
+    saved = pod / "work" / "checkpoints"
+    until(lambda: list(saved.glob("smooth-*/step-*/MANIFEST.json")), "the phase has saved", 300)
+    world.inv("down", "mine")
+
+    receipt = json.loads((world.folder / "logs" / "mine" / "run.json").read_text())
+    assert {(one["name"], one["kind"]) for one in receipt["extensions"]} == {
+        ("sentences", "source"), ("smooth", "phase"), ("tracker", "tracker"),
+    }  # fmt: skip
+    (own / "smooth.py").unlink()
+    (own / "sentences.py").write_text((own / "sentences.py").read_text() + "# edited\n")
+    process = world.begin("resume", "mine")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, f"{out}\n{err}"
+    assert "smooth.py: no such file; mine goes on with what it was launched with" in " ".join(err.split())
+    assert "sentences.py is another one: sha256" in " ".join(err.split())
+    assert world.model("smooth_checkpoints")
+    (text,) = (world.folder / "artifacts" / "datasets" / "sentences" / "text" / "train").glob("*.txt")
+    assert "one two and three make 15." in text.read_text()
+    told = {(row[0], int(row[1])) for row in csv.reader((pod / "work/tracking/tracker/losses.csv").open())}
+    assert ("smooth", 100) in told and ("base", 20) in told
+
+    (own / "smooth.py").write_text((ROOT / "examples/own/smooth.py").read_text() + "# edited\n")
+    process = world.begin(*launch, "--dry-run")
+    out, err = process.communicate(timeout=120)
+    shown = " ".join((out + err).split())
+    assert "stale" in shown and "extension smooth.py" in shown and "source_fingerprint sentences.py" in shown
+
+
+def test_shards_of_an_own_source_and_what_becomes_of_a_bad_one(tmp_path):
+    (tmp_path / "sentences.py").write_text((ROOT / "examples" / "own" / "sentences.py").read_text())
+    (tmp_path / "bad.py").write_text("def source():\n    yield 'one'\n    yield {'txt': 1}\n")
+    words = f"{tmp_path}/sentences.py,{tmp_path}/bad.py,{tmp_path}/never_opened.py"
+    world = World(tmp_path / "world", {"SLIPWAY_EXTENSIONS": words})
+    made = world.json("shard", "--source", "sentences", "--out", str(tmp_path / "shards"))
+    assert made["documents"] == 1000
+    manifest = json.loads((tmp_path / "shards" / "manifest.json").read_text())
+    assert "sentences.py " in json.dumps(manifest)
+    process = world.begin("shard", "--source", "bad", "--out", str(tmp_path / "other"))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2 and "bad.py: document 2 of source() is a mapping without a text" in err
+    assert not (tmp_path / "other" / "manifest.json").exists()

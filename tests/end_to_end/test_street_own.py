@@ -1,0 +1,165 @@
+"""The example of a provider of one's own, over a small rack of real machines: each an sshd with a home of its own."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from infra.ledger.journal import Journal
+from infra.rehearsal.pods import Hardware, Pod
+from tests.world import ROOT, World, until
+
+pytestmark = [pytest.mark.process, pytest.mark.needs("sshd", "ssh-keygen")]
+
+KEY = "rack-key-" + "0" * 16
+KIND = {"kind": "l40s", "gpu": "L40S", "gpus": 1, "gpu_memory_gb": 48, "disk_gb": 100, "usd_per_hour": "0.50",
+        "free": 2}  # fmt: skip
+AWFUL = "def provider(settings):\n    raise SystemExit('no rack today')\n"
+
+
+class Rack:
+    """The lab's web service: what stands in the head of examples/own/lab.py."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.machines, self.pods = folder, dict[str, dict](), dict[str, Pod]()
+        self.is_losing_a_reply = False
+        self.asked: list[str] = []
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler())
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
+        self.thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+        for pod in self.pods.values():
+            pod.end()
+
+    def rent(self, order: dict) -> dict:
+        name = f"m{len(self.pods) + 1}"
+        pod = self.pods[name] = Pod(self.folder / name, Hardware(gpu="NVIDIA L40S", num_gpus=1, vram_gb=48),
+                                    (order["ssh_key"],) if order["ssh_key"] else ())  # fmt: skip
+        host, port = pod.start() or ("", 22)
+        at = time.time()
+        self.machines[name] = {"id": name, "token": order["token"], "run": order["run"], "state": "running",
+                               "user": "root", "host": host, "port": port, "usd_per_hour": KIND["usd_per_hour"],
+                               "created": int(at), "ends": at + order["seconds"]}  # fmt: skip
+        return self.machines[name]
+
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:
+        self.asked.append(f"{method} {path}")
+        place, _, name = path.strip("/").partition("/")
+        if (method, path) == ("GET", "/kinds"):
+            return 200, [KIND]
+        if (method, path) == ("POST", "/machines"):
+            return 200, self.rent(json.loads(body))
+        if (method, path) == ("GET", "/machines"):
+            return 200, list(self.machines.values())
+        if place != "machines" or name not in self.machines:
+            return 404, {"error": "no such machine"}
+        if method == "DELETE":
+            self.pods[name].end()
+            return 200, self.machines.pop(name)
+        return 200, self.machines[name]
+
+    def handler(rack):
+        class Handler(BaseHTTPRequestHandler):
+            def _do(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                is_ours = self.headers.get("X-Lab-Key") == KEY
+                status, said = rack.answer(self.command, self.path, body) if is_ours else (401, {"error": "key"})
+                if self.command == "POST" and rack.is_losing_a_reply:
+                    rack.is_losing_a_reply = False
+                    self.close_connection = True
+                    return  # the machine is there, and nobody hears of it
+                content = json.dumps(said).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_POST = do_DELETE = _do
+
+            def log_message(self, *words: object) -> None:
+                pass
+
+        return Handler
+
+
+@pytest.fixture
+def rack(tmp_path):
+    one = Rack(tmp_path / "rack")
+    yield one
+    one.close()
+
+
+def world_of(rack: Rack, folder: Path, *more: str) -> World:
+    words = ",".join([str(ROOT / "examples" / "own" / "lab.py"), *more])
+    return World(folder, {"SLIPWAY_EXTENSIONS": words, "LAB_URL": rack.url, "LAB_KEY": KEY,
+                          "SLIPWAY_STORE": f"file://{folder}/artifacts"})  # fmt: skip
+
+
+def rows(world: World, run: str) -> list:
+    with Journal.open(world.folder / "state" / "journal.db") as journal:
+        return journal.ops(run=run)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_machines_of_a_file_are_rented_watched_audited_reaped_and_ended(rack, tmp_path):
+    folder = tmp_path / "my world"
+    world = world_of(rack, folder)
+    (offer,) = world.json("offers", "--provider", "lab", "--gpu", "L40S")["offers"]
+    assert (offer["provider"], offer["usd_per_hour"]) == ("lab", "0.50")
+    rack.is_losing_a_reply = True  # a lost answer rents once
+    launch = ("launch", "--provider", "lab", "--gpu", "L40S", "--num-gpus", "1", "--cmd", "echo hello; sleep 600",
+              "--spend-limit", "5", "--no-accept", "--run-name", "racked", "--detach", "--yes")  # fmt: skip
+    world.inv(*launch)
+    assert list(rack.machines) == ["m1"] and rack.asked.count("POST /machines") == 1
+    (row,) = rows(world, "racked")
+    assert (row.vendor, row.remote_id, row.rate, row.cap) == ("lab", "m1", 500_000, 5_000_000)
+    assert rack.machines["m1"]["token"] == row.token and rack.machines["m1"]["ends"] > time.time() + 8 * 3600
+    (view,) = until(lambda: [one for one in world.json("status") if "lab's timer" in str(one["ends"])], "it runs")
+    assert (view["run"], view["provider"], view["state"]) == ("racked", "lab", "running")
+    assert any("guard alive" in end for end in view["ends"])
+    receipt = json.loads((folder / "logs" / "racked" / "run.json").read_text())
+    (code,) = receipt["extensions"]
+    assert (code["name"], code["kind"], code["word"]) == ("lab", "provider", str(ROOT / "examples/own/lab.py"))
+
+    (machine,) = world.json("audit")["machines"]
+    assert (machine["provider"], machine["whose"], machine["run"]) == ("lab", "claimed", "racked")
+    with Journal.open(folder / "state" / "journal.db") as journal:
+        mark = f"sw1-{journal.installation}-aaaaaaaaaaaaaaaa"
+    rack.rent({"token": mark, "run": "lost", "ssh_key": "", "seconds": 60})
+    (folder / "awful.py").write_text(AWFUL)
+    both = world_of(rack, folder, str(folder / "awful.py"), str(folder / "gone.py"))
+    found = both.json("audit", code=5)
+    assert {one["id"]: one["whose"] for one in found["machines"]} == {"m1": "claimed", "m2": "orphaned"}
+    assert any("awful.py:2: SystemExit: no rack today" in one for one in found["problems"])
+    both.inv("reap", code=5)  # which says that not everybody could be asked
+    assert list(rack.machines) == ["m1"], "the orphan is gone, whatever another file raises"
+
+    lost = World(folder, {**world.extra, "SLIPWAY_EXTENSIONS": str(folder / "gone.py")})
+    assert [one["run"] for one in lost.json("status")] == ["racked"]
+    assert any("SLIPWAY_EXTENSIONS must name the file" in one for one in lost.json("audit", code=5)["problems"])
+    process = lost.begin("down", "racked")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2 and "provider 'lab' is not known" in err and "Traceback" not in err
+    assert list(rack.machines) == ["m1"]
+
+    world.inv("down", "racked")
+    assert rack.machines == {} and not rows(world, "racked")[-1].is_live
+    assert world.json("audit")["machines"] == []
+
+
+def test_a_machine_without_a_price_or_a_limit_is_not_rented(rack, tmp_path, monkeypatch):
+    world = world_of(rack, tmp_path / "w")
+    monkeypatch.setitem(KIND, "usd_per_hour", "0")
+    process = world.begin("launch", "--provider", "lab", "--gpu", "L40S", "--cmd", "true", "--yes", "--no-accept")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode in (2, 3) and "Traceback" not in err, err
+    assert "POST /machines" not in rack.asked

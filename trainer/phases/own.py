@@ -1,0 +1,38 @@
+"""A phase of an extension: its function `phase(run)`, which is given a `PhaseRun` and publishes what it has made."""
+
+from typing import Any
+
+from data.config import Making
+from data.errors import DataError
+from store import StoreError, extensions
+from store.extensions import ExtensionError
+from store.extensions.run import blame, function
+from trainer.config import Keeping, PhaseConfig
+from trainer.errors import Refused, TrainerError
+from trainer.parallel.process_group import Ranks
+from trainer.run import phase_run
+
+
+def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
+    """Have the extension train and publish; all that the first process knows of the result.
+
+    Raises Refused, with the line of the extension, for what it raises, and where it returns without having published.
+    """
+    extension = extensions.used(config.phase)
+    if extension is None or extension.label != config.extension:
+        raise Refused(f"{config.phase}: {config.extension} did not come along with the job")
+    try:
+        theirs = function(extension, "phase")
+    except ExtensionError as error:
+        raise Refused(str(error)) from error
+    with phase_run(config, making, keeping, ranks) as phase:
+        try:
+            about = theirs(phase)
+        except (TrainerError, DataError, StoreError):
+            raise
+        except Exception as error:
+            raise TrainerError(blame(extension, error)) from error
+    if ranks.is_first and (not isinstance(about, dict) or "phase" not in about):
+        raise Refused(f"{extension.where}: phase(run) returned without what run.publish returns, so nothing is made; "
+                      "end it with: return run.publish(model, final, {})")  # fmt: skip
+    return about or {}

@@ -1,0 +1,64 @@
+"""Phases of extensions, in the registry beside ours. Light: the extension is read, and run only where it trains.
+
+In: an extension with a function `phase(run)` and a constant PHASE. Out: a `Phase`, known to this process by its name.
+"""
+
+import difflib
+from dataclasses import dataclass
+
+from data.config import ConfigError, load
+from store.extensions import Extension, ExtensionError, require, use
+from trainer.records import phase_registry
+from trainer.records.phase_registry import PHASES, Phase
+
+CONSTANT = "PHASE"
+LIKE = ("base", "mid", "sft")  # the others have settings that are of no use to a phase of another name
+MODULE = "trainer.phases.own"
+WORD = "own"  # of the step that trains any of them: `python -m trainer own`
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPhase:
+    """What the constant PHASE of an extension says of its phase."""
+
+    like: str
+    """The phase of ours whose settings it has, but for what `--set` changes, and whose kind of data it reads."""
+    follows: tuple[str, ...] = ()
+    """The phases whose model it can go on from, nearest first; () = those of the phase that it is like."""
+
+
+def adopt(extension: Extension) -> Phase:
+    """Have this process know the phase that an extension adds. Raises ConfigError for what cannot be one."""
+    try:
+        require(extension, "phase")
+        said, line = extension.literal(CONSTANT)
+    except ExtensionError as error:
+        raise ConfigError(str(error)) from None
+    where = f"{extension.where}:{line}: {CONSTANT}" if line else extension.where
+    if not isinstance(said, dict):
+        raise ConfigError(f"{where} has no {CONSTANT} = {{'like': 'sft'}}, which says what phase it is like")
+    own = load(OwnPhase, {key: list(one) if isinstance(one, tuple) else one for key, one in said.items()}, where)
+    if own.like not in LIKE:
+        raise ConfigError(f"{where}: like is {own.like!r}; known: {', '.join(LIKE)}")
+    ours = [name for name, one in PHASES.items() if not one.extension]
+    if unknown := [one for one in own.follows if one not in ours]:
+        near = difflib.get_close_matches(unknown[0], ours, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"{where}: follows {unknown[0]!r}; {hint}known: {', '.join(ours)}")
+    before = PHASES[own.like]
+    name = extension.name
+    PHASES.pop(name, None)  # behind the others, whatever it was before
+    PHASES[name] = found = Phase(
+        name=name, folder=f"{name}_checkpoints", module=MODULE, follows=own.follows or before.follows,
+        reads=before.reads, takes_init=before.takes_init, optional=True, like=own.like,
+        extension=use(extension).label,
+    )  # fmt: skip
+    return found
+
+
+def taken() -> tuple[str, ...]:
+    """Return the names that no phase of an extension can have."""
+    ours = [one for one in PHASES.values() if not one.extension]
+    kinds = (*phase_registry.KINDS, *filter(None, phase_registry.KINDS.values()))
+    steps = ("all", "text", "tokenizer", "tokens", phase_registry.INIT, phase_registry.TEACHER, "import", "model")
+    return (*(one.name for one in ours), *(one.alias for one in ours if one.alias), *kinds, *steps)
