@@ -6,13 +6,15 @@ Whoever calls them shows and asks in between. `tell` hears what people may want 
 """
 
 import contextlib
+import time
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from flows import planning, resume, run_leases, same_request
+from flows import resume, run_leases, same_request
 from flows.history import receipt
 from flows.jobs import memory_check
 from flows.planning import Work
+from flows.reading import learned
 from flows.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
@@ -47,7 +49,7 @@ class AnyWork(Protocol):
         """Return what the run is called, in front of a number; "" = words by chance."""
 
     def plan(
-        self, settings: Settings, request: Request, vendor: Provider, limits: Limits, rate: float | None = None
+        self, settings: Settings, request: Request, vendor: Provider, limits: Limits, offer: Offer | None = None
     ) -> Plan:
         """Return what is made, and by which job. Raises UsageError."""
 
@@ -112,6 +114,7 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
     """
     candidates = registry.candidates(settings)
     vendor = candidates[0]
+    learned.gather(journal, settings)
     plan = meant.work.plan(settings, meant.request, vendor, meant.limits)
     found = Launch(meant=meant, plan=plan)
     if found.is_open:
@@ -124,8 +127,7 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
         find = choose.wait_for if meant.spec.wait else choose.find
         requests = (meant.request, *meant.others)
         request, offers = choose.among(find, candidates, requests, meant.is_ordered, settings, tell)
-        rate = planning.work_rate(settings, offers[0])
-        plan = meant.work.plan(settings, request, vendor, meant.limits, rate)
+        plan = meant.work.plan(settings, request, vendor, meant.limits, offers[0])
         found = replace(found, offers=offers)
     if plan.job:
         plan = replace(plan, job=replace(plan.job, on_failure=meant.spec.on_failure or "end"))
@@ -152,7 +154,7 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
 
 def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Return the run at work: the one that was, or was cut off, or a new one. Raises what renting raises."""
-    known = {op.token for op in journal.ops()}
+    known, asked_at = {op.token for op in journal.ops()}, time.time()
     if found.at_work:
         op = resume.go_on(found.at_work, journal, settings, tell)
     else:
@@ -162,6 +164,7 @@ def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
     if op.token not in known:
         with contextlib.suppress(OSError):  # a full disk: the run goes on without a receipt
             receipt.write(op, settings, found.offers[0] if found.offers else None)
+        learned.remember(op, found.plan, asked_at, settings, found.offers[0] if found.offers else None)
     return op
 
 

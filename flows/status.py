@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from flows.reading import learned
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.providers import registry
@@ -23,7 +24,8 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
         with suppress(UsageError):  # no inventory any more, say: its rows say that their provider is not set up
             vendors[name] = registry.provider(settings, name)
     name = find_run(journal, run).run if run else ""
-    return observe.snapshot(journal, vendors, settings.homes, ended=ended, named=name)[::-1]
+    views = observe.snapshot(journal, vendors, settings.homes, ended=ended, named=name)[::-1]
+    return [learned.with_left(view, journal, settings) for view in views]
 
 
 def of_run(views: list[PodView], journal: Journal, run: str) -> list[PodView]:

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from infra.agent.job import Job
+from infra.market.expected import Expected, StepWork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +215,8 @@ class Plan:
     doubtful: tuple[PlannedArtifact, ...] = ()  # phases that were asked for, and that other code made: keep or remake?
     untyped: tuple[str, ...] = ()  # phases that nobody asked for, and that would be trained
     carried: tuple[Carried, ...] = ()  # what goes along with the code
+    works: tuple[StepWork, ...] = ()  # what its steps do, as far as their time depends on it
+    forecast: tuple[Expected, ...] = ()  # how long each takes, where anything is known of it; AROUND: all the rest
 
 
 @dataclass(frozen=True)
@@ -241,3 +244,5 @@ class PodView:
     clock_scale: float = 1.0  # how many times faster than ours its provider's clock runs: 1 but in a rehearsal
     pending: tuple[str, ...] = ()  # files and checkpoints of the pod that its store does not have yet
     upload_problem: str = ""  # why the store cannot be written just now
+    left_s: tuple[float, float, float] | None = None  # until it is over: low, expected, high; None = not known
+    left_from: str = ""  # where that comes from, in words

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flows import planning
+from flows.reading import learned
 from infra import job_environment
 from infra.agent.job import Job, Limits
 from infra.jobs import job_steps
 from infra.jobs.job_file import JobFile
 from infra.providers import Provider
-from infra.records import Plan, Request
+from infra.records import Offer, Plan, Request
 from infra.settings import Settings
 from infra.units import count
 
@@ -35,9 +36,9 @@ class JobWork:
         return self.file.name.lower()
 
     def plan(
-        self, settings: Settings, request: Request, vendor: Provider, limits: Limits, rate: float | None = None
+        self, settings: Settings, request: Request, vendor: Provider, limits: Limits, offer: Offer | None = None
     ) -> Plan:
-        """Return the job and what goes along with it. `rate` is of no use: nobody knows how much work it is.
+        """Return the job and what goes along with it. How long it takes is known once the same job has run.
 
         Raises UsageError.
         """
@@ -56,10 +57,11 @@ class JobWork:
         about = [[one.setup, one.run, str(one.workdir), one.num_nodes, [str(each) for each in one.mounts]]
                  for one in self.file.tasks]  # fmt: skip
         target = job_steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
-        return Plan(
+        plan = Plan(
             target=target, store=settings.store, artifacts=(), job=job, request=request, carried=layout.carried,
             notes=(*self._shown(is_own, vendor), *self.notes),
         )  # fmt: skip
+        return learned.learn(plan, settings, vendor, offer)
 
     def _shown(self, is_own: bool, vendor: Provider) -> list[str]:
         """Return what will be done, in words."""

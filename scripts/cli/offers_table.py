@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from infra.agent.job import Limits
 from infra.control.places import HostPlaces
+from infra.market.expected import words
 from infra.money import dollars
 from infra.providers import market, registry
 from infra.providers.shutdown_paths import ends_of
@@ -27,7 +28,7 @@ def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: st
     low, expected, high = map(render.cents, costs.micro_usd)
     cut = ", where a limit ends it" if costs.is_cut else ""
     times = " / ".join(render.duration(one) for one in costs.seconds)
-    render.say(f"on the first: {low} / {expected} / {high} USD (low / expected / high{cut}), {times} (estimates)")
+    render.say(f"on the first: {low} / {expected} / {high} USD (low / expected / high{cut}), {times} ({words(plan.forecast)})")
     show_ends(plan.job.limits, first, settings, on_failure)
 
 

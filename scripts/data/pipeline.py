@@ -22,6 +22,7 @@ from infra.errors import UsageError
 from infra.names import check_name
 from infra.providers import registry
 from infra.records import Request
+from infra.market.expected import total, words
 from infra.settings import Settings
 from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json
@@ -162,8 +163,8 @@ def training(
     work = Work(spec=asked, given=given, made="keep")
     plan = plan_for(work, ours, Request(run="foreground"), here, limits)
     due = plan.job.steps if plan.job else ()
-    about = render.duration(sum(one.estimate_s or 0.0 for one in plan.artifacts))
-    render.say(f"training: {', '.join(one.name for one in due)}, about {about} (an estimate)"
+    about = f"{render.duration(total(plan.forecast)[1])} ({words(plan.forecast)})"
+    render.say(f"training: {', '.join(one.name for one in due)}, about {about}"
                if due else "training: everything is here")  # fmt: skip
     with foreground(plan, render.say):
         for step in due:
