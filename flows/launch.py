@@ -7,6 +7,7 @@ Whoever calls them shows and asks in between. `tell` hears what people may want 
 
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,13 +19,13 @@ from flows.reading import learned
 from flows.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
-from infra.agent.job import Limits
+from infra.agent.job import Job, Limits
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op, Taken
 from infra.names import check_name, run_name
 from infra.notices import hooks
-from infra.providers import Provider, registry
+from infra.providers import Provider, market, registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
 from infra.runs import snapshot
@@ -35,6 +36,8 @@ from infra.selection import choose
 from infra.selection.preflight import limits_for, preflight
 from infra.selection.request import request_on
 from infra.settings import Settings
+
+RUNS_CODE = ("mbpp",)  # tasks whose answers are programs, which are run
 
 
 class AnyWork(Protocol):
@@ -81,6 +84,8 @@ class Launch:
     """The run that is at the same already: it is followed, and nothing is rented."""
     offers: tuple[Offer, ...] = ()
     """Of rented machines, in the order in which they are tried."""
+    warnings: tuple[str, ...] = ()
+    """What somebody has to agree to before anything is rented."""
 
     @property
     def is_open(self) -> bool:
@@ -99,6 +104,8 @@ def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
     hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
     work = Work.of(spec, settings)
     candidates = registry.candidates(settings)
+    if spec.self_end and not candidates[0].is_rented:
+        raise UsageError("--self-end is for rented machines; nothing bills here when the work is over")
     limits = limits_for(settings, candidates[0].is_rented, spec, tell)
     request = request_on(candidates, spec, name or "new", nodes, spec.pool, spec.host)
     chosen = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
@@ -130,7 +137,10 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
         plan = meant.work.plan(settings, request, vendor, meant.limits, offers[0])
         found = replace(found, offers=offers)
     if plan.job:
-        plan = replace(plan, job=replace(plan.job, on_failure=meant.spec.on_failure or "end"))
+        if meant.spec.self_end:
+            refuse_code_of_others(plan.job)
+        end = meant.spec.on_failure or "end"
+        plan = replace(plan, job=replace(plan.job, on_failure=end, self_end=meant.spec.self_end))
     return replace(found, plan=plan)
 
 
@@ -142,6 +152,8 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
     meant, plan = found.meant, found.plan
     if found.offers:
         offers = preflight(plan, found.offers, settings, meant.spec.with_missing, again, tell)
+        if plan.job and plan.job.self_end:
+            found = replace(found, warnings=self_end_warnings(offers, settings))
         return replace(found, offers=tuple(offers))
     if plan.job and not found.at_work:
         vendor = registry.candidates(settings)[0]
@@ -150,6 +162,28 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
         if meant.spec.dry_run:
             choose.of_machines(vendor, meant.request)  # a plan that no machine can carry out is no plan
     return found
+
+
+def refuse_code_of_others(job: Job) -> None:
+    """Raise UsageError for work that runs code which nobody has read: it could use the key that the guard has."""
+    for step in job.steps:
+        spec = step.config.get("spec") or {}
+        rl = spec.get("rl") or {}
+        tasks = set(spec.get("mixture") or {}) & set(RUNS_CODE) if rl else set()
+        if rl.get("reward") or rl.get("unsafe_rewards") or tasks:
+            what = (
+                "--reward" if rl.get("reward") else f"task {', '.join(sorted(tasks))}" if tasks else "--unsafe-rewards"
+            )
+            raise UsageError(
+                f"--self-end does not go with {what}: step {step.name} runs code on the pod, which could use the key "
+                "of the guard; leave --self-end out: the vendor's own limit ends the pod"
+            )
+
+
+def self_end_warnings(offers: Sequence[Offer], settings: Settings) -> tuple[str, ...]:
+    """Return what is to be agreed to before pods of these offers get a key. Raises UsageError for a key that is bad."""
+    found = [market(registry.provider(settings, name)) for name in dict.fromkeys(one.provider for one in offers)]
+    return tuple(filter(None, (one.check_self_end() for one in found if one)))
 
 
 def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:

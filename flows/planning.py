@@ -95,11 +95,11 @@ def plan_for(
     Raises UsageError for senseless words.
     """
     torch, environments = environments_of(settings, request, vendor)
-    wanted = work.wanted(settings)
+    wanted, rate = work.wanted(settings), work_rate(settings, offer) if offer else doctor.flops_per_s()
     there = inventory(settings.store)
     plan = planning.resolve(
         wanted, there, ROOT, run=request.run, request=request,
-        limits=limits, flops_per_s=work_rate(settings, offer) if offer else doctor.flops_per_s(), pod_store=vendor.pod_store,
+        limits=limits, flops_per_s=rate, pod_store=vendor.pod_store,
         torch=torch, environments=environments,
     )  # fmt: skip
     plan = replace(learned.learn(plan, settings, vendor, offer), notes=(*plan.notes, *store_notes(there)))

@@ -92,7 +92,9 @@ def _steps(value: Any) -> Any:
 def _marks(value: Any) -> Any:
     """Return pairs of seconds and shares."""
     rows = value[:MANY] if type(value) is list else []
-    return [one for one in rows if type(one) is list and len(one) == 2 and all(_amount(each) is not None for each in one)]
+    return [
+        one for one in rows if type(one) is list and len(one) == 2 and all(_amount(each) is not None for each in one)
+    ]
 
 
 def _gpus(value: Any) -> Any:
@@ -142,7 +144,7 @@ def _texts(value: Any) -> Any:
 
 UPLOADS: Kinds = {"pending": _names, "problem": _text}
 DOCUMENT: Kinds = {
-    **dict.fromkeys(("token", "run", "state", "step", "reason", "tail"), _text),
+    **dict.fromkeys(("token", "run", "state", "step", "reason", "tail", "self_end"), _text),
     **dict.fromkeys(("at", "updated_at", "limit_s"), _number),
     **dict.fromkeys(("elapsed_s", "spent_micro_usd", "idle_s"), _amount),
     **dict.fromkeys(("exit_code", "lost", "agents"), _whole),

@@ -2,8 +2,8 @@
 
     plan -> learn -> (launch) remember -> (it works) left -> (it is over) gather -> Timings -> the next plan
 
-In: plans, rows of the journal, what pods have said of their progress. Out: plans whose estimates are of this machine, or
-of this kind of GPU, where there is a record; files of `infra.ledger.timings`. A step's time is known by what it did
+In: plans, rows of the journal, what pods have said of their progress. Out: plans whose estimates are of this machine,
+or of this kind of GPU, where there is a record; files of `infra.ledger.timings`. A step's time is known by what it did
 (its program and the version of that, its settings, its amount of work) and by what it ran on. Nothing here fails a
 command: without records, plans are by formulas, as on the first day.
 """
@@ -42,7 +42,6 @@ from trainer.plan.estimates import PHASE_START_S, operations, shape
 HERE_S, ELSEWHERE_S, BUILD_S = 3.0, 15.0, 60.0  # around the steps: of pods here; on own machines; to build environments
 BUILT_S = 5.0  # an environment that took longer than this to be had was built
 LOOKED_AT = 200  # of the newest rows, when times are gathered
-BUILT, FOUND = "built", "found"
 
 
 # Before: what is expected.
@@ -93,9 +92,14 @@ def around(machine: str, settings: Settings, vendor: Provider, is_found: bool | 
     """Return what a run takes besides its steps. `is_found`: whether its environment is there; None = nobody knows."""
     usual_s = SETUP_S[1] if vendor.is_rented and not settings.rehearsal else HERE_S if vendor.is_here else ELSEWHERE_S
     guess_s = usual_s + (BUILD_S if is_found is False else 0.0)
-    form = "" if is_found is None else FOUND if is_found else BUILT
-    kind = f"around the steps, {vendor.name}"
-    return StepWork(step=AROUND, kind=kind, machine=machine, shape=form, guess_s=guess_s, fixed_s=guess_s)
+    kind = around_kind(vendor.name, is_found)
+    return StepWork(step=AROUND, kind=kind, machine=machine, shape="", guess_s=guess_s, fixed_s=guess_s)
+
+
+def around_kind(vendor: str, is_found: bool | None) -> str:
+    """Return the kind of that: with an environment that is built, it is another one."""
+    built = "" if is_found is None else f", environment {'found' if is_found else 'built'}"
+    return f"around the steps, {vendor}{built}"
 
 
 def _is_found(job: Job, settings: Settings, vendor: Provider) -> bool | None:
@@ -177,7 +181,13 @@ def gather(journal: Journal, settings: Settings) -> None:
             if progress:
                 is_alone = len([one for one in journal.ops(run=op.run) if one.slot >= 0]) == 1
                 timings.save(came(op, progress, verdict, before, is_alone, settings))
-        except (SlipwayError, OSError, ValueError, KeyError, TypeError):  # it has left nothing that can be read, or the disk is full
+        except (
+            SlipwayError,
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ):  # it has left nothing that can be read, or the disk is full
             continue
 
 
@@ -200,7 +210,8 @@ def came(
     if not works:  # it was begun by a Slipway that kept no forecasts, or by a keeper
         request = Request(**json.loads(op.request)) if op.request else Request(run=op.run, provider=op.vendor)
         machine = machine_of(request, settings, vendor)
-        found = [*works_of(job, op.target, machine, {}), around(machine, settings, vendor, None)]
+        is_found = True if vendor.is_here or settings.rehearsal else None  # what it was shows below
+        found = [*works_of(job, op.target, machine, {}), around(machine, settings, vendor, is_found)]
         works = {one.step: one for one in found}
     if not (vendor.is_here or settings.rehearsal) and (seen := _gpus_of(progress, job)):
         works = {name: replace(one, machine=seen) for name, one in works.items()}
@@ -209,21 +220,24 @@ def came(
     lengths = {step.name: (step.config.get("spec") or {}).get("steps") for step in job.steps}
     times = [_time_of(step, works[step["name"]], told.asked_at, is_one_go, lengths.get(step["name"]))
              for step in steps if step["name"] in works and _is_measured(step)]  # fmt: skip
-    state = verdict.get("state") or op.outcome or "ended"
-    wall_s = None
-    if state == "succeeded" and is_one_go and verdict.get("at", 0.0) > told.asked_at:
+    state, own = verdict.get("state") or op.outcome or "ended", {step.name for step in job.steps}
+    wall_s, whole = None, {one.work.step for one in times if one.is_whole}
+    if state == "succeeded" and own <= whole and verdict.get("at", 0.0) > told.asked_at:
         wall_s = verdict["at"] - told.asked_at
-        own = {step.name for step in job.steps}
         rest_s = wall_s - sum(elapsed_s(step, 0.0) for step in steps if step["name"] in own)
         built_s = sum(elapsed_s(step, 0.0) for step in steps if step["name"] not in own)
-        work = replace(works[AROUND], shape=BUILT if built_s > BUILT_S else works[AROUND].shape)
+        is_known = works[AROUND].kind != around_kind(op.vendor, None)
+        kind = around_kind(op.vendor, built_s <= BUILT_S if is_known else None)
+        work = replace(works[AROUND], kind=kind)
         times.append(StepTime(work=work, at=verdict["at"], began_s=0.0, seconds=max(0.0, rest_s)))
     return replace(told, works=tuple(works.values()), state=state, wall_s=wall_s, times=tuple(times))
 
 
 def _is_measured(step: Mapping[str, Any]) -> bool:
     has_times = bool(step.get("started_at") and step.get("ended_at"))
-    return step["state"] == "done" and step.get("attempts") == 1 and has_times and step["ended_at"] >= step["started_at"]
+    return (
+        step["state"] == "done" and step.get("attempts") == 1 and has_times and step["ended_at"] >= step["started_at"]
+    )
 
 
 def _time_of(
@@ -253,7 +267,7 @@ def _gpus_of(progress: Mapping[str, Any], job: Job) -> str:
 
 
 def errors(journal: Journal, settings: Settings, run: str = "") -> list[ForecastError]:
-    """Return how far forecasts were off: of `run`, or of all runs, oldest first. Raises UsageError for an unknown run."""
+    """Return how far forecasts were off: of `run`, or of all runs, oldest first. Raises UsageError: no such run."""
     gather(journal, settings)
     name, now = find_run(journal, run).run if run else "", read_clocks()
     told, found = journal.told("vendor"), []

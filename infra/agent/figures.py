@@ -55,7 +55,7 @@ class OtherLoad:
         now = _cpu_times()
         if self.began is None or now is None:
             return None
-        wall_s, busy_s, ours_s = (after - before for before, after in zip(self.began[:3], now[:3]))
+        wall_s, busy_s, ours_s = (now[part] - self.began[part] for part in (0, 1, 2))
         if wall_s < SHORTEST_S or self.began[3] != now[3]:
             return None
         return min(1.0, max(0.0, busy_s - ours_s) / (wall_s * now[3]))
@@ -68,7 +68,9 @@ def _cpu_times() -> Optional[Tuple[float, float, float, int]]:
         lines = [line.split() for line in STAT.read_text(encoding="ascii").splitlines()]
         tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
         # user, nice, system, irq, softirq, steal; what guests take is in user
-        busy = [sum(int(words[column]) for column in (1, 2, 3, 6, 7, 8)) for words in lines if words and words[0] in ours]
+        busy = [
+            sum(int(words[column]) for column in (1, 2, 3, 6, 7, 8)) for words in lines if words and words[0] in ours
+        ]
     except (OSError, AttributeError, ValueError, IndexError):  # not Linux, or a system that hides it
         return None
     spent = os.times()

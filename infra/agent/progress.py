@@ -202,7 +202,7 @@ def _agents_before(path: Path, token: str) -> int:
 def _mark(step: Dict[str, Any], record: Dict[str, Any]) -> None:
     """Keep when how much of a step's work was done: `[seconds since it began, share]`, some twenty in all."""
     done, total, at = record.get("done"), record.get("total"), record.get("at")
-    if not (_is_number(done) and _is_number(total) and _is_number(at) and total > 0):
+    if done is None or total is None or at is None or not all(map(_is_number, (done, total, at))) or total <= 0:
         return
     share, marks = min(1.0, max(0.0, done / total)), step["marks"]
     if not marks or share >= marks[-1][1] + MARK_EVERY or share == 1.0 > marks[-1][1]:

@@ -1,7 +1,8 @@
 """Forecasts of runs against what came. Pure.
 
-In: the times of runs (`infra.ledger.timings`). Out: of each that went through in one go how far its forecast was off, and
-what was left of it by our word once a tenth of it was over, replayed from the marks of its steps; the medians of both.
+In: the times of runs (`infra.ledger.timings`). Out: of each that went through in one go how far its forecast was off,
+and what was left of it by our word once a tenth of it was over, replayed from the marks of its steps; the
+medians of both.
 """
 
 import statistics

@@ -18,6 +18,7 @@ from store import outside, strict_records
 SCHEMA = 1
 MOST = 500  # runs of which the times are kept
 MOST_BYTES = outside.MIB
+MOST_S = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,13 @@ class RunTimes:
     times: tuple[StepTime, ...] = ()
     """Of the steps that it did."""
     schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        for one in self.expected:
+            if not 0 <= one.low <= one.seconds <= one.high < MOST_S or not 0 <= one.fixed_s <= one.seconds:
+                raise ValueError(f"what was expected of {one.step or 'the rest'} is no range of seconds")
+        if self.expected and not self.works:
+            raise ValueError("it has a forecast, and not of what")
 
     @property
     def others(self) -> float:

@@ -21,6 +21,7 @@ NEWEST = 9  # records, of which a prediction is made: what a machine did long ag
 MANY = 5  # from so many on, the outermost is left out of the range on either side
 CROWDED = 0.25  # of a machine's CPUs: when others had more, a record counts only where there is no better one
 LEAST_PART = 0.2  # of the work: what was seen of less says little about its pace
+MOST = 1e30  # of any number: what is larger was not measured
 LAST = 0.25  # of the time around the steps: what is still to come once the first of them has begun
 AROUND = ""  # the name of what a run takes besides its steps: until the first begins, between them, after the last
 FIRM = {SAME: 0.2, SETTINGS: 0.1, STEPS: 0.05, GUESS: 0.03}  # of all: what must have run to count as much as a forecast
@@ -68,7 +69,7 @@ class StepTime:
         shares = [share for _, share in self.marks]
         numbers = [self.at, self.began_s, self.seconds, self.work.size, self.work.amount, self.work.fixed_s,
                    self.others or 0.0, *(seconds for seconds, _ in self.marks)]  # fmt: skip
-        if not all(0 <= one < 1e12 for one in numbers) or not all(0 <= one <= 1 for one in shares):
+        if not all(0 <= one < MOST for one in numbers) or not all(0 <= one <= 1 for one in shares):
             raise ValueError(f"{self.work.step}: a time or a share is out of range")
 
     @property
@@ -198,8 +199,8 @@ def left(
     """Return low, expected and high of the seconds that are left of a run.
 
     `steps`: of its progress; `now`: UTC epoch seconds by the clock of its machine; `since_s`: since it was asked for,
-    which says how much of the time around its steps has passed, as long as none has begun. What the steps have taken so far
-    corrects what is expected of those to come, the sooner the less is known of them; the pace of the one that runs
+    which says how much of the time around its steps has passed, as long as none has begun. What the steps have taken so
+    far corrects what is expected of those to come, the sooner the less is known of them; the pace of the one that runs
     counts the more, the more it has done.
     """
     known = {one.step: one for one in forecast}

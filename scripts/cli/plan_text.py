@@ -48,7 +48,9 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
         said = f"{one.name} was made by other code than today's: {', '.join(one.differs)} (--keep-made or --remake)"
         out.print(said, markup=False)
     if steps and plan.forecast:
-        shown = [one for one in plan.forecast if one.step != AROUND or not is_rented]  # offers show what rented ones take
+        shown = [
+            one for one in plan.forecast if one.step != AROUND or not is_rented
+        ]  # offers show what rented ones take
         low, expected, high = (duration(one * scale) for one in total(shown))
         where = "on this machine, 0.00 USD" if plan.request.provider == "local" else "of work"
         out.print(f"{count(steps, 'step')}, about {expected} {where} ({low} to {high}; {words(shown)})", markup=False)

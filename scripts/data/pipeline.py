@@ -19,10 +19,10 @@ from flows.run_leases import foreground, move_names
 from flows.specs.work import WorkSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError
+from infra.market.expected import total, words
 from infra.names import check_name
 from infra.providers import registry
 from infra.records import Request
-from infra.market.expected import total, words
 from infra.settings import Settings
 from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json

@@ -1,13 +1,16 @@
 """The files in which the times of runs are kept."""
 
+import json
 import os
+from dataclasses import asdict
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from infra.ledger.timings import RunTimes, Timings
 from infra.market.expected import Expected, StepTime, StepWork
+from tests import seeds
 
 WORK = StepWork(step="base", kind="base v1", machine="2 x CPU", shape="a", size=4e6, amount=1e12, guess_s=20.0)
 TIME = StepTime(work=WORK, at=1e9, began_s=1.5, seconds=20.0, marks=((4.0, 0.1), (18.0, 1.0)), others=0.02)
@@ -34,7 +37,8 @@ def test_a_damaged_record_is_left_out_and_named(timings):
     whole = timings._path("sw1-a").read_text()
     damaged = {
         "cut": whole[:200], "other": whole, "seconds": whole.replace('"seconds": 20.0', '"seconds": -20.0'),
-        "word": whole.replace('"seconds": 20.0', '"seconds": "20"'), "newer": whole.replace('"schema": 1', '"schema": 2'),
+        "word": whole.replace('"seconds": 20.0', '"seconds": "20"'),
+        "range": whole.replace('"high": 30.0', '"high": 3.0'), "newer": whole.replace('"schema": 1', '"schema": 2'),
     }  # fmt: skip
     for name, text in damaged.items():
         timings._path(name).write_text(text if name == "other" else text.replace("sw1-a", name))
@@ -44,11 +48,12 @@ def test_a_damaged_record_is_left_out_and_named(timings):
     assert timings.known() == {"sw1-a", *damaged}
 
 
+@settings(max_examples=seeds.examples(40, 600), deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(text=st.binary(max_size=200), at=st.integers(0, 3000))
-def test_a_record_of_any_content_is_read_or_left_out(tmp_path_factory, text, at):
-    timings = Timings(tmp_path_factory.mktemp("timings"))
-    timings.save(RUN)
-    whole = timings._path("sw1-a").read_bytes()
+def test_a_record_of_any_content_is_read_or_left_out(timings, text, at):
+    whole = json.dumps(asdict(RUN), indent=1).encode()
+    timings.folder.mkdir(exist_ok=True)
     timings._path("sw1-a").write_bytes(whole[:at] + text + whole[at + len(text) :])
     assert len(timings.all()) + len(list(timings.problems())) == 1
 

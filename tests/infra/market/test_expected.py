@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.ledger.accuracy import ANEW, REPEATED, compared, medians
@@ -24,10 +24,12 @@ from infra.market.expected import (
     total,
     words,
 )
+from tests import seeds
 
 BASE = StepWork(step="base", kind="base v1", machine="2 x CPU", shape="a", size=4e6, amount=1e12, guess_s=20.0,
                 fixed_s=4.0)  # fmt: skip
 SECONDS = st.floats(0.1, 1e5)
+MANY = settings(max_examples=seeds.examples(40, 600), deadline=None)
 
 
 def took(seconds: float, work: StepWork = BASE, at: float = 1e9, **more) -> StepTime:
@@ -36,11 +38,12 @@ def took(seconds: float, work: StepWork = BASE, at: float = 1e9, **more) -> Step
 
 def marked(fixed_s: float, work_s: float, work: StepWork = BASE, first: float = 0.0, **more) -> StepTime:
     """A step that took so long before its work, which went on evenly from `first` of it."""
-    shares = [first + (1 - first) * one / 10 for one in range(11)]
+    shares = [min(1.0, first + (1 - first) * one / 10) for one in range(11)]
     marks = tuple((fixed_s + work_s * (share - first), share) for share in shares)
     return took(fixed_s + work_s * (1 - first), work, marks=marks, is_whole=not first, **more)
 
 
+@MANY
 @given(times=st.lists(SECONDS, min_size=1, max_size=30), order=st.randoms())
 def test_what_is_expected_lies_in_its_range_and_depends_on_no_order(times, order):
     past = [took(one, at=1e9 + number) for number, one in enumerate(times)]
@@ -51,14 +54,16 @@ def test_what_is_expected_lies_in_its_range_and_depends_on_no_order(times, order
     assert expect(past, BASE) == found
 
 
+@MANY
 @given(usual=st.lists(st.floats(90, 110), min_size=4, max_size=8), odd=st.floats(1e-3, 1e6), at=st.integers(0, 8))
 def test_one_record_that_is_far_off_moves_nothing_far(usual, odd, at):
     past = [took(one, at=1e9 + number) for number, one in enumerate([*usual[:at], odd, *usual[at:]])]
     found = expect(past, BASE)
     assert 90 <= found.seconds <= 110
-    assert 80 <= found.low and found.high <= 125
+    assert found.low >= 80 and found.high <= 125
 
 
+@MANY
 @given(fixed_s=st.floats(0, 50), work_s=st.floats(1, 500), ratio=st.floats(0.01, 100))
 def test_of_more_work_of_the_same_kind_only_the_work_takes_longer(fixed_s, work_s, ratio):
     longer = replace(BASE, amount=BASE.amount * ratio)
@@ -67,6 +72,7 @@ def test_of_more_work_of_the_same_kind_only_the_work_takes_longer(fixed_s, work_
     assert math.isclose(found.fixed_s, fixed_s, rel_tol=1e-6, abs_tol=1e-6)
 
 
+@MANY
 @given(first=st.floats(0.05, 0.7))
 def test_a_run_that_went_on_from_a_checkpoint_tells_the_pace_and_not_the_whole(first):
     found = expect([marked(5.0, 100.0, first=first)], BASE)
@@ -121,6 +127,7 @@ FORECAST = [
 ]
 
 
+@MANY
 @given(now=st.floats(0, 1e4), done=st.floats(0, 1), mark=st.floats(0, 1), at=st.floats(0, 1e4))
 def test_what_is_left_is_in_its_range_whatever_a_pod_says(now, done, mark, at):
     record = {"kind": "progress", "done": done, "total": 1.0, "at": 1e9 + at}
@@ -152,11 +159,14 @@ def test_a_run_that_is_slower_than_expected_corrects_what_is_left():
         assert errors[-1] < 0.35, (slower, errors)
 
 
-def run_of(number: int, speed: float, noise: random.Random, past: list[StepTime], amounts: tuple[float, ...]) -> RunTimes:
+def run_of(
+    number: int, speed: float, noise: random.Random, past: list[StepTime], amounts: tuple[float, ...]
+) -> RunTimes:
     """A run on a simulated machine whose every second is off by a tenth, and the start of a step by a third."""
     works = [StepWork(step=AROUND, kind="around", machine="m", shape="", guess_s=5.0, fixed_s=5.0)]
-    works += [StepWork(step=f"step-{one}", kind=f"step-{one} v1", machine="m", shape=f"{amount}", size=1e6, amount=amount,
-                       guess_s=4.0 + amount / 1e10, fixed_s=4.0) for one, amount in enumerate(amounts)]  # fmt: skip
+    works += [StepWork(step=f"step-{one}", kind=f"step-{one} v1", machine="m", shape=f"{amount}", size=1e6,
+                       amount=amount, guess_s=4.0 + amount / 1e10, fixed_s=4.0)
+              for one, amount in enumerate(amounts)]  # fmt: skip
     expected = tuple(expect(past, work) for work in works)
     clock_s, times = 2.0, []
     for work in works[1:]:
