@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from infra.agent import environment, packages
 from infra.errors import SlipwayError
+from infra.ledger.timings import Timings
 from infra.money import dollars, in_usd
 from infra.settings import SKYPILOT, VENDORS, Settings
 from infra.units import count
@@ -53,7 +54,8 @@ def findings(root: Path, settings: Settings) -> list[DoctorLine]:
     ]
     providers = [DoctorLine("local", "ok", "this machine"), *(_vendor(name, settings) for name in VENDORS)]
     here = [_python(), *_installers(), *tools, _disk(root, settings), _gpu(), _train(root, settings)]
-    return [*here, *tracking(settings), *_store(settings), *_uploads(settings), *providers, *_extensions(settings)]
+    return [*here, *tracking(settings), *_store(settings), *_uploads(settings), *_timings(settings), *providers,
+            *_extensions(settings)]  # fmt: skip
 
 
 def _extensions(settings: Settings) -> list[DoctorLine]:
@@ -67,6 +69,19 @@ def _extensions(settings: Settings) -> list[DoctorLine]:
         except extensions.ExtensionError as error:
             found.append(DoctorLine(extensions.name_of(word), "off", str(error)))
     return found
+
+
+def _timings(settings: Settings) -> list[DoctorLine]:
+    """Tell what estimates stand on, and which records of it cannot be read; [] where there is none."""
+    timings = Timings.beside(settings.state_file)
+    problems, runs = list(timings.problems()), len(timings.known())
+    if not runs:
+        return []
+    if not problems:
+        return [DoctorLine("estimates", "ok", f"learned from {count(runs, 'run')}, in {timings.folder}")]
+    more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
+    words = f"{count(len(problems), 'record')} of {runs} cannot be read, and {'are' if problems[1:] else 'is'} left out"
+    return [DoctorLine("estimates", "off", f"{words}: {problems[0]}{more}; remove what is damaged in {timings.folder}")]
 
 
 def tracking(settings: Settings) -> list[DoctorLine]:

@@ -6,24 +6,27 @@ Whoever calls them shows and asks in between. `tell` hears what people may want 
 """
 
 import contextlib
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
-from flows import planning, resume, run_leases, same_request, shares
+from flows import resume, run_leases, same_request, shares
 from flows.history import receipt
 from flows.jobs import memory_check
 from flows.planning import Work
+from flows.reading import learned
 from flows.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
-from infra.agent.job import Limits
+from infra.agent.job import Job, Limits
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import turns
 from infra.ledger.journal import Journal, Op, Taken
 from infra.names import check_name, run_name
 from infra.notices import hooks
-from infra.providers import Provider, is_managed, registry
+from infra.providers import Provider, is_managed, market, registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
 from infra.runs import snapshot
@@ -39,6 +42,8 @@ from infra.skypilot.managed_jobs import ManagedJobs
 
 ACCELERATOR = "ACCELERATOR"  # the variable by which `-e` says what --gpu says
 
+RUNS_CODE = ("mbpp",)  # tasks whose answers are programs, which are run
+
 
 class AnyWork(Protocol):
     """What a launch does: a training of ours, or a job of one's own."""
@@ -52,7 +57,7 @@ class AnyWork(Protocol):
         """Return what the run is called, in front of a number; "" = words by chance."""
 
     def plan(
-        self, settings: Settings, request: Request, vendor: Provider, limits: Limits, rate: float | None = None
+        self, settings: Settings, request: Request, vendor: Provider, limits: Limits, offer: Offer | None = None
     ) -> Plan:
         """Return what is made, and by which job. Raises UsageError."""
 
@@ -84,6 +89,8 @@ class Launch:
     """The run that is at the same already: it is followed, and nothing is rented."""
     offers: tuple[Offer, ...] = ()
     """Of rented machines, in the order in which they are tried."""
+    warnings: tuple[str, ...] = ()
+    """What somebody has to agree to before anything is rented."""
 
     @property
     def is_open(self) -> bool:
@@ -103,6 +110,8 @@ def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
     hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
     work = Work.of(spec, settings)
     candidates = registry.candidates(settings)
+    if spec.self_end and not candidates[0].is_rented:
+        raise UsageError("--self-end is for rented machines; nothing bills here when the work is over")
     limits = limits_for(settings, candidates[0].is_rented, spec, tell)
     request = request_on(candidates, spec, name or "new", nodes, spec.pool, spec.host)
     request = shares.on_devices(request, spec.devices, candidates[0])
@@ -119,6 +128,7 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
     """
     candidates = registry.candidates(settings)
     vendor = candidates[0]
+    learned.gather(journal, settings)
     plan = meant.work.plan(settings, meant.request, vendor, meant.limits)
     found = Launch(meant=meant, plan=plan)
     if found.is_open:
@@ -135,15 +145,19 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
         find = choose.wait_for if meant.spec.wait else choose.find
         requests = (meant.request, *meant.others)
         request, offers = choose.among(find, candidates, requests, meant.is_ordered, settings, tell)
-        rate = planning.work_rate(settings, offers[0])
-        plan = meant.work.plan(settings, request, vendor, meant.limits, rate)
+        plan = meant.work.plan(settings, request, vendor, meant.limits, offers[0])
         found = replace(found, offers=offers)
+    if plan.job and meant.spec.self_end:
+        refuse_code_of_others(plan.job)
     return replace(found, plan=_kept(plan, meant))
 
 
 def _kept(plan: Plan, meant: Meant) -> Plan:
-    """Return the plan with what becomes of a pod whose work has failed."""
-    return replace(plan, job=replace(plan.job, on_failure=meant.spec.on_failure or "end")) if plan.job else plan
+    """Return the plan with what becomes of a pod whose work has failed, and of one that is done."""
+    if not plan.job:
+        return plan
+    end = meant.spec.on_failure or "end"
+    return replace(plan, job=replace(plan.job, on_failure=end, self_end=meant.spec.self_end))
 
 
 def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
@@ -154,6 +168,8 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
     meant, plan = found.meant, found.plan
     if found.offers:
         offers = preflight(plan, found.offers, settings, meant.spec.with_missing, again, tell)
+        if plan.job and plan.job.self_end:
+            found = replace(found, warnings=self_end_warnings(offers, settings))
         return replace(found, offers=tuple(offers))
     if plan.job and not found.at_work:
         vendor = registry.candidates(settings)[0]
@@ -164,9 +180,31 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
     return found
 
 
+def refuse_code_of_others(job: Job) -> None:
+    """Raise UsageError for work that runs code which nobody has read: it could use the key that the guard has."""
+    for step in job.steps:
+        spec = step.config.get("spec") or {}
+        rl = spec.get("rl") or {}
+        tasks = set(spec.get("mixture") or {}) & set(RUNS_CODE) if rl else set()
+        if rl.get("reward") or rl.get("unsafe_rewards") or tasks:
+            what = (
+                "--reward" if rl.get("reward") else f"task {', '.join(sorted(tasks))}" if tasks else "--unsafe-rewards"
+            )
+            raise UsageError(
+                f"--self-end does not go with {what}: step {step.name} runs code on the pod, which could use the key "
+                "of the guard; leave --self-end out: the vendor's own limit ends the pod"
+            )
+
+
+def self_end_warnings(offers: Sequence[Offer], settings: Settings) -> tuple[str, ...]:
+    """Return what is to be agreed to before pods of these offers get a key. Raises UsageError for a key that is bad."""
+    found = [market(registry.provider(settings, name)) for name in dict.fromkeys(one.provider for one in offers)]
+    return tuple(filter(None, (one.check_self_end() for one in found if one)))
+
+
 def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Return the run at work: the one that was, or was cut off, or a new one. Raises what renting raises."""
-    known = {op.token for op in journal.ops()}
+    known, asked_at = {op.token for op in journal.ops()}, time.time()
     if found.at_work:
         op = resume.go_on(found.at_work, journal, settings, tell)
     else:
@@ -177,6 +215,7 @@ def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
     if op.token not in known:
         with contextlib.suppress(OSError):  # a full disk: the run goes on without a receipt
             receipt.write(op, settings, found.offers[0] if found.offers else None)
+        learned.remember(op, found.plan, asked_at, settings, found.offers[0] if found.offers else None)
     return op
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from flows import doctor, init_model
 from flows.extensions import reward_text, use_phases, use_source
 from flows.jobs import trackers
+from flows.reading import learned
 from flows.specs.work import WorkSpec
 from infra.agent import environment
 from infra.agent.job import Limits, Step
@@ -54,10 +55,10 @@ class Work:
         return Work(spec=spec, init=init, made=made_by_words(spec.remake, spec.keep_made))
 
     def plan(
-        self, settings: Settings, request: Request, vendor: Provider, limits: Limits, rate: float | None = None
+        self, settings: Settings, request: Request, vendor: Provider, limits: Limits, offer: Offer | None = None
     ) -> Plan:
         """Return what is made, and by which job, as `plan_for`."""
-        return plan_for(self, settings, request, vendor, limits, rate)
+        return plan_for(self, settings, request, vendor, limits, offer)
 
     def wanted(self, settings: Settings) -> planning.Wanted:
         """Return the same, as the plan takes it. Raises UsageError for senseless words."""
@@ -90,21 +91,21 @@ class Work:
 
 def plan_for(
     work: Work, settings: Settings, request: Request, vendor: Provider, limits: Limits,
-    rate: float | None = None,
+    offer: Offer | None = None,
 ) -> Plan:  # fmt: skip
-    """Return what is made, of what, and by which job. `rate`: FLOP/s of the machine that will do it, else this one's.
+    """Return what is made, of what, and by which job. `offer`: the rented machine that will do it, where it is known.
 
     Raises UsageError for senseless words.
     """
     torch, environments = environments_of(settings, request, vendor)
-    wanted = work.wanted(settings)
+    wanted, rate = work.wanted(settings), work_rate(settings, offer) if offer else doctor.flops_per_s()
     there = inventory(settings.store)
     plan = planning.resolve(
         wanted, there, ROOT, run=request.run, request=request,
-        limits=limits, flops_per_s=rate or doctor.flops_per_s(), pod_store=vendor.pod_store,
+        limits=limits, flops_per_s=rate, pod_store=vendor.pod_store,
         torch=torch, environments=environments,
     )  # fmt: skip
-    plan = replace(plan, notes=(*plan.notes, *store_notes(there)))
+    plan = replace(learned.learn(plan, settings, vendor, offer), notes=(*plan.notes, *store_notes(there)))
     if not work.spec.with_missing:
         refuse_unknown_tag(plan, work.spec.tag, wanted.phases, there)
     if plan.job and not vendor.is_here and not settings.rehearsal:

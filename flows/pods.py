@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flows import run_leases, shares
-from flows.planning import Work, environments_of, plan_for, work_rate
+from flows.planning import Work, environments_of, plan_for
 from infra import job_environment, targets
 from infra.agent.job import Job, Limits
 from infra.checkout import ROOT
@@ -63,10 +63,10 @@ def set_up(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
 
 def plan(op: Op, work: Work, settings: Settings) -> Plan:
     """Return what that work comes to on that pod. Raises UsageError."""
-    vendor, request, rate = registry.provider(settings, op.vendor), request_of(op), None
+    vendor, request, offer = registry.provider(settings, op.vendor), request_of(op), None
     if vendor.is_rented:
-        rate = work_rate(settings, Offer(provider=op.vendor, offer_id="", gpu=request.gpu, num_gpus=request.num_gpus))
-    return plan_for(work, settings, request, vendor, Job.from_json(op.job).limits, rate)
+        offer = Offer(provider=op.vendor, offer_id="", gpu=request.gpu, num_gpus=request.num_gpus)
+    return plan_for(work, settings, request, vendor, Job.from_json(op.job).limits, offer)
 
 
 def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say) -> Op:

@@ -29,6 +29,7 @@ OF_REQUEST = {
 OF_LIMITS = {"ttl": "time_s", "spend_limit": "spend_micro_usd", "idle_stop": "idle_gpu_s"}
 AS_TYPED = {
     "on_failure": "end",
+    "self_end": False,
     "save_every": None,
     "keep": None,
     "ckpt_prefix": "",

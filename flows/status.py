@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from flows.reading import learned
 from flows.sweeps import results as kept
 from flows.sweeps.results import SweepResult
 from infra.errors import UsageError
@@ -40,6 +41,7 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
     known = {one.run for one in in_line} | {one.name for one in results}
     name = find_run(journal, run).run if run and run not in known else run
     views = observe.snapshot(journal, vendors, settings.homes, ended=ended, named=name)[::-1]
+    views = [learned.with_left(view, journal, settings) for view in views]
     views = [*in_line, *(view for view in views if view.run not in {one.run for one in in_line})]
     of = {trial: one.name for one in results for trial in one.trials}
     return [replace(view, sweep=of.get(view.run, "")) for view in views]

@@ -89,6 +89,14 @@ def _steps(value: Any) -> Any:
     return [one for one in rows if one.keys() >= {"name", "state"}]
 
 
+def _marks(value: Any) -> Any:
+    """Return pairs of seconds and shares."""
+    rows = value[:MANY] if type(value) is list else []
+    return [
+        one for one in rows if type(one) is list and len(one) == 2 and all(_amount(each) is not None for each in one)
+    ]
+
+
 def _gpus(value: Any) -> Any:
     rows = [one for one in value if type(one) is dict] if type(value) is list else []
     return [{**dict.fromkeys(GPU), **_kept(one, GPU)} for one in rows[:MANY]]
@@ -105,7 +113,7 @@ def _kept(said: Mapping[str, Any], kinds: Mapping[str, Callable[[Any], Any]]) ->
 
 NULLABLE = {  # what is not known yet, or does not apply
     *("started_at", "ended_at", "record", "result", "exit_code", "lost", "limit_s", "clocks"),
-    *("percent", "used_bytes", "memory_bytes", "idle_s"),
+    *("percent", "used_bytes", "memory_bytes", "idle_s", "others_share"),
 }
 Kinds = dict[str, Callable[[Any], Any]]
 GPU: Kinds = {"name": _text, "percent": _number, "used_bytes": _number, "memory_bytes": _number}
@@ -123,6 +131,8 @@ STEP: Kinds = {
     **dict.fromkeys(("started_at", "ended_at", "elapsed_s"), _number),
     **dict.fromkeys(("record", "result"), _record),
     "attempts": _whole,
+    "marks": _marks,
+    "others_share": _amount,
 }
 
 
@@ -134,10 +144,10 @@ def _texts(value: Any) -> Any:
 
 UPLOADS: Kinds = {"pending": _names, "problem": _text}
 DOCUMENT: Kinds = {
-    **dict.fromkeys(("token", "run", "state", "step", "reason", "tail"), _text),
+    **dict.fromkeys(("token", "run", "state", "step", "reason", "tail", "self_end"), _text),
     **dict.fromkeys(("at", "updated_at", "limit_s"), _number),
     **dict.fromkeys(("elapsed_s", "spent_micro_usd", "idle_s"), _amount),
-    **dict.fromkeys(("exit_code", "lost"), _whole),
+    **dict.fromkeys(("exit_code", "lost", "agents"), _whole),
     **dict.fromkeys(("alive", "is_leaving"), _truth),
     "clocks": _clocks,
     "in_store": _numbers,

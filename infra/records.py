@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from infra.agent.job import Job
+from infra.market.expected import Expected, StepWork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +218,8 @@ class Plan:
     untyped: tuple[str, ...] = ()  # phases that nobody asked for, and that would be trained
     carried: tuple[Carried, ...] = ()  # what goes along with the code
     engine_keys: Mapping[str, Any] = field(default_factory=dict)  # of a job file, for an engine that reads them itself
+    works: tuple[StepWork, ...] = ()  # what its steps do, as far as their time depends on it
+    forecast: tuple[Expected, ...] = ()  # how long each takes, where anything is known of it; AROUND: all the rest
 
 
 @dataclass(frozen=True)
@@ -245,3 +248,5 @@ class PodView:
     pending: tuple[str, ...] = ()  # files and checkpoints of the pod that its store does not have yet
     upload_problem: str = ""  # why the store cannot be written just now
     sweep: str = ""  # that it is a trial of
+    left_s: tuple[float, float, float] | None = None  # until it is over: low, expected, high; None = not known
+    left_from: str = ""  # where that comes from, in words

@@ -101,6 +101,9 @@ class Settings:
     accept_cuda: str = row("SLIPWAY_ACCEPT_CUDA", "a new GPU pod's driver must serve this CUDA", "13.0")
     runpod_api_key: str = row("RUNPOD_API_KEY", "RunPod: the account's key", secret=True)
     lium_api_key: str = row("LIUM_API_KEY", "Lium: the account's key", secret=True)
+    lium_self_end_key: str = row(
+        "LIUM_SELF_END_KEY", "Lium, with --self-end: a key of the scope manage alone, for a pod's guard", secret=True
+    )
     shadeform_api_key: str = row("SHADEFORM_API_KEY", "Shadeform: the account's key", secret=True)
     runpod_url: str = row("SLIPWAY_RUNPOD_URL", "RunPod's stand-in on this machine; empty: RunPod")
     lium_url: str = row("SLIPWAY_LIUM_URL", "Lium's stand-in on this machine; empty: Lium")

@@ -76,6 +76,11 @@ def understand(
 ) -> "launch.Meant":  # fmt: skip
     """Return what the job means. Raises UsageError for what cannot be meant, with the line."""
     _refuse_flags_of_trainings(spec, file)
+    if spec.self_end:
+        raise UsageError(
+            f"--self-end is for trainings of ours: {file.where} runs code on the pod, which could use the key of its "
+            "guard; leave it out: the vendor's own limit ends the pod"
+        )
     if spec.on_failure not in ("", "keep", "end"):
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
     hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flows import planning
+from flows.reading import learned
 from infra import job_environment
 from infra.agent.job import Job, Limits
 from infra.errors import UsageError
 from infra.jobs import job_steps
 from infra.jobs.job_file import JobFile
 from infra.providers import Provider, is_managed
-from infra.records import Plan, Request
+from infra.records import Offer, Plan, Request
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import SKYPILOT, Settings
 from infra.skypilot.task import ENGINE_KEYS, check, overlaid
@@ -41,9 +42,9 @@ class JobWork:
         return self.file.name.lower()
 
     def plan(
-        self, settings: Settings, request: Request, vendor: Provider, limits: Limits, rate: float | None = None
+        self, settings: Settings, request: Request, vendor: Provider, limits: Limits, offer: Offer | None = None
     ) -> Plan:
-        """Return the job and what goes along with it. `rate` is of no use: nobody knows how much work it is.
+        """Return the job and what goes along with it. How long it takes is known once the same job has run.
 
         Raises UsageError.
         """
@@ -63,11 +64,12 @@ class JobWork:
                  for one in self.file.tasks]  # fmt: skip
         target = job_steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
         keys, notes = self._engine_keys(request) if is_managed(vendor) else ({}, [])
-        return Plan(
+        plan = Plan(
             engine_keys=keys,
             target=target, store=settings.store, artifacts=(), job=job, request=request,
             carried=layout.carried, notes=(*self._shown(is_own, vendor, settings.store), *self.notes, *notes),
         )  # fmt: skip
+        return learned.learn(plan, settings, vendor, offer)
 
     def _engine_keys(self, request: Request) -> tuple[dict[str, Any], list[str]]:
         """Return what of the file is the business of an engine, and what of it has no effect, in words.

@@ -23,6 +23,10 @@ class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
     )
     no_accept: bool = flag(False, "take a machine as it is, without looking whether it works", group=MACHINE)
     on_failure: str = flag("", "rented: end the pod when the work fails, or keep it (end)", group=LIMITS)
+    self_end: bool = flag(
+        False, "rented: a pod whose work is over deletes itself also where its vendor gives it no key of its own: its "
+        "guard is given yours, in memory only; see docs/money.md", group=LIMITS,
+    )  # fmt: skip
     notify: str = flag(
         "", "hooks of .env that are told how it goes: desktop, or the NAMEs of SLIPWAY_HOOK_NAME lines", group=RUN,
         unit="NAMES",

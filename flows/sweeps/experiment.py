@@ -21,7 +21,7 @@ DATASETS = ("gsm8k", "math", "mbpp")
 RANK = Ranking(by="reward", mode="max")
 GROUP, MAX_NEW, ROW = 16, 2048, 3072  # answers to a prompt, tokens of an answer, and of an answer with its prompt
 NOT_OF_A_TRIAL = (  # flags of a launch that the sweep gives itself, or that are of all runs
-    *("run_name", "dry_run", "provider", "store", "host", "nodes", "wait", "on_failure"),
+    *("run_name", "dry_run", "provider", "store", "host", "nodes", "wait", "on_failure", "self_end"),
     *("with_missing", "remake", "keep_made", "budget", "devices"),
 )
 

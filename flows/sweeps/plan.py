@@ -13,6 +13,7 @@ from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.job_environment import secrets
 from infra.jobs.schedule import Berth, Lane, pack, split
 from infra.ledger.journal import Journal, Op
+from infra.market.expected import total
 from infra.money import dollars
 from infra.providers import Provider, registry
 from infra.records import Plan, Request
@@ -35,7 +36,7 @@ class PlannedTrial:
     @property
     def estimate_s(self) -> float:
         """Return how long it may take."""
-        return sum(one.estimate_s or 0.0 for one in self.plan.artifacts)
+        return total(self.plan.forecast)[1]
 
 
 @dataclass

@@ -4,13 +4,15 @@ Start and stop hold one lock, so that they follow each other; both may be repeat
 """
 
 import json
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict
 
+from infra.agent import farewell
 from infra.agent.job import Job, PodFolder
-from infra.agent.process import end_all, in_words
+from infra.agent.process import end_all, hide_memory, in_words, send
 from infra.agent.shortage import outlasting, patient
 from infra.agent.state import (
     AgentError,
@@ -47,6 +49,7 @@ def start(root: Path) -> int:
     """
     pod = PodFolder(root)
     job = read_job(pod)
+    key = farewell.read_key() if farewell.needs_key(job) and hide_memory() else ""
     _take_turn(pod)
     if leaving(pod):
         raise AgentError(f"{root}: the work here is over, and the pod is ending itself; launch again")
@@ -64,7 +67,7 @@ def start(root: Path) -> int:
             raise AgentError(f"{root}: the {role} of another job runs here ({other}, not {job.token})")
     if not _anyone(pod):
         _begin_anew(pod, job)
-    guard = None if is_held(lock(pod, "guard")) else spawn(pod, job, "guard")
+    guard = None if is_held(lock(pod, "guard")) else spawn(pod, job, "guard", key)
     if not _await(lambda: _armed(pod, job), ARM_S):
         said = pod.log("guard").read_text(errors="replace").strip().splitlines() or ["nothing"]
         code = "" if guard is None or guard.poll() is None else f" (exit code {guard.returncode})"
@@ -86,6 +89,9 @@ def stop(root: Path) -> int:
     _await(lambda: not _anyone(pod) or leaving(pod) is not None, patience_s)
     guard = leaving(pod)  # who ends it would leave the pod to bill on
     survivors = patient(end_all)(job.token, PATIENCE_S, [guard.pid] if guard else [])
+    hidden = living(pod, "guard") if farewell.needs_key(job) else None  # whose memory nobody reads, nor its token
+    if hidden and not leaving(pod):
+        send(hidden, signal.SIGKILL)
     if survivors:
         _warn(f"{root}: {in_words(survivors)}")
     ending = verdict(job, "stopped", "asked to stop")

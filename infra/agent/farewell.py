@@ -1,7 +1,8 @@
 """The self-termination of a rented pod: it asks its vendor to delete it, again and again until it is gone.
 
 In: the calls of the job, templates over variables of the pod's first process, where a vendor puts a key that opens
-this very pod. Out: nothing; whoever is deleted does not return. What the variables hold goes into requests and nowhere
+this very pod; or over `KEY`, which whoever launched has handed to the guard by its stdin (`--self-end`), and which is
+in its memory only. Out: nothing; whoever is deleted does not return. What these hold goes into requests and nowhere
 else: no file, no command line, and of an answer only its status is logged, since a server may repeat what it was sent.
 """
 
@@ -10,6 +11,7 @@ import http.client
 import re
 import socket
 import ssl
+import sys
 import threading
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence
 from urllib.parse import urlsplit
@@ -24,6 +26,8 @@ LEAST_WAIT_S = 5.0  # of this machine's: reading takes its time however fast the
 BACKOFF = Backoff(first_s=1.0, longest_s=300.0, certain=0.0)  # of the job's clock, between two rounds of calls
 CALL_S = 20.0  # for a whole answer
 MOST_BYTES = 1 << 16
+KEY = "SLIPWAY_SELF_END_KEY"  # stands for the vendor's key; no variable of any process has it
+MOST_KEY_BYTES = 256
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAME = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")  # what else stands in braces is JSON's or GraphQL's
 _VALUE = re.compile(r"[A-Za-z0-9._~-]{1,256}")  # means nothing in a URL, in a header, in JSON
@@ -36,17 +40,33 @@ def is_due(job: Job, ending: Mapping[str, Any]) -> bool:
     return bool(job.farewell) and is_over  # without a node that was lost, the others may be needed again
 
 
+def needs_key(job: Job) -> bool:
+    """Tell whether the pod can end itself with a key only that is handed to its guard."""
+    return any(KEY in _NAME.findall(part) for call in job.farewell for part in _parts(call))
+
+
+def is_sendable(key: str) -> bool:
+    """Tell whether a key can stand in a header as it is."""
+    return _VALUE.fullmatch(key) is not None
+
+
+def read_key() -> str:
+    """Return the key that was handed to this process by its stdin; "" where there is none, or it cannot be sent."""
+    found = sys.stdin.buffer.read(MOST_KEY_BYTES + 2).decode("ascii", "replace").strip() if sys.stdin else ""
+    return found if is_sendable(found) else ""
+
+
 def wait_s(job: Job) -> float:
     """Return how long the verdict stays to be read, in seconds of this machine."""
     return max(WAIT_S / job.clock_scale, LEAST_WAIT_S)
 
 
-def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float], None]) -> None:
-    """Say farewell for process `pid` until that has ended it: this does not return."""
+def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float], None], key: str = "") -> None:
+    """Say farewell for process `pid` until that has ended it: this does not return. `key`: what `KEY` stands for."""
     rounds = 0
     while True:
         try:
-            for words in attempt(calls, pid):
+            for words in attempt(calls, pid, key):
                 say(f"farewell: {words}")
         except Exception as error:  # whatever it is, the pod must not bill on for it
             say(f"farewell: {type(error).__name__}")
@@ -54,13 +74,14 @@ def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float],
         wait(BACKOFF.wait_s(rounds) / scale)
 
 
-def attempt(calls: Sequence[Call], pid: int) -> List[str]:
+def attempt(calls: Sequence[Call], pid: int, key: str = "") -> List[str]:
     """Make every call once; return what came of each.
 
     All are made: that one is answered does not say that the pod goes.
     """
     names = {name for call in calls for part in _parts(call) for name in _NAME.findall(part)}
-    values = variables(names, pid)
+    given = {KEY: key} if key and KEY in names else {}
+    values = {**variables(names - given.keys(), pid), **given}
     if len(values) < len(names):
         return [f"{', '.join(sorted(names))} stand in no process above this one"]
     return [f"{call.method} {call.url}: {ask(call, values)}" for call in calls]

@@ -1,15 +1,18 @@
-"""The utilization of a pod's machine: free disk, and of each GPU its load and its memory.
+"""The utilization of a pod's machine: free disk, of each GPU its load and its memory, and what others take of its CPUs.
 
 Nobody waits for nvidia-smi: on a broken driver it hangs where no signal reaches it. Each figure carries its time.
 """
 
+import os
 import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 LOOK_EVERY_S = 5.0
+SHORTEST_S = 0.2  # of a stretch in which the kernel's ticks, of 10 ms, say how busy the CPUs were
+STAT = Path("/proc/stat")
 WORDS = ("nvidia-smi", "--query-gpu=name,utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits")
 
 
@@ -37,6 +40,43 @@ class Figures:
             if self.has_gpus and self.asked is None:
                 self.asked = _ask(self.words)
         return self.known
+
+
+class OtherLoad:
+    """The share of this machine's CPUs that programs other than our own take, from one moment on.
+
+    Our own are this process and those of its children that have ended: whoever asks has just waited for them.
+    """
+
+    def __init__(self) -> None:
+        self.began = _cpu_times()
+
+    def share(self) -> Optional[float]:
+        """Return the share since then, 0 to 1; None where the system does not say, or within too short a time."""
+        now = _cpu_times()
+        if self.began is None or now is None:
+            return None
+        wall_s, busy_s, ours_s = (now[part] - self.began[part] for part in (0, 1, 2))
+        if wall_s < SHORTEST_S or self.began[3] != now[3]:
+            return None
+        return min(1.0, max(0.0, busy_s - ours_s) / (wall_s * now[3]))
+
+
+def _cpu_times() -> Optional[Tuple[float, float, float, int]]:
+    """Return seconds: the clock, of work of the CPUs that we may use, of our own; and how many CPUs that are."""
+    try:
+        ours = {"cpu%d" % number for number in os.sched_getaffinity(0)}
+        lines = [line.split() for line in STAT.read_text(encoding="ascii").splitlines()]
+        tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
+        # user, nice, system, irq, softirq, steal; what guests take is in user
+        busy = [
+            sum(int(words[column]) for column in (1, 2, 3, 6, 7, 8)) for words in lines if words and words[0] in ours
+        ]
+    except (OSError, AttributeError, ValueError, IndexError):  # not Linux, or a system that hides it
+        return None
+    spent = os.times()
+    own_s = spent.user + spent.system + spent.children_user + spent.children_system
+    return (time.monotonic(), sum(busy) * tick_s, own_s, len(busy)) if busy else None
 
 
 def _ask(words: Sequence[str]) -> "Optional[subprocess.Popen[str]]":

@@ -23,7 +23,7 @@ from infra.agent import farewell
 from infra.agent import limits as ends
 from infra.agent.amounts import duration
 from infra.agent.job import STAYS, Job, PodFolder
-from infra.agent.process import become_subreaper, end_all, in_words, myself, reap
+from infra.agent.process import become_subreaper, end_all, hide_memory, in_words, myself, reap
 from infra.agent.shortage import Backoff, outlasting, patient, spare_me
 from infra.agent.state import (
     LEFT,
@@ -67,16 +67,25 @@ def guard(root: Path) -> int:
         return 0
     spare_me()
     become_subreaper()
-    watching = Guard(pod, job)
+    watching = Guard(pod, job, _key_of(job))
     code = watching.watch()
     watching.leave()
     return code
 
 
+def _key_of(job: Job) -> str:
+    """Return the vendor's key that this guard was handed for the end of its pod; "" where it needs none, or has none.
+
+    A guard that the agent has begun again has none: its vendor's own limit ends the pod.
+    """
+    return farewell.read_key() if farewell.needs_key(job) and hide_memory() else ""
+
+
 class Guard:
-    def __init__(self, pod: PodFolder, job: Job) -> None:
+    def __init__(self, pod: PodFolder, job: Job, key: str = "") -> None:
         self.pod = pod
         self.job = job
+        self.key = key
         self.limit_s = ends.hard_limit_s(job.limits)
         self.idle_gpu = ends.IdleGpu(job.limits, job.clock_scale, job.devices)
         self.agent: Optional[subprocess.Popen[bytes]] = None
@@ -263,6 +272,9 @@ class Guard:
         ending = read_json(self.pod.verdict) or verdict(self.job, "limit")
         if not farewell.is_due(self.job, ending):
             return
+        if farewell.needs_key(self.job) and not self.key:
+            say("the work is over; this guard was begun without the key, so that the vendor's own limit ends the pod")
+            return
         self.is_leaving = True
         self._report()
         say("the work is over; the pod will end itself")
@@ -270,7 +282,7 @@ class Guard:
         if UNCARRIED in ending["reason"] and self.limit_s is not None and not self._is_limit_reached():
             say(f"waiting for the limit of {duration(self.limit_s)}: {ending['reason']}")
             self._rest((self.limit_s - self.elapsed_s) / self.job.clock_scale)
-        farewell.leave(self.job.farewell, self.job.clock_scale, os.getpid(), self._rest)
+        farewell.leave(self.job.farewell, self.job.clock_scale, os.getpid(), self._rest, self.key)
 
     def _rest(self, seconds: float) -> None:
         """Sleep for so many seconds of this machine, and keep the guard's report fresh meanwhile."""
@@ -309,6 +321,7 @@ class Guard:
             "clocks": asdict(clocks),
             "is_leaving": self.is_leaving,
             "idle_s": self.idle_gpu.idle_s,
+            "self_end": "" if not farewell.needs_key(self.job) else "armed" if self.key else "lost",
         }
         tell(report(self.pod, "guard"), said)
 

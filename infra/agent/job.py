@@ -85,6 +85,7 @@ class Job:
     group: NodeGroup = NodeGroup()
     on_failure: str = "end"  # or "keep": what becomes of a rented pod whose work has failed
     farewell: Tuple[Call, ...] = ()  # by which the pod deletes itself, tried in turn; () = it cannot
+    self_end: bool = False  # asked for: its guard is given its vendor's key where the pod has none of its own
     stays: bool = False  # the pod outlives its work: the guard holds it for the next job, until a limit
     setup: Tuple[str, ...] = ()  # environments that are made besides those of the steps
     clock_scale: float = 1.0  # a rehearsal's clock runs this many times faster

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
 from urllib.parse import quote
 
 from infra.agent import outside
-from infra.agent.figures import Figures
+from infra.agent.figures import Figures, OtherLoad
 from infra.agent.job import SCHEMA, Job, PodFolder
 from infra.agent.shortage import outlasting, patient
 from infra.agent.state import said_in, say, tell
@@ -19,6 +19,7 @@ from infra.agent.state import said_in, say, tell
 WRITE_EVERY_S = 0.5
 SHORTEST = 8  # what is shorter is struck out as it is only: a short code stands for many things
 NOTE_EVERY_S = 1.0
+MARK_EVERY = 0.05  # of a step's work: so often the time is kept at which it was done
 
 
 class Redactor:
@@ -129,15 +130,19 @@ class Progress:
         self.figures = Figures(pod.root, job.devices)
         self.redact = redact
         self.steps = {name: _waiting(name) for name in names}
+        agents = _agents_before(self.path, job.token) + 1
         self.whole = {"schema": SCHEMA, "run": job.run, "token": job.token, "state": "starting", "step": ""}
+        self.whole["agents"] = agents
+        self.load = OtherLoad()
         self.written_at = 0.0
         self.write()
 
     def begin(self, name: str) -> None:
         """Start an attempt at a step."""
         step = self.steps[name]
-        step.update(state="running", attempts=step["attempts"] + 1, record=None, result=None, ended_at=None)
+        step.update(state="running", attempts=step["attempts"] + 1, record=None, result=None, ended_at=None, marks=[])
         step["started_at"] = step["started_at"] or time.time()
+        self.load = OtherLoad()
         self.whole.update(state="running", step=name)
         self.write()
 
@@ -146,6 +151,7 @@ class Progress:
         step = self.steps[name]
         for record in records:
             step["record"] = record
+            _mark(step, record)
             if record.get("kind") == "result":
                 step["result"] = record
         self.refresh()
@@ -159,6 +165,8 @@ class Progress:
         """End a step that is done, reused or failed; a reused one brings its result along."""
         step = self.steps[name]
         step.update(state=state, ended_at=time.time(), result=step["result"] or result)
+        if step["attempts"]:  # else it was made by an earlier agent
+            step["others_share"] = self.load.share()
         self.write()
 
     def close(self, state: str) -> None:
@@ -182,6 +190,27 @@ class Progress:
             if self.tracking:
                 said["tracking"] = _tracked(self.tracking)
             tell(self.path, self.redact({**said, "in_store": _checkpoints(self.acknowledged), "uploads": uploads}))
+
+
+def _agents_before(path: Path, token: str) -> int:
+    """Return how many agents of this very pod have written a progress before; 0 when none has."""
+    before = said_in(path)
+    agents = before.get("agents", 1)
+    return agents if before.get("token") == token and type(agents) is int else 0
+
+
+def _mark(step: Dict[str, Any], record: Dict[str, Any]) -> None:
+    """Keep when how much of a step's work was done: `[seconds since it began, share]`, some twenty in all."""
+    done, total, at = record.get("done"), record.get("total"), record.get("at")
+    if done is None or total is None or at is None or not all(map(_is_number, (done, total, at))) or total <= 0:
+        return
+    share, marks = min(1.0, max(0.0, done / total)), step["marks"]
+    if not marks or share >= marks[-1][1] + MARK_EVERY or share == 1.0 > marks[-1][1]:
+        marks.append([round(max(0.0, at - step["started_at"]), 3), round(share, 6)])
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
 
 
 def _checkpoints(acknowledged: Optional[Path]) -> Dict[str, float]:
@@ -221,4 +250,6 @@ def _waiting(name: str) -> Dict[str, Any]:
         "elapsed_s": 0.0,
         "record": None,
         "result": None,
+        "marks": [],
+        "others_share": None,
     }

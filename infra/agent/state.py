@@ -215,20 +215,27 @@ def close(pod: PodFolder, ending: Dict[str, Any]) -> Dict[str, Any]:
 
 
 @patient
-def spawn(pod: PodFolder, job: Job, role: str) -> "subprocess.Popen[bytes]":
-    """Start `guard` or `run` (the agent) in a session of its own, with its words in a log."""
+def spawn(pod: PodFolder, job: Job, role: str, key: str = "") -> "subprocess.Popen[bytes]":
+    """Start `guard` or `run` (the agent) in a session of its own, with its words in a log.
+
+    `key`: what it is handed by its stdin.
+    """
     name = {"run": "agent"}.get(role, role)
     pod.logs.mkdir(parents=True, exist_ok=True)
     with open(pod.log(name), "ab") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "infra.agent", role, str(pod.root)],
             cwd=pod.root,
             env={**os.environ, TOKEN: job.token, "PYTHONPATH": str(CODE)},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if key else subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # it has ended already, as its log says
+            process.stdin.write(key.encode())
+    return process
 
 
 def say(text: str) -> None:

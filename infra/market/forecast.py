@@ -9,7 +9,6 @@ from infra.market import gpus
 from infra.records import Offer
 
 USEFUL = 0.4  # of the peak that a well-tuned training of this size reaches
-LOW, HIGH = 0.75, 1.8  # times the expected duration: our own models between small and large batches
 SETUP_S = (120.0, 300.0, 1200.0)  # boot, environment, inputs: low, expected, high
 
 
@@ -29,14 +28,18 @@ def flops_per_s(offer: Offer) -> float | None:
 
 
 def forecast(
-    work_s: float, offer: Offer, limits: Limits, nodes: int = 1, setup_s: tuple[float, float, float] = SETUP_S
+    work_s: tuple[float, float, float],
+    offer: Offer,
+    limits: Limits,
+    nodes: int = 1,
+    setup_s: tuple[float, float, float] = SETUP_S,
 ) -> Forecast:
-    """Return the forecast for `work_s` of work on this offer, on the vendor's clock.
+    """Return the forecast for so much work on this offer, on the vendor's clock: low, expected, high.
 
     It is cut where `limits`, of each pod, end it.
     """
     cut_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
-    whole = [setup + factor * work_s for setup, factor in zip(setup_s, (LOW, 1.0, HIGH), strict=True)]
+    whole = [setup + work for setup, work in zip(setup_s, work_s, strict=True)]
     seconds = [one if cut_s is None else min(one, cut_s) for one in whole]
     costs = [math.ceil(one * nodes * offer.micro_usd_per_hour / 3600) for one in seconds]
     return Forecast((seconds[0], seconds[1], seconds[2]), (costs[0], costs[1], costs[2]), seconds[2] < whole[2])

@@ -106,6 +106,22 @@ class Market(Provider, Protocol):
     def farewell(self) -> tuple[Call, ...]:
         """Return the requests by which one of its pods deletes itself, with a key of its own; () = it cannot."""
 
+    @property
+    def self_end_key(self) -> str:
+        """Return the key by which `self_end` asks; "" where pods have their own, or there is none to hand out."""
+
+    def self_end(self, pod_id: str) -> tuple[Call, ...]:
+        """Return the requests by which the pod with that id deletes itself with `self_end_key`; () = it cannot.
+
+        `infra.agent.farewell.KEY` stands for the key.
+        """
+
+    def check_self_end(self) -> str:
+        """Return what somebody has to know before `self_end_key` goes to a pod; "" = nothing.
+
+        Raises UsageError when it is missing, or may do more than it must.
+        """
+
     def forget(self, token: str) -> None:
         """Remove what was kept here to reach a pod that is proven gone: its SSH key."""
 

@@ -38,6 +38,19 @@ class ByHttp:
         return ()
 
     @property
+    def self_end_key(self) -> str:
+        """Return nothing: no key of the account is handed to a pod."""
+        return ""
+
+    def self_end(self, pod_id: str) -> tuple[Call, ...]:
+        """Return nothing: see `self_end_key`."""
+        return ()
+
+    def check_self_end(self) -> str:
+        """Return nothing to be told: its pods end themselves with keys of their own, or not at all."""
+        return ""
+
+    @property
     def skew(self) -> str:
         return self.api.skew
 

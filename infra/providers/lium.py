@@ -9,7 +9,7 @@ import math
 import re
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +17,8 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from infra.agent.job import Limits
+from infra.agent import farewell
+from infra.agent.job import Call, Limits
 from infra.agent.limits import hard_limit_s
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
 from infra.market import gpus
@@ -40,6 +41,8 @@ STATES = {"PENDING": "booting", "REBOOT_PENDING": "booting", "RUNNING": "running
           "STOPPED": "stopped", "CREATION_FAILED": "failed", "FAILED": "failed", "BROKEN": "failed",
           "REBOOT_FAILED": "failed", "ERROR": "failed"}  # fmt: skip
 GONE = ("TERMINATED", "DELETED", "REMOVED", "CANCELLED")
+NOBODY = "00000000-0000-0000-0000-000000000000"  # the id of nothing
+MAKE_KEY = "make a key of the scope manage alone, with no other scope, at https://lium.io"
 _SSH = re.compile(r"ssh ([^\s@]+)@([^\s@]+)(?: -p (\d{1,5}))?")
 
 
@@ -144,6 +147,7 @@ class Lium(ByHttp):
     api: JsonApi
     keys: PodKeys
     cuda: str = ""
+    self_end_key: str = field(default="", repr=False)
 
     name = "lium"
     can = Abilities(
@@ -161,7 +165,32 @@ class Lium(ByHttp):
         """Return the account of the settings. Raises UsageError for an address that the key must not go to."""
         url = endpoint(URL, settings.lium_url, "SLIPWAY_LIUM_URL")
         api = JsonApi("lium", url, {"X-API-KEY": settings.lium_api_key}, clock_scale=settings.clock_scale)
-        return Lium(api, PodKeys.beside(settings.state_file), settings.accept_cuda)
+        return Lium(api, PodKeys.beside(settings.state_file), settings.accept_cuda, settings.lium_self_end_key)
+
+    def self_end(self, pod_id: str) -> tuple[Call, ...]:
+        headers = {"X-API-KEY": f"{{{farewell.KEY}}}", "Accept": "application/json"}
+        return (Call("DELETE", self.api.base + self.path_of("/pods/{}", pod_id), headers),)
+
+    def check_self_end(self) -> str:
+        """Return nothing to be told. The key must be one that may end pods, and neither rent nor see bills.
+
+        The vendor tells no key's scopes, so it is tried on a machine and a pod that do not exist: nothing is changed.
+        What is not refused for its scope counts as allowed.
+        """
+        if not self.self_end_key:
+            raise UsageError(f"lium: --self-end needs LIUM_SELF_END_KEY; {MAKE_KEY}")
+        if not farewell.is_sendable(self.self_end_key):
+            raise UsageError("lium: LIUM_SELF_END_KEY holds characters that are never part of a key")
+        api = JsonApi("lium", self.api.base, {"X-API-KEY": self.self_end_key}, clock_scale=self.api.clock_scale)
+        probes = {"rent": ("POST", f"/executors/{NOBODY}/rent"), "billing": ("GET", "/billing/statement"),
+                  "manage": ("DELETE", f"/pods/{NOBODY}")}  # fmt: skip
+        may = {scope: _may(api, *probe) for scope, probe in probes.items()}
+        if more := [scope for scope in ("rent", "billing") if may[scope]]:
+            raise UsageError(f"lium: LIUM_SELF_END_KEY has the scope {' and '.join(more)} as well, and whoever runs "
+                             f"code on the pod could use it; {MAKE_KEY}")  # fmt: skip
+        if not may["manage"]:
+            raise UsageError(f"lium: LIUM_SELF_END_KEY may not end pods; {MAKE_KEY}")
+        return ""
 
     def account(self) -> Account:
         """Return owner and balance; the vendor debits every 5 minutes, so that the balance lags."""
@@ -344,6 +373,15 @@ def _parts(host: Executor, counts: set[int]) -> Iterator[int]:
         return
     wanted = {free, *COUNTS} if 0 in counts else counts | {free}
     yield from sorted(count for count in wanted if least <= count <= free)
+
+
+def _may(api: JsonApi, method: str, path: str) -> bool:
+    """Tell whether a key may ask for that: it is not refused for its scope."""
+    try:
+        api.act(method, path, {} if method == "POST" else None)
+    except VendorRefused as refused:
+        return not (refused.reply.status == 403 and "scope" in refused.reply.said.lower())
+    return True
 
 
 def _refusal(error: VendorRefused | Unclear) -> SlipwayError:

@@ -6,15 +6,16 @@ at `deleting`. Source: the vendor's API document of 2026-03-05.
 """
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from msgspec import Meta, Struct
 
-from infra.agent.job import Limits
-from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError
+from infra.agent import farewell
+from infra.agent.job import Call, Limits
+from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
 from infra.market import gpus
 from infra.market.filters import satisfying
 from infra.money import dollars, told_micro_usd
@@ -113,6 +114,7 @@ class Shadeform(ByHttp):
 
     api: JsonApi
     keys: PodKeys
+    self_end_key: str = field(default="", repr=False)
 
     name = "shadeform"
     can = Abilities(time_limit=True, spend_limit=True, tells_limits=True, self_terminate="native", volumes=VOLUMES)
@@ -122,7 +124,20 @@ class Shadeform(ByHttp):
         """Return the account of the settings. Raises UsageError for an address that the key must not go to."""
         url = endpoint(URL, settings.shadeform_url, "SLIPWAY_SHADEFORM_URL")
         api = JsonApi("shadeform", url, {"X-API-KEY": settings.shadeform_api_key}, clock_scale=settings.clock_scale)
-        return Shadeform(api, PodKeys.beside(settings.state_file))
+        return Shadeform(api, PodKeys.beside(settings.state_file), settings.shadeform_api_key)
+
+    def self_end(self, pod_id: str) -> tuple[Call, ...]:
+        headers = {"X-API-KEY": f"{{{farewell.KEY}}}", "Accept": "application/json"}
+        return (Call("POST", self.api.base + self.path_of("/instances/{}/delete", pod_id), headers),)
+
+    def check_self_end(self) -> str:
+        """Return the warning: the vendor's keys open the whole account."""
+        if not farewell.is_sendable(self.self_end_key):
+            raise UsageError("shadeform: --self-end: the key cannot be handed to a pod; put it into SHADEFORM_API_KEY")
+        return (
+            "--self-end puts the key of your whole Shadeform account into the memory of the pod's guard: whoever can "
+            "run code on that pod as root, its host among them, can use the account"
+        )
 
     def account(self) -> Account:
         """Return whether the key is good; the vendor tells neither its owner nor the balance."""

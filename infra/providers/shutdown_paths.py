@@ -20,8 +20,13 @@ class End:
     backstop: str
 
 
-def ends_of(market: Market, limits: Limits, on_failure: str, stays: bool = False) -> list[End]:
-    """Return the ends of a pod. `limits`: of one pod, with its price. `stays`: it outlives its work."""
+def ends_of(
+    market: Market, limits: Limits, on_failure: str, stays: bool = False, self_end: bool = False
+) -> list[End]:  # fmt: skip
+    """Return the ends of a pod. `limits`: of one pod, with its price. `stays`: it outlives its work.
+
+    `self_end`: its guard is given a key for its end where the pod has none of its own.
+    """
     can, name = market.can, market.name
     limit_s = hard_limit_s(limits)
     timer = "nothing: it bills until inv runs"
@@ -29,7 +34,7 @@ def ends_of(market: Market, limits: Limits, on_failure: str, stays: bool = False
         timer = f"{name}'s own timer after {_hours(math.ceil(limit_s / can.time_grain_s) * can.time_grain_s)}"
     if limits.time_s is None and limits.spend_micro_usd is not None and can.spend_limit:
         timer = f"{name}'s own limit of {in_usd(limits.spend_micro_usd)}"
-    is_gone = can.self_terminate == "pod_credential"
+    is_gone = can.self_terminate == "pod_credential" or self_end
     is_engine = can.self_terminate == "engine"
     if is_engine:
         timer = f"{name}'s controller, once the guard has stopped work"

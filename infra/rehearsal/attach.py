@@ -98,6 +98,7 @@ def overlay(folder: Path, about: Mapping[str, Any]) -> dict[str, str]:
     return {
         **{f"SLIPWAY_{name.upper()}_URL": vendor["url"] for name, vendor in vendors.items()},
         **{f"{name.upper()}_API_KEY": vendor["key"] for name, vendor in vendors.items()},
+        "LIUM_SELF_END_KEY": about.get("end_keys", {}).get("lium", ""),
         "SLIPWAY_STATE_FILE": str(folder / JOURNAL),
         "SLIPWAY_STORE": str(folder / "artifacts"),
         "SLIPWAY_PODS": str(folder / "here" / "pods"),

@@ -24,6 +24,7 @@ from infra.rehearsal.records import Machine, Refused
 
 MOST_BYTES = 1 << 20
 IDLE_S = 30.0
+SCOPES = {"create": "rent", "delete": "manage", "update": "manage", "billing": "billing"}  # else `read`
 WRITES = ("create", "delete", "update")  # what a key that may only read does not do
 
 
@@ -73,8 +74,8 @@ class Api:
     invalid_status = 400
     refusals: tuple[type[Exception], ...] = (Refused,)
 
-    def authenticate(self, asked: Asked) -> Answer | bool:
-        """Return whether it may write, or the refusal."""
+    def authenticate(self, asked: Asked) -> Answer | bool | frozenset[str]:
+        """Return whether it may write, or its scopes where the vendor has those, or the refusal."""
         raise AssertionError("every vendor knows its keys")
 
     def error(self, status: int, words: str) -> Answer:
@@ -232,6 +233,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(route, None)
         if not right and route.call in WRITES:
             return self._send(api.error(403, f"this API key does not have the scope to {route.call}"), None)
+        if isinstance(right, frozenset) and (scope := SCOPES.get(route.call, "read")) not in right:
+            return self._send(api.error(403, f"API key 'rehearsal' does not have the '{scope}' scope"), None)
         match = re.fullmatch(route.pattern, parts.path)
         asked = replace(asked, words=tuple(unquote(word) for word in match.groups()) if match else ())
         answer, rule = hub.judge(api, route, asked)

@@ -65,9 +65,11 @@ class World:
         self._keys = {name: secrets.token_hex(16) for name in VENDORS}
         control = Control(self.market, self.hub, self.clock, self._count, seed)
         self._read_keys = {name: secrets.token_hex(16) for name in READERS}
+        self._end_key = secrets.token_hex(16)
         self._apis: dict[str, web.Api] = {}
         for name, make in VENDORS.items():
             keys = (self._keys[name], *([self._read_keys[name]] if name in READERS else []))
+            keys += (self._end_key,) if name == "lium" else ()
             self._apis[name] = make(self.market, self.hub, *keys)
         self._servers = {name: web.Server(api, self.hub) for name, api in {**self._apis, "truth": control}.items()}
         self._threads = [web.serve(server) for server in self._servers.values()]
@@ -88,6 +90,7 @@ class World:
             "truth": urls["truth"],
             **{name: {"url": urls[name] + PATHS[name], "key": key} for name, key in self._keys.items()},
             "read_keys": self._read_keys,
+            "end_keys": {"lium": self._end_key},
         }
 
     def idle_s(self) -> float:

@@ -478,12 +478,27 @@ def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str
         job = Job.from_json(op.job)
         billed_s = spend.age_s(op, read_clocks(), clock_scale(provider))
         op = journal.note(op, job=replace(job, limits=replace(job.limits, billed_s=billed_s)).to_json())
+    op, key = _with_self_end(op, provider, journal)
     if provider.is_here and op.slot == 0:
         _forget_removed(op)
-    twice(lambda: _arm(op, provider.reach(pods.pod_of(op)), secrets))
+    twice(lambda: _arm(op, provider.reach(pods.pod_of(op)), secrets, key))
     if op.state == READY:
         return op
     return journal.advance(op, "reachable" if op.state == LOST else "armed")
+
+
+def _with_self_end(op: Op, provider: Provider, journal: Journal) -> tuple[Op, str]:
+    """Return the row with the calls by which its pod ends itself, where it was asked for, and the key they need.
+
+    The key is "" where the pod has one of its own, or nobody has one to hand out.
+    """
+    rented, job = market(provider), Job.from_json(op.job)
+    if rented is None or not job.self_end or rented.farewell or not rented.self_end_key or not op.remote_id:
+        return op, ""
+    calls = rented.self_end(op.remote_id)
+    if job.farewell != calls:
+        op = journal.note(op, job=replace(job, farewell=calls).to_json())
+    return op, rented.self_end_key
 
 
 def _forget_removed(op: Op) -> None:
@@ -496,15 +511,20 @@ def _forget_removed(op: Op) -> None:
                 pod.mark(step.name).unlink()
 
 
-def _arm(op: Op, transport: Transport, secrets: Mapping[str, str]) -> None:
-    """Arm the guard. A second time it finds the guard that the first one has started."""
+def _arm(op: Op, transport: Transport, secrets: Mapping[str, str], key: str = "") -> None:
+    """Arm the guard. A second time it finds the guard that the first one has started.
+
+    `key`: of the vendor, by which it ends its pod; it goes through the connection into the guard's memory, and no file.
+    """
     pod, job = pods.folder_of(op), Job.from_json(op.job)
     chosen = {name: secrets[name] for name in job.secrets if name in secrets}
     transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
     transport.put(op.job.encode(), pod.job, 0o600)  # it has the key by which the nodes of a run know each other
-    keyless = [word for key in VENDORS.values() for word in ("-u", key.upper())]  # steps inherit what the guard has
+    names = (*VENDORS.values(), "lium_self_end_key")
+    keyless = [word for name in names for word in ("-u", name.upper())]  # steps inherit what the guard has
     words = ["env", *keyless, transport.python, "-m", transport.agent, "start", str(pod.root)]
-    done = transport.run(words, timeout_s=ARM_S, cwd=pod.code, env={"PYTHONPATH": str(pod.code)})
+    code = {"PYTHONPATH": str(pod.code)}
+    done = transport.run(words, stdin=key.encode() if key else None, timeout_s=ARM_S, cwd=pod.code, env=code)
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: its guard did not start: {(done.stderr or done.stdout).strip()}")
     if pod_reports.parse(done.stdout, f"what {op.run}'s guard answers").get("token") != op.token:

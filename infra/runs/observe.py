@@ -193,6 +193,8 @@ def _guard_end(seen: Sight, now: float) -> str:
     idle_limit_s = (guard.get("limits") or {}).get("idle_gpu_s")
     if idle_limit_s is not None and guard.get("idle_s") is not None:
         limit += f"; GPUs idle for {duration(guard['idle_s'])} of {duration(idle_limit_s)}"
+    if guard.get("self_end") == "lost":
+        limit += "; begun again without its key, so that its vendor ends the pod, by the limit armed there"
     if guard.get("alive"):
         return f"guard alive, {limit}"
     words = [] if seen.is_alive is None and seen.is_there is None else ["dead"]

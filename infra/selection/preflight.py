@@ -11,6 +11,7 @@ from dataclasses import replace
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.errors import UsageError
+from infra.market.expected import AROUND, GUESS, total
 from infra.market.forecast import SETUP_S, Forecast, forecast
 from infra.money import BadAmount, cents, micro_usd
 from infra.records import Offer, Plan
@@ -48,8 +49,13 @@ def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec, tell: Tell)
 def forecast_of(plan: Plan, offer: Offer, settings: Settings) -> Forecast:
     """Return what the plan will take on that offer, and cost."""
     assert plan.job is not None
-    work_s = settings.clock_scale * sum(one.estimate_s or 0.0 for one in plan.artifacts)
-    return forecast(work_s, offer, plan.job.limits, plan.request.nodes, setup_of(settings))
+    scale, around = settings.clock_scale, next((one for one in plan.forecast if one.step == AROUND), None)
+    low, expected, high = total(one for one in plan.forecast if one.step != AROUND)
+    setup_s = setup_of(settings)
+    if around and around.source != GUESS:
+        setup_s = (scale * around.low, scale * around.seconds, scale * around.high)
+    work_s = (scale * low, scale * expected, scale * high)
+    return forecast(work_s, offer, plan.job.limits, plan.request.nodes, setup_s)
 
 
 def setup_of(settings: Settings) -> tuple[float, float, float]:

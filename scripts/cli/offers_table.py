@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from infra.agent.job import Limits
 from infra.control.places import HostPlaces
+from infra.market.expected import words
 from infra.money import dollars
 from infra.providers import market, registry
 from infra.providers.shutdown_paths import ends_of
@@ -18,7 +19,9 @@ from scripts.cli.render import columns
 GB = 10**9
 
 
-def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: str) -> None:
+def show(
+    plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: str, self_end: bool = False
+) -> None:  # fmt: skip
     """Show the offers, what the first would cost, and what will end it."""
     assert plan.job is not None
     show_offers(plan.request, offers)
@@ -27,8 +30,10 @@ def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: st
     low, expected, high = map(render.cents, costs.micro_usd)
     cut = ", where a limit ends it" if costs.is_cut else ""
     times = " / ".join(render.duration(one) for one in costs.seconds)
-    render.say(f"on the first: {low} / {expected} / {high} USD (low / expected / high{cut}), {times} (estimates)")
-    show_ends(plan.job.limits, first, settings, on_failure)
+    render.say(
+        f"on the first: {low} / {expected} / {high} USD (low / expected / high{cut}), {times} ({words(plan.forecast)})"
+    )
+    show_ends(plan.job.limits, first, settings, on_failure, self_end=self_end)
 
 
 def show_offers(request: Request, offers: Sequence[Offer]) -> None:
@@ -39,14 +44,16 @@ def show_offers(request: Request, offers: Sequence[Offer]) -> None:
         render.say(f"and {render.count(len(offers) - prompts.SHOWN, 'more offer')} (inv offers)")
 
 
-def show_ends(limits: Limits, offer: Offer, settings: Settings, on_failure: str, stays: bool = False) -> None:
+def show_ends(
+    limits: Limits, offer: Offer, settings: Settings, on_failure: str, stays: bool = False, self_end: bool = False
+) -> None:  # fmt: skip
     """Show what will end a pod made from that offer."""
     limits = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
     vendor = market(registry.provider(settings, offer.provider))
     assert vendor is not None, offer
     is_control_host = HostPlaces.beside(settings.state_file).is_control_host
     rows = [("when", "ended by", f"and with {'this control host' if is_control_host else 'the laptop'} off, by")]
-    ends = ends_of(vendor, limits, on_failure, stays)
+    ends = ends_of(vendor, limits, on_failure, stays, self_end)
     render.say(columns([*rows, *((end.what, end.by, end.backstop) for end in ends)]))
     if not is_control_host:
         render.say("the laptop is to be off? An always-on machine of yours can follow instead: inv control.up HOST")

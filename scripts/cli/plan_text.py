@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from infra.market.expected import AROUND, total, words
 from infra.money import dollars as usd
 from infra.records import Plan
 from infra.settings import is_rented as costs
@@ -11,13 +12,15 @@ from scripts.cli.render import clean, console, new_table
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    estimate = sum(one.estimate_s or 0 for one in plan.artifacts)
+    low, estimate, high = total(plan.forecast)
     return {
         "target": plan.target,
         "provider": plan.request.provider,
         "artifacts": [asdict(one) for one in plan.artifacts],
         "steps": [step.name for step in plan.job.steps] if plan.job else [],
-        "estimate_s": round(estimate, 1),
+        "estimate_s": round(estimate, 1) if plan.forecast or not plan.job else None,
+        "estimate_range_s": [round(low, 1), round(high, 1)] if plan.forecast else None,
+        "estimate_from": words(plan.forecast) if plan.forecast else None,
         "estimate_usd": usd(0) if plan.request.provider == "local" else None,
         "notes": list(plan.notes),
         "doubtful": [one.name for one in plan.doubtful],
@@ -38,13 +41,16 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
     out = console(stderr)
     if plan.artifacts:
         out.print(table)
-    total = sum(one.estimate_s or 0 for one in plan.artifacts)
-    steps = sum(1 for one in plan.artifacts if one.step)
+    steps = len(plan.job.steps) if plan.job else 0
     for note in plan.notes:
         out.print(clean(note), markup=False)
     for one in plan.doubtful:
         said = f"{one.name} was made by other code than today's: {', '.join(one.differs)} (--keep-made or --remake)"
         out.print(said, markup=False)
-    if steps:
-        where = "on this machine, 0.00 USD (estimates)" if plan.request.provider == "local" else "of work (an estimate)"
-        out.print(f"{count(steps, 'step')}, about {duration(total * scale)} {where}")
+    if steps and plan.forecast:
+        shown = [
+            one for one in plan.forecast if one.step != AROUND or not is_rented
+        ]  # offers show what rented ones take
+        low, expected, high = (duration(one * scale) for one in total(shown))
+        where = "on this machine, 0.00 USD" if plan.request.provider == "local" else "of work"
+        out.print(f"{count(steps, 'step')}, about {expected} {where} ({low} to {high}; {words(shown)})", markup=False)

@@ -20,6 +20,7 @@ from flows.run_leases import foreground, move_names
 from flows.specs.work import WorkSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError
+from infra.market.expected import total, words
 from infra.names import check_name
 from infra.providers import registry
 from infra.records import Request
@@ -164,8 +165,8 @@ def training(
     work = Work(spec=asked, given=given, made="keep")
     plan = plan_for(work, ours, Request(run="foreground"), here, limits)
     due = plan.job.steps if plan.job else ()
-    about = render.duration(sum(one.estimate_s or 0.0 for one in plan.artifacts))
-    render.say(f"training: {', '.join(one.name for one in due)}, about {about} (an estimate)"
+    about = f"{render.duration(total(plan.forecast)[1])} ({words(plan.forecast)})"
+    render.say(f"training: {', '.join(one.name for one in due)}, about {about}"
                if due else "training: everything is here")  # fmt: skip
     with foreground(plan, render.say):
         for step in due:

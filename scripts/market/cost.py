@@ -20,6 +20,7 @@ from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.market import accuracy
 from scripts.market.flags import CostFlags, EstimateFlags
 
 COMPARED = ("B200", "H200", "H100", "A100")
@@ -35,13 +36,20 @@ def cost(spec: CostFlags) -> None:
     if spec.estimate:
         if spec.run or spec.month:
             raise UsageError("an estimate is of work that is not done yet; a run, or --month, is of what was spent")
+        if spec.accuracy:
+            raise UsageError("--estimate is of work that is not done yet, --accuracy of what has run; give one of them")
         show_estimate(spec, spec.json)
         return
     if given := [one.spelled for one in flags_of(EstimateFlags) if getattr(spec, one.name)]:
         raise UsageError(f"--{given[0]} belongs to --estimate")
     run, month = spec.run, spec.month
+    if spec.accuracy and month:
+        raise UsageError("--accuracy is of runs, and not of a month; leave --month out, or give the name of a run")
     settings = context.settings()
     with open_journal(settings) as journal:
+        if spec.accuracy:
+            accuracy.show(journal, settings, run, spec.json)
+            return
         name = find_run(journal, run).run if run else ""
         found = spending.spent(journal, settings, run=name, month=month, asks=not spec.offline)
     lines, in_months, problems = found.lines, found.months, found.problems

@@ -69,6 +69,7 @@ class CostFlags(Output, EstimateFlags):
     month: str = flag("", "only what was spent in it: 2026-11")
     offline: bool = flag(False, "do not ask the vendors for their bills")
     estimate: bool = flag(False, "what work would cost, instead of what was spent")
+    accuracy: bool = flag(False, "how far forecasts of runs were off, instead of what was spent")
 
 
 @dataclass(frozen=True, kw_only=True)

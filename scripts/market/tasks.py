@@ -57,7 +57,8 @@ def drill(c, spec):
 def cost(c, spec):
     """Show what was spent, or estimate what work would cost.
 
-    What was spent is shown by pod, run and month, as quoted and as billed.
+    What was spent is shown by pod, run and month, as quoted and as billed. --accuracy compares the times, and prices,
+    that plans have forecast with what came.
     """
 
 

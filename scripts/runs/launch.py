@@ -74,7 +74,7 @@ def launch(spec: LaunchFlags) -> None:
             render.say(f"provider {settings.provider} ({settings.sources['provider']})")
             plan_text.show_plan(plan)
             if found.offers:
-                offers_table.show(plan, found.offers, settings, spec.on_failure or "end")
+                offers_table.show(plan, found.offers, settings, spec.on_failure or "end", spec.self_end)
         found = use_case.check(found, settings, context.again("--with-missing"), render.tell)
         if spec.dry_run and at_work and not spec.json:
             render.say(f"{at_work.run} is already running it; a launch would follow it")
@@ -89,6 +89,9 @@ def launch(spec: LaunchFlags) -> None:
             if not found.offers:
                 render.say("nothing was rented")
                 return
+            for warning in found.warnings:
+                render.say(warning)
+                prompts.confirm(spec.yes)
         op = use_case.start(found, journal, settings, render.tell)
         if watch.is_wanted(journal, settings):
             supervise.ensure(settings)

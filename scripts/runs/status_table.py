@@ -46,6 +46,8 @@ def view_json(view: PodView) -> dict[str, Any]:
         "ends": list(view.ends),
         "started_at": iso(view.started_at or None),
         "note": view.note or None,
+        "left_s": None if view.left_s is None else [round(one, 1) for one in view.left_s],
+        "left_from": view.left_from or None,
         "tracking": dict(view.progress.get("tracking") or {}),
         "in_store": {name: iso(at) for name, at in view.in_store.items()},
         "recoveries": view.recoveries,
@@ -119,7 +121,8 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
         )
         told = view.progress.get("tracking") or {}
         linked = [f"{clean(name)}: {clean(link)}" for name, link in told.items() if link]
-        words = (curve(view), clean(view.note), ended(view, now), *safe, *uploads(view), back, money(view), more(view),
+        words = (left(view), curve(view), clean(view.note), ended(view, now), *safe, *uploads(view), back, money(view),
+                 more(view),
                  *linked, *map(clean, view.ends), view.ssh)  # fmt: skip
         lines.extend(Text(command_hints.as_typed(f"{view.run}: {one}"), style="dim") for one in words if one)
     at_work = [view for view in views if view.state in ("running", "lost") and view.progress]
@@ -143,6 +146,14 @@ def curve(view: PodView) -> str:
     if view.state not in ("running", "lost") or len(points) < 2:
         return ""
     return f"loss of {view.step} {points[0]:.2f} {sparkline(points)} {points[-1]:.2f}"
+
+
+def left(view: PodView) -> str:
+    """Return how long a run will take yet, with the range and where that comes from; "" where nobody knows."""
+    if view.left_s is None:
+        return ""
+    low, expected, high = (aged(one, view.clock_scale) for one in view.left_s)
+    return f"about {expected} left ({low} to {high}; {view.left_from})"
 
 
 def aged(seconds: float | None, scale: float) -> str:

@@ -63,6 +63,22 @@ def test_a_second_launch_has_nothing_to_do(done):
     assert (again["state"], again["ran"], again["run"]) == ("succeeded", [], first["run"])
 
 
+def test_the_next_plan_is_by_what_the_run_has_taken(done, tmp_path):
+    world, result = done
+    fresh = World(world.folder, {"SLIPWAY_STORE": str(tmp_path / "fresh")})  # where everything is to be made again
+    plan = fresh.json("launch", "--dry-run")
+    assert plan["estimate_from"].startswith("measured once")
+    took = {step["name"]: step["elapsed_s"] for step in result["steps"]}
+    for one in plan["artifacts"]:
+        assert one["estimate_s"] == pytest.approx(took[one["step"]], abs=0.01), one
+    (row,) = world.json("cost", "--accuracy")["runs"]
+    assert (row["run"], row["is_repeated"]) == (result["run"], False)
+    assert row["came_s"] >= sum(took[name] for name in EVERYTHING)
+    low, high = plan["estimate_range_s"]
+    assert low < row["came_s"] < high  # which the plan expects again
+    assert "estimates" in world.inv("doctor")
+
+
 def test_status_and_logs_tell_the_story_afterwards(done):
     world, result = done
     (row,) = world.json("status")

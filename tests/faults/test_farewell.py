@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,14 +71,17 @@ def test_pods_whose_launcher_never_comes_back_are_ended(tmp_path, monkeypatch, r
             trial(running, tmp_path, [one for rented in launched for one in rented])
 
 
-def launch(running: Running, folder: Path, vendor: str, number: int) -> list[Rented]:
+def launch(
+    running: Running, folder: Path, vendor: str, number: int, endings: Sequence[str] = ()
+) -> list[Rented]:  # fmt: skip
     """By a process that is killed as soon as it has handed over."""
+    endings = endings or ENDINGS[vendor]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ_of(running, folder, vendor)}
-    words = [sys.executable, "-c", LAUNCH, str(folder), vendor, str(number), str(LIMIT_S), *ENDINGS[vendor]]
+    words = [sys.executable, "-c", LAUNCH, str(folder), vendor, str(number), str(LIMIT_S), *endings]
     with subprocess.Popen(words, env=environ, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as launcher:  # fmt: skip
         assert launcher.stdout is not None and launcher.stderr is not None
-        lines = [launcher.stdout.readline() for _ in ENDINGS[vendor]]
+        lines = [launcher.stdout.readline() for _ in endings]
         launcher.kill()
         assert all(lines), launcher.stderr.read()
     rented = []

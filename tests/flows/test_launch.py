@@ -5,10 +5,13 @@ from dataclasses import replace
 import pytest
 
 from flows import launch
+from flows.jobs import request as jobs
 from flows.specs.launch import LaunchSpec
-from infra.errors import NoOffer
+from infra.agent.job import Job, Step
+from infra.errors import NoOffer, UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
+from scripts.runs.flags import LaunchFlags
 from store import Store
 from tests.world import ROOT
 
@@ -59,3 +62,26 @@ def test_a_dry_run_that_no_machine_could_carry_out_is_refused(settings, journal)
     with pytest.raises(NoOffer, match=r"asked for \(64 B200\)"):
         launch.check(found, settings, "./inv launch --with-missing", print)
     assert launch.check(replace(found, meant=meant(settings)), settings, "", print).offers == ()
+
+
+@pytest.mark.parametrize(("rl", "mixture", "why"), [
+    ({"reward": "def reward(q, a, c): return 1"}, {"sort": 1.0}, "--reward"),
+    ({"reward": "", "unsafe_rewards": True}, {"sort": 1.0}, "--unsafe-rewards"),
+    ({"reward": ""}, {"mbpp": 0.5, "sort": 0.5}, "task mbpp"),
+])  # fmt: skip
+def test_a_key_for_the_end_of_a_pod_is_not_given_where_code_of_others_runs(rl, mixture, why):
+    def job(**spec) -> Job:
+        return Job("r", "t", (Step("rl", ("-m", "trainer", "rl"), config={"spec": spec}),))
+
+    with pytest.raises(UsageError, match=why):
+        launch.refuse_code_of_others(job(rl=rl, mixture=mixture))
+    launch.refuse_code_of_others(job(rl={"reward": ""}, mixture={"sort": 1.0, "math": 1.0}))
+    launch.refuse_code_of_others(job(rl=None, mixture={"mbpp": 0.1, "identity": 0.9}))  # sft reads it, and runs nothing
+
+
+def test_a_key_for_the_end_of_a_pod_is_for_rented_ones_and_trainings_of_ours(settings, tmp_path):
+    with pytest.raises(UsageError, match="--self-end is for rented machines"):
+        meant(settings, self_end=True)
+    with pytest.raises(UsageError, match="--self-end is for trainings of ours"):
+        spec = LaunchFlags(cmd="true", self_end=True)
+        jobs.understand(spec, jobs.load(spec, "", "true", ""), {}, settings, print)

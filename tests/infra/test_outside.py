@@ -29,10 +29,11 @@ RECORD = {
 }  # fmt: skip
 STEP = {
     "name": "base", "state": "running", "attempts": 1, "started_at": 1e9, "ended_at": None, "elapsed_s": 7.5,
-    "record": RECORD, "result": None,
+    "record": RECORD, "result": None, "marks": [[1.5, 0.1], [7.0, 0.5]], "others_share": 0.25,
 }  # fmt: skip
 PROGRESS = {
     "token": "sw1-x", "run": "calm-ox-1", "state": "running", "step": "base", "updated_at": 1e9, "steps": [STEP],
+    "agents": 1,
     "machine": {"gpus": [{"name": "H100", "percent": 93, "used_bytes": 1, "memory_bytes": 2}], "gpus_at": 1e9,
                 "disk_free_bytes": 7, "disk_at": 1e9},
     "in_store": {"base-x/step-000000005": 1e9},

@@ -1,6 +1,7 @@
 """Rent as a launch does, hand over, say so, and wait to be killed."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,11 @@ vendor = open_market(name, settings)
 with Journal.open(Path(folder, name, "journal.db"), {"XDG_CONFIG_HOME": str(Path(folder, name))}) as journal:
     for ending in endings:
         run = f"{name}-{ending}-{number}"
-        step = COUNT if ending == "succeeds" else replace(COUNT, words=("-m", "fails"))
+        step = replace(COUNT, words=("-m", "fails")) if ending == "fails" else COUNT
         wanted = plan(Path(folder, "artifacts"), step, run=run, clock_scale=settings.clock_scale)
         request = Request(run=run, provider=name, gpu="H100", num_gpus=1)
         assert wanted.job is not None
-        job = replace(wanted.job, limits=Limits(time_s=float(limit_s)))
+        job = replace(wanted.job, limits=Limits(time_s=float(limit_s)), self_end="SELF_END" in os.environ)
         op = launch_on(vendor, replace(wanted, request=request, job=job), journal, Path(folder, "checkout"))
         print(json.dumps({"run": run, "id": op.remote_id, "folder": str(pods.folder_of(op).root)}), flush=True)
 sys.stdin.read()

@@ -1,9 +1,12 @@
-"""How long steps take and how much memory they need, by estimates.
+"""How long steps take and how much memory they need, by formulas; and what of a step its time depends on.
 
 In: a step and what the machine does of useful work; the GPUs that are asked for. Out: seconds; bytes of each GPU.
+`infra.market.expected` learns from what steps have taken, of the same amount of work and of others.
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
 from data.config import (
     TalkSpec,
@@ -11,6 +14,8 @@ from data.config import (
 from infra.records import Request
 from trainer import memory
 from trainer.config import PhaseConfig
+from trainer.fingerprints import digest
+from trainer.records.fields import what_counts
 from trainer.reuse import Node
 
 
@@ -34,6 +39,8 @@ TALK_STEP_S = 5.0  # without the network
 IMPORT_STEP_S, IMPORT_PARAMS_PER_S = 4.0, 1e8  # torch; reading and writing them, not the network
 PHASE_START_S = 4.0  # torch, the inputs, the first compiled step
 CHAT_TOKENS, TURN_TOKENS = 64, 34  # of a usual conversation, padding included; of one that shares its row with others
+# Of a phase, what changes neither how long it is nor how long each of its steps takes: data, and sizes of numbers.
+TIMELESS = set("phase steps seed schedule optimizer adopted mixture fit".split())
 
 
 def estimate_s(node: Node, flops_per_s: float) -> float:
@@ -45,9 +52,23 @@ def estimate_s(node: Node, flops_per_s: float) -> float:
         if isinstance(node.spec, TalkSpec):
             return TALK_STEP_S
         return DATA_STEP_S.get(node.words[-1]) or IMPORT_STEP_S + node.spec.model.num_params / IMPORT_PARAMS_PER_S
-    config = node.spec
+    return PHASE_START_S + operations(node.spec) / flops_per_s
+
+
+def operations(config: PhaseConfig) -> float:
+    """Return the operations (FLOP) of a phase, roughly: six for each parameter and token, two where nothing learns."""
     row = config.sequence_len
     if not config.reads_text:
         row = min(row, CHAT_TOKENS if config.turns == 1 else TURN_TOKENS)
     passes = 1 + config.num_frozen / 3
-    return PHASE_START_S + passes * 6.0 * config.model.num_params * config.steps * config.rows * row / flops_per_s
+    return passes * 6.0 * config.model.num_params * config.steps * config.rows * row
+
+
+def shape(config: PhaseConfig) -> str:
+    """Return a digest of the settings of a phase that its pace depends on, those at their defaults left out."""
+    found: dict[str, Any] = {"muon": config.optimizer.muon_lr > 0}
+    for one in fields(config):
+        value = getattr(config, one.name)
+        if one.name not in TIMELESS and value != one.default:
+            found[one.name] = what_counts(value)
+    return digest(found)

@@ -85,8 +85,11 @@ class Lium(web.Api):
     invalid_status = 422
     refusals = (Refused, Problem)
 
-    def __init__(self, market: Market, hub: web.Hub, key: str, read_key: str) -> None:
-        self._market, self._hub, self._keys = market, hub, {key: True, read_key: False}
+    def __init__(self, market: Market, hub: web.Hub, key: str, read_key: str, end_key: str = "") -> None:
+        self._market, self._hub = market, hub
+        self._keys: dict[str, bool | frozenset[str]] = {key: True, read_key: False}
+        if end_key:
+            self._keys[end_key] = frozenset({"manage"})
         self._ssh_keys: list[dict[str, str]] = []
         self._volume = {"id": VOLUME, "name": "rehearsal", "description": ""}
         self._templates: dict[str, dict[str, Any]] = {str(TEMPLATE["id"]): TEMPLATE}
@@ -120,7 +123,7 @@ class Lium(web.Api):
             web.Route("GET", "/api/billing/statement", "billing", self._statement),
         )
 
-    def authenticate(self, asked: web.Asked) -> web.Answer | bool:
+    def authenticate(self, asked: web.Asked) -> web.Answer | bool | frozenset[str]:
         if asked.path.startswith("/api/public/"):
             return False
         right = self._keys.get(asked.headers.get("x-api-key", ""))

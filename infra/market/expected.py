@@ -1,0 +1,303 @@
+"""How long steps take, by what was measured of others; and what is left of a run that is at work.
+
+In: what a step does (`StepWork`), what was measured before (`StepTime`). Out: an `Expected`: seconds, their range, and
+where the figure comes from. Every record makes a prediction of its own: the median of them is what is expected, the
+outermost are the range, so that a record that is far off moves neither far. Pure; seconds are real ones, of the clock
+of whoever works.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+SAME, SETTINGS, STEPS, GUESS = "the same", "other settings", "other steps", "a guess"  # what an Expected comes from
+LOW, HIGH = 0.75, 1.8  # times a guess: our own models between small and large batches
+# What a prediction may be off by, either way, beside the spread that was seen: of the same, once and more often; of
+# other settings of the step; of other steps of the same machine.
+ONCE, OFTEN, ELSEWHERE, OF_OTHERS = 1.25, 1.1, 1.5, 1.8
+NEWEST = 9  # records, of which a prediction is made: what a machine did long ago says less
+MANY = 5  # from so many on, the outermost is left out of the range on either side
+CROWDED = 0.25  # of a machine's CPUs: when others had more, a record counts only where there is no better one
+LEAST_PART = 0.2  # of the work: what was seen of less says little about its pace
+MOST = 1e30  # of any number: what is larger was not measured
+LAST = 0.25  # of the time around the steps: what is still to come once the first of them has begun
+AROUND = ""  # the name of what a run takes besides its steps: until the first begins, between them, after the last
+FIRM = {SAME: 0.2, SETTINGS: 0.1, STEPS: 0.05, GUESS: 0.03}  # of all: what must have run to count as much as a forecast
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """What a step does, as far as its time depends on it."""
+
+    step: str
+    kind: str
+    """The program and the version of what it does: records of another kind are not of this step."""
+    machine: str
+    """What it runs on: kind and number of GPUs, or of CPUs."""
+    shape: str
+    """A digest of the settings that its pace depends on."""
+    size: float = 0.0
+    """Parameters of the model; 0 = there is none."""
+    amount: float = 0.0
+    """Operations (FLOP) of the whole step; 0 = its time is not known to grow with anything."""
+    guess_s: float | None = None
+    """By a formula, None = there is none."""
+    fixed_s: float = 0.0
+    """Of the guess, what does not grow with the amount."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """What a step took."""
+
+    work: StepWork
+    at: float
+    """UTC epoch seconds of its end."""
+    began_s: float
+    """Since the run was asked for."""
+    seconds: float
+    marks: tuple[tuple[float, float], ...] = ()
+    """Seconds since it began, and which share of its work was done."""
+    is_whole: bool = True
+    """Whether it did all of its work in one go."""
+    others: float | None = None
+    """Share of the machine's CPUs that other programs had meanwhile; None = not known."""
+
+    def __post_init__(self) -> None:
+        shares = [share for _, share in self.marks]
+        numbers = [self.at, self.began_s, self.seconds, self.work.size, self.work.amount, self.work.fixed_s,
+                   self.others or 0.0, *(seconds for seconds, _ in self.marks)]  # fmt: skip
+        if not all(0 <= one < MOST for one in numbers) or not all(0 <= one <= 1 for one in shares):
+            raise ValueError(f"{self.work.step}: a time or a share is out of range")
+
+    @property
+    def is_crowded(self) -> bool:
+        return self.others is not None and self.others > CROWDED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """How long a step will take."""
+
+    step: str
+    seconds: float
+    low: float
+    high: float
+    fixed_s: float
+    """Of `seconds`, what passes before and after its work."""
+    source: str
+    """SAME, SETTINGS, STEPS or GUESS."""
+    times: int = 0
+    """How many records it comes from."""
+    is_crowded: bool = False
+    """They are of a machine that was busy with something else."""
+
+    @property
+    def range_s(self) -> tuple[float, float, float]:
+        """Return low, expected, high."""
+        return self.low, self.seconds, self.high
+
+
+def expect(past: Iterable[StepTime], work: StepWork) -> Expected | None:
+    """Return how long `work` takes, by the records that are nearest to it; None where nobody knows."""
+    here = [one for one in past if one.work.machine == work.machine]
+    kin = [one for one in here if one.work.kind == work.kind]
+    alike = [one for one in kin if one.work.shape == work.shape]
+    others = [one for one in here if one.work.amount and work.amount]
+    for source, records, spread in (
+        (SAME, alike, ONCE),
+        (SETTINGS, _nearest(kin, work), ELSEWHERE),
+        (STEPS, _nearest(others, work), OF_OTHERS),
+    ):
+        if found := _of_records(records, work, source, spread):
+            return found
+    if work.guess_s is None:
+        return None
+    low, high = LOW * work.guess_s, HIGH * work.guess_s
+    fixed_s = min(work.fixed_s, work.guess_s)
+    return Expected(step=work.step, seconds=work.guess_s, low=low, high=high, fixed_s=fixed_s, source=GUESS)
+
+
+def _of_records(records: Sequence[StepTime], work: StepWork, source: str, spread: float) -> Expected | None:
+    usable = [(one, *found) for one in records if (found := predicted(one, work)) is not None]
+    calm = [one for one in usable if not one[0].is_crowded] or usable
+    newest = sorted(calm, key=lambda one: (one[0].at, one[1]))[-NEWEST:]
+    if not newest:
+        return None
+    totals = sorted(seconds for _, seconds, _ in newest)
+    seconds, fixed_s = statistics.median(totals), statistics.median(fixed for _, _, fixed in newest)
+    if source == SAME and len(totals) > 1:
+        spread = OFTEN
+    inner = totals[1:-1] if len(totals) >= MANY else totals
+    return Expected(
+        step=work.step, seconds=seconds, low=inner[0] / spread, high=inner[-1] * spread,
+        fixed_s=min(fixed_s, seconds), source=source, times=len(totals), is_crowded=newest[-1][0].is_crowded,
+    )  # fmt: skip
+
+
+def predicted(one: StepTime, work: StepWork) -> tuple[float, float] | None:
+    """Return the seconds of `work` by one record, and what of them does not grow; None where it does not say."""
+    before = one.work
+    if not before.amount or not work.amount:
+        return (one.seconds, one.seconds) if one.is_whole else None
+    ratio = work.amount / before.amount
+    if one.marks and one.marks[-1][1] - one.marks[0][1] >= LEAST_PART:
+        (first_s, first), (last_s, last) = one.marks[0], one.marks[-1]
+        whole_s = (last_s - first_s) / (last - first)
+        fixed_s = max(0.0, one.seconds - (whole_s if one.is_whole else last_s - first_s))
+    elif one.is_whole:
+        fixed_s = min(before.fixed_s, one.seconds)
+        whole_s = one.seconds - fixed_s
+    else:
+        return None
+    return fixed_s + whole_s * ratio, fixed_s
+
+
+def _nearest(records: Sequence[StepTime], work: StepWork) -> list[StepTime]:
+    """Return those of the model whose size is nearest: small ones use a machine less well than large ones."""
+
+    def distance(one: StepTime) -> float:
+        if not one.work.size or not work.size:
+            return 0.0
+        return abs(math.log(one.work.size / work.size))
+
+    least = min(map(distance, records), default=0.0)
+    return [one for one in records if distance(one) <= least + 1e-9]
+
+
+def total(found: Iterable[Expected]) -> tuple[float, float, float]:
+    """Return low, expected and high of all together."""
+    sums = [math.fsum(each) for each in zip(*(one.range_s for one in found), strict=True)] or [0.0, 0.0, 0.0]
+    return sums[0], sums[1], sums[2]
+
+
+def words(found: Sequence[Expected]) -> str:
+    """Return where their figures come from: `measured 3 times`, `estimated`."""
+    steps = [one for one in found if one.step != AROUND] or list(found)
+    whole_s = math.fsum(one.seconds for one in steps)
+    heavy = [one for one in steps if one.seconds >= 0.05 * whole_s] or steps
+    if all(one.source == GUESS for one in heavy):
+        return "estimated"
+    crowd = ", while the machine was busy" if any(one.is_crowded for one in heavy) else ""
+    if all(one.source == SAME for one in heavy):
+        times = min(one.times for one in heavy)
+        return f"measured {'once' if times == 1 else f'{times} times'}{crowd}"
+    exact = sum(one.source == SAME for one in steps)
+    if exact:
+        return f"measured for {exact} of {len(steps)} steps, estimated for the others{crowd}"
+    return f"estimated from other runs{crowd}"
+
+
+# A run at work.
+
+
+def left(
+    forecast: Sequence[Expected], steps: Sequence[Mapping[str, Any]], now: float, since_s: float
+) -> tuple[float, float, float]:
+    """Return low, expected and high of the seconds that are left of a run.
+
+    `steps`: of its progress; `now`: UTC epoch seconds by the clock of its machine; `since_s`: since it was asked for,
+    which says how much of the time around its steps has passed, as long as none has begun. What the steps have taken so
+    far corrects what is expected of those to come, the sooner the less is known of them; the pace of the one that runs
+    counts the more, the more it has done.
+    """
+    known = {one.step: one for one in forecast}
+    factor = {has_work: _factor(known, steps, now, has_work) for has_work in (True, False)}
+    parts = []
+    for step in steps:
+        expected = known.get(step["name"])
+        if expected is None or step["state"] in ("done", "reused", "failed"):
+            continue
+        corrected = _scaled(expected, factor[_has_work(expected)])
+        parts.append(_of_running(corrected, step, now) if step["state"] == "running" else corrected.range_s)
+    if (around := known.get(AROUND)) and parts:
+        low, seconds, high = (_remaining(one, since_s) for one in around.range_s)
+        has_begun = any(step.get("started_at") for step in steps if step["name"] in known)
+        parts.append((0.0, LAST * around.seconds, LAST * around.high) if has_begun else (low, seconds, high))
+    sums = [math.fsum(each) for each in zip(*parts, strict=True)] or [0.0, 0.0, 0.0]
+    return sums[0], sums[1], sums[2]
+
+
+def _has_work(one: Expected) -> bool:
+    """Tell whether most of it grows with its work, as training does."""
+    return one.fixed_s < one.seconds
+
+
+def _scaled(one: Expected, by: float) -> Expected:
+    return replace(one, seconds=one.seconds * by, low=one.low * by, high=one.high * by, fixed_s=one.fixed_s * by)
+
+
+def _factor(known: Mapping[str, Expected], steps: Sequence[Mapping[str, Any]], now: float, has_work: bool) -> float:
+    """Return by how much steps take longer than expected, as far as that is seen."""
+    alike = {name: one for name, one in known.items() if name != AROUND and _has_work(one) == has_work}
+    took_s = meant_s = 0.0
+    for step in steps:
+        expected = alike.get(step["name"])
+        if expected is None:
+            continue
+        if step["state"] == "done":
+            took_s, meant_s = took_s + elapsed_s(step, now), meant_s + expected.seconds
+        elif step["state"] == "running" and (seen := _pace(step)):
+            share, spent_s = seen
+            took_s += spent_s
+            meant_s += share * (expected.seconds - expected.fixed_s)
+    trust_s = sum(FIRM[one.source] * one.seconds for one in alike.values())
+    return (took_s + trust_s) / (meant_s + trust_s) if meant_s and trust_s else 1.0
+
+
+def _of_running(expected: Expected, step: Mapping[str, Any], now: float) -> tuple[float, float, float]:
+    """Return what is left of the step that runs: by its own pace, and by what was expected."""
+    gone_s = elapsed_s(step, now)
+    by_forecast = [_remaining(one, gone_s) for one in expected.range_s]
+    seen, done = _pace(step), share_done(step)
+    if seen is None or done is None:
+        return by_forecast[0], by_forecast[1], by_forecast[2]
+    share, spent_s = seen
+    work_s = max(0.0, expected.seconds - expected.fixed_s)
+    tail_s = max(0.0, expected.fixed_s - _first_s(step))
+    rest = 1.0 - done
+    trust = share / (share + FIRM[expected.source])
+    since_s = max(0.0, gone_s - _last_s(step))  # since it last told anything
+    found = trust * spent_s / share * rest + (1 - trust) * work_s * rest + tail_s
+    found = _remaining(found + since_s, since_s)
+    low, high = expected.low / max(expected.seconds, 1e-9), expected.high / max(expected.seconds, 1e-9)
+    doubt = 1 - 0.8 * trust
+    return found * (1 - doubt * (1 - low)), found, found * (1 + doubt * (high - 1))
+
+
+def _remaining(whole_s: float, gone_s: float) -> float:
+    """Return what is left of so many seconds; of what is overdue, a tenth of what has passed."""
+    return whole_s - gone_s if whole_s > 1.1 * gone_s else 0.1 * gone_s
+
+
+def elapsed_s(step: Mapping[str, Any], now: float) -> float:
+    """Return for how long a step of a progress has run; 0 before it began."""
+    if not step.get("started_at"):
+        return 0.0
+    return max(0.0, (step.get("ended_at") or now) - step["started_at"])
+
+
+def share_done(step: Mapping[str, Any]) -> float | None:
+    """Return which share of its work a step says that it has done."""
+    record = step.get("record") or {}
+    done, whole = record.get("done"), record.get("total")
+    return min(1.0, max(0.0, done / whole)) if done is not None and whole else None
+
+
+def _pace(step: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the share of its work that a step has done since its first mark, and in which time; None before that."""
+    marks, record, done = step.get("marks") or (), step.get("record") or {}, share_done(step)
+    if not marks or done is None or not record.get("at") or not step.get("started_at"):
+        return None
+    share, spent_s = done - marks[0][1], record["at"] - step["started_at"] - marks[0][0]
+    return (share, spent_s) if share > 0 and spent_s > 0 else None
+
+
+def _first_s(step: Mapping[str, Any]) -> float:
+    return float(step["marks"][0][0])
+
+
+def _last_s(step: Mapping[str, Any]) -> float:
+    return float(step["record"]["at"] - step["started_at"])

@@ -1,0 +1,164 @@
+"""What plans learn from runs that are over, from what their pods have left on this machine."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from flows.planning import Work, plan_for
+from flows.reading import learned
+from flows.specs.work import WorkSpec
+from infra.agent.job import Limits, PodFolder
+from infra.ledger.journal import Journal, Op
+from infra.ledger.timings import Timings
+from infra.market.expected import AROUND, SAME, StepTime
+from infra.providers import registry
+from infra.records import Plan, PodView, Request
+from infra.settings import Settings
+from tests.world import ROOT
+
+ASKED_AT = 1_790_000_000.0
+SECONDS = {"text": 2.0, "tokenizer": 1.0, "tokens": 3.0, "base": 40.0}
+
+
+@pytest.fixture
+def settings(tmp_path):
+    mine = {
+        "SLIPWAY_ENVIRONMENTS": "environments",
+        "SLIPWAY_STATE_FILE": "state/journal.db",
+        "SLIPWAY_PODS": "pods",
+        "SLIPWAY_STORE": "store",
+    }
+    environ = {name: str(tmp_path / path) for name, path in mine.items()}
+    return Settings.load(ROOT, {"profile": "tiny"}, environ={**environ, "HOME": str(tmp_path)})
+
+
+@pytest.fixture
+def journal(settings):
+    with Journal.open(settings.state_file, {"XDG_CONFIG_HOME": str(settings.state_file.parent)}) as opened:
+        yield opened
+
+
+def planned(settings: Settings, **flags) -> Plan:
+    local = registry.provider(settings, "local")
+    work = Work.of(WorkSpec(phase="base", **flags), settings)
+    return plan_for(work, settings, Request(run="new"), local, Limits())
+
+
+def ran(settings: Settings, journal: Journal, plan: Plan, run: str = "calm-ox-1", slower: float = 1.0, **said) -> Op:
+    """A run that is over, as its pod has left it; `said`: more of its progress."""
+    folder = PodFolder(settings.pods / run)
+    token = f"sw1-{journal.installation}-{run}-{len(journal.ops())}"
+    op = journal.plan(token=token, run=run, vendor="local", target=plan.target, job=plan.job.to_json())
+    for event, facts in (("sending", {}), ("created", {"remote_id": f"{token}@{run}", "address": str(folder.root)}),
+                         ("armed", {}), ("gone", {"reason": "its work has ended"})):  # fmt: skip
+        op = journal.advance(op, event, **facts)
+    learned.remember(op, plan, ASKED_AT, settings)
+    at, steps = ASKED_AT + 7.0, [step("environment", ASKED_AT + 0.5, 6.0, [])]  # it was built
+    for name, seconds in SECONDS.items():
+        marks = [[5.0 * slower, 1 / 12], [35.0 * slower, 1.0]] if name == "base" else []
+        steps.append(step(name, at, seconds * slower, marks))
+        at += seconds * slower
+    state = {"token": token, "run": run, "state": "succeeded", "agents": 1, "steps": steps, "updated_at": at, **said}
+    folder.state.mkdir(parents=True, exist_ok=True)
+    folder.progress.write_text(json.dumps(state))
+    folder.verdict.write_text(json.dumps({"token": token, "run": run, "state": "succeeded", "at": at + 1.0}))
+    return op
+
+
+def step(name: str, at: float, seconds: float, marks: list) -> dict:
+    return {"name": name, "state": "done", "attempts": 1, "started_at": at, "ended_at": at + seconds, "marks": marks,
+            "others_share": 0.01, "elapsed_s": seconds}  # fmt: skip
+
+
+def test_a_plan_is_by_formulas_until_something_has_run_and_then_by_what_it_took(settings, journal):
+    first = planned(settings)
+    assert {one.source for one in first.forecast} == {"a guess"}
+    ran(settings, journal, first)
+    assert planned(settings).forecast == first.forecast  # nobody has looked yet
+    learned.gather(journal, settings)
+    second = planned(settings)
+    assert {one.step: one.seconds for one in second.forecast} == {**SECONDS, AROUND: 8.0}
+    assert {(one.source, one.times) for one in second.forecast} == {(SAME, 1)}
+    assert {one.step: one.estimate_s for one in second.artifacts} == SECONDS
+    assert [one.name for one in second.job.steps] == [one.name for one in first.job.steps]
+    longer = {one.step: one for one in planned(settings, steps=120).forecast}  # ten times as long
+    assert longer["base"].seconds == pytest.approx(40.0 + 9 * 30.0 * 12 / 11) and longer["base"].source == SAME
+
+
+def test_what_came_is_kept_once_and_compared_with_the_forecast(settings, journal):
+    op = ran(settings, journal, planned(settings))
+    (first,) = learned.errors(journal, settings)
+    assert (first.run, first.came_s, first.is_repeated) == ("calm-ox-1", 54.0, False)
+    PodFolder(settings.pods / "calm-ox-1").progress.unlink()  # its folder may go now
+    learned.gather(journal, settings)
+    ran(settings, journal, planned(settings), "calm-ox-2", slower=1.1)
+    _, second = learned.errors(journal, settings)
+    assert second.is_repeated and second.error == pytest.approx(54.0 / 58.6 - 1)
+    assert abs(second.early_error) < abs(second.error) < 0.1
+    assert learned.errors(journal, settings, "calm-ox-1") == [first]
+    assert Timings.beside(settings.state_file).of(op.token).state == "succeeded"
+
+
+def kept(settings: Settings, op: Op) -> tuple[dict[str, StepTime], float | None]:
+    found = Timings.beside(settings.state_file).of(op.token)
+    return {one.work.step: one for one in found.times}, found.wall_s
+
+
+def test_a_run_that_was_cut_off_tells_its_pace_and_not_its_time(settings, journal):
+    plan = planned(settings)
+    resumed = ran(settings, journal, plan, "calm-ox-1", agents=2)
+    went_on = ran(settings, journal, plan, "calm-ox-2")
+    folder = PodFolder(settings.pods / "calm-ox-2")
+    progress = json.loads(folder.progress.read_text())
+    progress["steps"][-1]["marks"] = [[5.0, 0.5], [35.0, 1.0]]  # from a checkpoint of an earlier pod
+    folder.progress.write_text(json.dumps(progress))
+    learned.gather(journal, settings)
+    times, wall_s = kept(settings, resumed)
+    assert wall_s is None and not any(one.is_whole for one in times.values())
+    times, wall_s = kept(settings, went_on)
+    assert wall_s is None and [name for name, one in times.items() if not one.is_whole] == ["base"]
+    base = next(one for one in planned(settings).forecast if one.step == "base")
+    assert base.times == 2 and 40.0 < base.seconds < 90.0
+
+
+def test_a_journal_of_before_there_were_records_is_understood(settings, journal):
+    op = ran(settings, journal, planned(settings))
+    timings = Timings.beside(settings.state_file)
+    timings._path(op.token).unlink()  # no forecast was kept, and its agent told no marks
+    folder = PodFolder(settings.pods / op.run)
+    progress = json.loads(folder.progress.read_text())
+    for one in progress["steps"]:
+        del one["marks"], one["others_share"]
+    del progress["agents"]
+    folder.progress.write_text(json.dumps(progress))
+    learned.gather(journal, settings)
+    seconds = {one.step: one.seconds for one in planned(settings).forecast}
+    assert {name: seconds[name] for name in SECONDS} == SECONDS
+    assert learned.errors(journal, settings) == []  # there was no forecast that could be wrong
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"token": "another"}', '{"token": "TOKEN", "steps": [{"name": 7}]}'])
+def test_what_a_pod_has_left_and_nobody_can_read_teaches_nothing(settings, journal, text):
+    op = ran(settings, journal, planned(settings))
+    PodFolder(settings.pods / op.run).progress.write_text(text.replace("TOKEN", op.token))
+    learned.gather(journal, settings)
+    assert {one.source for one in planned(settings).forecast} == {"a guess"}
+
+
+def test_a_run_at_work_says_what_is_left_of_it(settings, journal):
+    plan = planned(settings)
+    op = ran(settings, journal, plan)
+    now = ASKED_AT + 17.0
+    steps = [step("text", ASKED_AT + 1, 2.0, []), step("tokenizer", ASKED_AT + 3, 1.0, []),
+             step("tokens", ASKED_AT + 4, 3.0, []),
+             {"name": "base", "state": "running", "started_at": ASKED_AT + 7, "marks": [[4.0, 1 / 12]],
+              "record": {"done": 3, "total": 12, "at": now}}]  # fmt: skip
+    view = PodView(run=op.run, provider="local", state="running", progress={"steps": steps, "updated_at": now})
+    found = learned.with_left(view, journal, settings)
+    low, expected, high = found.left_s
+    assert low <= 27.0 <= high and 20.0 < expected < 40.0  # by its pace: 3 s a step, 9 steps
+    assert found.left_from == "estimated"
+    assert learned.with_left(replace(view, state="succeeded"), journal, settings).left_s is None
+    Timings.beside(settings.state_file)._path(op.token).write_text("{")
+    assert learned.with_left(view, journal, settings).left_s is None

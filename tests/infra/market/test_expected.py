@@ -1,0 +1,196 @@
+"""Predictions of how long steps take, and of what is left of a run."""
+
+import math
+import random
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.ledger.accuracy import ANEW, REPEATED, compared, medians
+from infra.ledger.timings import RunTimes
+from infra.market.expected import (
+    AROUND,
+    GUESS,
+    NEWEST,
+    SAME,
+    SETTINGS,
+    STEPS,
+    Expected,
+    StepTime,
+    StepWork,
+    expect,
+    left,
+    total,
+    words,
+)
+from tests import seeds
+
+BASE = StepWork(step="base", kind="base v1", machine="2 x CPU", shape="a", size=4e6, amount=1e12, guess_s=20.0,
+                fixed_s=4.0)  # fmt: skip
+SECONDS = st.floats(0.1, 1e5)
+MANY = settings(max_examples=seeds.examples(40, 600), deadline=None)
+
+
+def took(seconds: float, work: StepWork = BASE, at: float = 1e9, **more) -> StepTime:
+    return StepTime(work=work, at=at, began_s=0.0, seconds=seconds, **more)
+
+
+def marked(fixed_s: float, work_s: float, work: StepWork = BASE, first: float = 0.0, **more) -> StepTime:
+    """A step that took so long before its work, which went on evenly from `first` of it."""
+    shares = [min(1.0, first + (1 - first) * one / 10) for one in range(11)]
+    marks = tuple((fixed_s + work_s * (share - first), share) for share in shares)
+    return took(fixed_s + work_s * (1 - first), work, marks=marks, is_whole=not first, **more)
+
+
+@MANY
+@given(times=st.lists(SECONDS, min_size=1, max_size=30), order=st.randoms())
+def test_what_is_expected_lies_in_its_range_and_depends_on_no_order(times, order):
+    past = [took(one, at=1e9 + number) for number, one in enumerate(times)]
+    found = expect(past, BASE)
+    assert found.low <= found.seconds <= found.high and found.source == SAME
+    assert min(times[-NEWEST:]) <= found.seconds <= max(times[-NEWEST:])
+    order.shuffle(past)
+    assert expect(past, BASE) == found
+
+
+@MANY
+@given(usual=st.lists(st.floats(90, 110), min_size=4, max_size=8), odd=st.floats(1e-3, 1e6), at=st.integers(0, 8))
+def test_one_record_that_is_far_off_moves_nothing_far(usual, odd, at):
+    past = [took(one, at=1e9 + number) for number, one in enumerate([*usual[:at], odd, *usual[at:]])]
+    found = expect(past, BASE)
+    assert 90 <= found.seconds <= 110
+    assert found.low >= 80 and found.high <= 125
+
+
+@MANY
+@given(fixed_s=st.floats(0, 50), work_s=st.floats(1, 500), ratio=st.floats(0.01, 100))
+def test_of_more_work_of_the_same_kind_only_the_work_takes_longer(fixed_s, work_s, ratio):
+    longer = replace(BASE, amount=BASE.amount * ratio)
+    found = expect([marked(fixed_s, work_s)], longer)
+    assert math.isclose(found.seconds, fixed_s + work_s * ratio, rel_tol=1e-6)
+    assert math.isclose(found.fixed_s, fixed_s, rel_tol=1e-6, abs_tol=1e-6)
+
+
+@MANY
+@given(first=st.floats(0.05, 0.7))
+def test_a_run_that_went_on_from_a_checkpoint_tells_the_pace_and_not_the_whole(first):
+    found = expect([marked(5.0, 100.0, first=first)], BASE)
+    assert math.isclose(found.seconds, 105.0, rel_tol=1e-6)
+    assert expect([took(30.0, is_whole=False)], BASE).source == GUESS
+
+
+def test_the_nearest_records_are_taken_and_say_what_they_are():
+    other_size = replace(BASE, shape="b", size=8e6, amount=2e12)
+    far_size = replace(BASE, shape="c", size=8e8, amount=2e14)
+    other_step = replace(BASE, kind="sft v1", shape="d")
+    past = [took(400.0, other_step), took(36.0, other_size), took(9e5, far_size)]
+    assert expect(past[:1], BASE).source == STEPS
+    assert (expect(past, BASE).source, expect(past, BASE).times) == (SETTINGS, 1)
+    assert 15 < expect(past, BASE).seconds < 25  # 4 s, and half of the other 32 s; not by the model of another size
+    assert expect([*past, took(24.0)], BASE).seconds == 24.0
+    assert expect([], BASE).source == GUESS and expect([], replace(BASE, guess_s=None)) is None
+
+
+def test_records_of_another_machine_or_of_another_version_of_the_program_are_none():
+    past = [took(1.0, replace(BASE, machine="8 x H100")), took(1.0, replace(BASE, kind="text v2", amount=0.0))]
+    assert expect(past, BASE).source == GUESS
+    text = StepWork(step="text", kind="text v1", machine=BASE.machine, shape="x", guess_s=3.0)
+    assert expect(past, text).source == GUESS  # v2 makes something else
+    assert expect([took(7.0, replace(text, shape="y"))], text).seconds == 7.0
+
+
+def test_a_busy_machine_counts_only_where_nothing_better_is_known():
+    busy = [took(90.0, others=0.6, at=2e9), took(100.0, others=0.5, at=3e9)]
+    assert expect([*busy, took(50.0, others=0.01)], BASE).seconds == 50.0
+    found = expect(busy, BASE)
+    assert found.seconds == 95.0 and found.is_crowded and "busy" in words([found])
+
+
+def test_where_figures_come_from_in_words():
+    once = expect([took(20.0)], BASE)
+    guess = Expected(step="text", seconds=20.0, low=10.0, high=40.0, fixed_s=20.0, source=GUESS)
+    assert words([once, replace(guess, seconds=0.1)]) == "measured once"  # what takes no time does not count
+    assert words([guess]) == "estimated"
+    assert words([once, guess]) == "measured for 1 of 2 steps, estimated for the others"
+
+
+def step(state: str, name: str = "base", **more) -> dict:
+    return {"name": name, "state": state, **more}
+
+
+FORECAST = [
+    Expected(step=AROUND, seconds=4.0, low=3.0, high=5.0, fixed_s=4.0, source=SAME),
+    Expected(step="text", seconds=6.0, low=5.0, high=8.0, fixed_s=6.0, source=SAME),
+    Expected(step="base", seconds=60.0, low=50.0, high=75.0, fixed_s=10.0, source=SAME),
+    Expected(step="sft", seconds=30.0, low=25.0, high=40.0, fixed_s=5.0, source=GUESS),
+]
+
+
+@MANY
+@given(now=st.floats(0, 1e4), done=st.floats(0, 1), mark=st.floats(0, 1), at=st.floats(0, 1e4))
+def test_what_is_left_is_in_its_range_whatever_a_pod_says(now, done, mark, at):
+    record = {"kind": "progress", "done": done, "total": 1.0, "at": 1e9 + at}
+    running = step("running", started_at=1e9, ended_at=None, record=record, marks=[[5.0, mark]])
+    ended = step("done", "text", started_at=1e9, ended_at=1e9 + at)
+    found = left(FORECAST, [ended, running, step("waiting", "sft")], 1e9 + now, now)
+    assert all(map(math.isfinite, found)) and 0 <= found[0] <= found[1] <= found[2]
+
+
+def test_nothing_is_left_of_what_is_over_and_all_of_what_did_not_begin():
+    waiting = [step("waiting", name) for name in ("text", "base", "sft")]
+    assert left(FORECAST, waiting, 1e9, 0.0) == total(FORECAST)
+    assert left(FORECAST, [step("done", one, started_at=1.0, ended_at=2.0) for one in ("text", "base", "sft")],
+                1e9, 60.0) == (0.0, 0.0, 0.0)  # fmt: skip
+
+
+def test_a_run_that_is_slower_than_expected_corrects_what_is_left():
+    def at(share: float, slower: float) -> float:
+        """What is left when so much of base is done, on a machine that is so much slower."""
+        now = 1e9 + slower * (10.0 + 50.0 * share)
+        marks = [[slower * (10.0 + 50.0 * one / 20), one / 20] for one in range(1, 1 + int(20 * share))]
+        running = step("running", started_at=1e9, ended_at=None, marks=marks,
+                       record={"done": share, "total": 1.0, "at": now})  # fmt: skip
+        return left(FORECAST[2:3], [running], now, 0.0)[1]
+
+    for slower in (0.5, 1.0, 2.0):
+        errors = [abs(at(share, slower) / (slower * 50.0 * (1 - share)) - 1) for share in (0.1, 0.3, 0.6, 0.9)]
+        assert errors == sorted(errors, reverse=True) or max(errors) < 0.01, (slower, errors)
+        assert errors[-1] < 0.35, (slower, errors)
+
+
+def run_of(
+    number: int, speed: float, noise: random.Random, past: list[StepTime], amounts: tuple[float, ...]
+) -> RunTimes:
+    """A run on a simulated machine whose every second is off by a tenth, and the start of a step by a third."""
+    works = [StepWork(step=AROUND, kind="around", machine="m", shape="", guess_s=5.0, fixed_s=5.0)]
+    works += [StepWork(step=f"step-{one}", kind=f"step-{one} v1", machine="m", shape=f"{amount}", size=1e6,
+                       amount=amount, guess_s=4.0 + amount / 1e10, fixed_s=4.0)
+              for one, amount in enumerate(amounts)]  # fmt: skip
+    expected = tuple(expect(past, work) for work in works)
+    clock_s, times = 2.0, []
+    for work in works[1:]:
+        fixed_s, pace = 3.0 * noise.lognormvariate(0, 0.3), speed * noise.lognormvariate(0, 0.1)
+        marks, at_s = [(fixed_s, 0.0)], fixed_s
+        for share in range(1, 21):
+            at_s += work.amount / 20 / 1e10 * pace * noise.lognormvariate(0, 0.1)
+            marks.append((at_s, share / 20))
+        times.append(StepTime(work=work, at=1e9 + number, began_s=clock_s, seconds=at_s + 1.0, marks=tuple(marks)))
+        clock_s += at_s + 1.0
+    times.append(StepTime(work=works[0], at=1e9 + number, began_s=0.0, seconds=4.0))
+    return RunTimes(token=f"t{number}", run=f"r{number}", vendor="local", asked_at=1e9 + number, works=tuple(works),
+                    expected=expected, state="succeeded", wall_s=clock_s + 2.0, times=tuple(times))  # fmt: skip
+
+
+def test_forecasts_of_a_simulated_machine_are_as_near_as_is_wanted():
+    noise, past, found = random.Random(17), list[StepTime](), []
+    for number in range(60):
+        sizes = noise.choice([(2e11, 1e11), (2e11, 1e11, 3e11), (8e11, 1e11)])
+        one = run_of(number, 2.5, noise, past, sizes)  # by the formulas it would be two and a half times as fast
+        past += one.times
+        found.append(compared(one))
+    middle = medians(found)
+    assert middle.repeated_runs > 50 and middle.repeated < REPEATED / 2, middle
+    assert middle.early < ANEW, middle
+    assert abs(found[0].error) > 0.3  # the first was by a formula
+    assert middle.inside > 0.7 * middle.early_runs, middle
