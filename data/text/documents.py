@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data.references import SetReference
+from data.text.invalid_lines import Skips
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class InputFile:
     """Instead of a file."""
     source: int = 0
     """Which of several sources that are mixed."""
+    skips_invalid: bool = False
+    """Whether a line that is no document is left out, and counted; else it ends the reading."""
 
     def theirs(self, name: str) -> str:
         """Return the file's name of a column of ours."""
@@ -88,3 +91,5 @@ class Batch:
     """Texts that were not UTF-8; what was wrong in them is replaced by U+FFFD."""
     state: dict[str, Any] | None = None
     """Where the stream stands behind them, for who goes on from here."""
+    skips: Skips | None = None
+    """The lines among its rows that were left out, None where there are none."""
