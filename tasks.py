@@ -53,5 +53,5 @@ namespace = Collection(
     ),
     Collection("store", store.gc),
     Collection("control", control.up, control.down, control.start, control.pull),
-    *(project.config, project.doctor, project.test, project.check),
+    *(project.init, project.config, project.doctor, project.test, project.check),
 )

@@ -190,6 +190,8 @@ class TextSpec:
     """The column with the text where it is not `text`; `json.caption` is a field of a column."""
     filter: str = field(default="", metadata={"newer": True})
     """Keep only the rows of which this expression over their columns is true."""
+    skip_invalid: bool = field(default=False, metadata={"newer": True})
+    """Leave out lines that are no document, and files that are damaged, instead of ending there."""
     exhausted: str = field(default="first", metadata={"newer": True})
     """When a mixture ends: with the `first` source that does, or when `all` were read at least once."""
 

@@ -6,6 +6,7 @@ finished            false while shards are still being added
 source, options     what was asked for; input: the revision or the files that were read
 shards              name, lines, bytes, raw_bytes (before compression), sha256 of each
 counts              documents read, and why some of them are not here
+skipped             the first lines that are no document (--skip-invalid), by file and line; counts.invalid are all
 rank, world         only of one machine's share, in a folder of its own beside those of the others; see merge.py
 total_lines, total_bytes, total_raw_bytes
 """

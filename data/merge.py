@@ -8,6 +8,7 @@ from typing import Any
 from data.errors import DataError, InputError
 from data.manifest import read_manifest, write_manifest
 from data.text.inputs import Share
+from data.text.invalid_lines import MOST_LISTED
 from data.verify import parts
 
 SAME = ("schema", "tool", "source", "options", "input", "world")
@@ -33,10 +34,13 @@ def merged(shares: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         raise InputError(f"of a world of {first['world']}: {told or 'there are ranks beyond it'}")
     counts: Counter[str] = Counter()
     shards = []
+    skipped: list[str] = []
     for name, one in sorted(shares.items(), key=lambda share: share[1]["rank"]):
         counts.update(one["counts"])
+        skipped += one.get("skipped", [])
         shards += [{**shard, "name": f"{name}/{shard['name']}"} for shard in one["shards"]]
-    return {**{key: first[key] for key in ("source", "options", "input")}, "counts": dict(counts), "shards": shards}
+    return {**{key: first[key] for key in ("source", "options", "input")}, "counts": dict(counts), "shards": shards,
+            **({"skipped": skipped[:MOST_LISTED]} if skipped else {})}  # fmt: skip
 
 
 def merge(folder: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from data.errors import DataError
 from data.single_writer import PARENT, die_with
 from store import StoreError, extensions, outside
 from trainer.config import EvalSpec, ImportSpec, Keeping, PhaseConfig
+from trainer.engines.words import add_talk, place_of
 from trainer.errors import Preempted, Refused, TrainerError
 from trainer.records.own_phase import WORD, adopt
 from trainer.records.phase_registry import PHASES
@@ -67,11 +68,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--config", type=Path, required=True)
     one = command(commands, "chat", talk, "talk to a model")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
-    one.add_argument("--prompt", help="one question; without it, a conversation on stdin")
-    one.add_argument("--temperature", type=float, default=0.0, help="0 = greedy decoding")
-    one.add_argument("--top-k", type=int, default=50)
-    one.add_argument("--max-tokens", type=int, default=256)
-    one.add_argument("--seed", type=int, default=0)
+    add_talk(one)
     one = command(commands, "serve", serve, "answer in OpenAI's protocol on loopback")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
     one.add_argument("--name", required=True, help="of the model, for clients")
@@ -161,15 +158,17 @@ def sigterm_raises() -> Iterator[None]:
 
 
 def talk(flags: argparse.Namespace) -> None:
-    from trainer.chat import open_talk
-    from trainer.engines.conversation import converse, tell
+    from store.moving_line import waiting
+    from trainer.talk import hold
 
-    one = open_talk(flags.model, flags.temperature, flags.top_k, flags.max_tokens, flags.seed)
+    name = flags.name or flags.model.name
+    with waiting(f"{name} is loaded"):
+        from trainer.chat import open_talk
+
+        one = open_talk(flags.model, name, flags.temperature, flags.top_k, flags.max_tokens, flags.seed)
+    one.system = flags.system
     try:
-        if flags.prompt is None:
-            converse(one)
-        else:
-            tell(one, flags.prompt)
+        hold(one, flags.prompt, place_of(flags))
     except BrokenPipeError:  # nobody listens any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
         sys.exit(141)

@@ -17,6 +17,7 @@ class Torch:
     def __init__(self, folder: Path, temperature: float, top_k: int, seed: int) -> None:
         """Load the model of a folder. Raises Refused."""
         machine = device.prepare()
+        self.where = f"PyTorch on {machine.device.type}"
         self.model = export.opened(folder, machine)
         self.positions = self.model.config.max_position_embeddings
         self.align = self.model.config.blocks.block_size if self.model.config.blocks else 1
@@ -27,8 +28,8 @@ class Torch:
         return generate.stream(self.model, prompt, stop, max_new, self.temperature, self.top_k, self.generator)
 
 
-def open_talk(folder: Path, temperature: float, top_k: int, max_new: int, seed: int) -> Talk:
-    """Open a conversation with the model of one folder. Raises Refused, DataError."""
+def open_talk(folder: Path, name: str, temperature: float, top_k: int, max_new: int, seed: int) -> Talk:
+    """Open a conversation with the model of one folder, called by that name. Raises Refused, DataError."""
     hf = export.folder_of_model(folder)
     export.check_tokenizer(hf)
-    return Talk(Torch(hf, temperature, top_k, seed), tokenizer.load(hf), max_new)
+    return Talk(Torch(hf, temperature, top_k, seed), tokenizer.load(hf), max_new, name)

@@ -1,49 +1,247 @@
-"""What is typed into a conversation, and which of it is no question. Standard library only."""
+"""A conversation at the terminal: what is typed, which of it is no question, and what is told of each answer.
+
+In: lines, and a `Partner` that answers them. Out: answers on stdout as they come, all else on stderr. Whoever types
+gets line editing with a history of earlier conversations, and after each answer its tokens per second; a pipe gets the
+answers alone. Standard library and `store.moving_line` only: engines without torch talk by this as well.
+"""
 
 import contextlib
+import json
+import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
-HELP = """/reset  forget what was said until here
-/exit   end the conversation (or Ctrl-D)
-/help   this
-//word  say /word to the model"""
+from store import moving_line
+
+HELP = """/model [NAME]    who answers; with NAME: that one from here on, where there are several
+/system [WORDS]  what the model is told beforehand; /system - takes it away
+/save [FILE]     write the conversation as training reads it (default: chat-DATE-TIME.jsonl)
+/reset           forget what was said until here
+/exit            end the conversation (or Ctrl-D); Ctrl-C ends an answer
+/help            this
+//word           say /word to the model"""
 SAME = {"/?": "/help", "/new": "/reset", "/clear": "/reset", "/quit": "/exit", "/bye": "/exit"}
 COMMAND = re.compile(r"/[^/\s]+(?!\S)")  # /etc/fstab is none
+NO_SYSTEM = "-"
+MOST_LINES = 1000  # of the history that is kept
 
 
-def questions(forget: Callable[[], object]) -> Iterator[str]:
-    """Yield what goes to the model, line by line, until the input ends or /exit. `forget` is called for /reset."""
-    prompt = "> " if sys.stdin.isatty() else ""
-    if prompt:
-        with contextlib.suppress(ImportError):  # line editing; some Pythons are built without
-            import readline  # noqa: F401
-        _tell("/help says what else can be typed; Ctrl-D ends the conversation")
-    while True:
-        try:
-            words = input(prompt).strip()
-        except (EOFError, KeyboardInterrupt):
-            if prompt:
-                print()  # what comes next does not stand behind it
-            return
+Said = Mapping[str, Any]  # role and content
+
+
+class Partner(Protocol):
+    """Who answers."""
+
+    name: str
+    system: str
+    """What it is told beforehand, "" for nothing."""
+    messages: list[Said]
+    """What was said until here, a system message not among it."""
+    tokens: int | None
+    """Of the last answer; None where nobody has counted them."""
+    goes_on: tuple[type[Exception], ...]
+    """What `say` raises for a question that is not answered, where the next one may be."""
+
+    def say(self, words: str) -> Iterator[str]:
+        """Yield the answer to the next question, piece by piece. What came of one that is closed early is kept."""
+        ...
+
+    def forget(self) -> None:
+        """Begin anew."""
+        ...
+
+    def about(self) -> str:
+        """Return who answers, in words."""
+        ...
+
+    def choose(self, name: str) -> str:
+        """Let the one of that name answer from here on; return in words what came of it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a conversation keeps what it keeps."""
+
+    history: str = ""
+    """File of the lines that were typed, "" for none."""
+    folder: str = ""
+    """Where /save puts a relative path, "" for the current folder."""
+
+
+NOWHERE = Place()
+
+
+def hold(partner: Partner, prompt: str | None = None, place: Place = NOWHERE) -> None:
+    """Put one question, or questions until the input ends. Raises what `partner.say` raises for the one."""
+    if prompt is not None:
+        answer(partner, prompt, tells=sys.stderr.isatty())
+        return
+    is_typed = sys.stdin.isatty()
+    lines = Lines(place.history)
+    if is_typed:
+        lines.recall()
+        tell(f"{partner.about()}; /help says what else can be typed; Ctrl-D ends the conversation")
+    while (words := lines.read() if is_typed else sys.stdin.readline()) not in ("", None):
+        assert words is not None
+        words = words.strip()
         found = COMMAND.match(words)
         command = found and SAME.get(found[0].lower(), found[0].lower())
-        if not command:
-            if words:
-                yield words.removeprefix("/") if words.startswith("//") else words
-        elif command == "/exit":
+        if command == "/exit":
             return
-        elif command == "/reset":
-            forget()
-            _tell("what was said is forgotten")
-        else:
-            _tell(
-                HELP
-                if command == "/help"
-                else f"{command} is no command, and was not sent to the model; there are:\n{HELP}"
-            )
+        if found and command:
+            obey(partner, command, words[found.end() :].strip(), place)
+        elif words:
+            try:
+                answer(partner, words.removeprefix("/") if words.startswith("//") else words, tells=is_typed)
+            except partner.goes_on as error:
+                tell(str(error))
+            except KeyboardInterrupt:
+                print(" ...", flush=True)
 
 
-def _tell(said: str) -> None:
+def answer(partner: Partner, words: str, tells: bool) -> None:
+    """Print an answer as it comes; then tell how fast it came, where that is wanted."""
+    asked = time.monotonic()
+    first: float | None = None
+    with contextlib.ExitStack() as reading, contextlib.closing(partner.say(words)) as pieces:  # type: ignore[type-var]
+        reading.enter_context(moving_line.waiting(f"{partner.name} reads"))
+        for piece in pieces:
+            if piece and first is None:
+                first = time.monotonic()
+                reading.close()
+            print(piece, end="", flush=True)
+    print(flush=True)
+    if tells:
+        now = time.monotonic()
+        tell(f"[{partner.name}: {pace(partner.tokens, now - asked, None if first is None else first - asked)}]")
+
+
+def pace(tokens: int | None, took_s: float, first_s: float | None) -> str:
+    """Return in words how fast an answer came: its tokens over all the time from the question to its end."""
+    said = [f"{took_s:.2f} s"]
+    if tokens is not None:
+        said = [f"{tokens} token{'' if tokens == 1 else 's'} in {took_s:.2f} s"]
+        said += [f"{tokens / took_s:.1f} tok/s"] if tokens and took_s > 0 else []
+    return ", ".join([*said, *([] if first_s is None else [f"the first after {first_s:.2f} s"])])
+
+
+def obey(partner: Partner, command: str, rest: str, place: Place) -> None:
+    """Do what a command says, and tell what came of it."""
+    if command == "/help":
+        tell(HELP)
+    elif command == "/reset":
+        partner.forget()
+        tell("what was said is forgotten")
+    elif command == "/model":
+        try:
+            tell(partner.choose(rest) if rest else partner.about())
+        except partner.goes_on as error:
+            tell(str(error))
+    elif command == "/system":
+        if rest:
+            partner.system = "" if rest == NO_SYSTEM else rest
+        told = partner.system or "nothing"
+        tell(f"the model is told beforehand: {told}")
+    elif command == "/save":
+        tell(save(partner, rest, place.folder))
+    else:
+        tell(f"{command} is no command, and was not sent to the model; there are:\n{HELP}")
+
+
+def save(partner: Partner, name: str, folder: str) -> str:
+    """Write the conversation into a new file, for its owner only; return in words what came of it."""
+    if not partner.messages:
+        return "nothing was said yet, so there is nothing to save"
+    target = Path(folder or os.curdir, Path(name or time.strftime("chat-%Y%m%d-%H%M%S.jsonl")).expanduser())
+    head = [{"role": "system", "content": partner.system}] if partner.system else []
+    row = json.dumps({"messages": [*head, *partner.messages]}, ensure_ascii=False) + "\n"
+    try:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(row.encode("utf-8", "replace"))
+    except FileExistsError:
+        return f"{target} is there already, and was left as it is; name another file"
+    except OSError as error:
+        return f"{target} was not written: {error.strerror}"
+    return f"{len(partner.messages)} messages are in {target}"
+
+
+class Lines:
+    """Lines that somebody types, with a history over all conversations that only its owner may read."""
+
+    def __init__(self, history: str) -> None:
+        self.history = history
+        self.last = ""
+
+    def recall(self) -> None:
+        """Make the lines of earlier conversations come back with the arrow keys."""
+        try:
+            import readline  # line editing; some Pythons are built without
+        except ImportError:
+            return
+        if not self.history:
+            return
+        try:
+            with open(self.history, encoding="utf-8", errors="surrogateescape") as file:
+                known = file.read().splitlines()
+        except OSError:  # the first conversation; what cannot be read now is told of when it is written to
+            return
+        if len(known) > 2 * MOST_LINES:
+            known = known[-MOST_LINES:]
+            self._try(lambda: self._begin(known))
+        readline.clear_history()
+        for line in known[-MOST_LINES:]:
+            readline.add_history(line)
+
+    def read(self) -> str | None:
+        """Return the next line, None at the end of the input. What is typed is in the history from then on."""
+        try:
+            if sys.stdout.isatty():
+                words = input("> ")
+            else:  # the prompt is no answer
+                print("> ", end="", file=sys.stderr, flush=True)
+                words = sys.stdin.readline()
+                if not words:
+                    raise EOFError
+        except (EOFError, KeyboardInterrupt):
+            print(file=sys.stderr, flush=True)  # what comes next does not stand behind the prompt
+            return None
+        line = words.strip()
+        if line and line != self.last and self.history:
+            self.last = line
+            self._try(lambda: self._append(line))
+        return words + "\n"  # an empty line is not the end
+
+    def _append(self, line: str) -> None:
+        Path(self.history).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self.history, flags, 0o600)
+        with open(descriptor, "wb", buffering=0) as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(f"{line}\n".encode("utf-8", "surrogateescape"))
+
+    def _begin(self, lines: Sequence[str]) -> None:
+        draft = f"{self.history}.{os.getpid()}.draft"
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
+        os.replace(draft, self.history)
+
+    def _try(self, act: Any) -> None:
+        """Keep the history; where that cannot be done, say so once and go on without."""
+        try:
+            act()
+        except OSError as error:
+            tell(f"what is typed is not kept: {self.history}: {error.strerror}")
+            self.history = ""
+
+
+def tell(said: str) -> None:
+    moving_line.clear()
     print(said, file=sys.stderr, flush=True)

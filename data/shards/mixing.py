@@ -17,6 +17,7 @@ from data.config import TextSpec
 from data.errors import InputError
 from data.shards.workers import Position, Task, in_turn
 from data.text.inputs import Inputs
+from data.text.invalid_lines import SkippedLine
 from data.text.lines import Part, Prepared
 
 Line = tuple[str, bytes, bytes]  # part, line and digest of a document
@@ -61,6 +62,7 @@ class SourceLines:
     def __init__(self, task: Task, words: str, place: SourcePlace):
         self.task, self.words, self.place = task, words, place
         self.counts: Counter[str] = Counter()
+        self.skipped: list[SkippedLine] = []
         self.lines: list[Line] = []
         """Of the open batch."""
         self.batches: Any = None
@@ -90,6 +92,7 @@ class SourceLines:
         for position, made in self.batches:
             if not self.place.is_open:
                 self.counts.update(made.counts)
+                self.skipped += made.skipped
             self.lines = documents(made)
             if self.lines:
                 self._behind, self.place = position, replace(self.place, is_open=True)
@@ -166,10 +169,12 @@ def mixed(
 def _made(spec: TextSpec, batch: list[tuple[int, Line]], sources: Sequence[SourceLines]) -> Prepared:
     """Return drawn documents as one batch, with what was counted since the last one."""
     names = ("train", "val") if spec.val_ratio else ("train",)
+    skipped: list[SkippedLine] = []
     counts = Counter(f"of source {number}" for number, _ in batch)
     for source in sources:
         counts.update(source.counts)
-        source.counts = Counter()
+        skipped += source.skipped
+        source.counts, source.skipped = Counter(), []
     lines = [one for _, one in batch]
     parts = []
     for name in names:
@@ -177,4 +182,4 @@ def _made(spec: TextSpec, batch: list[tuple[int, Line]], sources: Sequence[Sourc
         parts.append(Part(name, [b"".join(mine)], len(mine)))
     order = bytes(names.index(part) for part, _, _ in lines) if len(names) > 1 else b""
     digests = tuple(digest for _, _, digest in lines) if spec.dedup else ()
-    return Prepared(len(batch), tuple(parts), order, digests, dict(counts))
+    return Prepared(len(batch), tuple(parts), order, digests, dict(counts), tuple(skipped))

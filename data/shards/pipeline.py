@@ -33,6 +33,7 @@ from data.shards.shards import DRAFT, Cut, Form, Writer, remove_shards
 from data.shards.workers import Position, Task, in_turn
 from data.single_writer import alone_in
 from data.text.inputs import ALONE, STDIN, Inputs, Share, list_inputs
+from data.text.invalid_lines import MOST_LISTED
 from data.text.lines import Prepared, keep
 from store import extensions, outside
 
@@ -134,6 +135,7 @@ class Run:
         self.position: Position | Mixed = Position()
         self.documents = self.kept = 0
         self.counts: Counter[str] = Counter()
+        self.skipped: list[str] = []
         self.raw_bytes = 0
         self.seen: Seen | None = None
         options = options_of(spec)
@@ -151,6 +153,7 @@ class Run:
             self.position = position_of(state["position"])
             self.documents, self.kept, self.raw_bytes = state["documents"], state["kept"], state["raw_bytes"]
             self.counts.update(state["counts"])
+            self.skipped = state.get("skipped", [])
         if spec.dedup:
             self.seen = Seen(self.draft / SEEN)
         self.disk = ThreadPoolExecutor(1, "disk")
@@ -222,12 +225,13 @@ class Run:
             "kept": self.kept,
             "raw_bytes": self.raw_bytes,
             "counts": dict(self.counts),
+            "skipped": list(self.skipped),
         }
         return {name: writer.cut() for name, writer in self.writers.items()}, state
 
     def _keep(self, cuts: dict[str, Cut], state: dict[str, Any]) -> None:
         """Save the state, in a thread of its own: it waits for the disk."""
-        about = {**self.about, "counts": state["counts"]}
+        about = {**self.about, "counts": state["counts"], **_listed(state["skipped"])}
         parts = {name: writer.publish(cuts[name], about) for name, writer in self.writers.items()}
         if self.spec.source not in STDIN:  # what was read from there cannot be read again
             write_json(self.draft / STATE, {**state, "parts": parts})
@@ -247,7 +251,7 @@ class Run:
             raise InputError(f"validation {self.spec.validation}: none of its documents can be held out")
         self.keep()
         self.settle()
-        more = {"input": self.inputs.about, "counts": dict(self.counts)} | self._whose()
+        more = {"input": self.inputs.about, "counts": dict(self.counts), **_listed(self.skipped)} | self._whose()
         parts = {name: writer.finish(self.spec.source, self.options, more) for name, writer in self.writers.items()}
         self.close()
         shutil.rmtree(self.draft)
@@ -268,6 +272,9 @@ class Run:
     def _take(self, made: Prepared, is_val: bool) -> None:
         lines = sum(part.lines for part in made.parts)
         self.counts.update(made.counts)
+        for one in made.skipped[: MOST_LISTED - len(self.skipped)]:
+            self.skipped.append(one.told())
+            emit("note", text=f"left out: {self.skipped[-1]}")
         wanted = self.seen.are_new(made.digests, self.documents) if self.seen else [True] * lines
         self.documents += lines
         self.counts["duplicate"] += wanted.count(False)
@@ -335,6 +342,11 @@ class Run:
             return state if state["key"] == self.key else None
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return None
+
+
+def _listed(skipped: list[str]) -> dict[str, list[str]]:
+    """Return what a manifest says of lines that were left out: the first of them, by file and line."""
+    return {"skipped": skipped} if skipped else {}
 
 
 def _finished(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:

@@ -22,6 +22,7 @@ from data.text.document_batch import Listed, is_blank, mend
 from data.text.documents import COLUMNS, Batch, Document, InputFile
 from data.text.escapes import unescape, unescape_giant
 from data.text.inputs import STDIN, list_inputs
+from data.text.invalid_lines import HOW, REPLACED, Skips, may_be_no_text, no_texts, place_of
 from data.text.long_documents import GIANT, take_text
 from data.text.remote import BLOCK, open_remote
 from data.text.streams import Streamed
@@ -58,6 +59,15 @@ def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence
         return Told(
             own.documents(file.uri.rpartition("/")[2], file.code), [name for name in columns if name in COLUMNS]
         )
+    try:
+        return _opened(file, columns, required)
+    except Damaged as error:
+        if not file.skips_invalid:
+            raise
+        return Unread(file.uri, error.why)
+
+
+def _opened(file: InputFile, columns: Sequence[str], required: Sequence[str]) -> Pieces:
     named = [file.theirs(name) for name in columns], [file.theirs(name) for name in required]
     pieces: Pieces
     if file.stream:
@@ -65,13 +75,40 @@ def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence
     else:
         suffix, packed = (STDIN[file.uri], "") if file.uri in STDIN else form_of(file.uri)
         if suffix == ".parquet":
-            pieces = parquet = Parquet(file.uri, *named, file.theirs("text"))
+            pieces = parquet = Parquet(file.uri, *named, file.theirs("text"), file.skips_invalid)
             pieces = Ranged(parquet, *file.rows) if file.rows else parquet
         elif suffix == ".txt" and required:
             raise InputError(f"{file.uri}: no column {', '.join(required)}; available: text")
         else:
-            pieces = Lines(file.uri, suffix, packed, *named, file.theirs("text"))
+            pieces = Lines(file.uri, suffix, packed, *named, file.theirs("text"), file.skips_invalid)
     return Renamed(pieces, file) if file.names else pieces
+
+
+class Damaged(InputError):
+    """A file that cannot be opened as what its name says."""
+
+    def __init__(self, uri: str, why: str) -> None:
+        super().__init__(f"{uri}: {why}")
+        self.why = why
+
+
+class Unread:
+    """A damaged file of which nothing is read: one row, which is left out."""
+
+    count = 1
+
+    def __init__(self, uri: str, why: str) -> None:
+        self.uri, self.why = uri, why
+
+    def read(self, piece: int, state: dict[str, Any] | None = None) -> Iterator[Batch]:
+        yield left_out(self.uri, 0, 0, f"{self.why}; nothing of this file was read")
+
+
+def left_out(uri: str, start: int, line: int, why: str) -> Batch:
+    """Return a batch of one row that is left out."""
+    skips = Skips(uri, start)
+    skips.add(line, why)
+    return Batch(1, Listed(), {}, skips=skips)
 
 
 class Renamed:
@@ -106,18 +143,20 @@ class Told:
 class Parquet:
     """A parquet file; row groups are pieces. Only the columns that are wanted are read."""
 
-    def __init__(self, uri: str, columns: Sequence[str], required: Sequence[str], text: str = "text"):
+    def __init__(
+        self, uri: str, columns: Sequence[str], required: Sequence[str], text: str = "text", skips: bool = False
+    ):
         import pyarrow
         import pyarrow.parquet
 
-        self.uri, self.text = uri, text
+        self.uri, self.text, self.skips = uri, text, skips
         try:
             remote = "://" in uri
             self.file = pyarrow.parquet.ParquetFile(
                 open_remote(uri) if remote else uri, buffer_size=BLOCK if remote else 1 << 20, pre_buffer=False
             )
         except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"{uri}: not a whole parquet file: {str(error).splitlines()[0]}") from None
+            raise Damaged(uri, f"not a whole parquet file: {str(error).splitlines()[0]}") from None
         schema = self.file.schema_arrow
         there = ", ".join(schema.names)
         top = text if text in schema.names else text.split(".")[0]
@@ -152,7 +191,11 @@ class Parquet:
                     len(one), texts, {name: one.column(name).to_pylist() for name in self.columns}, invalid_utf8=invalid
                 )
         except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"{self.uri}: row group {piece}: damaged: {str(error).splitlines()[0]}") from None
+            why = f"row group {piece}: damaged: {str(error).splitlines()[0]}"
+            if not self.skips:
+                raise InputError(f"{self.uri}: {why}") from None
+            first = sum(self.file.metadata.row_group(one).num_rows for one in range(piece))
+            yield left_out(self.uri, 0, first, f"{why}; the rest of the group was left out")
 
 
 class Ranged:
@@ -189,9 +232,10 @@ class Lines:
     """A text file of lines or of JSON objects; ranges of a plain local file are pieces."""
 
     def __init__(
-        self, uri: str, suffix: str, packed: str, columns: Sequence[str], required: Sequence[str], text: str = "text"
-    ):
-        self.uri, self.packed, self.required, self.text = uri, packed, required, text
+        self, uri: str, suffix: str, packed: str, columns: Sequence[str], required: Sequence[str], text: str = "text",
+        skips: bool = False,
+    ):  # fmt: skip
+        self.uri, self.packed, self.required, self.text, self.skips = uri, packed, required, text, skips
         self.is_json = suffix == ".jsonl"
         self.columns = dict.fromkeys([*required, *columns])
         self.local = uri not in STDIN and "://" not in uri
@@ -212,12 +256,20 @@ class Lines:
                     pass
             at = file.tell() if self.ranges else 0
             try:
+                is_noise = False
                 for lines in lines_between(file, at, stop):
-                    yield self._batch(lines, start, number)
-                    number += len(lines)
+                    number_of_lines = len(lines)
+                    batch = self._batch(lines, start, number, is_noise)
+                    is_noise = bool(batch.skips and batch.skips.is_noise)
                     del lines
+                    yield batch
+                    del batch  # a giant is let go of before there is the next
+                    number += number_of_lines
             except (EOFError, gzip.BadGzipFile, zlib.error, pyarrow.ArrowException, OSError) as error:
-                raise InputError(f"{self.uri}: damaged or cut short: {error}") from None
+                if not self.skips:
+                    raise InputError(f"{self.uri}: damaged or cut short: {error}") from None
+                why = f"damaged or cut short: {error}; what follows was left out"
+                yield left_out(self.uri, start, number, why)
 
     def _open(self) -> BinaryIO:
         if self.uri in STDIN:
@@ -231,7 +283,7 @@ class Lines:
             return io.BufferedReader(pyarrow.CompressedInputStream(io.BufferedReader(raw, 1 << 18), "zstd"))
         return io.BufferedReader(raw, BATCH_BYTES if self.local else BLOCK)
 
-    def _batch(self, lines: Listed, start: int, number: int) -> Batch:
+    def _batch(self, lines: Listed, start: int, number: int, after_noise: bool) -> Batch:
         if self.is_json:
             return self._objects(lines, start, number)
         for at, line in enumerate(() if self.ours else lines):
@@ -240,7 +292,9 @@ class Lines:
                     del line[-1:]
                 else:
                     lines[at] = line[:-1]
-        invalid = mend(lines)
+        rows, invalid, skips = len(lines), mend(lines), Skips(self.uri, start)
+        looks = after_noise or may_be_no_text(lines, invalid)
+        bad = self._no_texts(lines, number, skips, after_noise) if looks else set()
         for at, line in enumerate(lines if self.ours else ()):
             if b"\\" in line:
                 try:
@@ -249,47 +303,65 @@ class Lines:
                     else:
                         lines[at] = unescape(line.decode()).encode()
                 except ValueError as error:
-                    where = self._where(start, number + at)
-                    raise InputError(f"{where}: {error}; {MANIFEST} beside it says it is a shard") from None
-        return Batch(len(lines), lines, {}, invalid)
+                    self._refuse(skips, number + at, f"{error}; {MANIFEST} beside it says it is a shard")
+                    bad.add(at)
+        if not bad:
+            return Batch(rows, lines, {}, invalid)
+        mended = sum(REPLACED in lines[at] for at in bad)
+        for at in sorted(bad, reverse=True):
+            del lines[at]
+        return Batch(rows, lines, {}, max(0, invalid - mended), skips=skips)
+
+    def _no_texts(self, lines: Listed, number: int, skips: Skips, after_noise: bool) -> set[int]:
+        """Return the lines that are left out. Raises InputError where most of a batch is no text, unless it may be."""
+        bad, skips.is_noise = no_texts(lines, after_noise)
+        if not self.skips and not skips.is_noise:
+            return set()  # what is not UTF-8 in them is replaced
+        for at in bad:
+            self._refuse(skips, number + at, f"not text: its bytes are not UTF-8, or control characters; {HOW}")
+        return set(bad)
+
+    def _refuse(self, skips: Skips, line: int, why: str) -> None:
+        """Take down a line that is no document. Raises InputError where such lines are not left out."""
+        if not self.skips:
+            raise InputError(f"{place_of(self.uri, skips.start, line)}: {why}")
+        skips.add(line, why.removesuffix(f"; {HOW}"))
 
     def _objects(self, lines: Listed, start: int, number: int) -> Batch:
-        rows, invalid, texts = len(lines), mend(lines), Listed()
+        rows, invalid, texts, skips = len(lines), mend(lines), Listed(), Skips(self.uri, start)
         columns: dict[str, list[Any]] = {name: [] for name in self.columns}
         there: set[str] = set()
         for at, line in enumerate(lines):
             if not line or line.isspace():
                 continue
-            try:
-                is_giant = isinstance(line, bytearray) and self.text == "text"
-                row = take_text(line) if is_giant else outside.row(bytes(line))
-            except ValueError as error:
-                raise InputError(f"{self._where(start, number + at)}: not JSON: {error}") from None
-            text = value_at(row, self.text) if isinstance(row, dict) else None
-            if not isinstance(text, (str, bytearray)):
-                keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-                raise InputError(f"{self._where(start, number + at)}: no string under {self.text!r}; available: {keys}")
-            if missing := [name for name in self.required if name not in row]:
-                keys = ", ".join(row)
-                raise InputError(f"{self._where(start, number + at)}: no {', '.join(missing)}; available: {keys}")
+            row, text, why = self._read(line)
+            if why:
+                self._refuse(skips, number + at, why)
+                invalid -= bool(invalid) and REPLACED in line
+                continue
             # half a surrogate pair has no UTF-8
             texts.append(text.encode("utf-8", "replace") if isinstance(text, str) else text)
             if columns:
                 there.update(row)
             for name, values in columns.items():
                 values.append(row.get(name))
-        return Batch(rows, texts, {name: values for name, values in columns.items() if name in there}, invalid)
+        found = {name: values for name, values in columns.items() if name in there}
+        return Batch(rows, texts, found, invalid, skips=skips if skips.count else None)
 
-    def _where(self, start: int, number: int) -> str:
-        """Return `FILE:LINE`, counted only now."""
-        if start:
-            with open(self.uri, "rb") as file:
-                left = start - 1
-                while left > 0 and (block := file.read(min(1 << 20, left))):
-                    number += block.count(b"\n")
-                    left -= len(block)
-            number += 1
-        return f"{self.uri}:{number + 1}"
+    def _read(self, line: Any) -> tuple[Any, Any, str]:
+        """Return the row of a line, its text, and why it is no document, "" where it is one."""
+        try:
+            is_giant = isinstance(line, bytearray) and self.text == "text"
+            row = take_text(line) if is_giant else outside.row(bytes(line))
+        except ValueError as error:
+            return None, None, f"not JSON: {error}"
+        text = value_at(row, self.text) if isinstance(row, dict) else None
+        if not isinstance(text, (str, bytearray)):
+            keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+            return row, None, f"no string under {self.text!r}; available: {keys}"
+        if missing := [name for name in self.required if name not in row]:
+            return row, None, f"no {', '.join(missing)}; available: {', '.join(row)}"
+        return row, text, ""
 
 
 def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data.references import SetReference
+from data.text.invalid_lines import Skips
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class InputFile:
     """Which of several sources that are mixed."""
     code: str = ""
     """The text of the extension that yields the documents, instead of a file; `uri` is its name."""
+    skips_invalid: bool = False
+    """Whether a line that is no document is left out, and counted; else it ends the reading."""
 
     def theirs(self, name: str) -> str:
         """Return the file's name of a column of ours."""
@@ -90,3 +93,5 @@ class Batch:
     """Texts that were not UTF-8; what was wrong in them is replaced by U+FFFD."""
     state: dict[str, Any] | None = None
     """Where the stream stands behind them, for who goes on from here."""
+    skips: Skips | None = None
+    """The lines among its rows that were left out, None where there are none."""

@@ -92,6 +92,8 @@ def list_inputs(spec: TextSpec) -> Inputs:
     files = (*main.files, *(replace(one, part="val") for one in held_out.files))
     if spec.text_column:
         files = tuple(one if dict(one.names).get("text") else with_text(one, spec.text_column) for one in files)
+    if spec.skip_invalid:
+        files = tuple(replace(one, skips_invalid=True) for one in files)
     about = main.about | ({"validation": held_out.about} if spec.validation else {})
     return Inputs(files, about, tuple(mixture))
 

@@ -13,6 +13,7 @@ from data.errors import InputError
 from data.text.document_batch import BLOCK, Texts
 from data.text.documents import COLUMNS, Batch
 from data.text.escapes import escape_all, held_out
+from data.text.invalid_lines import SkippedLine
 from data.text.long_documents import GIANT, Text, json_line
 
 SCORES = ("score", "language_score")
@@ -40,6 +41,8 @@ class Prepared:
     digests: tuple[bytes, ...] = ()
     """Of each line as the documents came, where duplicates are looked for."""
     counts: dict[str, int] = field(default_factory=dict)
+    skipped: tuple[SkippedLine, ...] = ()
+    """The first lines of the batch that are no document; `counts` has how many."""
     file_done: float = 0.0
     """Share of its file that lies before the piece of this batch."""
 
@@ -70,16 +73,18 @@ def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> Prepared:
     texts = batch.texts if len(kept) == len(batch.texts) else batch.texts.pick(kept)
     empty = len(chosen) - len(kept)
     counts = {"read": len(batch.texts), "empty": empty, "filtered": filtered, "invalid_utf8": batch.invalid_utf8}
+    skipped = tuple(batch.skips.listed) if batch.skips else ()
+    counts |= {"invalid": batch.skips.count} if batch.skips else {}
     digests = tuple(map(_digest, texts[:])) if spec.dedup else ()
     if part or not spec.val_ratio:
         parts = (Part(part or main, _lines(batch, spec, kept, texts), len(kept)),) if kept else ()
-        return Prepared(batch.rows, parts, b"", digests, counts)
+        return Prepared(batch.rows, parts, b"", digests, counts, skipped)
     order = held_out(texts, spec.val_ratio, spec.seed)
     both = []
     for which, name in enumerate((main, "val")):
         mine = [at for at, one in enumerate(order) if one == which]
         both.append(Part(name, _lines(batch, spec, [kept[at] for at in mine], texts.pick(mine)), len(mine)))
-    return Prepared(batch.rows, tuple(both), order, digests, counts)
+    return Prepared(batch.rows, tuple(both), order, digests, counts, skipped)
 
 
 def keep(prepared: Prepared, wanted: list[bool]) -> Prepared:
@@ -90,7 +95,8 @@ def keep(prepared: Prepared, wanted: list[bool]) -> Prepared:
         mine = [want for want, one in zip(wanted, order, strict=True) if one == which]
         parts.append(Part(part.name, _chosen(part.blocks, mine), mine.count(True)))
     left = bytes(one for want, one in zip(wanted, order, strict=True) if want)
-    return Prepared(prepared.rows, tuple(parts), left if prepared.order else b"", (), prepared.counts)
+    return Prepared(prepared.rows, tuple(parts), left if prepared.order else b"", (), prepared.counts,
+                    prepared.skipped)  # fmt: skip
 
 
 def _chosen(blocks: Iterable[Text], wanted: Sequence[bool]) -> Iterator[bytes]:

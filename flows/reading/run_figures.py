@@ -11,7 +11,7 @@ from infra.runs import mirror
 from infra.runs.lookup import way
 from infra.runs.pods import folder_of
 from infra.runs.timing import Say
-from infra.settings import Settings
+from infra.settings import VENDORS, Settings
 from store import Store, StoreError, credentials
 from store.manifest import kept_name
 from store.run_sync.run_folder import RunFolder
@@ -25,7 +25,8 @@ def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
     One that cannot be asked is left out, which `tell` hears.
     """
     with _told(op, "its pod", tell):
-        if op.address and mirror.words_there(op, reach := way(settings, op)):
+        is_gone = not op.is_live and op.vendor in VENDORS  # nothing of it is left to be asked
+        if op.address and not is_gone and mirror.words_there(op, reach := way(settings, op)):
             root = folder_of(op).root
 
             def pod(phase: str, file: str) -> bytes | None:

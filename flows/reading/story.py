@@ -14,14 +14,16 @@ from typing import Any
 
 from flows import status
 from flows.find_model import find_model
-from flows.reading import measures
+from flows.reading import measures, timeline
 from flows.reading.run_figures import places, read
 from infra.agent.job import Job
+from infra.agent.limits import read_clocks
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger.journal import Journal, Op
 from infra.money import in_usd, per_hour
 from infra.records import PodView
+from infra.runs import pods
 from infra.runs.lookup import find_run, names_of_runs
 from infra.runs.timing import Say
 from infra.settings import Settings
@@ -111,7 +113,10 @@ def of_run(op: Op, view: PodView, journal: Journal, settings: Settings, tell: Sa
         for one in job.steps
         if "keeping" in one.config  # a phase, of ours or of an extension
     ]
-    return Story(op.run, list(facts(view)), phases, now(), view.note)
+    marks = [(at, words) for at, _, words in timeline.marks_of(op, view, journal)]
+    rows = [one for one in journal.ops() if one.run == op.run or pods.run_of(one) == op.run]
+    cost = timeline.cost_curve(rows, read_clocks(), settings.clock_scale)
+    return Story(op.run, list(facts(view)), phases, now(), view.note, marks, cost)
 
 
 def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str, str, str]]:

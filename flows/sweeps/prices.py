@@ -1,15 +1,16 @@
 """What the pods of a sweep cost: at the offers of the vendors whose keys are set, else at the catalogue's.
 
-The catalogue came along with Slipway; it is asked where no vendor can be, and says how old it is.
+The catalogue is `infra.market.catalogue`; it is asked where no vendor can be, and says how old each price is.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from flows.sweeps.experiment import on_pod
 from flows.sweeps.records import SweepSpec
 from infra.errors import NoOffer, SlipwayError
-from infra.market import gpus
+from infra.market import catalogue, gpus
 from infra.providers import registry
 from infra.records import Request
 from infra.runs.pod_set import PodEntry
@@ -20,7 +21,7 @@ from infra.selection.request import request_for
 from infra.settings import Settings
 from infra.units import count
 
-CATALOGUE = "the catalogue of November 2026"
+CATALOGUE = "the catalogue of prices"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +75,7 @@ def _priced(one: PodEntry, pods: int, settings: Settings, tell: Say, only_catalo
     if not only_catalogue and not settings.sources["provider"].startswith("default: no"):
         found = _offered(request_for(machine), settings, tell)
     if found is None:
-        price = listed(kind, number)
-        found = None if price is None else (price, CATALOGUE)
+        found = listed(kind, number, catalogue.file_beside(settings.state_file))
     source = found[1] if found else "nobody offers it"
     return PodPrice(gpu=kind, num_gpus=number, pods=pods, source=source,
                     micro_usd_per_hour=found[0] if found else None)  # fmt: skip
@@ -102,17 +102,18 @@ def _offered(request: Request, settings: Settings, tell: Say) -> tuple[int, str]
     return first.micro_usd_per_hour, f"{first.provider}, {where}"
 
 
-def listed(kind: str, number: int) -> int | None:
-    """Return the lowest price in the catalogue for so many GPUs of a kind in one machine."""
-    from infra.rehearsal.offers import read_offers
+def listed(kind: str, number: int, own: Path) -> tuple[int, str] | None:
+    """Return the lowest price in the catalogue for so many GPUs of a kind in one machine, and of when it is.
 
+    `own`: the file of the user's own catalogue, which need not be there.
+    """
     wanted = gpus.read_set(kind, number)
-    prices: list[int] = []
-    for one in read_offers():
-        for name, many in wanted:
-            times = many if one.vendor == "runpod" else 1  # RunPod's rows are single GPUs
-            if one.num_gpus * times == many and gpus.is_asked(name, one.gpu):
-                prices.append(one.micro_usd_per_hour * times)
+    prices = [
+        (one.offer.micro_usd_per_hour, f"{CATALOGUE}, {one.mark}")
+        for one in catalogue.read(own)
+        for name, many in wanted
+        if one.offer.num_gpus == many and gpus.is_asked(name, one.offer.gpu)
+    ]
     return min(prices, default=None)
 
 

@@ -46,7 +46,7 @@ def open_market(name: str, settings: Settings) -> Market:
     """Return the account with that vendor. MissingKey: its key is not set."""
     key = VENDORS[name]
     if not getattr(settings, key):
-        raise MissingKey(f"{name}: no key is set; put {key.upper()} into the shell or .env, or practise without one: "
+        raise MissingKey(f"{name}: no key is set; enter {key.upper()}: inv init {name}, or practise without one: "
                          f"inv rehearse --provider {name}")  # fmt: skip
     if name == "runpod":
         from infra.providers.runpod import RunPod
@@ -141,8 +141,8 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
         found.append(OfferSource("slurm", lambda request: _own(SlurmClusters.of(settings), request)))
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
-        raise MissingKey(f"nobody to ask: set one of {keys}, list own machines in {settings.pools}, or look at a "
-                         "simulated market: inv offers --rehearse")  # fmt: skip
+        raise MissingKey(f"nobody to ask: set one of {keys} (inv init), list own machines in {settings.pools}, or "
+                         "look at a simulated market: inv offers --rehearse")  # fmt: skip
     return found
 
 

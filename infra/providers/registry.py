@@ -69,8 +69,8 @@ def names(settings: Settings, chosen: str) -> tuple[str, ...]:
     found = tuple(vendor for vendor, key in VENDORS.items() if getattr(settings, key))
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
-        raise MissingKey(f"provider {MARKET}: no key is set; put one of {keys} into the shell or .env, or practise "
-                         "without one: inv rehearse")  # fmt: skip
+        raise MissingKey(f"provider {MARKET}: no key is set; enter one of {keys}: inv init, or practise without one: "
+                         "inv rehearse")  # fmt: skip
     return found
 
 

@@ -30,7 +30,7 @@ from infra.ledger.turns import Turn
 from infra.machines.node_addresses import meet
 from infra.providers import Provider, Vendors, clock_scale, farewell, market, recovers_itself
 from infra.records import Offer, Plan, Request
-from infra.runs import mirror, pods, sight
+from infra.runs import mirror, pods, sight, ssh_names
 from infra.runs.boot import Unbooted, boot
 from infra.runs.sync_step import mounts_of, with_courier
 from infra.runs.timing import Say, stage
@@ -482,9 +482,10 @@ def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str
     if provider.is_here and op.slot == 0:
         _forget_removed(op)
     twice(lambda: _arm(op, provider.reach(pods.pod_of(op)), secrets, key))
-    if op.state == READY:
-        return op
-    return journal.advance(op, "reachable" if op.state == LOST else "armed")
+    if op.state != READY:
+        op = journal.advance(op, "reachable" if op.state == LOST else "armed")
+    ssh_names.add(op, provider, journal)
+    return op
 
 
 def _with_self_end(op: Op, provider: Provider, journal: Journal) -> tuple[Op, str]:

@@ -28,6 +28,7 @@ from infra.money import per_hour
 from infra.names import new_token
 from infra.providers import Provider, clock_scale, market
 from infra.records import Address, Offer, Pod, Request
+from infra.runs import ssh_names
 from infra.runs.sight import Asks, Sight, folder_of, is_absent, look, pod_of, unproven_s
 from infra.units import duration
 from store.backoff import Backoff
@@ -253,6 +254,7 @@ def end(
         op = journal.advance(op, "gone")
         if rented := market(provider):
             rented.forget(op.token)
+        ssh_names.take_away(op, journal)
         return op
     return end(provider, journal.op(op.token), journal)
 

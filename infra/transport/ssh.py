@@ -167,13 +167,7 @@ class Ssh:
         self, words: Sequence[str] | None = None, cwd: str | Path | None = None, is_terminal: bool = True
     ) -> list[str]:
         """Return the command of OpenSSH's that connects as we do: this key, this host key, nothing forwarded."""
-        pins = str(self.known_hosts.absolute()).replace("%", "%%")
-        options = {
-            "IdentitiesOnly": "yes", "IdentityAgent": "none", "BatchMode": "yes", "PasswordAuthentication": "no",
-            "StrictHostKeyChecking": "yes", "HostKeyAlias": ALIAS, "UserKnownHostsFile": f'"{pins}"',
-            "GlobalKnownHostsFile": "none", "UpdateHostKeys": "no", "ForwardAgent": "no", "ForwardX11": "no",
-            "ConnectTimeout": f"{OPEN_S:.0f}", "ServerAliveInterval": "4", "ServerAliveCountMax": "3",
-        }  # fmt: skip
+        options = {**self.options, "BatchMode": "yes", "PasswordAuthentication": "no"}
         flags = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
         key = self.address.key.replace("%", "%%")
         line = ["ssh", "-F", "none", "-i", key, "-p", str(self.address.port), *flags, "-t" if is_terminal else "-T"]
@@ -182,6 +176,17 @@ class Ssh:
         if words is not None or there:
             line.append(there + ("exec " + shlex.join(words) if words is not None else 'exec "$SHELL" -l'))
         return line
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Return OpenSSH's options by which a session is with this machine and no other, and stays private."""
+        pins = str(self.known_hosts.absolute()).replace("%", "%%")
+        return {
+            "IdentitiesOnly": "yes", "IdentityAgent": "none", "StrictHostKeyChecking": "yes", "HostKeyAlias": ALIAS,
+            "UserKnownHostsFile": f'"{pins}"', "GlobalKnownHostsFile": "none", "UpdateHostKeys": "no",
+            "ForwardAgent": "no", "ForwardX11": "no", "ConnectTimeout": f"{OPEN_S:.0f}", "ServerAliveInterval": "4",
+            "ServerAliveCountMax": "3",
+        }  # fmt: skip
 
     @contextlib.contextmanager
     def duplex(self, script: str) -> Iterator["Duplex"]:

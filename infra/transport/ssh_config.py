@@ -21,9 +21,9 @@ class Resolved:
     keys: tuple[Path, ...]  # in the order of preference; they need not exist
 
 
-def aliases(config: Path, depth: int = 0) -> Iterator[str]:
-    """Yield the names after `Host` that have no wildcard, included files too."""
-    if depth > MOST_INCLUDES or not config.is_file():
+def aliases(config: Path, depth: int = 0, but: Path | None = None) -> Iterator[str]:
+    """Yield the names after `Host` that have no wildcard, included files too, except for `but`."""
+    if depth > MOST_INCLUDES or not config.is_file() or config == but:
         return
     for line in config.read_text(encoding="utf-8", errors="replace").splitlines():
         key, _, rest = line.strip().replace("=", " ", 1).partition(" ")
@@ -38,7 +38,7 @@ def aliases(config: Path, depth: int = 0) -> Iterator[str]:
                 pattern = Path(word).expanduser()
                 place = pattern if pattern.is_absolute() else config.parent / pattern
                 for path in sorted(Path(place.anchor).glob(str(place.relative_to(place.anchor)))):
-                    yield from aliases(path, depth + 1)
+                    yield from aliases(path, depth + 1, but)
 
 
 def resolve(alias: str, config: Path) -> Resolved:

@@ -21,6 +21,7 @@ Every command shows its plan with --dry-run where it makes something, and prints
 
   ./inv --list                 all commands
   ./inv launch --help          the flags of one command
+  ./inv init                   enter keys for renting, and where models are kept
   ./inv config                 every setting, and where its value came from
 
 Read on: docs/quickstart.md (five minutes), docs/concepts.md, docs/money.md (what ends a pod)

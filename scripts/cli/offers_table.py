@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from infra.agent.job import Limits
 from infra.control.places import HostPlaces
+from infra.market.catalogue import Priced
 from infra.market.expected import words
 from infra.money import dollars
 from infra.providers import market, registry
@@ -82,6 +83,19 @@ def table(found: Sequence[Offer], now: float) -> str:
             )
         )
     return columns(rows)
+
+
+def catalogue_table(found: Sequence[Priced]) -> str:
+    """Return a table of prices that nobody offers now: each line says of when its price is, before anything else."""
+    rows = [("as of", "GPUs", "USD/h", "USD/GPU-h", "provider", "type")]
+    for one in found:
+        offer = one.offer
+        whose = f"{offer.provider}/{offer.cloud}" if offer.cloud else offer.provider
+        rows.append(
+            (one.mark, f"{offer.num_gpus}x {offer.gpu}" if offer.num_gpus else "none",
+             dollars(offer.micro_usd_per_hour), per_gpu(offer) if offer.num_gpus else "", whose, offer.instance_type)
+        )  # fmt: skip
+    return columns(list(dict.fromkeys(rows)))
 
 
 def per_gpu(offer: Offer) -> str:

@@ -15,6 +15,7 @@ from infra.units import duration as duration
 from infra.units import iso as iso
 from infra.units import size as size
 from scripts.cli import command_hints
+from store import moving_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +26,7 @@ RIGHT = set("time about cost age at loss tok/s MFU left GPU memory".split()) | {
 
 def say(words: str) -> None:
     """Talk: to stderr, at once."""
+    moving_line.clear()
     print(command_hints.as_typed(words), file=sys.stderr, flush=True)
 
 

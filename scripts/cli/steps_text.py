@@ -86,6 +86,7 @@ def record_words(step: Mapping[str, Any], brief: bool = False, scale: float = 1.
 
 
 LEFT_OUT = {
+    "invalid": "that are no documents left out (skipped in manifest.json)",
     "empty": "empty ones left out",
     "filtered": "filtered out",
     "duplicate": "duplicates left out",

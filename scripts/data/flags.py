@@ -29,6 +29,11 @@ class ShardFlags(Output):
     text_column: str = flag(
         "", "the column with the text, where it is not `text`; json.caption is a field of one", group="What is read"
     )
+    skip_invalid: bool = flag(
+        False, "leave out lines that are no document and files that are damaged; they are counted and listed in "
+        "manifest.json",
+        group="What is read",
+    )  # fmt: skip
     exhausted: str = flag(
         "first", "a mixture ends with the first source that does, or when all were read once (all)",
         group="What is read",

@@ -19,7 +19,7 @@ SPLIT_RATIO = 0.01
 DATASET, CONFIG = "HuggingFaceFW/fineweb", "sample-10BT"
 AS_TYPED = (
     *("dataset", "config", "split", "revision", "seed", "min_score", "language", "dedup", "format", "workers"),
-    *("reuse_shards", "engine", "rank", "world", "text_column", "filter", "exhausted"),
+    *("reuse_shards", "engine", "rank", "world", "text_column", "filter", "exhausted", "skip_invalid"),
 )
 
 

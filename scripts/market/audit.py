@@ -16,6 +16,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.market.flags import AuditFlags, ReapFlags
+from store import moving_line
 
 NOBODY = "no vendor's key is set, and nothing was rented that may still run: there is no account to ask"
 
@@ -23,9 +24,10 @@ NOBODY = "no vendor's key is set, and nothing was rented that may still run: the
 def audit(spec: AuditFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
-        seen = use_case.audit(
-            journal, settings, spec.provider, spec.kill if isinstance(spec.kill, str) else bool(spec.kill)
-        )
+        with moving_line.waiting("every account is asked"):
+            seen = use_case.audit(
+                journal, settings, spec.provider, spec.kill if isinstance(spec.kill, str) else bool(spec.kill)
+            )
         installation = journal.installation
     if seen.is_alone:
         render.say(NOBODY)
@@ -46,7 +48,8 @@ def reap(spec: ReapFlags) -> None:
         here = [op.token for op in journal.ops(live=True) if not is_rented(op.vendor)]
         if here and not spec.provider:
             settle(journal, settings, render.tell, here)
-        seen = use_case.reap(journal, settings, spec.provider)
+        with moving_line.waiting("every account is asked"):
+            seen = use_case.reap(journal, settings, spec.provider)
     if seen.is_alone:
         render.say(NOBODY)
     if spec.json:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from flows.reading import spending
-from infra.errors import NoOffer, UsageError
+from infra.errors import MissingKey, NoOffer, UsageError
 from infra.flags import flags_of
 from infra.ledger import cost as costs
 from infra.ledger.cost import Estimate, Measured, PodCost
-from infra.market import gpus
+from infra.market import catalogue, gpus
 from infra.market.filters import satisfying
 from infra.money import BadAmount, in_usd, micro_usd
 from infra.providers import offers
@@ -22,6 +22,7 @@ from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.market import accuracy
 from scripts.market.flags import CostFlags, EstimateFlags
+from store import moving_line
 
 COMPARED = ("B200", "H200", "H100", "A100")
 H100_HOUR = (Measured("H100", 8, 1.0),)
@@ -51,7 +52,8 @@ def cost(spec: CostFlags) -> None:
             accuracy.show(journal, settings, run, spec.json)
             return
         name = find_run(journal, run).run if run else ""
-        found = spending.spent(journal, settings, run=name, month=month, asks=not spec.offline)
+        with moving_line.waiting("vendors are asked for their bills"):
+            found = spending.spent(journal, settings, run=name, month=month, asks=not spec.offline)
     lines, in_months, problems = found.lines, found.months, found.problems
     paid = [line for line in lines if line.quoted_micro_usd or line.billed_micro_usd]
     if spec.json:
@@ -131,7 +133,7 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
     kinds = [(kind, count or num_gpus) for kind, count in gpus.read_set(wanted.gpu, num_gpus)]
     kinds = kinds or [(kind, num_gpus) for kind in COMPARED]
     given = price_of(wanted.price)
-    offered, silent = ([], ()) if given else offers_for(kinds, wanted.use_spot, wanted.provider)
+    offered, silent, dated = ([], (), "") if given else offers_for(kinds, wanted.use_spot, wanted.provider)
     found = []
     for kind, count in kinds:
         hours = (wanted.hours,) * 3 if wanted.hours else costs.hours_of(work, kind, count, tokens)
@@ -140,10 +142,11 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
         prices = (given,) * 3 if given else costs.prices_of(fitting)
         found.append(Estimate(gpu=kind, num_gpus=count, hours=hours, prices=prices, offers=len(fitting)))
     if as_json:
-        print_json({"work": what, "estimates": [estimate_json(one) for one in found], "silent": list(silent)})
+        estimates = [estimate_json(one) for one in found]
+        print_json({"work": what, "estimates": estimates, "silent": list(silent), "prices_as_of": dated or None})
     else:
         print(f"=== {what} ===")
-        print(estimate_table(found))
+        print(estimate_table(found, dated))
         for one in silent:
             render.say(render.clean(one))
     if all(one.prices is None for one in found):
@@ -194,18 +197,28 @@ def work_of(phase: str, stage: str, job: str, hours: float | None) -> tuple[str,
     return f"{kind} {word}", known.get(word, ())
 
 
-def offers_for(kinds: Sequence[tuple[str, int]], spot: bool, provider: str) -> tuple[list[Any], tuple[str, ...]]:
+def offers_for(kinds: Sequence[tuple[str, int]], spot: bool, provider: str) -> tuple[list[Any], tuple[str, ...], str]:
+    """Return what is offered, who did not answer, and of when prices are that nobody offers now, "" for today's."""
     wanted = ",".join(f"{kind}:{count}" for kind, count in kinds)
     request = Request(run="new", gpu=wanted, spot=spot)
-    asked = [
-        one for one in offers.sources(context.settings(), provider) if one.name != "ssh"
-    ]  # own ones cost as they do
-    seen = offers.survey(asked, request)
-    return list(seen.considered), tuple(f"{one.provider}: {one.error}" for one in seen.silent)
+    settings = context.settings()
+    try:
+        asked = [one for one in offers.sources(settings, provider) if one.name != "ssh"]  # own ones cost as they do
+    except MissingKey as error:
+        listed = catalogue.read(catalogue.file_beside(settings.state_file), provider)
+        fitting = [one for one in listed if any(gpus.is_asked(kind, one.offer.gpu) for kind, _ in kinds)]
+        dates = " or ".join(sorted({one.mark for one in fitting}))
+        return [one.offer for one in listed], (f"prices that nobody offers now: {error}",), dates
+    with moving_line.waiting(f"{', '.join(one.name for one in asked)}: asked for offers"):
+        seen = offers.survey(asked, request)
+    return list(seen.considered), tuple(f"{one.provider}: {one.error}" for one in seen.silent), ""
 
 
-def estimate_table(found: Sequence[Estimate]) -> str:
-    """Return a line for each kind of GPU: hours, its price, and what all would cost."""
+def estimate_table(found: Sequence[Estimate], dated: str = "") -> str:
+    """Return a line for each kind of GPU: hours, its price, and what all would cost.
+
+    dated: of when the prices are, where they are not today's.
+    """
     rows: list[tuple[str, ...]] = [("GPUs", "hours", "USD per GPU-hour", "low", "expected", "high")]
     for one in found:
         low, expected, high = (f"{hours:.3g}" for hours in one.hours)
@@ -215,7 +228,8 @@ def estimate_table(found: Sequence[Estimate]) -> str:
             rows.append((name, hours, "nobody offers it now", "?", "?", "?"))
             continue
         least, _, most = map(cents, one.prices)
-        source = f"cheapest and median of {one.offers}" if one.offers else "as given"
+        of = f"{one.offers}, {dated}" if dated else f"{one.offers}"
+        source = f"cheapest and median of {of}" if one.offers else "as given"
         price = f"{least} to {most} ({source})" if least != most else f"{least} ({source})"
         rows.append((name, hours, price, *map(cents, one.micro_usd)))
     return columns(rows)

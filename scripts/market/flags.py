@@ -10,6 +10,10 @@ from scripts.cli.flags import Output, Questions
 @dataclass(frozen=True, kw_only=True)
 class OffersFlags(Output, MachineSpec):
     provider: str = flag("", "only runpod, lium, shadeform, ssh (own machines), slurm, or an extension", group=MACHINE)
+    save: bool = flag(
+        False, "keep today's prices of all vendors that can be asked, instead of the catalogue that is shown without a "
+        "key",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,21 +6,39 @@ from typing import Any
 
 from infra.drill.clauses import BROKEN, KEPT
 from infra.drill.reports import DrillReport, Reports
+from infra.errors import MissingKey, UsageError
+from infra.flags import given
+from infra.market import catalogue
+from infra.market.filters import satisfying
 from infra.money import dollars
 from infra.providers import offers as market
-from infra.records import Offer
+from infra.providers.offers import Survey
+from infra.records import Offer, Request
 from infra.selection.request import request_for
-from infra.settings import VENDORS
+from infra.settings import VENDORS, Settings
 from scripts.cli import context, offers_table, render
 from scripts.cli.invoke_patch import print_json
 from scripts.market.flags import OffersFlags
+from store import moving_line
 
 
 def offers(spec: OffersFlags) -> None:
     request = request_for(spec)
     settings = context.settings()
-    asked = market.sources(settings, spec.provider)
-    found = market.require(market.survey(asked, request), request)
+    if spec.save and (given_flags := sorted(given(spec, but=("json", "provider", "save")))):
+        raise UsageError(f"--save keeps the prices of everything; leave out --{given_flags[0]}")
+    try:
+        asked = market.sources(settings, spec.provider)
+    except MissingKey as error:
+        if spec.save:
+            raise
+        show_catalogue(spec, request, settings, str(error))
+        return
+    with moving_line.waiting(f"{', '.join(one.name for one in asked)}: asked for offers"):
+        seen = market.survey(asked, request)
+    found = market.require(seen, request)
+    if spec.save:
+        save(found, settings)
     vendors, drills = [one.name for one in asked if one.name in VENDORS], Reports.beside(settings.state_file)
     if spec.json:
         silent = [{"provider": one.provider, "error": str(one.error)} for one in found.silent]
@@ -33,6 +51,31 @@ def offers(spec: OffersFlags) -> None:
         render.say(render.clean(f"{one.provider}: {' '.join(str(one.error).split())}"))
     for line in drills.cite(vendors):
         render.say(line)
+
+
+def show_catalogue(spec: OffersFlags, request: Request, settings: Settings, why: str) -> None:
+    """Print what machines cost where nobody can be asked: each line with its date. Raises NoOffer."""
+    priced = catalogue.read(catalogue.file_beside(settings.state_file), spec.provider)
+    marks = {id(one.offer): one for one in priced}
+    every = tuple(one.offer for one in priced)
+    found = market.require(Survey(tuple(satisfying(request, every)), every, ()), request)
+    lines = [marks[id(one)] for one in found.offers]
+    if spec.json:
+        shown = [{**about(one.offer), "as_of": one.as_of, "illustrative": one.is_illustrative} for one in lines]
+        print_json({"offers": shown, "considered": len(every), "silent": [], "drills": {}, "not_offered_now": why})
+        return
+    print("=== What machines cost; nobody offers these now ===")
+    print(render.clean(offers_table.catalogue_table(lines)))
+    render.say(f"{why}; keys: inv init")
+
+
+def save(found: Survey, settings: Settings) -> None:
+    """Keep the prices of the vendors that have answered."""
+    silent = {one.provider for one in found.silent}
+    vendors = {one.provider for one in found.considered if one.provider in VENDORS} - silent
+    file = catalogue.file_beside(settings.state_file)
+    kept = catalogue.save(file, found.considered, vendors, time.time())
+    render.say(f"{render.count(kept, 'price')} of {', '.join(sorted(vendors)) or 'nobody'} kept in {file}")
 
 
 def drilled(report: DrillReport | None) -> dict[str, Any] | None:

@@ -37,6 +37,7 @@ class ChatFlags:
     )
     tag: str = flag("", "name of the checkpoints in the store")
     prompt: str | None = flag(None, "one question; without it, a conversation")
+    system: str = flag("", "what the model is told beforehand, as /system in a conversation")
     temperature: float = flag(0.0, "0 = greedy decoding")
     max_tokens: int = flag(256, "longest answer")
     endpoint: str = flag(

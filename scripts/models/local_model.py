@@ -14,13 +14,16 @@ from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.providers import registry
 from infra.records import Request
+from infra.settings import Settings
 from scripts.cli import context, local_step, plan_text, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from scripts.models.flags import ChatFlags, ExportFlags, TrainFlags
 from trainer.records.phase_registry import PHASES
+from trainer.talk import Place
 
 ENGINES = ("torch", "llama.cpp")
+HISTORY = "chat-history"
 
 
 def train(spec: TrainFlags) -> None:
@@ -74,7 +77,10 @@ def chat(spec: ChatFlags) -> None:
     if spec.endpoint:
         from scripts.services import endpoint_chat
 
-        endpoint_chat.hold(spec.endpoint, settings, spec.model, spec.prompt, spec.temperature, spec.max_tokens)
+        endpoint_chat.hold(
+            spec.endpoint, settings, spec.model, spec.prompt, spec.temperature, spec.max_tokens, spec.system,
+            place_of(settings),
+        )  # fmt: skip
         return
     found, folder = find_model(settings, spec.model, spec.tag, render.say)
     if spec.engine == "torch":
@@ -83,10 +89,18 @@ def chat(spec: ChatFlags) -> None:
         named = f"{found.name}-{found.fingerprint}" if found else f"folders/{folder.name}-{folder.stat().st_mtime_ns}"
         gguf = ROOT / "var" / "work" / "gguf" / f"{named}.gguf"
         python, said = local_step.python(settings, "llama-cpp"), ["-m", "trainer.engines", "chat", "--gguf", str(gguf)]
-    said += ["--model", str(folder), "--temperature", str(spec.temperature)]
-    said += ["--max-tokens", str(spec.max_tokens), *(["--prompt", spec.prompt] if spec.prompt else [])]
+    place, name = place_of(settings), found.name if found else folder.name
+    values = {"model": folder, "name": name, "system": spec.system, "temperature": spec.temperature,
+              "max-tokens": spec.max_tokens, "history": place.history, "folder": place.folder}  # fmt: skip
+    said += [f"--{word}={value}" for word, value in values.items()]  # a value may begin with dashes
+    said += [f"--prompt={spec.prompt}"] if spec.prompt else []
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     train_env.exec_interactive(said, root=ROOT, python=python)
+
+
+def place_of(settings: Settings) -> Place:
+    """Return where a conversation keeps what it keeps: its history beside the journal, what is saved where one is."""
+    return Place(str(settings.state_file.with_name(HISTORY).absolute()), str(Path.cwd()))
 
 
 def export(spec: ExportFlags) -> None:

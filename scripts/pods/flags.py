@@ -8,6 +8,7 @@ from infra.flags import again, flag
 from scripts.cli.flags import Output, Questions
 
 WHICH = "the pod (default: that of this line, or the only one)"
+NAMES = "Names for ssh"
 LAST = "its name, or the beginning of it (default: the last run)"
 
 
@@ -29,8 +30,14 @@ class RunFlags(Output, WorkSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SshFlags:
+class SshFlags(Questions):
     run: str = flag("", LAST, word=True)
+    config: bool = flag(
+        False, "write a file with every pod that is reached by SSH, and show the line of ~/.ssh/config that includes "
+        "it: then ssh RUN, scp, editors and notebooks know it by its name",
+        group=NAMES,
+    )  # fmt: skip
+    remove: bool = flag(False, "--config: remove that file, and the line where it stands", group=NAMES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from infra.transport.protocol import Transport
 from infra.transport.shipment import SyncPlan, preview
 from scripts.cli import context, render, session
 from scripts.cli.invoke_patch import line_after_dashes, print_json
+from scripts.pods import ssh_config
 from scripts.pods.flags import ForwardFlags, PullFlags, SshFlags, SyncFlags
 
 BOARD, BOARD_PORT = "tensorboard", 6006
@@ -38,6 +39,12 @@ SLOWEST_RATE = 10_000.0  # bytes in a second: with less, each side would take th
 
 
 def ssh(spec: SshFlags) -> None:
+    if spec.config:
+        if spec.run or line_after_dashes():
+            raise UsageError("--config is about every pod; to open a shell leave it out")
+        return ssh_config.config(spec)
+    if spec.remove or spec.yes:
+        raise UsageError(f"--{'remove' if spec.remove else 'yes'} is a word of --config")
     settings = context.settings()
     with Journal.open(settings.state_file) as journal:
         op = find_run(journal, spec.run)

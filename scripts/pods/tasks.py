@@ -54,7 +54,8 @@ def list_(c, spec):
 def ssh(c, spec):
     """Open a shell in a run's folder, on its machine.
 
-    `inv ssh RUN -- words` runs words there and leaves with their exit code.
+    `inv ssh RUN -- words` runs words there and leaves with their exit code. With --config, plain `ssh RUN` reaches it
+    too, with the key and the host key that are its own.
     """
 
 

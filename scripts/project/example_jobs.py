@@ -89,8 +89,8 @@ def estimate(name: str, given: tuple[str, ...]) -> JobEstimate:
     if spec is None:
         return JobEstimate(machine, None, None)
     hours = _hours(spec, given)
-    price = prices.listed(asked.gpu, asked.num_gpus)
-    return JobEstimate(machine, hours, None if price is None else (hours + BOOT_H) * price / 1e6)
+    found = prices.listed(asked.gpu, asked.num_gpus, catalogue.BUNDLED)
+    return JobEstimate(machine, hours, None if found is None else (hours + BOOT_H) * found[0] / 1e6)
 
 
 def _hours(spec: LaunchSpec, given: tuple[str, ...]) -> float:

@@ -14,6 +14,11 @@ class ConfigFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
+class InitFlags:
+    provider: str = flag("", "only the key of that vendor: runpod, lium or shadeform", word=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DoctorFlags(Output):
     provider: str = flag(
         "",

@@ -61,6 +61,10 @@ PLACES = (  # where something is written, its setting or "", what lies there, wh
     ("the journal", "state_file", "what was rented and is owed; `~/.local/state/slipway/journal.sqlite` by default",
      "no"),
     ("`journal-rehearsal` beside the journal", "", "a rehearsal: its journal, store and machines", "when none runs"),
+    ("`journal-ssh-config` beside the journal", "", "names of pods for ssh, kept by `./inv ssh --config`",
+     "by `./inv ssh --config --remove`"),
+    ("`journal-prices.json` beside the journal", "", "prices that `./inv offers --save` kept", "yes"),
+    ("`chat-history` beside the journal", "", "what was typed into `./inv chat`", "yes"),
     ("`~/.config/slipway`", "", "the id of each journal on each machine; may be carried to other machines", "no"),
 )  # fmt: skip
 OTHER_CODES = (

@@ -12,6 +12,7 @@ from scripts.cli.command import command
 from scripts.cli.invoke_patch import print_json, words_after_dashes
 from scripts.cli.render import columns
 from scripts.project import debian
+from store import moving_line
 
 ROOT = Path(__file__).resolve().parents[2]
 TYPED = ("infra", "data", "store", "serve", "flows", "ui", "scripts", "tests/programs")
@@ -42,6 +43,14 @@ def config(c, spec):
         print(columns([(one.name, one.value, one.source) for one in shown]))
 
 
+@command("scripts.project.init", "scripts.project.flags:InitFlags", world="", is_here=True, example="inv init runpod")
+def init(c, spec):
+    """Ask for keys and a store, check them, and write .env.
+
+    Keys are asked of their vendors before they are written, and never shown. What is there already is kept.
+    """
+
+
 @command("", "scripts.project.flags:DoctorFlags", example="inv doctor --provider runpod")
 def doctor(c, spec):
     """Say what this machine, own machines or an account lack.
@@ -60,23 +69,24 @@ def doctor(c, spec):
         raise UsageError("expected --for train, --for serve, the latter with --config FILE or without, or "
                          "--provider NAME")  # fmt: skip
     settings = Settings.load(ROOT, {"provider": provider})
-    if for_ == "train":
-        from flows import checklist
-        from scripts.cli.session import open_journal
+    with moving_line.waiting(f"{provider or for_ or 'this machine'} is looked at"):
+        if for_ == "train":
+            from flows import checklist
+            from scripts.cli.session import open_journal
 
-        with open_journal(settings) as journal:
-            found = checklist.training(settings, journal)
-    elif for_:
-        from scripts.services import doctor
+            with open_journal(settings) as journal:
+                found = checklist.training(settings, journal)
+        elif for_:
+            from scripts.services import doctor
 
-        found = doctor.serving(spec.config, settings)
-    elif provider == SKYPILOT:
-        found = machine.engine(settings)
-    elif provider in VENDORS:
-        found = machine.account(provider, settings)
-    else:
-        own = {"ssh": machine.nodes, "slurm": machine.clusters}
-        found = own[provider](settings) if provider in own else machine.findings(ROOT, settings)
+            found = doctor.serving(spec.config, settings)
+        elif provider == SKYPILOT:
+            found = machine.engine(settings)
+        elif provider in VENDORS:
+            found = machine.account(provider, settings)
+        else:
+            own = {"ssh": machine.nodes, "slurm": machine.clusters}
+            found = own[provider](settings) if provider in own else machine.findings(ROOT, settings)
     if spec.json:
         print_json(found)
     else:

@@ -47,6 +47,7 @@ from scripts.cli.session import open_journal
 from scripts.runs.flags import NOT_OF_THE_PLAN, DownFlags, KeepFlags, LaunchFlags, ResumeFlags, StopFlags
 from scripts.runs.logs import tell_steps
 from serve import controller_client, controller_process
+from store import moving_line
 from trainer.records.phase_registry import PHASES, USUAL
 
 THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machine, or another, is free: "}
@@ -63,8 +64,9 @@ def launch(spec: LaunchFlags) -> None:
         settings = context.settings_of(spec)
     meant = own_job(file, spec, settings) if file else use_case.understand(spec, settings, render.tell)
     with open_journal(settings) as journal:
-        settle(journal, settings, render.tell)
-        found = use_case.prepare(meant, journal, settings, render.tell)
+        with moving_line.waiting("what is there, and what it costs, is found out"):
+            settle(journal, settings, render.tell)
+            found = use_case.prepare(meant, journal, settings, render.tell)
         if found.is_open:
             assert isinstance(meant.work, Work)
             meant = replace(meant, work=replace(meant.work, made=prompts.ask_about_made(found.plan, spec.yes)))

@@ -17,15 +17,16 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import status
 from scripts.runs.flags import ReportFlags
+from store import moving_line
 from trainer.reporting import comparison
-from trainer.reporting.run_report import Story, charts, page
+from trainer.reporting.run_report import Story, charts, cost_chart, page
 
 
 def report(spec: ReportFlags) -> None:
     settings = context.settings()
     if len(spec.run) > 2:
         raise UsageError(f"{len(spec.run)} runs; inv report compares two; more of them: inv ui")
-    with open_journal(settings) as journal:
+    with open_journal(settings) as journal, moving_line.waiting("figures are read"):
         status.settle_due(use_case.status(journal, settings, ""), journal, settings)
         stories = [story_of(one, journal, settings, render.tell) for one in spec.run or ("",)]
     for story in stories:
@@ -56,7 +57,9 @@ def write(story: Story, folder: Path) -> list[str]:
     from trainer.reporting.chart import png
 
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {f"{phase.name}-{name}.png": chart for phase in story.phases for name, chart in charts(phase)}
+    pictures = {f"{phase.name}-{name}.png": chart for phase in story.phases for name, chart in charts(phase, story)}
+    if cost := cost_chart(story):
+        pictures["cost.png"] = cost
     for name, chart in pictures.items():
         (folder / name).write_bytes(png(chart))
     (folder / "report.html").write_text(page(story), encoding="utf-8")

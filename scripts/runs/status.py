@@ -19,6 +19,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import status_table
 from scripts.runs.flags import StatusFlags
+from store import moving_line
 
 SHOWN = 4  # of the runs that a budget pays for
 
@@ -28,7 +29,8 @@ def status(spec: StatusFlags) -> None:
     every_s = context.watch_seconds(spec.watch)
     with open_journal(settings) as journal:
         if every_s is None:
-            views = look(journal, settings, spec.run)
+            with moving_line.waiting("every pod is asked"):
+                views = look(journal, settings, spec.run)
             if spec.json:
                 print_json([status_table.view_json(view) for view in views])
             elif views:

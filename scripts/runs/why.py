@@ -5,11 +5,12 @@ from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs.flags import WhyFlags
+from store import moving_line
 
 
 def why(spec: WhyFlags) -> None:
     settings = context.settings()
-    with open_journal(settings) as journal:
+    with open_journal(settings) as journal, moving_line.waiting("its records are read"):
         story = use_case.why(spec.run, journal, settings)
     if spec.json:
         cause = {"name": story.cause.name, "says": story.cause.says, "then": story.cause.then}

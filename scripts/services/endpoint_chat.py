@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from infra.settings import Settings
 from scripts.cli import render
 from scripts.cli.session import open_journal
 from serve import controller_client
-from trainer.talk import questions
+from trainer import talk
 
 KEY = "SLIPWAY_ENDPOINT_KEY"
 SILENT_S = 120.0
@@ -23,9 +24,89 @@ class TooLong(SlipwayError):
     """The model does not read so many tokens at a time."""
 
 
+class Service:
+    """A partner of a conversation: one model of a service, which is told all that was said each time."""
+
+    def __init__(self, client: Any, url: str, name: str, asked: dict[str, Any], goes_on: bool) -> None:
+        self.client, self.url, self.name, self.asked = client, url, name, asked
+        self.goes_on: tuple[type[Exception], ...] = (SlipwayError,) if goes_on else ()
+        self.system = ""
+        self.tokens: int | None = None
+        self.messages: list[talk.Said] = []
+        self.has_forgotten = False
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.messages.clear()
+        self.has_forgotten = False
+
+    def about(self) -> str:
+        """Return who answers, in words."""
+        return render.clean(f"{self.name} at {self.url}")
+
+    def choose(self, name: str) -> str:
+        """Let another model of the service answer. Raises SlipwayError."""
+        known = models(self.client, self.url)
+        if name not in known:
+            return render.clean(f"there is no model {name!r} at {self.url}; it has: {', '.join(known)}")
+        self.name = name
+        return self.about()
+
+    def say(self, words: str) -> Iterator[str]:
+        """Yield the answer; where the conversation is too long its oldest turns are forgotten, which is told once.
+
+        Raises SlipwayError; the question is then none of the conversation.
+        """
+        self.tokens, pieces = None, list[str]()
+        self.messages.append({"role": "user", "content": words})
+        try:
+            while True:
+                try:
+                    for piece in self._answer():
+                        pieces.append(render.clean(piece))
+                        yield pieces[-1]
+                    break
+                except TooLong:
+                    if len(self.messages) < 3:
+                        raise
+                    del self.messages[:2]
+                    if not self.has_forgotten:
+                        talk.tell("the conversation is longer than this model reads: its oldest turns are forgotten")
+                    self.has_forgotten = True
+        except SlipwayError:
+            del self.messages[-1]
+            raise
+        except BaseException:  # cut short: by Ctrl-C, here or where the pieces are shown
+            self.messages.append({"role": "assistant", "content": "".join(pieces) or "..."})
+            raise
+        self.messages.append({"role": "assistant", "content": "".join(pieces)})
+
+    def _answer(self) -> Iterator[str]:
+        """Yield the pieces of an answer as they come."""
+        head = [{"role": "system", "content": self.system}] if self.system else []
+        asked = {**self.asked, "model": self.name, "messages": [*head, *self.messages], "stream": True,
+                 "stream_options": {"include_usage": True}}  # fmt: skip
+        with _told(self.url), self.client.stream("POST", "/v1/chat/completions", json=asked) as reply:
+            if reply.status_code != 200:
+                reply.read()
+            _check(reply, self.url)
+            for line in reply.iter_lines():
+                if not line.startswith("data:") or line.removeprefix("data:").strip() == "[DONE]":
+                    continue
+                event = json.loads(line[5:])
+                if "error" in event:
+                    error = event["error"]
+                    what = error.get("message", error) if isinstance(error, dict) else error
+                    raise SlipwayError(f"{self.url}: the answer broke off: {what}")
+                self.tokens = (event.get("usage") or {}).get("completion_tokens", self.tokens)
+                for choice in event.get("choices", ()):
+                    yield choice["delta"].get("content") or ""
+
+
 def hold(
-    endpoint: str, settings: Settings, model: str, prompt: str | None, temperature: float, max_tokens: int
-) -> None:
+    endpoint: str, settings: Settings, model: str, prompt: str | None, temperature: float, max_tokens: int,
+    system: str = "", place: talk.Place = talk.NOWHERE,
+) -> None:  # fmt: skip
     """Ask one question, or questions until the input ends. Raises SlipwayError, AuthError."""
     url = endpoint.rstrip("/").removesuffix("/v1")
     if "://" not in endpoint:
@@ -34,38 +115,10 @@ def hold(
                 controller_client.find(endpoint, journal), settings, journal, render.tell
             ).endpoint
     with _client(url) as client:
-        asked = {"model": model or _model(client, url), "temperature": temperature, "max_tokens": max_tokens}
-        said: list[dict[str, str]] = []
-        has_forgotten = False
-
-        def forget() -> None:
-            nonlocal has_forgotten
-            said.clear()
-            has_forgotten = False
-
-        for question in [prompt] if prompt is not None else questions(forget=forget):
-            said.append({"role": "user", "content": question})
-            while (answer := _spoken(client, url, {**asked, "messages": said, "stream": True})) is None:
-                del said[:2]
-                if not has_forgotten:
-                    render.say("the conversation is longer than this model reads: its oldest turns are forgotten")
-                has_forgotten = True
-            said.append({"role": "assistant", "content": answer})
-
-
-def _spoken(client: Any, url: str, asked: dict[str, Any]) -> str | None:
-    """Return the answer, printed as it comes; None where the conversation is too long and has turns to forget."""
-    answer = ""
-    try:
-        for piece in _answer(client, url, asked):
-            answer += piece
-            print(render.clean(piece), end="", flush=True)
-    except TooLong:
-        if len(asked["messages"]) < 3:
-            raise
-        return None
-    print(flush=True)
-    return answer
+        asked = {"temperature": temperature, "max_tokens": max_tokens}
+        one = Service(client, url, model or models(client, url)[0], asked, goes_on=sys.stdin.isatty())
+        one.system = system
+        talk.hold(one, prompt, place)
 
 
 def _client(url: str) -> Any:
@@ -76,27 +129,18 @@ def _client(url: str) -> Any:
     return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(SILENT_S, connect=10.0), trust_env=False)
 
 
-def _model(client: Any, url: str) -> str:
+def models(client: Any, url: str) -> list[str]:
+    """Return what the service has. Raises SlipwayError."""
     with _told(url):
         reply = client.get("/v1/models")
         _check(reply, url)
-        return str(reply.json()["data"][0]["id"])
-
-
-def _answer(client: Any, url: str, asked: dict[str, Any]) -> Iterator[str]:
-    """Yield the pieces of an answer as they come."""
-    with _told(url), client.stream("POST", "/v1/chat/completions", json=asked) as reply:
-        if reply.status_code != 200:
-            reply.read()
-        _check(reply, url)
-        for line in reply.iter_lines():
-            if not line.startswith("data:") or line == "data: [DONE]":
-                continue
-            event = json.loads(line[5:])
-            if "error" in event:
-                raise SlipwayError(f"{url}: the answer broke off: {event['error'].get('message', event['error'])}")
-            for choice in event["choices"]:
-                yield choice["delta"].get("content") or ""
+        try:
+            found = [str(one["id"]) for one in reply.json()["data"]]
+        except (ValueError, KeyError, TypeError):
+            found = []
+    if not found:
+        raise SlipwayError(f"{url}: it names no model; give one: --model NAME")
+    return found
 
 
 def _check(reply: Any, url: str) -> None:

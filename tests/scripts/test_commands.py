@@ -44,6 +44,7 @@ def test_whatever_deals_with_pods_can_be_rehearsed():
         "chat",
         "export",
         "serve.export",
+        "init",
         "config",
         "doctor",
         "test",

@@ -11,9 +11,12 @@ from pathlib import Path
 
 from data.errors import DataError
 from data.tokens import tokenizer
+from store.moving_line import waiting
 from trainer.engines import gguf_file
-from trainer.engines.conversation import Talk, converse, tell
+from trainer.engines.conversation import Talk
+from trainer.engines.words import add_talk, place_of
 from trainer.errors import TrainerError
+from trainer.talk import hold
 
 
 def main(words: list[str] | None = None) -> int:
@@ -40,11 +43,7 @@ def parser() -> argparse.ArgumentParser:
     one.set_defaults(run=chat)
     one.add_argument("--model", type=Path, required=True)
     one.add_argument("--gguf", type=Path, required=True)
-    one.add_argument("--prompt")
-    one.add_argument("--temperature", type=float, default=0.0)
-    one.add_argument("--top-k", type=int, default=50)
-    one.add_argument("--max-tokens", type=int, default=256)
-    one.add_argument("--seed", type=int, default=0)
+    add_talk(one)
     return top
 
 
@@ -58,19 +57,19 @@ def export(flags: argparse.Namespace) -> None:
 
 
 def chat(flags: argparse.Namespace) -> None:
-    from trainer.engines.llama_cpp import LlamaCpp
+    name = flags.name or flags.model.name
+    with waiting(f"{name} is loaded"):
+        from trainer.engines.llama_cpp import LlamaCpp
 
-    folder = folder_of_model(flags.model)
-    config = gguf_file.read_config(folder)
-    if not flags.gguf.exists():
-        flags.gguf.parent.mkdir(parents=True, exist_ok=True)
-        gguf_file.write(folder, flags.gguf, "tq2_0" if config.ternary else "f16")
-    engine = LlamaCpp(flags.gguf, config.max_position_embeddings, flags.temperature, flags.top_k, flags.seed)
-    talk = Talk(engine, tokenizer.load(folder), flags.max_tokens)
-    if flags.prompt is None:
-        converse(talk)
-    else:
-        tell(talk, flags.prompt)
+        folder = folder_of_model(flags.model)
+        config = gguf_file.read_config(folder)
+        if not flags.gguf.exists():
+            flags.gguf.parent.mkdir(parents=True, exist_ok=True)
+            gguf_file.write(folder, flags.gguf, "tq2_0" if config.ternary else "f16")
+        engine = LlamaCpp(flags.gguf, config.max_position_embeddings, flags.temperature, flags.top_k, flags.seed)
+        talk = Talk(engine, tokenizer.load(folder), flags.max_tokens, name)
+    talk.system = flags.system
+    hold(talk, flags.prompt, place_of(flags))
 
 
 if __name__ == "__main__":

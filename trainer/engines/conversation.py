@@ -1,6 +1,7 @@
 """A conversation with a model, whichever engine computes it: turn after turn; words appear as they are made.
 
-In: questions; an engine that goes on with ids; the tokenizer. Out: answers, piece by piece. No torch here.
+In: questions; an engine that goes on with ids; the tokenizer. Out: answers, piece by piece. No torch here. How they
+are typed and shown: `trainer.talk`, of which this is a partner.
 """
 
 import sys
@@ -11,7 +12,6 @@ from data.chat import conversations
 from data.tokens.pieces import as_text
 from data.tokens.tokenizer import Tokenizer
 from trainer.errors import Refused
-from trainer.talk import questions
 
 
 class Engine(Protocol):
@@ -22,6 +22,9 @@ class Engine(Protocol):
 
     align: int
     """An answer begins at a multiple of so many tokens."""
+
+    where: str
+    """By what it computes, in words."""
 
     def tokens(self, prompt: Sequence[int], stop: Collection[int], max_new: int) -> Iterator[int]:
         """Yield what follows, id by id, at most so many; it may go on behind an id of `stop`."""
@@ -35,8 +38,12 @@ def room_of(positions: int, max_new: int) -> int:
 class Talk:
     """One conversation."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, max_new: int) -> None:
-        self.engine, self.tokenizer, self.max_new = engine, tokenizer, max_new
+    goes_on = (Refused,)
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, max_new: int, name: str = "the model") -> None:
+        self.engine, self.tokenizer, self.max_new, self.name = engine, tokenizer, max_new, name
+        self.system = ""
+        self.tokens: int | None = None
         self.messages: list[conversations.Message] = []
         self.has_forgotten = False
 
@@ -44,52 +51,49 @@ class Talk:
         """Begin anew."""
         self.messages, self.has_forgotten = [], False
 
+    def about(self) -> str:
+        """Return who answers, in words."""
+        return f"{self.name}, by {self.engine.where}; it reads {self.engine.positions:,} tokens"
+
+    def choose(self, name: str) -> str:
+        """Refuse: another model is another process. Return what to type."""
+        return f"this is {self.name}; for another one end this (Ctrl-D) and type: ./inv chat {name}"
+
     def say(self, words: str) -> Iterator[str]:
         """Yield the answer, piece by piece.
 
         What no longer fits into the model's positions is forgotten, the oldest turns first, which is told once. Raises
         Refused for a question that is too long by itself.
         """
+        self.tokens = None
         words = words.encode("utf-8", "replace").decode()  # what was no text in the terminal is none for the tokenizer
+        told = self.system.encode("utf-8", "replace").decode()
+        head = [{"role": "system", "content": told}] if told else []
         room = room_of(self.engine.positions, self.max_new)
-        question = {"role": "user", "content": words}
-        kept, prompt = conversations.recent([*self.messages, question], self.tokenizer, room, self.engine.align)
+        asked = [*head, *self.messages, {"role": "user", "content": words}]
+        kept, prompt = conversations.recent(asked, self.tokenizer, room, self.engine.align)
         if len(prompt) > room:
             raise Refused(f"{len(prompt)} tokens at once are too many; this model takes {room}")
-        if len(kept) <= len(self.messages) and not self.has_forgotten:
+        if len(kept) < len(asked) and not self.has_forgotten:
             self.has_forgotten = True
             print(
                 f"this model reads {room} tokens at a time: the oldest turns are forgotten from here on",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
-        self.messages = kept
-        pieces = []
-        for piece in as_text(self._tokens(prompt), self.tokenizer.decode):
-            pieces.append(piece)
-            yield piece
-        self.messages.append({"role": "assistant", "content": "".join(pieces)})
+        self.messages = kept[len(head) :]
+        pieces: list[str] = []
+        self.tokens = 0
+        try:
+            for piece in as_text(self._tokens(prompt), self.tokenizer.decode):
+                pieces.append(piece)
+                yield piece
+        finally:  # also of an answer that is cut short, after which the next question is the user's
+            self.messages.append({"role": "assistant", "content": "".join(pieces) or "..."})
 
     def _tokens(self, prompt: list[int]) -> Iterator[int]:
         stop = set(self.tokenizer.stops)
         for token in self.engine.tokens(prompt, stop, self.max_new):
             if token in stop:
                 return
+            self.tokens = (self.tokens or 0) + 1
             yield token
-
-
-def tell(talk: Talk, words: str) -> None:
-    for piece in talk.say(words):
-        print(piece, end="", flush=True)
-    print(flush=True)
-
-
-def converse(talk: Talk) -> None:
-    """Answer line by line, until the end of the input. Ctrl-C ends an answer; on an empty line it ends the talk."""
-    for words in questions(forget=talk.forget):
-        try:
-            tell(talk, words)
-        except Refused as error:
-            print(error, file=sys.stderr)
-        except KeyboardInterrupt:
-            print(" ...")
-            talk.messages.append({"role": "assistant", "content": "..."})

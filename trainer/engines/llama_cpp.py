@@ -20,6 +20,7 @@ class LlamaCpp:
     """A server in this process, with one conversation at a time."""
 
     align = 1
+    where = "llama.cpp"
 
     def __init__(self, gguf: Path, positions: int, temperature: float, top_k: int, seed: int) -> None:
         import xllamacpp

@@ -16,10 +16,12 @@ WIDTH, HEIGHT = 640, 240
 RIGHT, TOP, BELOW = 24, 12, 36
 LEAST_LEFT, LETTER, GAP = 58, 7, 6  # room for the words of the upward axis: so much for each letter, and beside them
 MOST_POINTS = 400  # of a line: more do not show
+AXIS = 4  # left edge of the word for what is counted along the bottom
 BANDS = 80  # stretches that say their figures when they are pointed at
 STYLE = """
 .chart rect { fill: transparent; } .chart rect:hover { fill: var(--bar); opacity: .12; }
 .chart polyline { fill: none; stroke: var(--bar); stroke-width: 2; stroke-linejoin: round; }
+.chart line.mark { stroke: #c2410c; stroke-width: 2; stroke-dasharray: 3 3; }
 .chart polyline.faint { opacity: .3; stroke-width: 1; } .chart circle { fill: var(--bar); }
 """
 Point = tuple[float, float]
@@ -27,7 +29,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Chart:
-    """What is shown over the steps; points in the order of their steps."""
+    """What is shown over the steps, or over what `along` says; points in the order of their steps."""
 
     title: str
     points: tuple[Point, ...]
@@ -35,6 +37,12 @@ class Chart:
     """Draw a running mean, and the points themselves faintly."""
     from_zero: bool = False
     unit: str = ""
+    along: str = "step"
+    """What is counted along the bottom."""
+    run: str = ""
+    """Whose it is: stands above the picture, where no page says so."""
+    marks: tuple[tuple[float, str], ...] = ()
+    """What happened at a step, in words."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,8 @@ class ChartLayout:
     up: list[tuple[float, str]] = field(default_factory=list)
     bands: list[tuple[float, float, str]] = field(default_factory=list)
     """Left edge, width and words of the stretches."""
+    marks: list[tuple[float, str]] = field(default_factory=list)
+    """x and words of what happened."""
     left: int = LEAST_LEFT
     """Where the drawing begins, right of the words of the upward axis."""
 
@@ -111,7 +121,7 @@ def layout(chart: Chart) -> ChartLayout:
     groups = thin(points, BANDS)
     edges = [first, *(x for x, _ in groups)]
     bands = [
-        (x_of(before), max(1.0, x_of(x) - x_of(before)), f"to step {x:,.0f}: {number(y)}{chart.unit}")
+        (x_of(before), max(1.0, x_of(x) - x_of(before)), f"to {chart.along} {x:,.0f}: {number(y)}{chart.unit}")
         for before, (x, y) in zip(edges, groups, strict=False)
     ]
     return ChartLayout(
@@ -119,6 +129,7 @@ def layout(chart: Chart) -> ChartLayout:
         list(zip(map(x_of, steps), labels(steps), strict=True)),
         list(zip(map(y_of, heights), up, strict=True)),
         bands,
+        [(x_of(x), words) for x, words in chart.marks if first <= x <= last],
         left,
     )
 
@@ -151,6 +162,10 @@ def svg(chart: Chart) -> Html:
         drawn.append(tag("text", words, x=found.left - GAP, y=f"{y + 4:.1f}", text_anchor="end"))
     for x, words in found.across:
         drawn.append(tag("text", words, x=f"{x:.1f}", y=HEIGHT - 8, text_anchor="middle"))
+    drawn.append(tag("text", chart.along, x=AXIS, y=HEIGHT - 8))
+    for x, words in found.marks:
+        about = tag("title", words)
+        drawn.append(tag("line", about, x1=f"{x:.1f}", x2=f"{x:.1f}", y1=TOP, y2=HEIGHT - BELOW, class_="mark"))
     for line in found.lines:
         kind = {} if line is found.lines[-1] else {"class_": "faint"}
         drawn.append(tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in line), **kind))
@@ -161,7 +176,7 @@ def svg(chart: Chart) -> Html:
     return tag("svg", *drawn, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=chart.title, class_="chart")
 
 
-INK, SOFT, RULE, BAR, FAINT = "#1b2733", "#64748b", "#e2e8f0", "#2f6fdb", "#bcd1f4"
+INK, SOFT, RULE, BAR, FAINT, MARK = "#1b2733", "#64748b", "#e2e8f0", "#2f6fdb", "#bcd1f4", "#c2410c"
 SCALE = 4  # drawn that much larger than it is kept, which smooths the lines
 KEPT = 2  # pixels of a PNG for one of the layout
 HEAD = 26  # room for the title
@@ -179,12 +194,17 @@ def png(chart: Chart) -> bytes:
     def place(x: float, y: float) -> Point:
         return x * SCALE, (y + HEAD) * SCALE
 
-    draw.text((found.left * SCALE, 6 * SCALE), chart.title, fill=INK, font=large)
+    title = f"{chart.run}, {chart.title}" if chart.run else chart.title
+    draw.text((found.left * SCALE, 6 * SCALE), title, fill=INK, font=large)
+    draw.text(place(AXIS, HEIGHT - 14), chart.along, fill=SOFT, font=small, anchor="lm")
     for y, words in found.up:
         draw.line([place(found.left, y), place(WIDTH - RIGHT, y)], fill=RULE, width=SCALE)
         draw.text(place(found.left - GAP, y), words, fill=SOFT, font=small, anchor="rm")
     for x, words in found.across:
         draw.text(place(x, HEIGHT - 14), words, fill=SOFT, font=small, anchor="mm")
+    for x, _ in found.marks:
+        for y in range(TOP, HEIGHT - BELOW, 6):
+            draw.line([place(x, y), place(x, y + 3)], fill=MARK, width=SCALE)
     for line in found.lines:
         is_last = line is found.lines[-1]
         color, width = (BAR, 2 * SCALE) if is_last else (FAINT, SCALE)

@@ -82,6 +82,7 @@ def svg(title: str, first: Chart, second: Chart) -> Html:
         drawn.append(tag("text", said, x=left - GAP, y=f"{y + 4:.1f}", text_anchor="end"))
     for step, said in zip(steps, charting.labels(steps), strict=True):
         drawn.append(tag("text", said, x=f"{place(step, low)[0]:.1f}", y=HEIGHT - 8, text_anchor="middle"))
+    drawn.append(tag("text", first.along, x=charting.AXIS, y=HEIGHT - 8))
     for line, kind in zip(lines, ("a", "b"), strict=True):
         placed = [place(x, y) for x, y in line]
         drawn.append(tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in placed), class_=kind))

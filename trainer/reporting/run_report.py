@@ -4,6 +4,7 @@ In: a `Story`: what was read of a run, wherever it was. Out: the page's text, an
 work has not told yet is left out.
 """
 
+import bisect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ MFU = (
     "MFU = tokens per second x operations per token / peak; operations per token = 6 x (parameters of the matrices) "
     "+ 12 x layers x heads x head size x row length, attention not halved, recomputation not counted. Peak: "
 )
+MARK_S = 60.0  # so long after its last step what happens is still of a phase
 MOST_SAMPLES = 12  # moments of a phase that are shown
 
 
@@ -56,15 +58,38 @@ class Story:
     written: str
     """When, for people."""
     note: str = ""
+    marks: Sequence[tuple[float, str]] = ()
+    """What happened to it, and when: UTC epoch seconds."""
+    cost: Sequence[tuple[float, float]] = ()
+    """Minutes since its first pod was asked for, and the US dollars that it had cost by then."""
 
 
-def charts(phase: PhaseStory) -> Iterator[tuple[str, Chart]]:
-    """Yield the charts that there are figures for, each with a short name."""
+def charts(phase: PhaseStory, story: Story | None = None) -> Iterator[tuple[str, Chart]]:
+    """Yield the charts that there are figures for, each with a short name; of a story with its run and its marks."""
+    run, marks = (story.run, tuple(_placed(phase, story.marks))) if story else ("", ())
     lines = [{**one, "data_share": waiting_share(one)} for one in phase.lines]
     for key, title, unit, smooth, from_zero, factor in (*CURVES, *_of_objective(phase)):
         points = tuple((float(one["step"]), one[key] * factor) for one in lines if one.get(key) is not None)
         if any(math.isfinite(value) for _, value in points):
-            yield key.replace("_", "-"), Chart(f"{phase.name}: {title}", points, smooth, from_zero, unit)
+            yield key.replace("_", "-"), Chart(
+                f"{phase.name}: {title}", points, smooth, from_zero, unit, run=run, marks=marks
+            )  # fmt: skip
+
+
+def cost_chart(story: Story) -> Chart | None:
+    """Return what a run had cost at each moment, None where it cost nothing."""
+    if not story.cost:
+        return None
+    return Chart("Cost, US dollars", tuple(story.cost), from_zero=True, unit=" USD", along="minute", run=story.run)
+
+
+def _placed(phase: PhaseStory, marks: Sequence[tuple[float, str]]) -> Iterator[tuple[float, str]]:
+    """Yield the step of each mark that falls into a phase."""
+    times = [float(one.get("at") or 0.0) for one in phase.lines]
+    for at, words in marks:
+        row = bisect.bisect_left(times, at)
+        if times and times[0] and times[0] <= at <= times[-1] + MARK_S:
+            yield float(phase.lines[min(row, len(times) - 1)]["step"]), words
 
 
 def _of_objective(phase: PhaseStory) -> Iterator[tuple[str, str, str, bool, bool, float]]:
@@ -91,7 +116,8 @@ def page(story: Story) -> str:
         tag("p", f"{done or 'no phase has begun'} · written {story.written}", class_="soft"),
         *note,
         *([_tiles(story)] if story.facts else []),
-        *(part for phase in story.phases for part in _phase(phase)),
+        *_cost(story),
+        *(part for phase in story.phases for part in _phase(phase, story)),
     )
 
 
@@ -111,8 +137,13 @@ def _tiles(story: Story) -> Html:
     return tag("div", *tiles, class_="tiles")
 
 
-def _phase(phase: PhaseStory) -> Iterator[Html]:
-    shown = [_card(chart.title.partition(": ")[2], svg(chart)) for _, chart in charts(phase)]
+def _cost(story: Story) -> Iterator[Html]:
+    if chart := cost_chart(story):
+        yield tag("div", _card(chart.title, svg(chart)), class_="cards")
+
+
+def _phase(phase: PhaseStory, story: Story) -> Iterator[Html]:
+    shown = [_card(chart.title.partition(": ")[2], svg(chart)) for _, chart in charts(phase, story)]
     peaks = list(dict.fromkeys(one["mfu_of"] for one in phase.lines if one.get("mfu_of")))
     facts = [*_numbers(phase), *((name, f"{value} {interval}".strip()) for name, value, interval in phase.measured)]
     if facts:
@@ -132,7 +163,7 @@ def _numbers(phase: PhaseStory) -> Iterator[tuple[str, str]]:
     last = phase.lines[-1] if phase.lines else {}
     if last:
         yield "last loss", f"{last['loss']:.4f} nats per token"
-        yield "tokens", f"{last['tokens']:,}, padding included"
+        yield "tokens", f"{last['tokens']:,}, without padding"
         spent = sum(one.get("step_s", 0.0) for one in phase.lines)
         if spent:
             yield "time in steps", took(spent)

@@ -68,7 +68,9 @@ class Rollouts(Source):
             figures |= of_answers
         batch = self.held[1]
         self.told = figures
-        self.handed_over = (time.perf_counter(), batch["ids"].size)
+        counted = batch["targets"] != IGNORED
+        ends = np.where(counted.any(axis=1), counted.shape[1] - counted[:, ::-1].argmax(axis=1), 0)
+        self.handed_over = (time.perf_counter(), int(ends.sum()))  # without padding, as tokens are counted everywhere
         return batch
 
     def figures(self) -> dict[str, float]:

@@ -2,12 +2,12 @@
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.reading import run_figures, story
+from flows.reading import run_figures, story, timeline
 from flows.status import current_record
 from infra.agent.job import Job
 from infra.errors import SlipwayError
@@ -258,28 +258,12 @@ def said_by(desk: Desk, source: FigureSource, phase: str) -> list[dict[str, Any]
     return source.said[phase].get()
 
 
-def marks_of(desk: Desk, source: FigureSource, journal: Journal) -> list[tuple[float, str, str]]:
-    """Return when what happened to a run: checkpoints in its store, pods that were lost, its recoveries."""
+def marks_of(desk: Desk, source: FigureSource, journal: Journal) -> list[timeline.Mark]:
+    """Return when what happened to a run; [] of what was trained in the foreground."""
     if source.token == story.FOREGROUND:
         return []
     view = next((one for one in desk.runs() if one.run == source.run), None)
-    found = [(float(at), "save", f"{name} is in the store") for name, at in (view.in_store if view else {}).items()]
-    found += [(float(at), "save", name) for name, at in _checkpoints_here(journal.op(source.token), desk)]
-    rows = [op for op in journal.ops(run=source.run) if op.slot == 0 or op.slot < 0]
-    for op in rows[:-1]:
-        at = op.ended_at or op.del_requested_at or op.first_absent_at
-        if at:
-            found.append((float(at), "lost", f"its pod was lost: {op.reason or 'it was gone'}"))
-    found += [(at, "recovered", "brought back") for at in journal.recovered_at(source.run)]
-    return sorted(found)
-
-
-def _checkpoints_here(op: Op, desk: Desk) -> Iterator[tuple[str, float]]:
-    """Yield the checkpoints that lie on a pod of this machine."""
-    if op.vendor != "local" or not op.address:
-        return
-    for manifest in sorted((folder_of(op).work / "checkpoints").glob("*/step-*/MANIFEST.json")):
-        yield f"{manifest.parts[-3]}/{manifest.parts[-2]} is saved", manifest.stat().st_mtime
+    return timeline.marks_of(journal.op(source.token), view, journal)
 
 
 def _placed(table: FigureTable, by: str, at: float, kind: str, words: str) -> dict[str, Any] | None:

@@ -136,11 +136,23 @@ def test_when_every_key_is_refused_the_exit_code_says_so(world):
 
 
 @pytest.mark.process
-def test_without_a_key_or_a_machine_it_says_what_to_set(world, tmp_path):
+def test_prices_of_today_are_kept_and_without_a_key_they_are_shown_with_their_date(world, tmp_path):
+    assert "leave out --gpu" in world.json("offers", "--save", "--gpu", "H100", code=2)["error"]
+    world.inv("offers", "--save", "--provider", "shadeform")
     for name in VENDORS:
         del world.extra[f"{name}_API_KEY"]
-    said = world.json("offers", code=4)["error"]
-    assert all(f"{name}_API_KEY" in said for name in VENDORS)
+    found = world.json("offers", "--gpu", "B200", "--num-gpus", "8")
+    assert all(f"{name}_API_KEY" in found["not_offered_now"] for name in VENDORS)
+    saved = [one for one in found["offers"] if one["provider"] == "shadeform"]
+    assert [one["usd_per_hour"] for one in saved] == ["33.60", "35.84", "38.40"]
+    assert not any(one["illustrative"] for one in saved)
+    assert all(one["illustrative"] and one["as_of"] for one in found["offers"] if one not in saved)
+    process = world.begin("offers", "--gpu", "H100")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and "RUNPOD_API_KEY" in err and "inv init" in err
+    assert all(" illustrative " in line for line in out.splitlines()[2:])
+    assert "--max-price" in world.json("offers", "--gpu", "H100", "--max-price", "0.10", code=3)["error"]
+    assert "RUNPOD_API_KEY" in world.json("offers", "--save", code=4)["error"]
     settings = Settings.load(tmp_path, environ=world.extra)
     with pytest.raises(UsageError, match="LIUM_API_KEY"):
         sources(settings, "lium")

@@ -4,6 +4,7 @@ import html.parser
 import io
 import math
 import re
+from dataclasses import replace
 
 from PIL import Image
 
@@ -140,3 +141,19 @@ def test_a_page_has_no_card_without_something_in_it():
     assert "<svg" not in text and "1 min 03 s" not in text
     spent = PhaseStory("sft", lines=[{"step": 1, "tokens": 9, "loss": 1.0, "step_s": 63.0}])
     assert "1 min 03 s" in page(Story("r", [], [spent], "now"))
+
+
+def test_a_picture_names_its_run_and_its_axis_and_shows_what_happened(tmp_path):
+    lines = [{**one, "at": 1000.0 + one["step"]} for one in LINES]
+    marks = [(900.0, "before it began"), (1010.5, "its pod was lost: <preempted>"), (1130.0, "saved at its end")]
+    story = Story("brave-otter-3", (), [PhaseStory("base", "done", {}, lines)], "now", marks=marks,
+                  cost=[(0.0, 0.0), (30.0, 1.5), (90.0, 1.5)])  # fmt: skip
+    found = dict(charts(story.phases[0], story))["loss"]
+    assert found.marks == ((11.0, "its pod was lost: <preempted>"), (100.0, "saved at its end"))
+    assert [words for _, words in layout(found).marks] == [words for _, words in found.marks]
+    text = page(story)
+    reader = Whole()
+    reader.feed(text)
+    assert text.count('class="mark"') == 2 * len(list(charts(story.phases[0]))) and "<preempted>" not in text
+    assert ">Cost, US dollars<" in text and ">minute<" in text and ">step<" in text
+    assert png(found) != png(replace(found, run="")) != png(replace(found, run="", marks=()))

@@ -1,0 +1,140 @@
+"""The names of pods for the system's `ssh`: a file of `Host` blocks, and the line of ~/.ssh/config that includes it.
+
+In: a name, a token, the address of a pod and the file with its host key. Out: the text of the file. Editors, rsync and
+notebooks read it as ssh does. A block insists on the pod's own host key, since addresses are used again.
+"""
+
+import contextlib
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import UsageError
+from infra.transport.ssh import Ssh
+from store import local_files
+
+HEAD = "# The pods of Slipway by their names; ./inv keeps this file. To be rid of it: ./inv ssh --config --remove\n"
+_BLOCK = re.compile(r"^# pod (\S+) (\S+)\n(?:[^#\n].*\n)*", re.MULTILINE)
+_SCOPE = re.compile(r"(?i)\s*(host|match)\b")
+_INCLUDE = re.compile(r"(?i)\s*include[\s=]+(.*)")
+PLAIN = {  # what somebody's `Host *` must not change: which machine it is, by which key, and that nothing is forwarded
+    "BatchMode": "yes", "PasswordAuthentication": "no", "ProxyCommand": "none", "ControlPath": "none",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PodNames:
+    """The file of one journal."""
+
+    path: Path
+
+    @staticmethod
+    def beside(journal: Path) -> "PodNames":
+        return PodNames(journal.absolute().with_name(f"{journal.stem}-ssh-config"))
+
+    @property
+    def is_wanted(self) -> bool:
+        """Tell whether somebody has asked for it."""
+        return self.path.is_file()
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Keep others from changing it meanwhile; what it is made of is read within."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with local_files.held(self.path.with_name(f"{self.path.name}.lock"), mode=0o600):
+            yield
+
+    def read(self) -> dict[str, str]:
+        """Return the blocks that it holds, by the tokens of their pods."""
+        with contextlib.suppress(FileNotFoundError):
+            return {found[2]: found[0] for found in _BLOCK.finditer(self.path.read_text(encoding="utf-8"))}
+        return {}
+
+    def write(self, blocks: Mapping[str, str]) -> None:
+        """Write these blocks, unless they are what it holds."""
+        text = "\n".join([HEAD, *blocks.values()]).encode()
+        if not self.is_wanted or self.path.read_bytes() != text:
+            local_files.replace(self.path, text, mode=0o600)
+
+    def remove(self) -> bool:
+        """Remove it; return whether it was there."""
+        was_there = self.path.exists()
+        self.path.unlink(missing_ok=True)
+        return was_there
+
+    @property
+    def line(self) -> str:
+        """Return the line that includes it."""
+        return f"Include {_quoted(self.path)}"
+
+
+def block(name: str, token: str, way: Ssh) -> str:
+    """Return the block of a pod. Raises UsageError for a path that ssh's files cannot hold."""
+    _quoted(way.known_hosts)
+    told = {
+        "HostName": way.address.host.replace("%", "%%"),
+        "Port": str(way.address.port),
+        "User": way.address.user,
+        "IdentityFile": _quoted(Path(way.address.key)).replace("%", "%%"),
+        **way.options,
+        **PLAIN,
+    }
+    return f"# pod {name} {token}\nHost {name}\n" + "".join(f"  {key} {value}\n" for key, value in told.items())
+
+
+def is_included(config: Path, line: str) -> bool:
+    """Tell whether the line stands in the user's file where it holds for every host."""
+    for one in _lines(config):
+        if _SCOPE.match(one):
+            return False
+        if (found := _INCLUDE.match(one)) and found[1].strip().strip('"') == line.removeprefix("Include ").strip('"'):
+            return True
+    return False
+
+
+def include(config: Path, line: str) -> None:
+    """Put the line at the top of the user's file, which is made where there is none. All else in it stays as it is."""
+    place = _place(config)
+    with local_files.held(place.with_name(".slipway.lock"), mode=0o600):
+        if not is_included(config, line):
+            _write(place, f"{line}\n".encode() + (place.read_bytes() if place.exists() else b""))
+
+
+def leave_out(config: Path, line: str) -> bool:
+    """Take the line out of the user's file again; return whether it stood there."""
+    place = _place(config)
+    if not place.exists():
+        return False
+    with local_files.held(place.with_name(".slipway.lock"), mode=0o600):
+        before = place.read_bytes()
+        kept = [one for one in before.splitlines(keepends=True) if one.strip() != line.encode()]
+        if b"".join(kept) == before:
+            return False
+        _write(place, b"".join(kept))
+    return True
+
+
+def _place(config: Path) -> Path:
+    """Return where the user's file really is: it may be a link into a folder of dotfiles."""
+    config.parent.mkdir(mode=0o700, exist_ok=True)
+    return config.resolve()
+
+
+def _write(place: Path, content: bytes) -> None:
+    mode = stat.S_IMODE(place.stat().st_mode) if place.exists() else 0o600
+    local_files.replace(place, content, mode=mode)
+
+
+def _lines(config: Path) -> list[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return config.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    return []
+
+
+def _quoted(path: Path) -> str:
+    text = str(path)
+    if not text.isprintable() or set(text) & set('"\\*?['):
+        raise UsageError(f"{text!r} cannot stand in a file of ssh; choose a folder without such letters")
+    return f'"{text}"'

@@ -1,0 +1,56 @@
+"""What `inv ssh --config` does: pods get names that the system's own `ssh` knows."""
+
+import sys
+
+from infra.ledger.journal import Journal
+from infra.providers import registry
+from infra.runs import ssh_names
+from infra.transport import ssh_include
+from infra.transport.ssh_include import PodNames
+from scripts.cli import context, render
+from scripts.pods.flags import SshFlags
+
+
+def config(spec: SshFlags) -> None:
+    """Write the file of names, or remove it; ~/.ssh/config is changed only where somebody says so."""
+    settings = context.settings()
+    theirs = ssh_names.config_file()
+    with Journal.open(settings.state_file) as journal:
+        file = PodNames.beside(journal.path)
+        if spec.remove:
+            return remove(file, spec.yes)
+        made = ssh_names.write(journal, registry.vendors(settings))
+    for one in made.left_out:
+        render.tell(f"left out: {one}")
+    render.say(f"{file.path}: {', '.join(made.names) or 'no pod yet'}")
+    if not ssh_include.is_included(theirs, file.line):
+        print(file.line, flush=True)
+        if not (spec.yes or asked(f"Put this line at the top of {theirs}?")):
+            render.say(f"to be put at the top of {theirs}, above any Host; or: ./inv ssh --config --yes")
+            return
+        ssh_include.include(theirs, file.line)
+        render.say(f"it stands at the top of {theirs} now")
+    render.say(
+        f"try: ssh {made.names[-1] if made.names else 'RUN'}; new pods are added, and those that are gone vanish"
+    )
+
+
+def remove(file: PodNames, yes: bool) -> None:
+    """Remove the file of names, and its line where that is wanted."""
+    theirs = ssh_names.config_file()
+    with file.changing():
+        render.say(f"{file.path} is {'removed' if file.remove() else 'not there'}")
+    if not ssh_include.is_included(theirs, file.line):
+        return
+    if (yes or asked(f"Take its line out of {theirs}?")) and ssh_include.leave_out(theirs, file.line):
+        render.say(f"its line is taken out of {theirs}")
+    else:
+        render.say(f"{theirs} includes it still, which does no harm; the line: {file.line}")
+
+
+def asked(question: str) -> bool:
+    """Ask whoever types; nobody says no."""
+    if not sys.stdin.isatty():
+        return False
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,153 @@
+"""What `inv init` does: the first questions of a new user, and `.env` made of the answers.
+
+In: what is typed at a terminal; keys are not shown. Out: lines of `.env`, each written as soon as it is known to be
+good, so that whoever leaves in the middle keeps what was answered.
+"""
+
+import getpass
+import sys
+import warnings
+from collections.abc import Mapping
+
+from flows.installation import env_file, first_keys
+from flows.installation.first_keys import NAMES, STORE_KEYS, Found, Verdict
+from infra.checkout import ROOT
+from infra.errors import UsageError
+from infra.settings import VENDORS, Settings
+from scripts.cli import context, render
+from scripts.project.flags import InitFlags
+from store import credentials, moving_line
+
+TRIES = 3
+LOCAL_STORE = "var/artifacts"
+BY_HAND = """stdin is not a terminal, so init cannot ask for keys without showing them. By hand:
+  cp .env.example .env && chmod 600 .env    # git ignores it; each line says what it is for
+  ./inv doctor --provider runpod            # what the vendor says to the key
+Without any key everything runs on this machine: ./inv launch --phase sft"""
+
+
+class Over(Exception):
+    """Whoever is asked has ended it (Ctrl-D)."""
+
+
+def init(spec: InitFlags) -> None:
+    if spec.provider not in ("", *VENDORS):
+        raise UsageError(f"--provider is {spec.provider!r}; known: {', '.join(VENDORS)}")
+    if not sys.stdin.isatty():
+        raise UsageError(BY_HAND)
+    render.say(f"Answers go into {ROOT / env_file.NAME}, which git ignores and")
+    render.say("nobody else can read. Keys are not shown while they are typed.")
+    render.say("Enter: leave it out, or keep what is there. Ctrl-D: that is all.")
+    try:
+        for name in [spec.provider] if spec.provider else VENDORS:
+            ask_key(name)
+        if not spec.provider:
+            ask_for_store()
+    except Over:
+        render.say("")
+    env_file.put(ROOT, {})  # one that others could read was there before
+    tell_what_next(context.settings())
+
+
+def ask_key(name: str) -> None:
+    """Ask for the key of a vendor until it is good, or left out."""
+    variable = VENDORS[name].upper()
+    settings = context.settings()
+    known, source = getattr(settings, VENDORS[name]), settings.sources[VENDORS[name]]
+    render.say(f"\n{NAMES[name]}")
+    if known:
+        render.tell(f"  {variable} is there, from {source}: {in_words(asked(name, known, settings))}")
+    if known and source not in (".env", "default"):
+        render.say(f"  it is kept; {source} outweighs .env")
+        return
+    for _ in range(TRIES):
+        key = hidden(f"  {variable}{' (Enter keeps it)' if known else ''}: ")
+        if not key:
+            return
+        found = asked(name, key, settings)
+        render.tell(f"  {in_words(found)}")
+        if found.verdict is Verdict.GOOD or (found.verdict is Verdict.UNKNOWN and agrees("  keep it unchecked?")):
+            env_file.put(ROOT, {variable: key})
+            render.say("  written")
+            return
+    render.say(f"  {TRIES} keys were not taken; nothing was written for {NAMES[name]}")
+
+
+def ask_for_store() -> None:
+    """Ask where artifacts go until that can be written, or is left as it is."""
+    render.say("\nStore: where models and checkpoints are kept")
+    for _ in range(TRIES):
+        settings = context.settings()
+        is_here = settings.store == str(ROOT / LOCAL_STORE)
+        shown = f"{LOCAL_STORE}, on this machine" if is_here else settings.store
+        render.say(f"  It is {shown}.")
+        if settings.sources["store"] not in (".env", "default", "slipway.yaml"):
+            render.say(f"  it is kept; {settings.sources['store']} outweighs .env")
+            return
+        render.say("  Rented pods need one elsewhere: hf://user/repo or s3://bucket/folder")
+        uri = typed("  SLIPWAY_STORE (Enter keeps it): ")
+        if not uri:
+            return
+        keys = keys_for(uri, settings)
+        with moving_line.waiting(f"{uri} is asked"):
+            found = first_keys.ask_store(uri if "://" in uri else str((ROOT / uri).expanduser()), keys)
+        render.tell(f"  {in_words(found)}")
+        if found.verdict is Verdict.GOOD or agrees("  take it all the same?"):
+            env_file.put(ROOT, {"SLIPWAY_STORE": uri, **keys})
+            render.say("  written")
+            return
+
+
+def keys_for(uri: str, settings: Settings) -> Mapping[str, str]:
+    """Return the keys that a store wants and that are not there yet, as they are typed."""
+    names = STORE_KEYS.get(credentials.kind(uri), ())
+    if any(credentials.of(one) for one in credentials.KEYS.get(credentials.kind(uri), ())):
+        return {}
+    return {name: value for name in names if (value := hidden(f"  {name}: "))}
+
+
+def asked(name: str, key: str, settings: Settings) -> Found:
+    with moving_line.waiting(f"{NAMES[name]} is asked"):
+        return first_keys.ask_vendor(name, key, settings)
+
+
+def in_words(found: Found) -> str:
+    words = {Verdict.GOOD: "good", Verdict.REFUSED: "not taken", Verdict.UNKNOWN: "could not be checked"}
+    return f"{words[found.verdict]}: {found.said}"
+
+
+def hidden(question: str) -> str:
+    """Return what is typed, which is not shown. Raises Over, UsageError where the terminal would show it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", getpass.GetPassWarning)
+            return getpass.getpass(question, sys.stderr).strip()
+    except getpass.GetPassWarning:
+        raise UsageError(BY_HAND.replace("stdin is not a terminal", "this terminal shows what is typed")) from None
+    except EOFError:
+        raise Over from None
+
+
+def typed(question: str) -> str:
+    """Return a line. Raises Over."""
+    print(question, end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        raise Over
+    return line.strip()
+
+
+def agrees(question: str) -> bool:
+    return typed(f"{question} [y/N] ").lower() in ("y", "yes")
+
+
+def tell_what_next(settings: Settings) -> None:
+    keys = [NAMES[name] for name, key in VENDORS.items() if getattr(settings, key)]
+    render.say("")
+    if not keys:
+        render.say("No vendor's key is set: everything runs on this machine, for free.")
+        render.say("Next: ./inv launch --phase sft, or prices: ./inv offers")
+        return
+    render.say(f"{', '.join(keys)} can be rented from. Next: ./inv offers --gpu H100")
+    if not credentials.kind(settings.store):
+        render.say("A rented pod needs a store elsewhere: ./inv init again, or --store")

@@ -1,0 +1,109 @@
+"""`ssh RUN`: the system's own ssh reaches a pod by its name, and no other machine in its place."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.names import new_token
+from infra.providers import registry
+from infra.records import Address
+from infra.runs import ssh_names
+from infra.settings import Settings
+from infra.transport.ssh import Ssh
+from infra.transport.ssh_include import PodNames, block, include, is_included, leave_out
+from tests.hosts import sshd as sshd
+from tests.world import World
+
+
+def way(tmp_path, name="known"):
+    return Ssh(Address("root", "192.0.2.1", 2222, f"{tmp_path}/key", "/root/pod"), tmp_path / name)
+
+
+def test_a_line_stands_at_the_top_of_the_users_file_and_leaves_it_again(tmp_path):
+    config, line = tmp_path / ".ssh" / "config", PodNames(tmp_path / "names").line
+    assert not is_included(config, line)
+    config.parent.mkdir()
+    real = tmp_path / "dotfiles"
+    real.write_bytes(b"Host old\r\n  User gr\xf6\xdfe\r\n")
+    real.chmod(0o640)
+    config.symlink_to(real)
+    include(config, line)
+    include(config, line)
+    assert real.read_bytes() == f"{line}\n".encode() + b"Host old\r\n  User gr\xf6\xdfe\r\n"
+    assert is_included(config, line) and config.is_symlink() and real.stat().st_mode & 0o777 == 0o640
+    assert leave_out(config, line) and not leave_out(config, line)
+    assert real.read_bytes() == b"Host old\r\n  User gr\xf6\xdfe\r\n"
+
+
+def test_a_line_below_a_host_counts_for_that_host_only(tmp_path):
+    config, line = tmp_path / "config", PodNames(tmp_path / "names").line
+    config.write_text(f"Host one\n  {line}\n")
+    assert not is_included(config, line)
+    config.write_text(f"# first\n\ninclude={line.removeprefix('Include ')}\nHost one\n")
+    assert is_included(config, line)
+
+
+def test_blocks_are_written_read_and_replaced(tmp_path):
+    names = PodNames(tmp_path / "names")
+    one, two = (block(f"run-{n}", f"sw1-x-{n}", way(tmp_path)) for n in (1, 2))
+    names.write({"sw1-x-1": one, "sw1-x-2": two})
+    assert names.read() == {"sw1-x-1": one, "sw1-x-2": two}
+    assert names.path.stat().st_mode & 0o777 == 0o600
+    names.write({})
+    assert names.read() == {} and names.is_wanted and names.remove() and not names.is_wanted
+
+
+@pytest.mark.parametrize("letter", ['"', "*", "\n", "["])
+def test_a_path_that_ssh_would_read_otherwise_is_refused(tmp_path, letter):
+    with pytest.raises(UsageError, match="cannot stand"):
+        block("run", "token", way(tmp_path, f"a{letter}b"))
+
+
+@pytest.mark.process
+def test_ssh_reaches_a_pod_by_its_name_until_it_is_gone(sshd, tmp_path, monkeypatch):
+    folder = tmp_path / "per cent %h"
+    folder.mkdir()
+    key = folder / "key"
+    key.write_bytes(Path(sshd.address.key).read_bytes())
+    key.chmod(0o600)
+    machine = {"ip": sshd.address.host, "port": sshd.address.port, "python": sys.executable}
+    (folder / "pools.yaml").write_text(
+        json.dumps({"box": {"user": sshd.address.user, "identity_file": str(key), "hosts": [machine]}})
+    )
+    world = World(folder, {"SLIPWAY_POOLS": str(folder / "pools.yaml"), "HOME": str(tmp_path)})
+    settings = Settings.load(folder, environ=world.environ)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("Host taken\n  HostName 192.0.2.9\n")
+    vendor = registry.provider(settings, "ssh")
+    place = vendor.hosts[0].place
+    with Journal.open(settings.state_file) as journal:
+        ops = {}
+        for name in ("brave-otter-1", "taken"):
+            token = new_token(journal.installation)
+            op = journal.plan(token=token, run=name, vendor="ssh", remote_id=f"{token}@{place}", job="")
+            address = str(Address(sshd.address.user, sshd.address.host, sshd.address.port, str(key), "/tmp"))
+            ops[name] = journal.advance(journal.advance(op, "sending"), "created", address=address)
+        ssh_names.add(ops["brave-otter-1"], vendor, journal)
+        file = PodNames.beside(journal.path)
+        assert not file.is_wanted, "nobody has asked for it"
+        made = ssh_names.write(journal, registry.vendors(settings))
+        assert made.names == ("brave-otter-1",) and "another machine of that name" in made.left_out[0]
+        include(tmp_path / ".ssh" / "config", file.line)
+        line = ["ssh", "-F", str(tmp_path / ".ssh" / "config"), "brave-otter-1", "echo", "$SSH_CONNECTION"]
+        unknown = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        assert unknown.returncode == 255 and "key" in unknown.stderr, "it was never met, so nothing pins its key"
+        way = vendor.reach(ssh_names.pod_of(ops["brave-otter-1"]))
+        assert way.run(["true"], timeout_s=20).exited == 0
+        way.close()
+        reached = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        assert reached.returncode == 0 and str(sshd.address.port) in reached.stdout, reached.stderr
+        ssh_names.take_away(ops["brave-otter-1"], journal)
+        assert file.read() == {} and file.is_wanted
+        ssh_names.add(ops["brave-otter-1"], vendor, journal)
+        assert list(file.read()) == [ops["brave-otter-1"].token]

@@ -1,0 +1,112 @@
+"""A conversation at the terminal: its commands, its history, and what is told of an answer."""
+
+import io
+import json
+import stat
+import sys
+
+import pytest
+
+from trainer import talk
+from trainer.talk import Place
+
+
+class Echo:
+    """A partner that says what it was told, word by word; `no` is a question that it does not answer."""
+
+    name, goes_on = "echo", (ValueError,)
+
+    def __init__(self):
+        self.system, self.messages, self.tokens = "", [], None
+
+    def say(self, words):
+        if words == "no":
+            raise ValueError("that is too long")
+        said = f"{self.system}|{words}" if self.system else words
+        self.messages.append({"role": "user", "content": words})
+        self.tokens = 0
+        for piece in said.split():
+            self.tokens += 1
+            yield f"{piece} "
+        self.messages.append({"role": "assistant", "content": said})
+
+    def forget(self):
+        self.messages.clear()
+
+    def about(self):
+        return "echo of nobody"
+
+    def choose(self, name):
+        self.name = name
+        return f"{name} from here on"
+
+
+class Typed(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def hold(tmp_path, monkeypatch, capsys):
+    """Type lines into a conversation: (stdout, stderr)."""
+
+    def hold(*lines, partner=None, typed=True):
+        text = "".join(f"{line}\n" for line in lines)
+        monkeypatch.setattr(sys, "stdin", Typed(text) if typed else io.StringIO(text))
+        talk.hold(partner or Echo(), place=Place(str(tmp_path / "state" / "history"), str(tmp_path)))
+        return capsys.readouterr()
+
+    return hold
+
+
+def test_who_types_is_told_who_answers_and_how_fast_and_a_pipe_gets_the_answers_alone(hold):
+    out, err = hold("hello there")
+    assert out == "hello there \n"
+    assert "echo of nobody; /help" in err and "[echo: 2 tokens in " in err and " tok/s, the first after " in err
+    assert hold("hello there", typed=False) == ("hello there \n", "")
+
+
+def test_what_it_is_told_beforehand_and_who_answers_can_be_changed(hold):
+    out, err = hold("/system be brief", "hi", "/system", "/system -", "hi", "/model", "/model other", "no", "/nonsense")
+    assert out == "be brief|hi \nhi \n"
+    assert err.count("is told beforehand: be brief") == 2 and "is told beforehand: nothing" in err
+    assert "other from here on" in err and "that is too long" in err and "/nonsense is no command" in err
+
+
+def test_a_conversation_is_saved_as_training_reads_it_and_nothing_is_overwritten(hold, tmp_path):
+    out, err = hold(
+        "/save early.jsonl", "/system be brief", "größer 😀", "/save talk.jsonl", "/save talk.jsonl", "/save /proc/x/y"
+    )
+    (row,) = (tmp_path / "talk.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [one["role"] for one in json.loads(row)["messages"]] == ["system", "user", "assistant"]
+    assert json.loads(row)["messages"][1]["content"] == "größer 😀"
+    assert stat.S_IMODE((tmp_path / "talk.jsonl").stat().st_mode) == 0o600
+    assert "nothing to save" in err and "is there already" in err and "/proc/x/y was not written" in err
+
+
+def test_what_is_typed_is_kept_for_its_owner_only_and_cut_when_it_is_long(hold, tmp_path):
+    history = tmp_path / "state" / "history"
+    hold("one", "one", "/model", "two")
+    assert history.read_text() == "one\n/model\ntwo\n"
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    hold("three", typed=False)
+    assert history.read_text() == "one\n/model\ntwo\n"
+    history.write_text("".join(f"{n}\n" for n in range(2 * talk.MOST_LINES + 1)))
+    hold("last")
+    kept = history.read_text().splitlines()
+    assert len(kept) == talk.MOST_LINES + 1 and kept[-2:] == [str(2 * talk.MOST_LINES), "last"]
+
+
+def test_a_history_that_cannot_be_kept_ends_no_conversation(hold, tmp_path):
+    (tmp_path / "state").write_text("a file")
+    out, err = hold("one", "two")
+    assert out == "one \ntwo \n" and err.count("what is typed is not kept") == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "took", "first", "said"),
+    [(10, 2.0, 0.5, "10 tokens in 2.00 s, 5.0 tok/s, the first after 0.50 s"), (1, 0.0, None, "1 token in 0.00 s"),
+     (None, 1.25, 0.25, "1.25 s, the first after 0.25 s"), (0, 1.0, None, "0 tokens in 1.00 s")],
+)  # fmt: skip
+def test_a_pace_is_all_tokens_over_all_of_the_time(tokens, took, first, said):
+    assert talk.pace(tokens, took, first) == said

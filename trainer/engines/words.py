@@ -1,0 +1,23 @@
+"""The words after `chat`, which are the same whichever engine answers. Standard library and `trainer.talk` only."""
+
+import argparse
+
+from trainer.talk import Place
+
+
+def add_talk(one: argparse.ArgumentParser) -> None:
+    """Add what a conversation takes."""
+    one.add_argument("--name", default="", help="what the model is called in the conversation")
+    one.add_argument("--prompt", help="one question; without it, a conversation on stdin")
+    one.add_argument("--system", default="", help="what the model is told beforehand")
+    one.add_argument("--temperature", type=float, default=0.0, help="0 = greedy decoding")
+    one.add_argument("--top-k", type=int, default=50)
+    one.add_argument("--max-tokens", type=int, default=256)
+    one.add_argument("--seed", type=int, default=0)
+    one.add_argument("--history", default="", help="file that keeps what is typed")
+    one.add_argument("--folder", default="", help="where /save puts a conversation")
+
+
+def place_of(flags: argparse.Namespace) -> Place:
+    """Return where the conversation keeps what it keeps."""
+    return Place(flags.history, flags.folder)
