@@ -18,9 +18,10 @@ from scripts.cli import context, local_step, plan_text, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from scripts.models.flags import ChatFlags, ExportFlags, TrainFlags
-from trainer.records.phase_registry import PHASES
+from trainer.records.phase_registry import PHASES, ternary_phases
 
 ENGINES = ("torch", "llama.cpp")
+GGUF_TYPES = ("tq2_0", "q8_0", "f16", "bf16", "f32")
 
 
 def train(spec: TrainFlags) -> None:
@@ -76,13 +77,12 @@ def chat(spec: ChatFlags) -> None:
 
         endpoint_chat.hold(spec.endpoint, settings, spec.model, spec.prompt, spec.temperature, spec.max_tokens)
         return
-    found, folder = find_model(settings, spec.model, spec.tag, render.say)
+    first = () if spec.engine == "torch" else ternary_phases()
+    folder = model_folder(settings, spec.model, spec.tag, render.say, first)
     if spec.engine == "torch":
         python, said = local_step.python(settings), ["-m", "trainer", "chat"]
     else:
-        named = f"{found.name}-{found.fingerprint}" if found else f"folders/{folder.name}-{folder.stat().st_mtime_ns}"
-        gguf = ROOT / "var" / "work" / "gguf" / f"{named}.gguf"
-        python, said = local_step.python(settings, "llama-cpp"), ["-m", "trainer.engines", "chat", "--gguf", str(gguf)]
+        python, said = local_step.python(settings, "llama-cpp"), ["-m", "trainer.engines", "chat"]
     said += ["--model", str(folder), "--temperature", str(spec.temperature)]
     said += ["--max-tokens", str(spec.max_tokens), *(["--prompt", spec.prompt] if spec.prompt else [])]
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
@@ -90,14 +90,20 @@ def chat(spec: ChatFlags) -> None:
 
 
 def export(spec: ExportFlags) -> None:
-    if not spec.out:
-        raise UsageError("--out is missing: the folder that the model goes to, or the file of --bits gguf")
+    if not spec.out and spec.bits != "gguf":
+        raise UsageError("--out is missing: the folder that the model goes to")
     if spec.dtype not in ("float32", "bfloat16"):
         raise UsageError(f"--dtype is {spec.dtype!r}; known: float32, bfloat16")
     if spec.bits not in ("", "gguf", "hf"):
         raise UsageError(f"--bits is {spec.bits!r}; known: gguf, hf")
     settings = context.settings()
-    folder, to = model_folder(settings, spec.model, spec.tag, render.say), Path(spec.out).absolute()
+    if spec.bits == "gguf" and spec.gguf_type not in GGUF_TYPES:
+        raise UsageError(f"--gguf-type is {spec.gguf_type!r}; known: {', '.join(GGUF_TYPES)}")
+    is_ternary = spec.bits == "hf" or spec.bits == "gguf" and spec.gguf_type == "tq2_0"
+    found, folder = find_model(settings, spec.model, spec.tag, render.say, ternary_phases() if is_ternary else ())
+    kind, _, tag = found.name.partition("/") if found else (folder.name, "", "")
+    named = f"{tag}-{kind.removesuffix('_checkpoints')}" if tag else kind
+    to = Path(spec.out or f"{named}.{spec.gguf_type}.gguf").absolute()
     group, said = "train", ["-m", "trainer", "export", "--dtype", spec.dtype]
     if spec.bits == "gguf":
         group, said = "llama-cpp", ["-m", "trainer.engines", "export", "--type", spec.gguf_type]
