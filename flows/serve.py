@@ -57,23 +57,30 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     source = folder_of(said, spec.tag, settings, name, tell, ternary_phases() if spec.engine == LLAMA else ())
     provider = "" if where == revision.ANY else where
     version = revision.version_of(document, source, provider, spec.engine, settings.store, before, name)
-    check_llama(version)
+    version = that_computes(version, bool(spec.engine), tell)
     version = revision.with_limit(version, settings, tell)
     return Revision(name, revision.with_room(version, settings, tell), row, old)
 
 
-def check_llama(version: Version) -> None:
-    """Check that llama.cpp computes with the model, where it is asked to. Raises UsageError, before any is rented."""
+def that_computes(version: Version, is_asked: bool, tell: Say) -> Version:
+    """Return the version with an engine that computes with its model: our own in place of llama.cpp, unless asked for.
+
+    Raises UsageError where llama.cpp was asked for and cannot, before any machine is rented.
+    """
     if version.engine != LLAMA or "://" in version.model:
-        return
+        return version
     try:
         config = model_config(model_files.load(Path(version.model)))
     except (OSError, ValueError) as error:
         raise UsageError(f"{version.model}: {error}") from None
     kind = GGUF.get(version.service.ours.engine.dtype, "tq2_0" if config.ternary else "f16")
-    if problem := config.gguf_problem(kind):
-        other = "torch" if config.ternary or config.blocks else "vllm"
-        raise UsageError(f"--engine {LLAMA}: {version.model} cannot be computed there: {problem}; --engine {other}")
+    if not (problem := config.gguf_problem(kind)):
+        return version
+    if not is_asked:
+        tell(f"{version.model}: {LLAMA} cannot compute with it ({problem}); our own engine does")
+        return dataclasses.replace(version, engine="torch")
+    other = "torch" if config.ternary else "vllm"
+    raise UsageError(f"--engine {LLAMA}: {version.model} cannot be computed there: {problem}; --engine {other}")
 
 
 def with_environment(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
