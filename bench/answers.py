@@ -109,7 +109,8 @@ def main() -> None:
     found = {engine: ask(engine, folder, asked) for engine in given.engines.split(",")}
     kinds = sorted({one.kind for one in asked})
     threads = os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))
-    print(f"{given.phase} of {given.tag}: {len(asked)} held-out questions, {threads} threads, load {os.getloadavg()[0]:.1f}\n")
+    print(f"{given.phase} of {given.tag}: {len(asked)} held-out questions, {threads} threads, load "
+          f"{os.getloadavg()[0]:.1f}\n")  # fmt: skip
     print(f"| engine | {' | '.join(f'right, {one}' for one in kinds)} | same words, {' | same words, '.join(kinds)} | "
           "tokens per CPU s | tokens/s | MB at most |")  # fmt: skip
     print(f"|---|{'---|' * (2 * len(kinds) + 3)}")

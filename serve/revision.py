@@ -108,7 +108,8 @@ def version_of(
     has_gpu = environment.torch_build() == "cuda" if provider in ("local", "") else True
     in_blocks, is_ternary = is_in_blocks(source), is_of_1_58_bits(source)
     usual = "vllm" if has_gpu else "vllm-cpu"
-    usual = engines.LLAMA if is_ternary else old.engine if old else usual
+    usual = old.engine if old else usual
+    usual = engines.LLAMA if is_ternary and usual in ("vllm", "vllm-cpu") else usual
     usual = "fake" if is_scripted(source) else "torch" if in_blocks else usual
     chosen = engine or usual
     if in_blocks and chosen in ("vllm", "vllm-cpu", engines.LLAMA):

@@ -20,7 +20,6 @@ from trainer.records.model_config import ModelConfig
 from trainer.records.phase_options import changed
 from trainer.records.rl_config import RlConfig
 
-
 OF_STAGES = ("ternary", "sub_norm")  # fields of a shape that are those of the stages of 1.58 bits alone
 
 

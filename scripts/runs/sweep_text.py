@@ -112,7 +112,9 @@ def table(result: SweepResult, answer: SweepAnswer) -> str:
         steps = f"{one.at} of {one.steps}" if one.at < one.steps else str(one.steps or "")
         seconds = "" if one.seconds is None else f"{one.seconds:.1f}"
         rows.append((shown(one.run, result.name), one.pod, one.state, steps, seconds, number(one.score), one.reason))
-    arms: list[tuple[str, ...]] = [("arm", f"mean {result.rank['by']}", "seeds", f"minus {answer.against}", "", *result.beside)]
+    arms: list[tuple[str, ...]] = [
+        ("arm", f"mean {result.rank['by']}", "seeds", f"minus {answer.against}", "", *result.beside)
+    ]
     for each in answer.rows:
         seeds = f"{len(each.arm.scores)} of {each.arm.wanted}"
         more = [numbers(each.beside(name)) for name in result.beside]

@@ -10,9 +10,9 @@ from infra import strict_yaml
 from infra.errors import UsageError
 from serve import revision
 from trainer.model.huggingface import written
+from trainer.recipes import PROFILES
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.model_config import Ternary
-from trainer.recipes import PROFILES
 
 BITS = PROFILES["smoke_bits"]().phases["bits2"].model
 SMOKE = PROFILES["smoke"]().phases["base"].model

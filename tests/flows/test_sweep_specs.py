@@ -144,7 +144,8 @@ def leaves(record, above=""):
 
 
 OTHER = {
-    "packed": "never","packing": "best-fit", "dtype": "bfloat16", "compile": "never", "parallel": "ddp", "schedule.kind": "cosine",
+    "packed": "never", "packing": "best-fit", "dtype": "bfloat16", "compile": "never", "parallel": "ddp",
+         "schedule.kind": "cosine",
          "optimizer.betas": "0.5,0.6", "mixture": None, "rl.loss": "grpo", "rl.engine": None, "rl.reward": "text",
          "rl": None, "bits": None, "blocks": None, "micro_rows": "2", "rl.group": "2", "rl.top_p": "0.5",
          "rl.overlong": "3", "schedule.decay": "0.25", "sequence_len": "32", "optimizer.embed_lr": "0.5",
@@ -199,8 +200,10 @@ def test_the_arms_of_the_ablations_go_on_from_one_base_and_differ_in_what_they_a
     assert {len(some) for some in arms.values()} == {3}
     first = {arm: some[0] for arm, some in arms.items()}
     assert len({repr(nodes["base"].spec) for nodes in first.values()}) == 1
-    read = {arm: sum(one.spec.steps for name, one in nodes.items() if name in ("bits1.9", "bits2") and name in reached(nodes))
-            for arm, nodes in first.items()}  # fmt: skip
+    read = {
+        arm: sum(nodes[name].spec.steps for name in {"bits1.9", "bits2"} & reached(nodes))
+        for arm, nodes in first.items()
+    }
     assert len(set(read.values())) == 1, "as many tokens in each arm"
     shapes = {arm: nodes["bits2"].spec.model for arm, nodes in first.items()}
     assert shapes["row"].ternary.per_row and shapes["haar"].ternary.haar and not shapes["baseline"].ternary.haar

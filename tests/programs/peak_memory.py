@@ -26,7 +26,9 @@ from trainer.parallel.process_group import joined
 from trainer.parallel.zero import shared
 from trainer.speed import equipped
 
-LIBRARIES_BYTES = 96 << 20  # of files that are mapped; how many pages of a file the kernel maps at once is its own affair
+LIBRARIES_BYTES = (
+    96 << 20
+)  # of files that are mapped; how many pages of a file the kernel maps at once is its own affair
 EVERY_S = 0.001
 
 

@@ -404,7 +404,9 @@ BITS = replace(WANTED, phases=("bits1", "bits1.9", "bits2"), profile="smoke_bits
 def test_a_sum_of_stages_leaves_out_the_one_between_that_it_does_not_name(words, chain):
     nodes = recipe(replace(BITS, phases=planning.parse_phases(words)))
     plan = planned(replace(BITS, phases=planning.parse_phases(words)), Inventory("somewhere", {}))
-    assert sorted(one for one in steps(plan) if one in nodes and one.startswith(("b", "m", "s"))) == sorted(chain.split())
+    assert sorted(one for one in steps(plan) if one in nodes and one.startswith(("b", "m", "s"))) == sorted(
+        chain.split()
+    )
 
 
 def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_of_the_stages():
@@ -413,7 +415,9 @@ def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_o
     base, stage = (nodes[name].spec.model for name in ("base", "bits2"))
     assert base.hidden_size == stage.hidden_size == 512
     assert stage.ternary.per_row and base.ternary is None and not stage.sub_norm
-    notes = planned(replace(BITS, options={"model.ternary": "null", "model.sub_norm": "false"}), Inventory("s", {})).notes
+    notes = planned(
+        replace(BITS, options={"model.ternary": "null", "model.sub_norm": "false"}), Inventory("s", {})
+    ).notes
     assert "model.ternary null (profile: None or Ternary(per_row=False, haar=False))" in notes
     assert any("the model says no `ternary`, so it goes on in full precision" in one for one in notes)
     for options, said in (
@@ -427,7 +431,9 @@ def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_o
 
 
 def test_the_sizes_of_dlm_may_be_variables_and_an_option_outweighs_them():
-    asked = replace(WANTED, phases=("dlm",), profile="smoke", batch_size=4, grad_accum=16, tokens=1_000_000, block_size=32)
+    asked = replace(
+        WANTED, phases=("dlm",), profile="smoke", batch_size=4, grad_accum=16, tokens=1_000_000, block_size=32
+    )
     spec = recipe(asked)["dlm"].spec
     assert (spec.micro_rows, spec.rows, spec.blocks.block_size, spec.fit) == (4, 4 * 16 * spec.turns, 32, False)
     assert spec.steps == -(-1_000_000 // (64 * spec.sequence_len)) and spec.schedule.warmup_steps == 2

@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from data.errors import DataError
 from data.tokens import tokenizer
@@ -79,7 +80,7 @@ def chat(flags: argparse.Namespace) -> None:
     kind = gguf_file.usual_type(config)
     gguf = flags.gguf or gguf_file.cached(folder, kind)
     gguf_file.ensure(folder, gguf, kind)
-    how = {"temperature": flags.temperature, "top_k": flags.top_k, "seed": flags.seed}
+    how: dict[str, Any] = {"temperature": flags.temperature, "top_k": flags.top_k, "seed": flags.seed}
     engine = LlamaCpp(gguf, config.max_position_embeddings, **how)
     talk = Talk(engine, tokenizer.load(folder), flags.max_tokens)
     if flags.prompt is None:

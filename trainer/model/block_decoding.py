@@ -77,8 +77,8 @@ class Decoding:
     threshold: float | None = None
     """Instead of the model's."""
     factor: float = 0.0
-    """Instead of a threshold: the n likeliest tokens are taken while (n + 1) * (1 - the probability of the n-th) is less
-    than this. With 1 or less, so many independent choices are the likeliest joint one (Fast-dLLM, arXiv 2505.22618)."""
+    """Instead of a threshold: the n likeliest tokens are taken while (n + 1) * (1 - the probability of the n-th) is
+    less than this. With 1 or less, so many independent choices are the likeliest joint one (Fast-dLLM, arXiv 2505.22618)."""
     passes: list[int] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -96,7 +96,7 @@ class BlockDiffusion:
     """See the module."""
 
     def __init__(self, config: BlocksConfig, teacher: Decoder | None = None, divergence: float = 0.0) -> None:
-        """Make the objective; `divergence`: the weight of what it has not in common with the teacher, see the config."""
+        """Make the objective; `divergence`: the weight of how far it is from its teacher."""
         assert config.mask_id >= 0, "the model has no mask token yet"
         self.config, self.teacher = config, teacher
         self.weights = torch.tensor([1.0, divergence])

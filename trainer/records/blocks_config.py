@@ -20,8 +20,8 @@ class BlocksConfig:
     threshold: float = 0.9
     """Decoding: tokens that are more probable than this are taken together; 1 = one token in each forward pass."""
     divergence: float = newer(0.0)
-    """Training: weight of KL(teacher || student) at each learnt token, beside its cross entropy of weight 1. The teacher
-    is the model that the phase goes on from, which writes from left to right; 0 = without it."""
+    """Training: weight of KL(teacher || student) at each learnt token, beside its cross entropy of weight 1. The
+    teacher is the model that the phase goes on from, which writes from left to right; 0 = without it."""
     mask_id: int = -1
     """The id that stands for a token that is not known yet; -1 = the first one behind those of the tokenizer."""
 

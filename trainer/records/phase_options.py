@@ -180,7 +180,8 @@ def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
     result = dict(values)
     for key, value in by.items():
         inner = result.get(key)
-        result[key] = changed(inner, value) if isinstance(inner, dict) and key != "mixture" else value
+        is_part = isinstance(inner, dict) and key != "mixture" and value is not None
+        result[key] = changed(inner, value) if is_part else value
     if "micro_rows" in by and "fit" in values:  # who says how many does not want others
         result["fit"] = by.get("fit", False)
     return result

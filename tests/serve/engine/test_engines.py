@@ -121,12 +121,12 @@ def test_what_is_of_gpus_is_told_to_engines_on_gpus_only(tmp_path):
 
 def test_our_own_server_runs_over_our_decoder_or_over_llama_cpp(tmp_path):
     tuning, bounds = Tuning(threads=4, dtype="bfloat16", max_seqs=3), Bounds(max_tokens=9)
-    for engine, program, group, kind in (
+    for engine, module, group, kind in (
         ("torch", "trainer", "train", ("--dtype", "bfloat16")),
         ("llama.cpp", "trainer.engines", "llama-cpp", ("--type", "bf16")),
     ):
         built = command(ServedModel(folder=tmp_path, name="m"), engine, port=7, tuning=tuning, bounds=bounds)
-        assert built.words[:3] == ("-m", program, "serve") and built.group == group
+        assert built.words[:3] == ("-m", module, "serve") and built.group == group
         assert told(built.words, kind[0]) == kind[1] and built.environ == {"OMP_NUM_THREADS": "4"}
         said = {"--name": "m", "--port": "7", "--max-seqs": "3", "--max-tokens": "9", "--max-queued": "64"}
         assert {option: told(built.words, option) for option in said} == said

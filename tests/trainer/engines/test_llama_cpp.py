@@ -86,15 +86,19 @@ def test_two_replicas_of_a_model_make_its_file_once_and_answer_as_our_decoder_do
         ask = [{"role": "user", "content": "What does join do?"}]
         body = {"model": "demo", "messages": ask, "max_tokens": 12, "temperature": 0}
         head = {"Authorization": "Bearer secret"}
+
+        def post(number, **more):
+            url = f"{urls[number % 2]}/v1/chat/completions"
+            return httpx.post(url, json={**body, **more}, headers=head, timeout=100)
+
         with ThreadPoolExecutor(6) as pool:  # several at once to each
-            found = list(pool.map(lambda one: httpx.post(f"{urls[one % 2]}/v1/chat/completions", json=body, headers=head,
-                                                         timeout=100), range(6)))  # fmt: skip
+            found = list(pool.map(post, range(6)))
         texts = {one.json()["choices"][0]["message"]["content"] for one in found}
         assert len(texts) == 1 and found[0].json()["usage"]["completion_tokens"] > 0
         ours = words.decode(list(generate.stream(random_model(config).eval(), prompt(ask, words), set(words.stops), 4)))
         assert texts.pop().startswith(ours.rstrip("\ufffd")[:4])  # later ones hang on how activations are rounded
         assert httpx.post(f"{urls[0]}/v1/chat/completions", json=body).status_code == 401
-        streamed = httpx.post(f"{urls[0]}/v1/chat/completions", json={**body, "stream": True}, headers=head, timeout=100)
+        streamed = post(0, stream=True)
         assert streamed.text.endswith("data: [DONE]\n\n")
     finally:
         for one in started:
