@@ -51,7 +51,6 @@ class Arm:
     model: Decoder
     threshold: float | None = None
     """None = from left to right."""
-    factor: float = 0.0
     tokens: int = 0
     passes: int = 0
 
@@ -68,7 +67,7 @@ class Arm:
                 if not going:
                     break
         else:
-            decoding = Decoding(self.model, prompts, stop, MAX_NEW, threshold=self.threshold, factor=self.factor)
+            decoding = Decoding(self.model, prompts, stop, MAX_NEW, threshold=self.threshold)
             for found in decoding:
                 for one, new in zip(said, found, strict=True):
                     one.extend(new)
@@ -178,7 +177,6 @@ def main() -> None:
     flags.add_argument("--store", default="var/artifacts")
     flags.add_argument("--tag", default="smoke")
     flags.add_argument("--thresholds", default="1,0.95,0.9,0.8,0.7,0.5")
-    flags.add_argument("--factors", default="", help="instead of a threshold, as Fast-dLLM has it: 0.5,1,1.5")
     flags.add_argument("--questions", type=int, default=0, help="so many of the held-out ones; 0 = all")
     flags.add_argument("--alone", type=int, default=24, help="questions that are asked one by one, for the time")
     flags.add_argument("--steps", type=int, default=5, help="of training that are timed; 0 = none")
@@ -193,7 +191,6 @@ def main() -> None:
     prompts = [prompt(talk(one.text), words) for one in asked]
     arms = [Arm("left to right", plain)]
     arms += [Arm(f"blocks, {one}", blocks, float(one)) for one in given.thresholds.split(",")]
-    arms += [Arm(f"blocks, factor {one}", blocks, 1.0, float(one)) for one in filter(None, given.factors.split(","))]
     size = blocks.config.blocks
     print(f"{given.tag}: {plain.config.num_params:,} parameters, blocks of {size.block_size}, sub-blocks of "
           f"{size.sub_block_size}; {len(asked)} held-out questions; {machine.threads} threads, load "

@@ -241,8 +241,7 @@ class PhaseConfig:
     def num_frozen(self) -> int:
         """Return how many models beside it do not learn, taken as large as it is."""
         has_reference = self.rl is not None and self.rl.beta > 0
-        has_teacher = self.blocks is not None and self.blocks.divergence > 0
-        return int(self.phase in PHASES and bool(PHASES[self.phase].teacher) or has_reference or has_teacher)
+        return int(self.phase in PHASES and bool(PHASES[self.phase].teacher) or has_reference)
 
     def flops_per_token(self, sequence_len: int) -> float:
         """Return the FLOPs of a token, in training.

@@ -76,9 +76,6 @@ class Decoding:
     generator: torch.Generator | None = None
     threshold: float | None = None
     """Instead of the model's."""
-    factor: float = 0.0
-    """Instead of a threshold: the n likeliest tokens are taken while (n + 1) * (1 - the probability of the n-th) is
-    less than this. With 1 or less, so many independent choices are the likeliest joint one (Fast-dLLM, arXiv 2505.22618)."""
     passes: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -156,11 +153,7 @@ class Decoding:
         surety[at[:, 0], at[:, 1]] = sure
         best = surety.argmax(dim=1, keepdim=True)
         threshold = self.blocks.threshold if self.threshold is None else self.threshold
-        is_sure = surety > threshold
-        if self.factor:
-            rank = (surety[:, None, :] > surety[:, :, None]).sum(dim=2)  # from 0
-            is_sure = (rank + 2) * (1 - surety) < self.factor
-        taken = asked & (is_sure | (inside == best) | (inside == 0))
+        taken = asked & ((surety > threshold) | (inside == best) | (inside == 0))
         chosen = block.clone()
         chosen[at[:, 0], at[:, 1]] = tokens
         ids.scatter_(1, places, torch.where(taken, chosen, block))

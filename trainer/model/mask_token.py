@@ -26,7 +26,7 @@ def with_mask(config: ModelConfig, blocks: BlocksConfig, known: int) -> ModelCon
     else:
         rows = known + 1
         rows += -rows % ROWS
-    return replace(config, vocab_size=rows, blocks=replace(blocks, mask_id=known, divergence=0.0))
+    return replace(config, vocab_size=rows, blocks=replace(blocks, mask_id=known))
 
 
 def fill_smaller(model: Decoder, rows: int, fill: Callable[[Decoder], None]) -> None:

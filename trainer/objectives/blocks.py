@@ -19,7 +19,6 @@ from torch import Tensor
 from trainer.model.block_attention import views
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.losses import SummedCrossEntropy
-from trainer.model.token_losses import Teacher, sliced_kl
 from trainer.objectives import Batch
 from trainer.records.blocks_config import BlocksConfig
 
@@ -95,36 +94,23 @@ def sequence(batch: Mapping[str, Tensor], config: BlocksConfig) -> Sequence:
 class BlockDiffusion:
     """See the module."""
 
-    def __init__(self, config: BlocksConfig, teacher: Decoder | None = None, divergence: float = 0.0) -> None:
-        """Make the objective; `divergence`: the weight of how far it is from its teacher."""
+    def __init__(self, config: BlocksConfig) -> None:
         assert config.mask_id >= 0, "the model has no mask token yet"
-        self.config, self.teacher = config, teacher
-        self.weights = torch.tensor([1.0, divergence])
+        self.config = config
 
     def count(self, batch: Batch) -> float:
         """Return how many tokens are learnt."""
         return float((batch["targets"] != IGNORED).sum())
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return summed nats, fp32 scalar, and beside a teacher what they are made of."""
+        """Return summed nats, fp32 scalar; no other figures."""
         one, size = sequence(batch, self.config), self.config.block_size
         mask = views(one.numbers, size, batch["ids"].shape[1])
         hidden = model.hidden(one.ids, at=model.positions(one.index, mask)).flatten(0, 1)
         targets = one.targets.flatten()
         counted = (targets != IGNORED).nonzero().squeeze(1)
         hidden, targets = hidden.index_select(0, counted), targets[counted]
-        if self.teacher is None:
-            return SummedCrossEntropy.apply(hidden, model.head, targets, model.shape), {}
-        rows, length = batch["ids"].shape
-        clean = (torch.arange(rows, device=targets.device)[:, None] * length + one.index).flatten()[counted]
-        with torch.no_grad():
-            theirs = self.teacher.hidden(batch["ids"]).flatten(0, 1)[clean]
-        head = self.teacher.head  # what the student has beside its rows is the mask, which is never predicted
-        other = Teacher(theirs, head, self.teacher.shape.softcap)
-        loss, nats, divergence = sliced_kl(
-            hidden, model.head[: len(head)], targets, other, self.weights.to(hidden.device), 1.0, model.shape.softcap
-        )
-        return loss, {"nats": nats, "divergence": divergence}
+        return SummedCrossEntropy.apply(hidden, model.head, targets, model.shape), {}
 
     def at(self, step: int) -> None:
         """Do nothing: it does not hang on the step."""

@@ -27,7 +27,5 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
             chance = np.random.default_rng([config.seed, step, MASKS])
             return with_masks(*conversations.batch(step, config.rows), blocks.block_size, chance)
 
-        model, weight = phase.first_model(), config.blocks.divergence if config.blocks else 0.0
-        teacher = phase.frozen(phase.before) if weight else None
-        trained = phase.train(model, Made(batch), BlockDiffusion(blocks, teacher, weight))
+        trained = phase.train(phase.first_model(), Made(batch), BlockDiffusion(blocks))
         return phase.publish(*trained, {"block_size": blocks.block_size}) if trained else {}

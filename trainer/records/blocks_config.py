@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from data.config import ConfigError
-from trainer.records.fields import in_bounds, newer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +18,6 @@ class BlocksConfig:
     """Decoding: a block is filled from left to right in pieces of so many tokens; divides `block_size`."""
     threshold: float = 0.9
     """Decoding: tokens that are more probable than this are taken together; 1 = one token in each forward pass."""
-    divergence: float = newer(0.0)
-    """Training: weight of KL(teacher || student) at each learnt token, beside its cross entropy of weight 1. The
-    teacher is the model that the phase goes on from, which writes from left to right; 0 = without it."""
     mask_id: int = -1
     """The id that stands for a token that is not known yet; -1 = the first one behind those of the tokenizer."""
 
@@ -34,6 +30,5 @@ class BlocksConfig:
             )
         if not 0 < self.threshold <= 1:
             raise ConfigError(f"threshold is {self.threshold}; it must be above 0 and at most 1")
-        in_bounds(self, "divergence", 0)
         if self.mask_id < -1:
             raise ConfigError(f"mask_id is {self.mask_id}; it must be an id, or -1")

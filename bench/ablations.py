@@ -1,0 +1,207 @@
+"""The stages of 1.58 bits with and without each of their parts, on paired seeds: what each is worth, how sure that is.
+
+Run: python -m bench.ablations [--profile smoke_bits] [--arms haar,saliency,...] [--seeds 1,2,3] [--share 1.0]
+It asks what the sweep ablation_saliency asks, in one process that publishes nothing, which is several times faster for
+a small model; --profile takes a file, too, such as examples/sweeps/profiles/small_bits.yaml.
+A base model of each seed is made first. Every arm goes on from it, over the same batches in the same order, for as many
+tokens; the arm `fp` is that model trained on in full precision, which is what a ternary one is to be compared with.
+Differences are taken seed by seed; their interval is Student's of 95 %. --share shortens every phase to that part.
+Prints a table in Markdown: loss (nats per token) and perplexity on held-out text, bits per byte, the difference of bits
+per byte to the arm `baseline`, tokens per CPU second, and what rounding takes from the matrices.
+"""
+
+import argparse
+import copy
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.quality import Inputs, inputs
+from data.tokens.loader import LOADERS, heldout
+from flows.sweeps.ranking import student
+from trainer.config import PhaseConfig
+from trainer.device import Machine, prepare
+from trainer.evaluation.evaluate import bits_per_byte
+from trainer.loop import accumulate
+from trainer.model.decoder import Decoder, initialise
+from trainer.model.ternary import layers_of, relative_error
+from trainer.objectives import CrossEntropy, Objective
+from trainer.objectives.bits import Bits
+from trainer.optim import Optimizer, learning_rate_scale
+from trainer.plan import profile_named
+from trainer.records.model_config import ModelConfig, Ternary
+from trainer.speed import equipped
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way from a base model to a ternary one."""
+
+    what: str
+    ternary: Ternary | None = Ternary()
+    sub_norm: bool = True
+    layerwise: bool = True  # stage 1.9; else stage 2 has its steps too
+    growing: bool = False  # rounding sets in over some steps of stage 2
+    saliency: float = 0.0
+
+
+ARMS = {
+    "fp": Arm("full precision, continued", ternary=None, sub_norm=False, layerwise=False),
+    "baseline": Arm("SubLN, 1.9, 2"),
+    "lambda": Arm("SubLN, 1.9, 2 with lambda", growing=True),
+    "saliency": Arm("SubLN, 1.9, 2 with saliency", saliency=0.1),
+    "both": Arm("SubLN, 1.9, 2 with lambda and saliency", growing=True, saliency=0.1),
+    "row": Arm("as baseline, a scale per row", ternary=Ternary(per_row=True)),
+    "haar": Arm("as baseline, Haar bands", ternary=Ternary(haar=True)),
+    "haar-row": Arm("as baseline, Haar bands, a scale per row", ternary=Ternary(haar=True, per_row=True)),
+    "lambda-only": Arm("SubLN, 2 with lambda", layerwise=False, growing=True),
+    "neither": Arm("SubLN, 2", layerwise=False),
+    "plain": Arm("no SubLN, 2", sub_norm=False, layerwise=False),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    loss: float
+    bits_per_byte: float
+    tokens_per_cpu_s: float
+    error: float  # relative squared error of the matrices' rounding, their mean; 0 where nothing is rounded
+    errors: tuple[float, ...]  # by layer
+
+
+@dataclass
+class Bench:
+    """What all runs of one seed share."""
+
+    given: Inputs
+    machine: Machine
+    phases: dict[str, PhaseConfig]
+    seed: int
+    tokens: int = 0
+    spent_s: float = 0.0
+
+    def train(self, config: PhaseConfig, model: Decoder, objective: Objective, first: int = 0) -> None:
+        """Take all steps of a phase, its batches beginning with number `first`."""
+        files = sorted(self.given.tokens.glob("train-*.bin"))
+        loader: Any = LOADERS[config.packing](
+            files, config.sequence_len, config.rows, self.seed, self.given.tokenizer.sha256
+        )
+        optimizer, began = Optimizer(model, config.optimizer), time.process_time()
+        with equipped(model, config, self.machine):
+            for step in range(config.steps):
+                rows = loader.batch(first + step)
+                batch = {"ids": rows[:, :-1], "targets": rows[:, 1:]}
+                objective.at(step)
+                optimizer.zero_grad()
+                accumulate(model, batch, config.micro_rows, objective.count(batch), objective)
+                optimizer.clip()
+                optimizer.step(learning_rate_scale(config.schedule, step, config.steps))
+                self.tokens += batch["targets"].size
+        self.spent_s += time.process_time() - began
+
+    def base(self) -> Decoder:
+        config = self.phases["base"]
+        model = Decoder(config.model, self.machine.dtype(config))
+        initialise(model, self.seed)
+        self.train(config, model, CrossEntropy())
+        return model
+
+    def run(self, arm: Arm, base: Decoder) -> Result:
+        """Return what one arm made of the base model, which stays as it is."""
+        layerwise, second, first = self.phases["bits1.9"], self.phases["bits2"], self.phases["base"].steps
+        steps = layerwise.steps + second.steps
+        shape: ModelConfig = replace(base.config, ternary=arm.ternary, sub_norm=arm.sub_norm)
+        model = Decoder(shape, base.compute_dtype)
+        gains = {name: one for name, one in model.state_dict().items() if one.dim() == 1}
+        model.load_state_dict({**gains, **base.state_dict()})
+        self.tokens, self.spent_s = 0, 0.0
+        assert layerwise.bits and second.bits
+        bits = replace(second.bits, saliency=arm.saliency, saliency_warmup=max(1, second.steps // 10))
+        bits = bits if arm.growing else replace(bits, warmup_steps=0)
+        if arm.layerwise:
+            teacher = copy.deepcopy(base).eval().requires_grad_(False)
+            self.train(layerwise, model, Bits(layerwise.bits, layerwise.steps, model, teacher), first)
+            self.train(second, model, Bits(bits, second.steps, model), first + layerwise.steps)
+        else:
+            whole = replace(second, steps=steps)
+            self.train(whole, model, Bits(bits, steps, model) if arm.ternary else CrossEntropy(), first)
+        return self.measured(model)
+
+    def measured(self, model: Decoder) -> Result:
+        val = sorted(self.given.tokens.glob("val-*.bin"))
+        model.eval()
+        found = bits_per_byte(model, heldout(val, self.given.tokenizer_folder, self.phases["base"].sequence_len))
+        by_layer: dict[str, list[float]] = {}
+        for name, one in layers_of(model).items():
+            by_layer.setdefault(name.split(".")[2], []).append(relative_error(one.weight.detach(), one.how))
+        errors = tuple(statistics.mean(one) for one in by_layer.values())
+        rate = self.tokens / self.spent_s if self.spent_s else 0.0
+        return Result(found["loss"], found["bits_per_byte"], rate, statistics.mean(errors or (0.0,)), errors)
+
+
+def table(results: dict[str, list[Result]], against: str = "baseline") -> str:
+    """Markdown: one line for each arm."""
+    lines = ["| arm | what | loss | perplexity | bits per byte | to baseline | tokens per CPU s | rounding error |",
+             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for name, found in results.items():
+
+        def mean(of: Callable[[Result], float], some: list[Result] = found) -> float:
+            return statistics.mean(of(one) for one in some)
+
+        apart = ""
+        if against in results and name != against:
+            pairs = zip(found, results[against], strict=True)
+            middle, half = student([one.bits_per_byte - other.bits_per_byte for one, other in pairs])
+            apart = f"{middle:+.4f} ± {half:.4f}" + ("" if abs(middle) > half else " (inside the noise)")
+        bpb = " ".join(f"{one.bits_per_byte:.3f}" for one in found)
+        loss, bits = mean(lambda one: one.loss), mean(lambda one: one.bits_per_byte)
+        rate, error = mean(lambda one: one.tokens_per_cpu_s), mean(lambda one: one.error)
+        scores = f"{loss:.3f} | {math.exp(loss):.1f} | {bits:.4f} ({bpb})"
+        lines.append(f"| {name} | {ARMS[name].what} | {scores} | {apart} | {rate:.0f} | {error:.3f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--profile", default="smoke_bits")
+    flags.add_argument("--arms", default=",".join(ARMS))
+    flags.add_argument("--seeds", default="1,2,3")
+    flags.add_argument("--share", type=float, default=1.0, help="of the steps of every phase")
+    asked = flags.parse_args()
+    machine, profile = prepare(), profile_named(asked.profile)
+    arms = asked.arms.split(",")
+    if unknown := [name for name in arms if name not in ARMS]:
+        raise SystemExit(f"unknown arms {', '.join(unknown)}; known: {', '.join(ARMS)}")
+    phases = {name: profile.phases[name] for name in ("base", "bits1.9", "bits2")}
+    phases = {name: one.in_steps(max(4, round(one.steps * asked.share))) for name, one in phases.items()}
+    results: dict[str, list[Result]] = {name: [] for name in arms}
+    with tempfile.TemporaryDirectory() as folder:
+        given = inputs(Path(folder), profile.vocab_size)
+        for seed in map(int, asked.seeds.split(",")):
+            bench = Bench(given, machine, phases, seed)
+            base = bench.base()
+            began = bench.measured(base)
+            print(f"seed {seed}: base {began.bits_per_byte:.4f} bits per byte", flush=True)
+            for name in arms:
+                results[name].append(bench.run(ARMS[name], base))
+                one = results[name][-1]
+                layers = " ".join(f"{error:.3f}" for error in one.errors)
+                print(
+                    f"  {name}: {one.bits_per_byte:.4f}, {bench.spent_s:.0f} CPU s, error by layer {layers}", flush=True
+                )
+    steps = ", ".join(f"{name} {one.steps}" for name, one in phases.items())
+    print(f"\n{asked.profile}, seeds {asked.seeds}, steps {steps}, {torch.get_num_threads()} threads, "
+          f"{machine.dtype(phases['base'])}, load {os.getloadavg()[0]:.0f}\n")  # fmt: skip
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
