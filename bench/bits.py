@@ -2,9 +2,9 @@
 
 Run, in the environment `llama-cpp` (any that has xllamacpp and gguf): python -m bench.bits --tokenizer FOLDER
 [--shapes 135m,0.6b] [--types tq2_0,q8_0,f16,bf16] [--new 64] [--rounds 3]. Weights are random: neither size nor speed
-hangs on them; what they are worth in words is for a trained model, see bench/ablations.py. The types take turns within
-each round. What other programs do on the machine counts little in CPU seconds, which the table has; --tokenizer is any
-folder with a tokenizer.json of ours, its ids filled up to the shape's.
+hangs on them; what they are worth in words is for a trained model, see bench/answers.py and the sweep
+ablation_saliency. The types take turns within each round. What other programs do on the machine counts little in CPU
+seconds, which the table has; --tokenizer is any folder with a tokenizer.json of ours, its ids filled up to the shape's.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def random_folder(config: ModelConfig, tokenizer: Path, folder: Path) -> None:
 
 def decoded(gguf: Path, config: ModelConfig, new: int) -> tuple[float, float]:
     """Return tokens per CPU second and per second of the wall, of one answer to one prompt."""
-    engine = LlamaCpp(gguf, 512, 0.0, 1, 0)
+    engine = LlamaCpp(gguf, 512, temperature=0.0, top_k=1)
     prompt = list(range(100, 100 + PROMPT))
     list(engine.tokens(prompt, 2))  # weights are mapped, the prompt is in the cache
     cpu, wall = time.process_time(), time.perf_counter()

@@ -2,6 +2,7 @@
 
 import difflib
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from infra.errors import UsageError
@@ -13,22 +14,28 @@ from trainer.recipes import PROFILES
 from trainer.records.phase_registry import PHASES, USUAL, all_phases, checkpoint_folders
 
 
-def model_folder(settings: Settings, model: str, tag: str, tell: Say) -> Path:
-    """Return where the model lies that the user means. Raises UsageError."""
-    return find_model(settings, model, tag, tell)[1]
+def model_folder(settings: Settings, model: str, tag: str, tell: Say, first: Sequence[str] = ()) -> Path:
+    """Return where the model lies that the user means; see `find_model`. Raises UsageError."""
+    return find_model(settings, model, tag, tell, first)[1]
 
 
-def find_model(settings: Settings, model: str, tag: str, tell: Say) -> tuple[Artifact | None, Path]:
+def find_model(
+    settings: Settings, model: str, tag: str, tell: Say, first: Sequence[str] = ()
+) -> tuple[Artifact | None, Path]:
     """Return the artifact that the user means by a model, None for a folder of theirs, and where it lies.
 
+    first: where no model is named, the phases whose model is taken before that of the last usual one. Without a tag,
+    where the profile has none of them and nobody has chosen it, the newest one is meant, whatever its tag.
     Raises UsageError that lists those there are.
     """
     store = Store(settings.store)
     found = {one.name: one for one in store.artifacts() if one.name.split("/")[0] in checkpoint_folders()}
     whole = {name: one for name, one in found.items() if not one.problem}
     typed = f" --{'profile' if tag in PROFILES else 'tag'} {shlex.quote(tag)}" if tag else ""
+    phases = (model,) if model in PHASES else (*first, *all_phases()[::-1])
+    if not tag and (not model or model in PHASES):
+        tag = usual_tag(settings, phases, found, tell)
     tag = tag or profile_named(settings.profile).name
-    phases = (model,) if model in PHASES else all_phases()[::-1]
     wanted = [model] if model and model not in PHASES else [f"{PHASES[phase].folder}/{tag}" for phase in phases]
     usual = f"{PHASES[USUAL].folder}/{tag}"
     for name in wanted:
@@ -51,3 +58,17 @@ def find_model(settings: Settings, model: str, tag: str, tell: Say) -> tuple[Art
         else f"there is none yet; make one with: ./inv launch --phase {USUAL}"
     )
     raise UsageError(f"no model {model or tag!r} in {settings.store}; {'; '.join([*damaged, known])}")
+
+
+def usual_tag(settings: Settings, phases: Sequence[str], found: Mapping[str, Artifact], tell: Say) -> str:
+    """Return the tag that is meant where none is given: the profile's, else that of the newest model of the phases."""
+    usual = profile_named(settings.profile).name
+    of_phases = {PHASES[phase].folder for phase in phases}
+    models = [one for name, one in found.items() if name.partition("/")[0] in of_phases]
+    whole = [one for one in models if not one.problem]
+    is_chosen = not settings.sources["profile"].startswith("default")
+    if is_chosen or not whole or any(one.name.partition("/")[2] == usual for one in models):
+        return usual
+    newest = max(whole, key=lambda one: one.published_at).name.partition("/")[2]
+    tell(f"there is no model of {usual} in {settings.store}; {newest} is the newest one there")
+    return newest

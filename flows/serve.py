@@ -1,7 +1,9 @@
 """A service: what is asked for -> its next version -> what is wanted of it, which its controller makes come true."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flows import supervise
@@ -18,12 +20,15 @@ from infra.settings import Settings, is_secret
 from serve import controller_client, controller_process, revision
 from serve import service as service_file
 from serve.engine import models
+from serve.engines import GGUF, LLAMA
 from serve.policy import service_state
 from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.replicas import placement
 from serve.replicas.replica_pod import free_port
+from store.artifacts import model_files
 from store.backends.by_uri import open_place
-from trainer.records.phase_registry import PHASES, phase_names
+from trainer.model.huggingface import model_config
+from trainer.records.phase_registry import PHASES, phase_names, ternary_phases
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,33 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     service = service_file.parse(f"service {name}", document)
     revision.check_file(service, tell)
     said = revision.model_meant(service, spec.model, spec.tag, before)
-    source = folder_of(said, spec.tag, settings, name, tell)
+    source = folder_of(said, spec.tag, settings, name, tell, ternary_phases() if spec.engine == LLAMA else ())
     provider = "" if where == revision.ANY else where
     version = revision.version_of(document, source, provider, spec.engine, settings.store, before, name)
+    version = that_computes(version, bool(spec.engine), tell)
     version = revision.with_limit(version, settings, tell)
     return Revision(name, revision.with_room(version, settings, tell), row, old)
+
+
+def that_computes(version: Version, is_asked: bool, tell: Say) -> Version:
+    """Return the version with an engine that computes with its model: our own in place of llama.cpp, unless asked for.
+
+    Raises UsageError where llama.cpp was asked for and cannot, before any machine is rented.
+    """
+    if version.engine != LLAMA or "://" in version.model:
+        return version
+    try:
+        config = model_config(model_files.load(Path(version.model)))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{version.model}: {error}") from None
+    kind = GGUF.get(version.service.ours.engine.dtype, "tq2_0" if config.ternary else "f16")
+    if not (problem := config.gguf_problem(kind)):
+        return version
+    if not is_asked:
+        tell(f"{version.model}: {LLAMA} cannot compute with it ({problem}); our own engine does")
+        return dataclasses.replace(version, engine="torch")
+    other = "torch" if config.ternary else "vllm"
+    raise UsageError(f"--engine {LLAMA}: {version.model} cannot be computed there: {problem}; --engine {other}")
 
 
 def with_environment(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
@@ -67,10 +94,10 @@ def with_environment(document: dict[str, Any], settings: Settings) -> dict[str, 
     return {**document, "envs": {**(document.get("envs") or {}), **given}} if given else document
 
 
-def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say) -> str:
+def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say, first: Sequence[str] = ()) -> str:
     """Return where the weights are: a folder of this machine, or where they are fetched from. Raises UsageError."""
     if not said or said in PHASES:
-        return str(models.model_folder(model_folder(settings, said, tag, tell)))
+        return str(models.model_folder(model_folder(settings, said, tag, tell, first)))
     if tag:
         raise UsageError(f"--tag {tag} tells checkpoints of {phase_names()} apart; --model {said} is none of them")
     if "://" in said and not said.startswith("file://"):

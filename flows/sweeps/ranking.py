@@ -35,6 +35,21 @@ def score(lines: Lines, ranking: Ranking, steps: int, made: Mapping[str, Any]) -
     return figure_at(lines, ranking, steps, steps)
 
 
+def beside(lines: Lines, names: Sequence[str], steps: int, made: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return other figures of a trial that has ended, by name: of what was made, else the mean of the last half.
+
+    Of a figure that has a number for each layer, there are as many; a figure that it has not is left out.
+    """
+    found: dict[str, list[float]] = {}
+    for name in names:
+        several = made.get(name)
+        if isinstance(several, list) and several and all(isinstance(one, (int, float)) for one in several):
+            found[name] = [float(one) for one in several]
+        elif (one := score(lines, Ranking(by=name, last=0.5), steps, made)) is not None:
+            found[name] = [one]
+    return found
+
+
 def student(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean, and half of the width of Student's interval of 95 %; nan for a single value."""
     middle = statistics.fmean(values)

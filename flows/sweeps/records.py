@@ -90,6 +90,8 @@ class SweepSpec:
     """How long the pods are taken for, from and to; 0 = what the plans say."""
     rank: Ranking = Ranking()
     early_stop: EarlyStop | None = None
+    beside: Sequence[str] = ()
+    """Figures that are shown beside the one that arms are ranked by, of what was made or of the steps."""
     against: str = ""
     """The arm that all others are compared with; "" = the best."""
     spend_limit: str = ""

@@ -5,7 +5,7 @@ typed again goes on from there. The JSON of a version is read by that version an
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -46,6 +46,8 @@ class TrialResult:
     at: int = 0
     """The step that it has come to."""
     score: float | None = None
+    beside: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Other figures by name; of a figure by layer, one for each."""
     micro_usd: int = 0
     phase: str = ""
     made: tuple[str, str] = ("", "")
@@ -69,6 +71,8 @@ class SweepResult:
     provider: str
     limit_micro_usd: int | None
     trials: dict[str, TrialResult]
+    beside: Sequence[str] = ()
+    """Figures that are shown beside the one that arms are ranked by."""
     saved_s: float = 0.0
     """Seconds of steps that early stops have saved, as far as can be told."""
     saved_micro_usd: int = 0

@@ -25,6 +25,7 @@ KEYS = {
     "pods": "on so many pods at once",
     "rank": "what arms are ranked by: `by`, a figure such as loss; `mode`, min or max; `last`, of which share of "
     "the steps it is the mean",
+    "beside": "figures that are shown beside that one: perplexity, tokens_per_s",
     "early_stop": "stop arms that are behind: `first`, the share of the steps of the first comparison; `factor`, one "
     "in so many goes on. true: the defaults",
     "against": "the arm that all others are compared with (default: the best)",
@@ -69,6 +70,7 @@ def read(where: str, document: Any, stem: str) -> SweepSpec:
             about=str(document.get("about", "")),
             num_pods=_number_of_pods(where, document.get("pods")),
             rank=_record(f"{where}: rank", document.get("rank", {}), Ranking),
+            beside=_names(f"{where}: beside", document.get("beside", [])),
             early_stop=_record(f"{where}: early_stop", {} if early is True else early, EarlyStop) if early else None,
             against=str(document.get("against", "")),
             spend_limit=str(document.get("spend_limit", "")),
@@ -142,6 +144,12 @@ def _number_of_pods(where: str, said: Any) -> int | None:
     if said is not None and (type(said) is not int or said < 1):
         raise UsageError(f"{where}: pods is {said!r}; it must be a whole number from 1")
     return said
+
+
+def _names(where: str, said: Any) -> tuple[str, ...]:
+    if not isinstance(said, list) or not all(isinstance(one, str) for one in said):
+        raise UsageError(f"{where} is {said!r}; expected names of figures, such as [perplexity, tokens_per_s]")
+    return tuple(said)
 
 
 def _record(where: str, said: Any, record: type) -> Any:

@@ -271,6 +271,7 @@ class SweepWork:
             with suppress(StoreError):  # a store elsewhere that does not answer now: its steps have the figure too
                 made = Store(self.settings.store).find(*found.made).about
             found.score = ranking.score(lines, self.planned.spec.rank, found.steps, made)
+            found.beside = ranking.beside(lines, self.planned.spec.beside, found.steps, made)
 
     def _figures(self, run: str) -> bytes | None:
         """Return what the last phase of a trial has told so far; None while that cannot be read."""
@@ -345,6 +346,7 @@ def begin(planned: SweepPlan, journal: Journal, settings: Settings, tell: Say) -
     result = SweepResult(
         name=spec.name, folder=kept.folder_of(spec.name, settings), about=spec.about, rank=asdict(spec.rank),
         against=spec.against, provider=settings.provider, limit_micro_usd=planned.limit, trials=trials,
+        beside=spec.beside,
     )  # fmt: skip
     lost = [run for run, one in planned.trials.items() if one.plan.job is not None]
     result = kept.adopt(result, settings, lost)

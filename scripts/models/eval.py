@@ -30,7 +30,7 @@ from store import Artifact, Store
 from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval
 from trainer.plan import load_persona, source_slug
-from trainer.records.phase_registry import PHASES, TEXT
+from trainer.records.phase_registry import PHASES, TALK, TEXT, ternary_phases
 
 READERS = {one.folder for one in PHASES.values() if one.reads == TEXT}
 
@@ -91,13 +91,30 @@ def eval(spec: EvalFlags) -> None:
 def chosen(
     settings: Settings, models: Sequence[str], tag: str, material: Mapping[str, str]
 ) -> list[tuple[Subject, dict[str, str]]]:
-    """Return the models, and on what each is measured. Without a name: base on text, the last phase on questions."""
+    """Return the models, and on what each is measured.
+
+    Without a name: base on text, the last phase on questions, and beside each the last one of 1.58 bits, if there is.
+    """
     if models:
         return [(subject(settings, model, tag), dict(material)) for model in models]
     text = {key: value for key, value in material.items() if key == "text"}
     answers = {key: value for key, value in material.items() if key != "text"}
     found = [(subject(settings, "base", tag), text)] if text else []
-    return [*found, (subject(settings, "", tag), answers)] if answers or not text else found
+    last = [(subject(settings, "", tag), answers)] if answers or not text else []
+    of = (last or found)[0][0].name.partition("/")[2]
+    for kind, part in ((TEXT, text), (TALK, answers)):
+        if part and (one := ternary(settings, kind, of)):
+            found.append((one, part))
+    return [*found, *last]
+
+
+def ternary(settings: Settings, kind: str, tag: str) -> Subject | None:
+    """Return the last model of 1.58 bits with that tag that was trained on `kind`; None where there is none."""
+    store = Store(settings.store)
+    for phase in ternary_phases():
+        if PHASES[phase].reads == kind and not (one := store.check(f"{PHASES[phase].folder}/{tag}")).problem:
+            return named(one, store.path(one.name, one.fingerprint))
+    return None
 
 
 def subject(settings: Settings, model: str, tag: str) -> Subject:

@@ -75,7 +75,7 @@ class ExportFlags:
         "", f"{phase_names()}, the name of an artifact, or a folder (default: the last phase there is)", word=True
     )
     tag: str = flag("", "name of the checkpoints in the store")
-    out: str = flag("", "folder to write; of --bits gguf a file", unit="FOLDER")
+    out: str = flag("", "folder to write; of --bits gguf a file (default: named after the model, here)", unit="FOLDER")
     dtype: str = flag("float32", "float32 or bfloat16")
     bits: str = flag("", "of a ternary model: gguf for llama.cpp, hf for transformers with 2 bits per weight")
     gguf_type: str = flag("tq2_0", "of the matrices in a GGUF file: tq2_0, q8_0, f16, bf16, f32")

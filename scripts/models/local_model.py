@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from flows.find_model import find_model, model_folder
+from flows.find_model import find_model
 from flows.jobs import memory_check
 from flows.planning import Work, plan_for
 from flows.run_leases import foreground, move_names
@@ -19,10 +19,11 @@ from scripts.cli import context, local_step, plan_text, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from scripts.models.flags import ChatFlags, ExportFlags, TrainFlags
-from trainer.records.phase_registry import PHASES
+from trainer.records.phase_registry import PHASES, ternary_phases
 from trainer.talk import Place
 
 ENGINES = ("torch", "llama.cpp")
+GGUF_TYPES = ("tq2_0", "q8_0", "f16", "bf16", "f32")
 HISTORY = "chat-history"
 
 
@@ -82,13 +83,12 @@ def chat(spec: ChatFlags) -> None:
             place_of(settings),
         )  # fmt: skip
         return
-    found, folder = find_model(settings, spec.model, spec.tag, render.say)
+    first = () if spec.engine == "torch" else ternary_phases()
+    found, folder = find_model(settings, spec.model, spec.tag, render.say, first)
     if spec.engine == "torch":
         python, said = local_step.python(settings), ["-m", "trainer", "chat"]
     else:
-        named = f"{found.name}-{found.fingerprint}" if found else f"folders/{folder.name}-{folder.stat().st_mtime_ns}"
-        gguf = ROOT / "var" / "work" / "gguf" / f"{named}.gguf"
-        python, said = local_step.python(settings, "llama-cpp"), ["-m", "trainer.engines", "chat", "--gguf", str(gguf)]
+        python, said = local_step.python(settings, "llama-cpp"), ["-m", "trainer.engines", "chat"]
     place, name = place_of(settings), found.name if found else folder.name
     values = {"model": folder, "name": name, "system": spec.system, "temperature": spec.temperature,
               "max-tokens": spec.max_tokens, "history": place.history, "folder": place.folder}  # fmt: skip
@@ -104,14 +104,20 @@ def place_of(settings: Settings) -> Place:
 
 
 def export(spec: ExportFlags) -> None:
-    if not spec.out:
-        raise UsageError("--out is missing: the folder that the model goes to, or the file of --bits gguf")
+    if not spec.out and spec.bits != "gguf":
+        raise UsageError("--out is missing: the folder that the model goes to")
     if spec.dtype not in ("float32", "bfloat16"):
         raise UsageError(f"--dtype is {spec.dtype!r}; known: float32, bfloat16")
     if spec.bits not in ("", "gguf", "hf"):
         raise UsageError(f"--bits is {spec.bits!r}; known: gguf, hf")
     settings = context.settings()
-    folder, to = model_folder(settings, spec.model, spec.tag, render.say), Path(spec.out).absolute()
+    if spec.bits == "gguf" and spec.gguf_type not in GGUF_TYPES:
+        raise UsageError(f"--gguf-type is {spec.gguf_type!r}; known: {', '.join(GGUF_TYPES)}")
+    is_ternary = spec.bits == "hf" or spec.bits == "gguf" and spec.gguf_type == "tq2_0"
+    found, folder = find_model(settings, spec.model, spec.tag, render.say, ternary_phases() if is_ternary else ())
+    kind, _, tag = found.name.partition("/") if found else (folder.name, "", "")
+    named = f"{tag}-{kind.removesuffix('_checkpoints')}" if tag else kind
+    to = Path(spec.out or f"{named}.{spec.gguf_type}.gguf").absolute()
     group, said = "train", ["-m", "trainer", "export", "--dtype", spec.dtype]
     if spec.bits == "gguf":
         group, said = "llama-cpp", ["-m", "trainer.engines", "export", "--type", spec.gguf_type]

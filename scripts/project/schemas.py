@@ -171,6 +171,7 @@ def sweep() -> Schema:
         "seeds": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
         "pods": {"type": "integer", "minimum": 1},
         "rank": of_record(Ranking, is_partial=True),
+        "beside": {"type": "array", "items": {"type": "string"}},
         "early_stop": {"anyOf": [{"type": "boolean"}, early]},
         "against": {"type": "string"},
         "spend_limit": TEXT,

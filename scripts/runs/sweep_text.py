@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,11 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}" if abs(value) >= 0.01 else f"{value:.3g}"
 
 
+def numbers(values: Sequence[float]) -> str:
+    """Return the figures of an arm that stand beside its score: one, or one for each layer."""
+    return " ".join(f"{one:.0f}" if abs(one) >= 1000 else f"{one:.4g}" for one in values)
+
+
 def interval(row: ArmRow) -> str:
     """Return a difference with its interval; "" where there is none."""
     if row.apart is None:
@@ -102,15 +107,18 @@ def interval(row: ArmRow) -> str:
 
 def table(result: SweepResult, answer: SweepAnswer) -> str:
     """Return a line for each run, and one for each arm where these are not the same."""
-    rows = [("run", "pod", "state", "steps", "seconds", str(result.rank["by"]), "")]
+    rows: list[tuple[str, ...]] = [("run", "pod", "state", "steps", "seconds", str(result.rank["by"]), "")]
     for one in result.trials.values():
         steps = f"{one.at} of {one.steps}" if one.at < one.steps else str(one.steps or "")
         seconds = "" if one.seconds is None else f"{one.seconds:.1f}"
         rows.append((shown(one.run, result.name), one.pod, one.state, steps, seconds, number(one.score), one.reason))
-    arms = [("arm", f"mean {result.rank['by']}", "seeds", f"minus {answer.against}", "")]
+    arms: list[tuple[str, ...]] = [
+        ("arm", f"mean {result.rank['by']}", "seeds", f"minus {answer.against}", "", *result.beside)
+    ]
     for each in answer.rows:
         seeds = f"{len(each.arm.scores)} of {each.arm.wanted}"
-        arms.append((each.arm.name, number(each.arm.mean), seeds, interval(each), each.verdict))
+        more = [numbers(each.beside(name)) for name in result.beside]
+        arms.append((each.arm.name, number(each.arm.mean), seeds, interval(each), each.verdict, *more))
     return render.clean("\n\n".join([render.columns(rows), render.columns(arms)]))
 
 
@@ -150,7 +158,7 @@ def write_page(result: SweepResult, answer: SweepAnswer) -> Path:
     trial = best.trials[0] if best else None
     story = SweepStory(
         name=result.name, about=result.about, figure=str(result.rank["by"]), against=answer.against,
-        facts=facts(answer, result), arms=[arm_story(one) for one in answer.rows], curves=curves,
+        facts=facts(answer, result), arms=[arm_story(one, result.beside) for one in answer.rows], curves=curves,
         best=answers.command_line(trial) if trial else "", promote=promote_line(result, answer),
         written=moment(time.time()),
     )  # fmt: skip
@@ -174,13 +182,14 @@ def best_run(row: ArmRow, result: SweepResult) -> str:
     return min(scored, key=lambda one: sign * (one.score or 0.0)).run
 
 
-def arm_story(row: ArmRow) -> ArmStory:
+def arm_story(row: ArmRow, beside: Sequence[str] = ()) -> ArmStory:
     """Return an arm as the page has it."""
     seeds = " ".join(number(one) for one in row.arm.scores.values()) if len(row.arm.scores) > 1 else ""
     apart = None if row.apart is None else (row.apart.mean, row.apart.half)
     return ArmStory(
         name=row.arm.name, asked=row.trials[0].asked, score=number(row.arm.mean), seeds=seeds, apart=interval(row),
         verdict=row.verdict, state=row.state, difference=apart,
+        beside={name: numbers(row.beside(name)) for name in beside},
     )  # fmt: skip
 
 
@@ -195,7 +204,8 @@ def as_json(result: SweepResult, answer: SweepAnswer, idle: int = 0, page: str =
     arms = [
         {"arm": one.arm.name, "mean": one.arm.mean, "scores": list(one.arm.scores.values()), "verdict": one.verdict,
          "difference": one.apart.mean if one.apart else None,
-         "half": one.apart.half if one.apart and not math.isnan(one.apart.half) else None}
+         "half": one.apart.half if one.apart and not math.isnan(one.apart.half) else None,
+         "beside": {name: one.beside(name) for name in result.beside}}
         for one in answer.rows
     ]  # fmt: skip
     return {

@@ -3,6 +3,7 @@
 import pytest
 
 from flows.find_model import find_model
+from infra.errors import UsageError
 from infra.settings import Settings
 from store import Store
 
@@ -26,6 +27,26 @@ def test_a_model_that_stands_in_for_the_one_that_is_meant_is_told_with_what_to_t
     for model, phase in (("", "chatsft"), ("base", "base")):
         assert find_model(settings, model, tag, told.append)[0].name == f"{phase}_checkpoints/{name}"
     assert told == []
+    assert find_model(settings, "", tag, told.append, ("bits3",))[0].name == f"chatsft_checkpoints/{name}"
     (tmp_path / "store" / "chatsft_checkpoints" / name / "weights").unlink()
     find_model(settings, "", tag, told.append)
     assert f"chatsft_checkpoints/{name} is damaged (" in told.pop()
+
+
+def test_without_a_tag_the_newest_model_is_meant_where_the_usual_profile_has_none(tmp_path):
+    settings = Settings.load(tmp_path, {"store": str(tmp_path / "store")}, environ={})
+    store, made, told = Store(settings.store), tmp_path / "made", []
+    made.mkdir()
+    (made / "weights").write_text("w")
+    for name in ("base_checkpoints/old", "base_checkpoints/new", "chatsft_checkpoints/new", "bits3_checkpoints/new"):
+        store.publish(made, name, name.encode().hex(), {})
+    assert find_model(settings, "", "", told.append)[0].name == "chatsft_checkpoints/new"
+    assert "no model of smoke" in told[0] and "new is the newest" in told[0]
+    assert find_model(settings, "", "", told.append, ("bits3", "bits2"))[0].name == "bits3_checkpoints/new"
+    assert find_model(settings, "bits3", "", told.append)[0].name == "bits3_checkpoints/new"
+    assert find_model(settings, "base", "old", told.append)[0].name == "base_checkpoints/old"
+    chosen = Settings.load(tmp_path, {"store": settings.store, "profile": "tiny"}, environ={})
+    with pytest.raises(UsageError, match="no model 'tiny'"):  # who has chosen a profile means that one
+        find_model(chosen, "", "", told.append)
+    store.publish(made, "base_checkpoints/smoke", "a" * 64, {})
+    assert find_model(settings, "", "", told.append, ("bits3",))[0].name == "base_checkpoints/smoke"

@@ -11,6 +11,7 @@ from flows.sweeps.experiment import ExperimentConfig, PodSpec
 from infra.errors import UsageError
 from infra.settings import Settings
 from tests.world import ROOT
+from trainer import plan
 from trainer.recipes import PROFILES
 from trainer.records import phase_options
 from trainer.records.phase_options import NOT_FOR_A_PHASE
@@ -185,3 +186,37 @@ def test_the_schema_of_an_experiment_has_the_defaults_of_its_source():
               "vllm_tensor_parallel": 4, "custom_env": {}, "custom_args": {}}  # fmt: skip
     assert {name: found[name] for name in wanted} == wanted
     assert json.dumps(found)
+
+
+@pytest.mark.parametrize("name", ["ablation_saliency", "ablation_small"])
+def test_the_arms_of_the_ablations_go_on_from_one_base_and_differ_in_what_they_are_called_by(name):
+    spec = sweep_file.load(EXAMPLES / f"{name}.yaml")
+    persona = plan.load_persona(ROOT / "data" / "persona.yaml")
+    arms = {}
+    for one in spec.trials.values():
+        wanted = plan.Wanted(phases=plan.parse_phases(one.spec.phase), profile=one.spec.profile, persona=persona,
+                             options=one.spec.options, seed=one.seed)  # fmt: skip
+        arms.setdefault(one.arm, []).append(plan.recipe(wanted))
+    assert {len(some) for some in arms.values()} == {3}
+    first = {arm: some[0] for arm, some in arms.items()}
+    assert len({repr(nodes["base"].spec) for nodes in first.values()}) == 1
+    read = {
+        arm: sum(nodes[name].spec.steps for name in {"bits1.9", "bits2"} & reached(nodes))
+        for arm, nodes in first.items()
+    }
+    assert len(set(read.values())) == 1, "as many tokens in each arm"
+    shapes = {arm: nodes["bits2"].spec.model for arm, nodes in first.items()}
+    assert shapes["row"].ternary.per_row and shapes["haar"].ternary.haar and not shapes["baseline"].ternary.haar
+    assert shapes["fp"].ternary is None and not shapes["fp"].sub_norm and shapes["no-sub-norm"].ternary
+    assert {arm for arm, nodes in first.items() if "bits1.9" not in nodes} == {
+        "no-1.9", "no-1.9-lambda", "no-sub-norm", "fp"
+    }  # fmt: skip
+
+
+def reached(nodes):
+    """Return the steps that bits2 comes from."""
+    found, todo = set(), ["bits2"]
+    while todo:
+        found.add(one := todo.pop())
+        todo += nodes[one].inputs.values()
+    return found

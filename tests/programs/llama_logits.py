@@ -10,7 +10,7 @@ from pathlib import Path
 from trainer.engines.llama_cpp import LlamaCpp
 
 path, positions, *ids = sys.argv[1:]
-engine = LlamaCpp(Path(path), int(positions), 0.0, 1, 0)
+engine = LlamaCpp(Path(path), int(positions))
 asked = {"prompt": [int(one) for one in ids], "n_predict": 1, "n_probs": 1 << 20, "temperature": 0.0}
 with engine.ask("/completion", asked) as reply:
     (first,) = json.load(reply)["completion_probabilities"]

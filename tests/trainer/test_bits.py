@@ -100,7 +100,7 @@ def test_a_stage_that_was_killed_goes_on_to_the_same_bits(converted):
         ({"bits": replace(DISTILLED, relation_heads=7)}, "relation_heads is 7, which does not divide the 32"),
         ({"bits": replace(DISTILLED, relation_layer=2)}, "the model has the layers 0 to 1"),
         ({"bits": DISTILLED, "phase": "bits2"}, "bits2 has no teacher"),
-        ({"model": PLAIN, "bits": DISTILLED}, "its model says no `ternary`"),
+        ({"model": PLAIN, "bits": BitsConfig(saliency=0.1), "phase": "bits2"}, "its model says no `ternary`"),
         ({"dtype": "float8"}, "multiplied in bfloat16 or float32"),
         ({"phase": "bits1", "steps": 3}, "steps is 0"),
     ],

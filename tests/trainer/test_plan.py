@@ -387,3 +387,58 @@ def test_settings_that_are_long_or_nested_are_named_briefly():
         "a b 1 -> 2", "new none -> true", f'text {"x" * 37}... -> ""',
     ]  # fmt: skip
     assert differences("hostile", {"a": 1}) == [] and differences({}, {"a": 1}) == []
+
+
+BITS = replace(WANTED, phases=("bits1", "bits1.9", "bits2"), profile="smoke_bits")
+
+
+@pytest.mark.parametrize(
+    ("words", "chain"),
+    [
+        ("1+1.9+2", "base bits1 bits1.9 bits2"),
+        ("bits2", "base bits1 bits1.9 bits2"),  # as stages that are launched one after the other
+        ("bits1+bits2", "base bits1 bits2"),
+        ("bits1+bits2+bits3", "base bits1 bits2 mid sft bits3"),
+    ],
+)
+def test_a_sum_of_stages_leaves_out_the_one_between_that_it_does_not_name(words, chain):
+    nodes = recipe(replace(BITS, phases=planning.parse_phases(words)))
+    plan = planned(replace(BITS, phases=planning.parse_phases(words)), Inventory("somewhere", {}))
+    assert sorted(one for one in steps(plan) if one in nodes and one.startswith(("b", "m", "s"))) == sorted(
+        chain.split()
+    )
+
+
+def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_of_the_stages():
+    wider = {"model.hidden_size": "512", "model.ternary.per_row": "true", "model.sub_norm": "false"}
+    nodes = recipe(replace(BITS, options=wider))
+    base, stage = (nodes[name].spec.model for name in ("base", "bits2"))
+    assert base.hidden_size == stage.hidden_size == 512
+    assert stage.ternary.per_row and base.ternary is None and not stage.sub_norm
+    notes = planned(
+        replace(BITS, options={"model.ternary": "null", "model.sub_norm": "false"}), Inventory("s", {})
+    ).notes
+    assert "model.ternary null (profile: None or Ternary(per_row=False, haar=False))" in notes
+    assert any("the model says no `ternary`, so it goes on in full precision" in one for one in notes)
+    for options, said in (
+        ({"model.hiden_size": "512"}, "hiden_size is no option; did you mean hidden_size"),
+        ({"model.ternary.haar": "true", "model.intermediate_size": "769"}, "must both be even"),
+        ({"model.num_attention_heads": "3", "model.num_key_value_heads": "3", "model.head_dim": "30"},
+         "relation_heads is 8, which does not divide the 90 numbers"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=said):
+            recipe(replace(BITS, options=options))
+
+
+def test_the_sizes_of_dlm_may_be_variables_and_an_option_outweighs_them():
+    asked = replace(
+        WANTED, phases=("dlm",), profile="smoke", batch_size=4, grad_accum=16, tokens=1_000_000, block_size=32
+    )
+    spec = recipe(asked)["dlm"].spec
+    assert (spec.micro_rows, spec.rows, spec.blocks.block_size, spec.fit) == (4, 4 * 16 * spec.turns, 32, False)
+    assert spec.steps == -(-1_000_000 // (64 * spec.sequence_len)) and spec.schedule.warmup_steps == 2
+    assert recipe(replace(asked, options={"dlm.steps": "7"}))["dlm"].spec.steps == 7
+    with pytest.raises(UsageError, match="TOKENS is -1; it must be"):
+        recipe(replace(asked, tokens=-1))
+    with pytest.raises(ConfigError, match="block_size 24 does not divide sequence_len 512"):
+        recipe(replace(asked, block_size=24))

@@ -16,7 +16,8 @@ from tests.trainer.model.test_model import random_model
 from trainer.model import export, generate
 from trainer.records.blocks_config import BlocksConfig
 from trainer.serving.http import listen
-from trainer.serving.server import EngineLimits, EngineServer, Model
+from trainer.serving.server import EngineLimits, EngineServer
+from trainer.serving.torch_engine import TorchEngine
 
 pytestmark = pytest.mark.process
 
@@ -25,17 +26,17 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(params=["in blocks", "from left to right"])
-def model(request, inputs, tmp_path) -> Model:
+def model(request, inputs, tmp_path) -> TorchEngine:
     words = tokenizers.load(inputs[0] / "tokenizer")
     shape = replace(TINY, vocab_size=words.vocab_size + 8, max_position_embeddings=64)
     if request.param == "in blocks":
         shape = replace(shape, blocks=replace(BLOCKS, mask_id=words.vocab_size))
     decoder = random_model(shape)
     export.write(tmp_path / "hf", shape, decoder.state_dict(), inputs[0] / "tokenizer")
-    return Model(tmp_path, "float32", 0)
+    return TorchEngine(tmp_path, "float32", 0)
 
 
-def ask(model: Model, body: dict[str, Any], limits: EngineLimits, *others: Any) -> list[httpx.Response]:
+def ask(model: TorchEngine, body: dict[str, Any], limits: EngineLimits, *others: Any) -> list[httpx.Response]:
     """The answers to requests that are sent at once: (path, body, headers)."""
 
     async def run() -> list[httpx.Response]:

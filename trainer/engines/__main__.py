@@ -1,13 +1,15 @@
 """What runs in the environment `llama-cpp`: `python -m trainer.engines export|chat`. No torch here.
 
 export --model FOLDER --out FILE --type tq2_0      a Hugging Face folder as a GGUF file
-chat --model FOLDER --gguf FILE                    talk to it; the file is made where there is none
+chat --model FOLDER                                talk to it
+serve --model FOLDER --name NAME --port PORT       answer in OpenAI's protocol on loopback
 """
 
 import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from data.errors import DataError
 from data.tokens import tokenizer
@@ -26,6 +28,9 @@ def main(words: list[str] | None = None) -> int:
     except (TrainerError, DataError) as error:
         print(f"trainer.engines {flags.command}: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
+    except OSError as error:  # a full disk, a folder that cannot be written
+        print(f"trainer.engines {flags.command}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     return 0
@@ -42,8 +47,18 @@ def parser() -> argparse.ArgumentParser:
     one = commands.add_parser("chat")
     one.set_defaults(run=chat)
     one.add_argument("--model", type=Path, required=True)
-    one.add_argument("--gguf", type=Path, required=True)
+    one.add_argument("--gguf", type=Path, help="the file, which is made where there is none (default: in the cache)")
     add_talk(one)
+    one = commands.add_parser("serve")
+    one.set_defaults(run=serve)
+    one.add_argument("--model", type=Path, required=True)
+    one.add_argument("--gguf", type=Path, help="the file, which is made where there is none (default: in the cache)")
+    one.add_argument("--type", choices=tuple(gguf_file.TYPES), help="of its matrices (default: by the model)")
+    one.add_argument("--name", required=True, help="of the model, for clients")
+    one.add_argument("--port", type=int, default=0)
+    for name, usual in (("max-seqs", 8), ("max-queued", 64), ("max-model-len", 0), ("max-tokens", 0)):
+        one.add_argument(f"--{name}", type=int, default=usual)
+    one.add_argument("--shutdown-s", type=float, default=60.0)
     return top
 
 
@@ -63,13 +78,31 @@ def chat(flags: argparse.Namespace) -> None:
 
         folder = folder_of_model(flags.model)
         config = gguf_file.read_config(folder)
-        if not flags.gguf.exists():
-            flags.gguf.parent.mkdir(parents=True, exist_ok=True)
-            gguf_file.write(folder, flags.gguf, "tq2_0" if config.ternary else "f16")
-        engine = LlamaCpp(flags.gguf, config.max_position_embeddings, flags.temperature, flags.top_k, flags.seed)
+        kind = gguf_file.usual_type(config)
+        gguf = flags.gguf or gguf_file.cached(folder, kind)
+        gguf_file.ensure(folder, gguf, kind)
+        how: dict[str, Any] = {"temperature": flags.temperature, "top_k": flags.top_k, "seed": flags.seed}
+        engine = LlamaCpp(gguf, config.max_position_embeddings, **how)
         talk = Talk(engine, tokenizer.load(folder), flags.max_tokens, name)
     talk.system = flags.system
     hold(talk, flags.prompt, place_of(flags))
+
+
+def serve(flags: argparse.Namespace) -> None:
+    import asyncio
+
+    from trainer.engines.llama_cpp import LlamaEngine
+    from trainer.serving import server
+
+    folder = folder_of_model(flags.model)
+    kind = flags.type or gguf_file.usual_type(gguf_file.read_config(folder))
+    gguf = flags.gguf or gguf_file.cached(folder, kind)
+    limits = server.EngineLimits(
+        max_seqs=flags.max_seqs, max_queued=flags.max_queued, max_model_len=flags.max_model_len,
+        max_tokens=flags.max_tokens, shutdown_s=flags.shutdown_s,
+    )  # fmt: skip
+    model = LlamaEngine(folder, gguf, kind, flags.max_model_len, flags.max_seqs)
+    asyncio.run(server.serve(model, flags.name, flags.port, limits))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ is Q8_0; norms are float32. Runs in the environment `llama-cpp`, where there is 
 Sources: ggml's GGUF specification; llama.cpp's convert_hf_to_gguf.py (names, the order of Llama's rotated rows).
 """
 
+import hashlib
 import json
+import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +20,7 @@ import numpy as np
 
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END
+from store import local_files
 from store.artifacts import model_files, vocabulary
 from store.outside import Unreadable
 from trainer.errors import Refused
@@ -61,9 +64,11 @@ def write(folder: Path, out: Path, kind: str) -> dict[str, Any]:
     if problem := config.gguf_problem(kind):
         raise Refused(f"{folder} cannot become a GGUF file of {kind}: {problem}")
     if out.exists():
-        raise Refused(f"{out} exists already")
+        raise Refused(f"{out} exists already; remove it, or give another name: --out FILE")
+    if not out.parent.is_dir():
+        raise Refused(f"{out}: there is no folder {out.parent}")
     arch = "bitnet" if config.sub_norm else "qwen3" if config.qk_norm else "llama"
-    draft = out.with_name(f".{out.name}.draft")
+    draft = out.with_name(f".{out.name}.{os.getpid()}.draft")
     writer = gguf.GGUFWriter(draft, arch)
     describe(writer, config, kind)
     add_tokenizer(writer, folder, config.vocab_size)
@@ -88,6 +93,32 @@ def write(folder: Path, out: Path, kind: str) -> dict[str, Any]:
     writer.close()
     draft.rename(out)
     return {"path": str(out), "bytes": out.stat().st_size, "architecture": arch, "matrices": kind, "numbers": count}
+
+
+def usual_type(config: ModelConfig) -> str:
+    """Return the type of the matrices of such a model's file where nobody names one."""
+    return "tq2_0" if config.ternary else "f16"
+
+
+def cached(folder: Path, kind: str) -> Path:
+    """Return where the file of the model in `folder`, as it is now, is kept for all that read it on this machine."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    files = sorted((path.name, path.stat()) for path in folder.resolve().iterdir() if path.is_file())
+    said = "".join(f"{name} {stat.st_size} {stat.st_mtime_ns}\n" for name, stat in files)
+    key = hashlib.sha256(f"{folder.resolve()}\n{kind}\n{said}".encode()).hexdigest()[:24]
+    return home / "slipway" / "gguf" / f"{key}.gguf"
+
+
+def ensure(folder: Path, gguf: Path, kind: str) -> None:
+    """Make the file where there is none yet; others that want it wait for the first. Raises Refused."""
+    if gguf.exists():
+        return
+    gguf.parent.mkdir(parents=True, exist_ok=True)
+    with local_files.held(gguf.with_name(f".{gguf.name}.lock")):
+        if not gguf.exists():
+            for draft in gguf.parent.glob(f".{gguf.name}.*.draft"):  # of somebody who was killed
+                draft.unlink()
+            write(folder, gguf, kind)
 
 
 def read_config(folder: Path) -> ModelConfig:

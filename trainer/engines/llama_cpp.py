@@ -1,51 +1,97 @@
 """llama.cpp as an engine: a GGUF file, computed by the library `xllamacpp` in a process of ours.
 
 In: ids. Out: ids, as they are made. The library is llama.cpp's own server with a door to Python: it listens on
-loopback, on a port of its choice, and takes and gives ids, so that our tokenizer alone says what words are.
-Runs in the environment `llama-cpp`, where there is no torch. Source: llama.cpp's tools/server/README.md (/completion).
+loopback, on a port of its choice, with a key that nobody else is told, and takes and gives ids, so that our tokenizer
+alone says what words are. Runs in the environment `llama-cpp`, where there is no torch. Source: llama.cpp's
+tools/server/README.md (/completion).
 """
 
 import json
 import os
+import secrets
+import sys
+import time
 import urllib.request
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+from data.tokens import tokenizer as tokenizers
+from trainer.engines import gguf_file
+from trainer.serving.asks import Ask
+from trainer.serving.text_engine import TextEngine
+
 QUIET = -1  # of its log: nothing
 REPLY_S = 600.0
+AS_IT_IS = {"top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "return_tokens": True, "cache_prompt": True}
+ENDED = "eos"  # llama.cpp's word for an answer that the model has ended
 
 
 class LlamaCpp:
-    """A server in this process, with one conversation at a time."""
+    """A server in this process, with `parallel` conversations at a time, each of at most `positions` tokens."""
 
     align = 1
     where = "llama.cpp"
 
-    def __init__(self, gguf: Path, positions: int, temperature: float, top_k: int, seed: int) -> None:
+    def __init__(self, gguf: Path, positions: int, parallel: int = 1, **sampling: Any) -> None:
+        """Load a file. `sampling`: temperature, top_k, seed, where an answer does not bring its own."""
         import xllamacpp
 
+        self.key = secrets.token_hex(16)
         params = xllamacpp.CommonParams()
         params.model.path = str(gguf)
-        params.n_ctx = self.positions = positions
-        params.n_parallel = 1
+        params.n_ctx, params.n_parallel, params.kv_unified = positions * parallel, parallel, False
         params.cpuparams.n_threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
-        params.verbosity, params.warmup = QUIET, False
-        self.sampling = {"temperature": temperature, "top_k": top_k, "seed": seed}
+        params.verbosity, params.warmup, params.api_keys = QUIET, False, [self.key]
+        self.positions, self.sampling = positions, sampling
         self.server = xllamacpp.Server(params)
 
     def ask(self, path: str, body: dict[str, Any]) -> Any:
         """Return the open reply to a request."""
         words = json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.server.listening_address + path, words, {"content-type": "application/json"}
-        )
+        head = {"content-type": "application/json", "authorization": f"Bearer {self.key}"}
+        request = urllib.request.Request(self.server.listening_address + path, words, head)
         return urllib.request.urlopen(request, timeout=REPLY_S)
 
-    def tokens(self, prompt: Sequence[int], stop: Collection[int], max_new: int) -> Iterator[int]:
-        plain = {"top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "return_tokens": True, "cache_prompt": True}
-        body = {"prompt": list(prompt), "n_predict": max_new, "stream": True, **plain, **self.sampling}
+    def tokens(
+        self, prompt: Sequence[int], stop: Collection[int], max_new: int, **sampling: Any
+    ) -> Generator[int, None, None]:
+        """Yield what follows, id by id; an answer that the model has ended has an id of `stop` behind it."""
+        body = {"prompt": list(prompt), "n_predict": max_new, "stream": True, **AS_IT_IS, **self.sampling, **sampling}
+        last = None
         with self.ask("/completion", body) as reply:
             for line in reply:
-                if line.startswith(b"data: "):
-                    yield from json.loads(line[6:]).get("tokens", ())
+                if not line.startswith(b"data: "):
+                    continue
+                said = json.loads(line[6:])
+                if "error" in said:
+                    raise RuntimeError(f"llama.cpp: {said['error']}")
+                for last in said.get("tokens", ()):
+                    yield last
+                if said.get("stop_type") == ENDED and last not in stop:
+                    yield from sorted(stop)[:1]
+
+
+class LlamaEngine(TextEngine):
+    """A Hugging Face folder of ours behind `trainer.serving.server`, computed by llama.cpp."""
+
+    def __init__(self, folder: Path, gguf: Path, kind: str, max_model_len: int, max_seqs: int) -> None:
+        """Load the model of a folder. Raises Refused, DataError."""
+        config = gguf_file.read_config(folder)
+        gguf_file.ensure(folder, gguf, kind)
+        began = time.monotonic()
+        self.room = min(config.max_position_embeddings, max_model_len or config.max_position_embeddings)
+        self.tokenizer = tokenizers.load(folder)
+        self.inner = LlamaCpp(gguf, self.room, max_seqs)
+        print(f"Loading weights took {time.monotonic() - began:.2f} seconds", file=sys.stderr, flush=True)
+
+    def passes(self, ask: Ask, stop: Collection[int]) -> Generator[list[int], None, None]:
+        """Yield the new ids one by one. All requests at work are computed together, whoever is read first."""
+        seed = ask.seed if ask.seed is not None else int.from_bytes(os.urandom(4), "big")
+        how = {"temperature": ask.temperature, "top_k": max(0, ask.top_k), "seed": seed & 0xFFFFFFFF}
+        tokens = self.inner.tokens(ask.ids, stop, ask.max_tokens, **how)
+        try:
+            for one in tokens:
+                yield [one]
+        finally:
+            tokens.close()

@@ -63,7 +63,7 @@ class Bits:
         ids, targets, documents = batch["ids"], batch["targets"], batch.get("documents")
         bounds = batch.get("bounds")
         counted = targets != IGNORED  # (B, T)
-        figures = {"rounded": self.share * counted.sum()}
+        figures = {"rounded": self.share * counted.sum()} if self.matrices else {}
         if self.teacher is None:
             loss = model.loss(ids, targets, documents, bounds, batch.get("counted"))
             return loss, figures

@@ -5,6 +5,8 @@ say what the teacher's say; bits2 reads on in the text while rounding sets in; b
 teacher that has learned them. What is particular to each stands in `bits` of its config.
 """
 
+import math
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor
 from data.config import Making
 from trainer.config import Keeping, PhaseConfig
 from trainer.model.decoder import Decoder
+from trainer.model.ternary import layers_of, relative_error
 from trainer.objectives import Batch
 from trainer.objectives.bits import Bits
 from trainer.objectives.source import Source
@@ -20,7 +23,7 @@ from trainer.parallel.process_group import Ranks
 from trainer.phases import base, conversations
 from trainer.records.bits import BitsConfig
 from trainer.records.phase_registry import TEACHER
-from trainer.run import phase_run
+from trainer.run import PhaseRun, phase_run
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
@@ -28,7 +31,7 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
     with phase_run(config, making, keeping, ranks) as phase:
         if not config.trains:
             made = phase.converted()
-            return phase.publish(*made, base.measured(phase, made[0])) if made else {}
+            return phase.publish(*made, measured(phase, made[0])) if made else {}
         bits = config.bits or BitsConfig()
         source = base.rows_of(phase) if config.reads_text else conversations.rows_of(phase)
         model = phase.first_model()
@@ -37,7 +40,21 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
         trained = phase.train(model, WithState(source, objective), objective)
         if trained is None:
             return {}
-        return phase.publish(*trained, base.measured(phase, trained[0]) if config.reads_text else {})
+        return phase.publish(*trained, measured(phase, trained[0]) if config.reads_text else {})
+
+
+def measured(phase: PhaseRun, model: Decoder) -> dict[str, Any]:
+    """Return what is known of a model of text, and what rounding takes from its matrices, by layer and on average.
+
+    Of a matrix that is the squared length of what rounding changes over its own.
+    """
+    about = base.measured(phase, model)
+    about |= {"perplexity": math.exp(about["loss"])} if "loss" in about else {}
+    by_layer: dict[str, list[float]] = {}
+    for name, one in layers_of(model).items():
+        by_layer.setdefault(name.split(".")[2], []).append(relative_error(one.weight.detach(), one.how))
+    errors = [statistics.fmean(some) for some in by_layer.values()]
+    return about | ({"rounding_error": statistics.fmean(errors), "rounding_by_layer": errors} if errors else {})
 
 
 class WithState(Source):

@@ -76,7 +76,8 @@ def resolve(
             f"--task, --problems, --reward and --unsafe-rewards are for the phase rl, as in --phase {asked}"
         )
     nodes = recipe(wanted)
-    if idle := sorted({path.partition(".")[0] for path in wanted.options} - nodes.keys()):
+    named = {phase_options.phase_of(path)[0] for path in wanted.options} - {phase_options.MODEL}
+    if idle := sorted(named - nodes.keys()):
         raise UsageError(f"--set {idle[0]}: nothing is trained in phase {idle[0]} here; the phases are "
                          f"{', '.join(name for name in nodes if name in PHASES)}")  # fmt: skip
     held = {(kind_of(one.name), one.fingerprint): one.about for one in _held(inventory)}
@@ -140,11 +141,13 @@ def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]
 
 
 def about_bits(phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
-    """Return what a ternary model of that shape cannot become, before anything is trained."""
+    """Return what a ternary model of that shape cannot become, and stages of none, before anything is trained."""
     found = dict.fromkeys(phase.model for phase in phases if phase.model.ternary)
     said = [problem for model in found if (problem := model.gguf_problem())]
-    return tuple(
-        f"a GGUF file cannot be made of this model ({one}); it runs in our own engine: inv chat" for one in said
+    whole = [phase.phase for phase in phases if phase.bits and not phase.model.ternary]
+    return (
+        *(f"a GGUF file cannot be made of this model ({one}); it runs in our own engine: inv chat" for one in said),
+        *(f"{listed(whole)}: the model says no `ternary`, so it goes on in full precision" for _ in whole[:1]),
     )
 
 

@@ -22,11 +22,12 @@ from data.config import (
 )
 from data.references import HUB
 from infra.errors import UsageError
-from trainer.config import ImportSpec, Profile
+from trainer.config import ImportSpec, PhaseConfig, Profile
 from trainer.plan.sources import located, slug_of, source_fingerprint, source_slug
 from trainer.plan.wanted import Wanted, default_tag, init_slug, profile_of
 from trainer.profiles import street
 from trainer.records import phase_options
+from trainer.records.blocks_config import BlocksConfig
 from trainer.records.own_phase import WORD
 from trainer.records.phase_registry import (
     INIT,
@@ -215,6 +216,24 @@ def _demonstrate(profile: Profile, wanted: Wanted, mixtures: dict[str, dict[str,
     mixtures["sft"] = rest | {task: rl.shown / len(tasks) for task in tasks}
 
 
+def _in_blocks(config: PhaseConfig, blocks: BlocksConfig, wanted: Wanted) -> PhaseConfig:
+    """Return dlm with the sizes that BLOCK_SIZE, BATCH_SIZE, GRAD_ACCUM and TOKENS say. Raises ConfigError."""
+    if odd := [name for name in ("block_size", "batch_size", "grad_accum", "tokens") if getattr(wanted, name) < 0]:
+        raise UsageError(f"{odd[0].upper()} is {getattr(wanted, odd[0])}; it must be a whole number from 0")
+    if size := wanted.block_size:
+        pieces = math.gcd(size, blocks.sub_block_size)
+        config = replace(config, blocks=replace(blocks, block_size=size, sub_block_size=pieces))
+    if wanted.batch_size or wanted.grad_accum:
+        passes = wanted.grad_accum or max(1, config.rows // config.turns // config.micro_rows)
+        micro_rows = wanted.batch_size or config.micro_rows
+        rows = micro_rows * passes * config.turns  # conversations of ours share a sequence
+        config = replace(config, micro_rows=micro_rows, rows=rows, fit=not wanted.batch_size)
+    if wanted.tokens:
+        each = config.rows // config.turns * config.sequence_len
+        config = config.in_steps(math.ceil(wanted.tokens / each))
+    return config
+
+
 def _phase(
     profile: Profile, phase: str, tag: str, wanted: Wanted, inputs: dict[str, str],
     mixture: dict[str, float] | None = None,
@@ -227,10 +246,8 @@ def _phase(
         config = replace(config, seed=wanted.seed)
     if wanted.steps is not None and f"{phase}.steps" not in wanted.options:
         config = config.in_steps(wanted.steps)
-    if config.blocks is not None and wanted.block_size and f"{phase}.blocks.block_size" not in wanted.options:
-        pieces = math.gcd(wanted.block_size, config.blocks.sub_block_size)
-        blocks = replace(config.blocks, block_size=wanted.block_size, sub_block_size=pieces)
-        config = replace(config, blocks=blocks)
+    if config.blocks is not None and (wanted.block_size or wanted.batch_size or wanted.grad_accum or wanted.tokens):
+        config = phase_options.with_options(_in_blocks(config, config.blocks, wanted), wanted.options)
     if wanted.init is not None:
         config = phase_options.with_options(config, wanted.options)  # which outweigh what somebody else's model needs
     if config.rl is not None and wanted.rl:

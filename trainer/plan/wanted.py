@@ -45,6 +45,12 @@ class Wanted:
     """Optimizer steps of every phase, instead of the profile's; warm-ups are rescaled with them."""
     block_size: int = 0
     """Of dlm, instead of the profile's; 0 = that."""
+    batch_size: int = 0
+    """Of dlm: sequences in a forward pass; 0 = the profile's."""
+    grad_accum: int = 0
+    """Of dlm: forward passes of an optimizer step; 0 = the profile's."""
+    tokens: int = 0
+    """Of dlm: its length; 0 = the profile's steps."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Of single phases, instead of the profile's: the text of each by PHASE.FIELD."""
     init: ImportSpec | None = None
@@ -134,8 +140,11 @@ def _with_own(profile: Profile) -> Profile:
 
 
 def profile_of(wanted: Wanted) -> Profile:
-    """Return the profile with the options of its phases. Raises UsageError, ConfigError."""
-    whole = profile_named(wanted.profile)
+    """Return the profile with the options of its shape and of its phases. Raises UsageError, ConfigError."""
+    shape = phase_options.of_model(wanted.options)
+    if wanted.init is not None and (odd := sorted(shape.keys() - {*recipes.OF_STAGES})):
+        raise UsageError(f"--set model.{odd[0]}: the shape is that of the model of --init")
+    whole = recipes.with_shape(profile_named(wanted.profile), shape, f"--set model.{', model.'.join(shape)}")
     phase_options.refuse_unknown(wanted.options, whole.phases)
     phases = {name: phase_options.with_options(phase, wanted.options) for name, phase in whole.phases.items()}
     return replace(whole, phases=phases)

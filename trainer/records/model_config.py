@@ -113,6 +113,8 @@ class ModelConfig:
         kind: the GGUF type of its matrices. Source: llama.cpp's graphs of `llama`, `qwen3` and `bitnet`.
         """
         square = self.num_attention_heads * self.head_dim
+        if self.blocks is not None:
+            return "it decodes in blocks, which llama.cpp does not"
         if kind == "tq2_0" and self.ternary is None:
             return "its matrices are not ternary; take f16, bf16 or q8_0"
         if self.ternary and self.ternary.haar and kind == "tq2_0":

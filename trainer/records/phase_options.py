@@ -2,6 +2,7 @@
 
 In: a `PhaseConfig` and the text of each option by its path in it: `optimizer.lr`, `schedule.kind`, `mixture.identity`.
 Out: the same record with those fields. Their names and types are those of the record and of the records inside it.
+`model.hidden_size` and the like are of the shape, which all phases share.
 """
 
 import dataclasses
@@ -12,14 +13,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from data.config import ConfigError, load
+from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import PHASES
 
 NOT_FOR_A_PHASE = {
     "phase": "it is what the phase is called",
     "adopted": "it is told by --init",
     "extension": "it is told by the file of the phase",
-    "model": "the shape is that of all phases: put it under `model` into a profile's file, and give that by --profile",
+    "model": "the shape is that of all phases: --set model.FIELD=VALUE, or `model` in a profile's file",
 }
+MODEL = "model"  # in front of the options of the shape
 P = TypeVar("P")  # a `PhaseConfig`, or what a phase has instead
 
 
@@ -47,6 +50,21 @@ def with_options(phase: P, options: Mapping[str, str]) -> P:
     return load(type(phase), changed(values, by), f"--set {said}")
 
 
+def of_model(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of the shape, nested as a profile's file has them under `model`.
+
+    Raises ConfigError for a field that no shape has, with the nearest one, and for a value that it cannot have.
+    """
+    by: dict[str, Any] = {}
+    for path, text in of_phase(MODEL, options):
+        names, value = _typed(ModelConfig, path, text, f"--set {MODEL}.{path}={text}")
+        inner = by
+        for name in names[:-1]:
+            inner = inner.setdefault(name, {})
+        inner[names[-1]] = value
+    return by
+
+
 def of_phase(phase: str, options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the options of one phase, by their paths inside of it."""
     for path, text in options.items():
@@ -65,7 +83,7 @@ def refuse_unknown(options: Mapping[str, str], phases: Mapping[str, Any]) -> Non
     """Raise ConfigError for options of a phase that a profile has not, with the nearest one."""
     for path in options:
         name, _ = phase_of(path)
-        if name not in phases:
+        if name not in phases and name != MODEL:
             near = difflib.get_close_matches(name, phases, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(phases)}"
             raise ConfigError(f"--set {path}: the profile has no phase {name!r}; {hint}")
@@ -74,6 +92,9 @@ def refuse_unknown(options: Mapping[str, str], phases: Mapping[str, Any]) -> Non
 def differences(options: Mapping[str, str], phases: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what the options change about a profile's phases, in words: `sft.optimizer.lr 0.0005 (profile: 0.001)`."""
     said = []
+    for path, text in of_phase(MODEL, options):
+        before = [_at(phase.model, path) for phase in phases.values()]
+        said.append(f"{MODEL}.{path} {text} (profile: {' or '.join(dict.fromkeys(map(str, before)))})")
     for name, phase in phases.items():
         after = with_options(phase, options)
         for path, _ in of_phase(name, options):
@@ -160,7 +181,8 @@ def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
     result = dict(values)
     for key, value in by.items():
         inner = result.get(key)
-        result[key] = changed(inner, value) if isinstance(inner, dict) and key != "mixture" else value
+        is_part = isinstance(inner, dict) and key != "mixture" and value is not None
+        result[key] = changed(inner, value) if is_part else value
     if "micro_rows" in by and "fit" in values:  # who says how many does not want others
         result["fit"] = by.get("fit", False)
     return result

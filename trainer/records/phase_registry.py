@@ -34,7 +34,7 @@ class Phase:
     in_all: bool = False
     """Whether `--phase all` holds it, and whether its model is one that commands take unasked."""
     optional: bool = False
-    """Whether it is left out where a later phase needs no more than one of those before it, unless it is asked for."""
+    """Whether it is left out of a sum that names a phase it could go on from and not itself: bits1+bits2."""
     takes_init: bool = True
     """Whether somebody else's model may stand in for the phases before it."""
     trains: bool = True
@@ -96,6 +96,7 @@ _ALL = (
         follows=("bits1",),
         reads=TEXT,
         teacher=("base",),
+        optional=True,
         takes_init=False,
         alias="1.9",
     ),
@@ -149,6 +150,11 @@ def all_phases() -> tuple[str, ...]:
     return tuple(name for name, one in PHASES.items() if one.in_all)
 
 
+def ternary_phases() -> tuple[str, ...]:
+    """Return the phases whose model is one of 1.58 bits that was trained, the last one first."""
+    return tuple(name for name, one in reversed(PHASES.items()) if one.module == PHASES["bits1"].module and one.trains)
+
+
 def phases_reading(*kinds: str) -> tuple[str, ...]:
     """Return the phases that read one of these."""
     return tuple(name for name, one in PHASES.items() if one.reads in kinds)
@@ -176,7 +182,8 @@ def chain(known: Collection[str], asked: Sequence[str], has_init: bool) -> dict[
 
     known: those of the profile. With somebody else's model only what is asked for is in it, and what that needs.
     """
-    inside = {name for name, one in PHASES.items() if name in asked or not (has_init or one.optional)}
+    unasked = {name for name, one in PHASES.items() if has_init or one.optional and {*one.follows} & {*asked}}
+    inside = {name for name in PHASES if name in asked or name not in unasked}
     for name in reversed(PHASES):
         one = PHASES[name]
         if has_init and name in inside and not one.takes_init and not inside & {*one.follows}:

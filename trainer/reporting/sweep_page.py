@@ -22,6 +22,8 @@ class ArmStory:
     apart: str = ""
     verdict: str = ""
     state: str = ""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Other figures by name."""
     difference: tuple[float, float] | None = None
     """Its mean, and half of its interval."""
 
@@ -85,14 +87,16 @@ def page(story: SweepStory) -> str:
 
 def _table(story: SweepStory, by_group: Mapping[str, str]) -> Html:
     axes = list(dict.fromkeys(key for one in story.arms for key in one.asked))
-    names = ["arm", *axes, story.figure, "by seed", f"minus {story.against}", "", "runs"]
+    beside = list(dict.fromkeys(key for one in story.arms for key in one.beside))
+    names = ["arm", *axes, story.figure, "by seed", f"minus {story.against}", "", *beside, "runs"]
     head = tag("tr", *(tag("th", name) for name in names))
     rows = []
     for one in story.arms:
         dot = tag("i", style=f"display:inline-block;width:10px;height:10px;margin-right:8px;border-radius:5px;"
                   f"background:{by_group[one.name]}")  # fmt: skip
         cells = [tag("td", dot, one.name), *(tag("td", one.asked.get(axis, "")) for axis in axes)]
-        cells += [tag("td", word) for word in (one.score, one.seeds, one.apart, one.verdict, one.state)]
+        words = [one.score, one.seeds, one.apart, one.verdict, *(one.beside.get(key, "") for key in beside), one.state]
+        cells += [tag("td", word) for word in words]
         rows.append(tag("tr", *cells))
     return tag("table", head, *rows)
 

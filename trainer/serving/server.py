@@ -1,8 +1,9 @@
-"""Our own decoder behind OpenAI's protocol: for models that no other engine decodes, as those that do it in blocks.
+"""A model behind OpenAI's protocol: our own decoder (`torch_engine`), or llama.cpp (`trainer.engines`). No torch here.
 
     python -m trainer serve --model FOLDER --name NAME --port PORT
+    python -m trainer.engines serve --model FOLDER --gguf FILE --name NAME --port PORT
 
-In: a Hugging Face folder of ours. Out: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics on
+In: a `TextEngine`. Out: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics on
 loopback, for the gateway. One thread computes. Requests at work take turns, one forward pass each, so that a short one
 is not held up by a long one; text is streamed as it becomes final.
 """
@@ -15,34 +16,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import torch
-
-from data.tokens import tokenizer as tokenizers
-from trainer import device
-from trainer.model import export
-from trainer.model.block_decoding import Decoding
-from trainer.model.generate import steps
 from trainer.serving import asks
 from trainer.serving.asks import Ask, Wrong
 from trainer.serving.http import HttpReply, HttpRequest, as_json, listen
+from trainer.serving.text_engine import Piece, TextEngine
 
 KEY = "VLLM_API_KEY"  # as serve.engines gives it to every engine
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Text that has become final."""
-
-    text: str
-    tokens: int
-    """Of the answer so far."""
-    finish: str | None = None
-    """Why it is the last: `stop` or `length`."""
-    error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,65 +41,11 @@ class EngineLimits:
     """For which answers go on after SIGTERM."""
 
 
-class Model:
-    """What computes."""
-
-    def __init__(self, folder: Path, dtype: str, max_model_len: int) -> None:
-        """Load the model of a folder. Raises Refused, DataError."""
-        machine = device.prepare()
-        folder = export.folder_of_model(folder)
-        export.check_tokenizer(folder)
-        began = time.monotonic()
-        kind = machine.fast if dtype == "auto" else getattr(torch, dtype)
-        self.decoder = export.read(folder, kind).eval().to(machine.device)
-        self.tokenizer = tokenizers.load(folder)
-        print(f"Loading weights took {time.monotonic() - began:.2f} seconds", file=sys.stderr, flush=True)
-        config = self.decoder.config
-        self.align = config.blocks.block_size if config.blocks else 1
-        room = config.max_position_embeddings // self.align * self.align
-        self.room = min(room, max_model_len or room)
-
-    def passes(self, ask: Ask, stop: set[int]) -> Iterator[list[int]]:
-        """Yield the new final ids after each forward pass."""
-        generator = torch.Generator(self.decoder.head.device)
-        generator.manual_seed(ask.seed if ask.seed is not None else int.from_bytes(os.urandom(4), "big"))
-        how = (ask.max_tokens, ask.temperature, max(0, ask.top_k), generator)
-        if self.decoder.config.blocks is None:
-            yield from ([int(one)] for one in steps(self.decoder, [ask.ids], *how))
-        else:
-            yield from (found[0] for found in Decoding(self.decoder, [ask.ids], stop, *how))
-
-    def answer(self, ask: Ask) -> Iterator[Piece]:
-        """Yield the answer piece by piece; the last one says why it ends."""
-        stop = set(self.tokenizer.stops)
-        waiting, said, given, count = list[int](), "", 0, 0  # given: characters that were yielded
-        held = max(map(len, ask.stop), default=1) - 1  # may be the beginning of a text that ends it
-        for new in self.passes(ask, stop):
-            ended = next((at for at, token in enumerate(new) if token in stop), None)
-            waiting += new[:ended]
-            count += len(new[:ended])
-            text = self.tokenizer.decode(waiting)
-            if not text.endswith("\ufffd"):  # else ids wait whose bytes end inside a character
-                said, waiting = said + text, []
-            elif ended is not None:
-                said += text.rstrip("\ufffd")
-            if (cut := min((at for one in ask.stop if (at := said.find(one)) >= 0), default=-1)) >= 0:
-                yield Piece(said[given:cut], count, "stop")
-                return
-            if ended is not None:
-                yield Piece(said[given:], count, "stop")
-                return
-            final = max(given, len(said) - held)
-            yield Piece(said[given:final], count)
-            given = final
-        yield Piece(said[given:] + self.tokenizer.decode(waiting).rstrip("\ufffd"), count, "length")
-
-
 @dataclass
 class QueuedAnswer:
     """A request at work, or waiting."""
 
-    pieces: Iterator[Piece]
+    pieces: Generator[Piece, None, None]
     loop: asyncio.AbstractEventLoop
     said: "asyncio.Queue[Piece]" = field(default_factory=asyncio.Queue)
     is_left: bool = False  # nobody listens any more
@@ -154,6 +82,7 @@ class AnswerThread:
                 some = list(self.running)
             for job in some:
                 if job.is_left or self._one_pass(job):
+                    job.pieces.close()  # an engine that computes by itself goes on else
                     with self._some:
                         self.running.remove(job)
 
@@ -171,7 +100,7 @@ class AnswerThread:
 class EngineServer:
     """Requests in, replies out."""
 
-    def __init__(self, model: Model, name: str, limits: EngineLimits, key: str) -> None:
+    def __init__(self, model: TextEngine, name: str, limits: EngineLimits, key: str) -> None:
         self.model, self.name, self.limits, self.key = model, name, limits, key
         self.work = AnswerThread(limits)
         self.is_draining = False
@@ -259,7 +188,7 @@ def event(value: object) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
-async def serve(model: Model, name: str, port: int, limits: EngineLimits) -> None:
+async def serve(model: TextEngine, name: str, port: int, limits: EngineLimits) -> None:
     """Serve until SIGTERM; what is at work then goes on for `shutdown_s`."""
     engine, ended = EngineServer(model, name, limits, os.environ.get(KEY, "")), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

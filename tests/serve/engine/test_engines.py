@@ -119,8 +119,23 @@ def test_what_is_of_gpus_is_told_to_engines_on_gpus_only(tmp_path):
     assert not [name for name in gpu.environ if "CPU" in name or "OMP" in name]
 
 
+def test_our_own_server_runs_over_our_decoder_or_over_llama_cpp(tmp_path):
+    tuning, bounds = Tuning(threads=4, dtype="bfloat16", max_seqs=3), Bounds(max_tokens=9)
+    for engine, module, group, kind in (
+        ("torch", "trainer", "train", ("--dtype", "bfloat16")),
+        ("llama.cpp", "trainer.engines", "llama-cpp", ("--type", "bf16")),
+    ):
+        built = command(ServedModel(folder=tmp_path, name="m"), engine, port=7, tuning=tuning, bounds=bounds)
+        assert built.words[:3] == ("-m", module, "serve") and built.group == group
+        assert told(built.words, kind[0]) == kind[1] and built.environ == {"OMP_NUM_THREADS": "4"}
+        said = {"--name": "m", "--port": "7", "--max-seqs": "3", "--max-tokens": "9", "--max-queued": "64"}
+        assert {option: told(built.words, option) for option in said} == said
+    plain = command(ServedModel(folder=tmp_path, name="m"), "llama.cpp", port=7).words
+    assert "--type" not in plain and "--dtype" not in plain  # the model says which
+
+
 def test_an_engine_that_there_is_not_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(UsageError, match="no engine 'vlm'; known: vllm, vllm-cpu, torch, fake"):
+    with pytest.raises(UsageError, match="no engine 'vlm'; known: vllm, vllm-cpu, torch, llama.cpp, fake"):
         command(ServedModel(folder=tmp_path, name="m"), "vlm", port=1)
 
 

@@ -3,16 +3,20 @@
 import json
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 
+from data.chat.conversations import prompt
+from data.tokens import tokenizer as tokenizers
 from infra.agent import environment
 from tests.trainer.model.test_model import random_model
 from tests.world import ROOT
-from trainer.model import export
+from trainer.model import export, generate
 from trainer.records.model_config import ModelConfig, Ternary
 
 pytestmark = pytest.mark.nightly
@@ -65,6 +69,41 @@ def test_llama_cpp_gives_the_next_token_the_chances_that_we_give(config, python,
         assert (ours.exp() * (ours - theirs)).sum() < most  # it rounds activations in blocks, or not at all
         assert theirs.argmax() in ours.topk(2).indices
     assert file.stat().st_size < 0.2 * (tmp_path / "f32.gguf").stat().st_size
+
+
+def test_two_replicas_of_a_model_make_its_file_once_and_answer_as_our_decoder_does(python, inputs, tmp_path):
+    words = tokenizers.load(inputs[0] / "tokenizer")
+    config = replace(BITNET, vocab_size=words.vocab_size)
+    export.write(tmp_path / "hf", config, random_model(config).state_dict(), inputs[0] / "tokenizer")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VLLM_API_KEY": "secret",
+               "XDG_CACHE_HOME": str(tmp_path / "cache")}  # fmt: skip
+    serve = [str(python), "-m", "trainer.engines", "serve", "--model", str(tmp_path / "hf"), "--name", "demo"]
+    started = [subprocess.Popen(serve, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        urls = [f"http://127.0.0.1:{one.stdout.readline().split()[-1]}" for one in started]
+        (made,) = (tmp_path / "cache/slipway/gguf").glob("[!.]*")
+        assert made.suffix == ".gguf"
+        ask = [{"role": "user", "content": "What does join do?"}]
+        body = {"model": "demo", "messages": ask, "max_tokens": 12, "temperature": 0}
+        head = {"Authorization": "Bearer secret"}
+
+        def post(number, **more):
+            url = f"{urls[number % 2]}/v1/chat/completions"
+            return httpx.post(url, json={**body, **more}, headers=head, timeout=100)
+
+        with ThreadPoolExecutor(6) as pool:  # several at once to each
+            found = list(pool.map(post, range(6)))
+        texts = {one.json()["choices"][0]["message"]["content"] for one in found}
+        assert len(texts) == 1 and found[0].json()["usage"]["completion_tokens"] > 0
+        ours = words.decode(list(generate.stream(random_model(config).eval(), prompt(ask, words), set(words.stops), 4)))
+        assert texts.pop().startswith(ours.rstrip("\ufffd")[:4])  # later ones hang on how activations are rounded
+        assert httpx.post(f"{urls[0]}/v1/chat/completions", json=body).status_code == 401
+        streamed = post(0, stream=True)
+        assert streamed.text.endswith("data: [DONE]\n\n")
+    finally:
+        for one in started:
+            one.terminate()
+            one.wait()
 
 
 def test_a_model_that_cannot_be_such_a_file_is_refused_in_words(python, inputs, tmp_path):

@@ -1,0 +1,68 @@
+"""Which engine a model is served by where nobody names one, and engines that cannot compute with it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from flows.serve import that_computes
+from infra import strict_yaml
+from infra.errors import UsageError
+from serve import revision
+from trainer.model.huggingface import written
+from trainer.recipes import PROFILES
+from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import Ternary
+
+BITS = PROFILES["smoke_bits"]().phases["bits2"].model
+SMOKE = PROFILES["smoke"]().phases["base"].model
+
+
+@pytest.fixture
+def version(tmp_path):
+    def make(config, engine=""):
+        (tmp_path / "config.json").write_text(json.dumps(written(config, "float32", 0, [0])))
+        document = strict_yaml.read(revision.CONFIG)
+        return revision.version_of(document, str(tmp_path), "local", engine, "store", None, "demo")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("config", "engine"),
+    [
+        (BITS, "llama.cpp"),
+        (replace(BITS, ternary=Ternary(per_row=True)), "llama.cpp"),
+        (replace(BITS, ternary=Ternary(haar=True)), "torch"),
+        (replace(BITS, intermediate_size=704), "torch"),
+        (replace(BITS, blocks=BlocksConfig(mask_id=5)), "torch"),
+        (replace(SMOKE, blocks=BlocksConfig(mask_id=5)), "torch"),
+    ],
+)
+def test_a_model_that_only_some_engines_take_is_given_to_one_of_them(version, config, engine):
+    told = []
+    assert that_computes(version(config), False, told.append).engine == engine
+    assert bool(told) == (engine == "torch" and config.blocks is None)
+    for other in ("vllm", "vllm-cpu"):
+        with pytest.raises(UsageError, match=f"--engine {other}: .*--engine torch"):
+            version(config, other)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (replace(BITS, intermediate_size=704), r"intermediate_size 704 \(nearest: 768\); --engine torch"),
+        (replace(BITS, ternary=Ternary(haar=True)), "Haar bands.*--engine torch"),
+        (replace(BITS, qk_norm=True), "without norms on queries and keys.*--engine torch"),
+        (replace(SMOKE, logit_softcap=30.0), "capped logits.*--engine vllm"),
+    ],
+)
+def test_a_shape_that_llama_cpp_does_not_know_is_refused_before_a_replica_is_begun(version, config, said):
+    with pytest.raises(UsageError, match=said):
+        that_computes(version(config, "llama.cpp"), True, print)
+    assert that_computes(version(config, "torch"), True, print).engine == "torch"
+
+
+def test_a_model_that_decodes_in_blocks_is_refused_by_llama_cpp(version):
+    with pytest.raises(UsageError, match="decodes in blocks, which only --engine torch does"):
+        version(replace(BITS, blocks=BlocksConfig(mask_id=5)), "llama.cpp")

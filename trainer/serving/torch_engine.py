@@ -1,0 +1,46 @@
+"""Our own decoder behind `trainer.serving.server`: for models that no other engine decodes, as those in blocks."""
+
+import os
+import sys
+import time
+from collections.abc import Collection, Generator
+from pathlib import Path
+
+import torch
+
+from data.tokens import tokenizer as tokenizers
+from trainer import device
+from trainer.model import export
+from trainer.model.block_decoding import Decoding
+from trainer.model.generate import steps
+from trainer.serving.asks import Ask
+from trainer.serving.text_engine import TextEngine
+
+
+class TorchEngine(TextEngine):
+    """A folder's model in torch."""
+
+    def __init__(self, folder: Path, dtype: str, max_model_len: int) -> None:
+        """Load the model of a folder. Raises Refused, DataError."""
+        machine = device.prepare()
+        folder = export.folder_of_model(folder)
+        export.check_tokenizer(folder)
+        began = time.monotonic()
+        kind = machine.fast if dtype == "auto" else getattr(torch, dtype)
+        self.decoder = export.read(folder, kind).eval().to(machine.device)
+        self.tokenizer = tokenizers.load(folder)
+        print(f"Loading weights took {time.monotonic() - began:.2f} seconds", file=sys.stderr, flush=True)
+        config = self.decoder.config
+        self.align = config.blocks.block_size if config.blocks else 1
+        room = config.max_position_embeddings // self.align * self.align
+        self.room = min(room, max_model_len or room)
+
+    def passes(self, ask: Ask, stop: Collection[int]) -> Generator[list[int], None, None]:
+        """Yield the new final ids after each forward pass."""
+        generator = torch.Generator(self.decoder.head.device)
+        generator.manual_seed(ask.seed if ask.seed is not None else int.from_bytes(os.urandom(4), "big"))
+        how = (ask.max_tokens, ask.temperature, max(0, ask.top_k), generator)
+        if self.decoder.config.blocks is None:
+            yield from ([int(one)] for one in steps(self.decoder, [ask.ids], *how))
+        else:
+            yield from (found[0] for found in Decoding(self.decoder, [ask.ids], stop, *how))
