@@ -41,6 +41,9 @@ def test_words_about_rl_are_read_and_a_reward_travels_as_text(tmp_path):
     found = rl_words.parse_reward(str(tmp_path / "r.py"), True)
     assert found == {"unsafe_rewards": True, "reward": (tmp_path / "r.py").read_text()}
     assert rl_words.parse_tasks("sort=1,gsm8k=3") == {"sort": 1.0, "gsm8k": 3.0} and rl_words.parse_tasks("") is None
+    assert rl_words.parse_reward("", False, "vllm") == {"engine": "vllm"}
+    with pytest.raises(ConfigError, match="--engine vlm: known: embedded, vllm"):
+        rl_words.parse_reward("", False, "vlm")
     with pytest.raises(ConfigError, match="No such file"):
         rl_words.parse_reward(str(tmp_path / "none.py"), False)
     with pytest.raises(ConfigError, match="expected a task"):

@@ -6,6 +6,7 @@ from typing import Any
 
 from data.config import ConfigError
 from data.references import COLUMNS
+from trainer.records.rl_config import ENGINES
 
 
 def parse_tasks(words: str) -> dict[str, float] | None:
@@ -24,9 +25,12 @@ def parse_tasks(words: str) -> dict[str, float] | None:
     return found or None
 
 
-def parse_reward(reward: str, is_unsafe: bool) -> dict[str, Any]:
-    """Return what `--reward FILE` and `--unsafe-rewards` say, as fields of RlConfig. Raises ConfigError."""
+def parse_reward(reward: str, is_unsafe: bool, engine: str = "") -> dict[str, Any]:
+    """Return what `--reward FILE`, `--unsafe-rewards` and `--engine` say, as fields of RlConfig. Raises ConfigError."""
     found: dict[str, Any] = {"unsafe_rewards": True} if is_unsafe else {}
+    if engine and engine not in ENGINES:
+        raise ConfigError(f"--engine {engine}: known: {', '.join(ENGINES)}")
+    found |= {"engine": engine} if engine else {}
     if reward:
         try:
             found["reward"] = Path(reward).expanduser().read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ from trainer.parallel.process_group import Ranks
 from trainer.records.rl_config import RlConfig, soft_overlong
 from trainer.rewards.reward import Reward
 from trainer.rollouts.drawn import Drawn, Problems
-from trainer.rollouts.policy import Embedded, Policy, Round
+from trainer.rollouts.policy import Policy, Round
 from trainer.speed import uncompiled
 
 ALONE = Ranks()
@@ -59,8 +59,7 @@ class Rollouts(Source):
         first = step // self.rl.num_iterations * self.rl.num_iterations
         figures = self._since(now)
         if self.held is None or self.held[0] != first:
-            if isinstance(self.policy.engine, Embedded):
-                self.policy.engine.take(model)
+            self.policy.engine.take(model)
             if self.rl.eval_every and step % self.rl.eval_every == 0:
                 figures |= self._measured()
             made, of_answers = self._made(first, model)
