@@ -56,19 +56,18 @@ def learnt(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, J
     model = phase.first_model()
     with closing(engine_of(phase, rl)) as engine:
         policy = Policy(engine, phase.tokenizer, judges, rl, config.sequence_len)
-        source = Rollouts(
-            config, rl, policy, Problems({task: problems(phase, task, "train") for task in mixture}, mixture,
-            config.seed), some(phase, mixture, "val", rl.eval_problems), phase.frozen(phase.before) if rl.beta else None,
-            phase.ranks,
-        )  # fmt: skip
+        asked = Problems({task: problems(phase, task, "train") for task in mixture}, mixture, config.seed)
+        watched = some(phase, mixture, "val", rl.eval_problems)
+        reference = phase.frozen(phase.before) if rl.beta else None
+        source = Rollouts(config, rl, policy, asked, watched, reference, phase.ranks)
         trained = phase.train(model, source, PolicyLoss(rl), Shown(policy, engine, model, source.watched[:SHOWN]))
         if trained is None:
             return {}
         model, final = trained
         engine.take(model)
-        asked = some(phase, mixture, "test", rl.test_problems)
-        measured = policy.measure(asked, rl.samples_each, config.seed)
-    return phase.publish(model, final, {"problems": len(asked), **measured})
+        unseen = some(phase, mixture, "test", rl.test_problems)
+        measured = policy.measure(unseen, rl.samples_each, config.seed)
+    return phase.publish(model, final, {"problems": len(unseen), **measured})
 
 
 def engine_of(phase: PhaseRun, rl: RlConfig) -> Engine:

@@ -1,4 +1,4 @@
-"""`python -m trainer.rollouts.vllm_child`, in an environment with vLLM: answers for rollouts, and new weights at any time.
+"""`python -m trainer.rollouts.vllm_child`, in an environment with vLLM: answers for rollouts, new weights at any time.
 
 Its first line on stdin says what to open, each further one what to do, as `vllm_engine.Vllm` writes them; answers go to
 what was stdout, one JSON value a line, and what libraries print to stderr. There is no port that somebody else could

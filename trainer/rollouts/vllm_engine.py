@@ -8,7 +8,7 @@ ones answers just as well. One that has ended, hangs or has other weights is sta
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,8 @@ class Vllm:
     def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
         """Return `each` answers to every prompt. Of `numbers`, (N, max_new) in [0, 1), seeds are made."""
         seeds = (numbers[::each, 0].double() * 2**31).long().tolist()
-        found = self._asked(
-            {"prompts": [list(one) for one in prompts], "each": each, "temperature": how.temperature, "top_k": how.top_k,
-             "top_p": how.top_p, "max_new": how.max_new, "stop": self.stop, "seeds": seeds}
-        )  # fmt: skip
+        found = self._asked({"prompts": [list(one) for one in prompts], "each": each, **asdict(how), "stop": self.stop,
+                             "seeds": seeds})  # fmt: skip
         lengths = torch.tensor([len(ids) for ids, _, _ in found])
         ids = torch.zeros((len(found), int(lengths.max())), dtype=torch.int64)
         logprobs = torch.zeros(ids.shape)
@@ -105,8 +103,9 @@ class Vllm:
         """Start it with the newest weights. Raises Refused, TrainerError."""
         opening, model = self.opening, self.model
         assert model is not None
-        asked = {"open": str(self.weights), "dtype": str(model.compute_dtype).removeprefix("torch."),
-                 "room": opening.room, "side_by_side": opening.side_by_side, "temperature": opening.temperature}  # fmt: skip
+        dtype = str(model.compute_dtype).removeprefix("torch.")
+        asked = {"open": str(self.weights), "dtype": dtype, "room": opening.room,
+                 "side_by_side": opening.side_by_side, "temperature": opening.temperature}  # fmt: skip
         try:
             self.worker.ask(asked)
         except NoAnswer as error:
@@ -137,8 +136,8 @@ class Vllm:
         model = self.model
         assert model is not None
         prompt = [one % model.config.vocab_size for one in range(PROBE)]
-        asked = {"prompts": [prompt], "each": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "max_new": PROBED,
-                 "stop": [], "seeds": [0]}  # fmt: skip
+        how = Sampling(max_new=PROBED, temperature=0.0)
+        asked = {"prompts": [prompt], "each": 1, **asdict(how), "stop": [], "seeds": [0]}
         try:
             ((ids, theirs, _),) = self.worker.ask(asked)
         except NoAnswer:

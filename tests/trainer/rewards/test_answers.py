@@ -77,8 +77,8 @@ def test_grail_decides_ten_of_them_otherwise_and_pays_for_the_end_of_what_has_no
     judge = judge_of("gsm8k", RlConfig(grail_compat=True))
     found = [judge([said(gold, text)])[0].is_right for gold, text, _ in NUMBERS]
     assert {row for row, one in enumerate(NUMBERS) if found[row] != one[2]} == {0, 1, 4, 5, 9, 13, 15, 17, 25, 29}
-    assert [round(one.total, 2) for one in judge([said("#### 72", one) for one in ("", "<SOLUTION>72</SOLUTION>")])] == [
-        0.05, 0.9]  # fmt: skip
+    judged = judge([said("#### 72", one) for one in ("", "<SOLUTION>72</SOLUTION>")])
+    assert [round(one.total, 2) for one in judged] == [0.05, 0.9]
 
 
 def test_form_is_paid_for_only_where_the_answer_tags_are():
