@@ -85,7 +85,7 @@ class Work:
             mixture=planning.parse_mixture(spec.mixture),
             tasks=rl_words.parse_tasks(spec.task),
             problems=spec.problems,
-            rl=rl_words.parse_reward(reward_text(spec.reward, settings), spec.unsafe_rewards),
+            rl=rl_words.parse_reward(reward_text(spec.reward, settings), spec.unsafe_rewards, spec.engine),
             given=self.given,
             made=self.made,
             keeping={name: value for name, value in keeping.items() if value is not None},

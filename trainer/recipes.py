@@ -88,7 +88,7 @@ def smoke() -> Profile:
         steps=40,
         rows=264,
         micro_rows=66,
-        sequence_len=64,
+        sequence_len=96,
         mixture={"sort": 1.0},
         rl=RlConfig(max_new=14, shown=0.12, side_by_side=264),
     )

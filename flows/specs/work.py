@@ -47,6 +47,10 @@ class WorkSpec:
     unsafe_rewards: bool = flag(
         False, "rl: run the code of mbpp's answers although nothing here can lock it in", group=WORK
     )
+    engine: str = flag(
+        "", "rl: what answers: embedded (the model in training, the default), or vllm, where there is no GPU",
+        group=WORK,
+    )  # fmt: skip
     persona: str = flag("", "YAML file with name, maker, purpose", group=WORK, unit="FILE")
     identity: str = flag("", "conversations of yours that say who the model is (.jsonl, as nanochat has them), instead "
                          "of those made of the persona, whose name they say", group=WORK, unit="FILE")  # fmt: skip

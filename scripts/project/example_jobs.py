@@ -12,6 +12,7 @@ from flows.sweeps import prices
 from infra.checkout import ROOT
 from infra.flags import flags_of
 from infra.jobs import job_file, machines
+from infra.market import catalogue
 from infra.market.forecast import flops_per_s
 from infra.records import Inventory, Offer, Request
 from infra.selection.machine_spec import MachineSpec

@@ -41,5 +41,8 @@ def test_words_about_rl_are_read_and_a_reward_travels_as_text():
     assert found == {"unsafe_rewards": True, "reward": "def reward(question, answer, completion): ..."}
     assert rl_words.parse_reward("", False) == {}
     assert rl_words.parse_tasks("sort=1,gsm8k=3") == {"sort": 1.0, "gsm8k": 3.0} and rl_words.parse_tasks("") is None
+    assert rl_words.parse_reward("", False, "vllm") == {"engine": "vllm"}
+    with pytest.raises(ConfigError, match="--engine vlm: known: embedded, vllm"):
+        rl_words.parse_reward("", False, "vlm")
     with pytest.raises(ConfigError, match="expected a task"):
         rl_words.parse_tasks("sort=much")

@@ -21,9 +21,10 @@ Batch = Mapping[str, np.ndarray]
 class PolicyLoss:
     """The objective of learning from what answers are worth.
 
-    A batch has `ids`, `targets` (rows, T) and `advantages`, `weights` (rows,); and, all of them ln p (rows, T) of the
-    targets, `old` of the policy that answered, as the trainer computes it (absent = it is the policy that is changed),
-    `sampled` as the engine computed it, and `reference` of the model that the phase began with.
+    A batch has what `as_rows` gives, and `advantages` and `weights` of the answer that a target belongs to, (rows, T);
+    and, all of them ln p (rows, T) of the targets, `old` of the policy that answered, as the trainer computes it
+    (absent = it is the policy that is changed), `sampled` as the engine computed it, and `reference` of the model that
+    the phase began with.
     """
 
     def __init__(self, config: RlConfig) -> None:
@@ -44,8 +45,7 @@ class PolicyLoss:
         """
         config, width = self.config, batch["targets"].shape[1]
         counted = counted_in(batch)
-        row = counted // width
-        hidden = model.hidden(batch["ids"]).flatten(0, 1).index_select(0, counted)
+        hidden = hidden_of(model, batch).flatten(0, 1).index_select(0, counted)
         now, entropy = logprobs_and_entropy(
             hidden, model.head, batch["targets"].flatten()[counted], model.shape, config.temperature
         )
@@ -56,12 +56,13 @@ class PolicyLoss:
         before = now.detach()
         old, sampled, reference = given("old"), given("sampled"), given("reference")
         old = before if old is None else old
-        advantage = batch["advantages"][row]
+        advantage = batch["advantages"].flatten()[counted]
         figures = {"entropy": entropy.sum()}
         if config.has_ratio:
             apart = now - old
             if config.loss == "gspo":
-                apart = of_rows(apart, row, len(batch["targets"])) + now - before
+                answer = counted // width * width + batch["parts"].flatten()[counted]
+                apart = of_answers(apart, answer, batch["targets"].numel()) + now - before
             ratio = apart.exp()
             plain = ratio * advantage
             clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantage
@@ -77,17 +78,18 @@ class PolicyLoss:
             kl = k3(now, reference)
             each = each + config.beta * kl
             figures["kl"] = kl.detach().sum()
-        return (each * batch["weights"][row]).sum(), figures
+        return (each * batch["weights"].flatten()[counted]).sum(), figures
 
 
-def of_rows(each: Tensor, row: Tensor, rows: int) -> Tensor:
-    """Return, for each token, the mean over its row, without a gradient: that goes through the token's own alone.
+def of_answers(each: Tensor, answer: Tensor, most: int) -> Tensor:
+    """Return, for each token, the mean over its answer, without a gradient: that goes through the token's own alone.
 
+    answer: a number below `most` for each token.
     Source of the gradient: GSPO-token, arXiv 2507.18071, equation 14; at one advantage a row it is that of GSPO.
     """
-    sums = torch.zeros(rows, device=each.device).index_add_(0, row, each.detach())
-    sizes = torch.zeros(rows, device=each.device).index_add_(0, row, torch.ones_like(each.detach()))
-    return (sums / sizes.clamp(min=1))[row]
+    sums = torch.zeros(most, device=each.device).index_add_(0, answer, each.detach())
+    sizes = torch.zeros(most, device=each.device).index_add_(0, answer, torch.ones_like(each.detach()))
+    return (sums / sizes.clamp(min=1))[answer]
 
 
 def k3(now: Tensor, reference: Tensor) -> Tensor:
@@ -130,23 +132,50 @@ def row_weights(lengths: np.ndarray, kept: np.ndarray, config: RlConfig) -> np.n
 
 
 def as_rows(
-    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], pad: int, multiple: int = 16
+    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], pad: int, multiple: int = 16, room: int = 0
 ) -> dict[str, np.ndarray]:
-    """Return `ids` and `targets`, int64 (rows, T): each prompt with its answer, whose ids alone are targets."""
-    longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)) - 1
-    width = longest + -longest % multiple
-    ids = np.full((len(prompts), width), pad, np.int64)
-    targets = np.full((len(prompts), width), IGNORED, np.int64)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        whole = [*prompt, *answer]
-        ids[row, : len(whole) - 1] = whole[:-1]
-        targets[row, len(prompt) - 1 : len(whole) - 1] = answer
-    return {"ids": ids, "targets": targets}
+    """Return `ids`, `targets` and `parts`, int64 (rows, T): prompts with their answers, whose ids alone are targets.
+
+    Answers to the same prompt, which follow one another, share a row of up to `room` tokens: the prompt is computed
+    once. `parts` is 0 at a prompt, and counts the answers of its row; where any row is shared, `places` says where each
+    token stands in its own prompt and answer. A part begins with the prompt's last id, which its first target follows.
+    """
+    rows: list[list[int]] = []  # answers by their numbers
+    sizes: list[int] = []
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        if rows and prompts[rows[-1][0]] == prompt and sizes[-1] + len(answer) <= room:
+            rows[-1].append(number)
+            sizes[-1] += len(answer)
+        else:
+            rows.append([number])
+            sizes.append(len(prompt) - 1 + len(answer))
+    width = max(sizes) + -max(sizes) % multiple
+    ids, targets = np.full((len(rows), width), pad, np.int64), np.full((len(rows), width), IGNORED, np.int64)
+    parts, places = np.zeros_like(ids), np.zeros_like(ids)
+    for row, numbers in enumerate(rows):
+        prompt = prompts[numbers[0]]
+        begin = at = len(prompt) - 1
+        ids[row, :begin], places[row, :begin] = prompt[:-1], np.arange(begin)
+        for part, answer in enumerate((answers[number] for number in numbers), 1):
+            here = slice(at, at + len(answer))
+            ids[row, here], targets[row, here] = [prompt[-1], *answer[:-1]], answer
+            parts[row, here], places[row, here] = part, np.arange(begin, begin + len(answer))
+            at = here.stop
+    shared = {"places": places} if len(rows) < len(answers) else {}
+    return {"ids": ids, "targets": targets, "parts": parts, **shared}
+
+
+def hidden_of(model: Decoder, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return hidden states (rows, T, d) of what `as_rows` gave: each token sees its prompt and its own answer."""
+    if "places" not in batch:
+        return model.hidden(batch["ids"])
+    parts = batch["parts"]
+    sees = (parts[:, :, None] == parts[:, None, :]) | (parts == 0)[:, None, :]
+    return model.hidden(batch["ids"], at=model.positions(batch["places"], sees.tril()[:, None], is_causal=True))
 
 
 def at_targets(targets: np.ndarray, values: Sequence[Sequence[float]]) -> np.ndarray:
-    """Return the values of each row's answer where its targets stand, fp32 (rows, T), 0 elsewhere."""
+    """Return the values of each answer's ids where these are targets, fp32 (rows, T), 0 elsewhere."""
     found = np.zeros(targets.shape, np.float32)
-    for row, some in enumerate(values):
-        found[row, targets[row] != IGNORED] = some
+    found[targets != IGNORED] = np.concatenate([np.asarray(one, np.float32) for one in values])
     return found

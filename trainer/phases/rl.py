@@ -4,6 +4,7 @@ In: the chat model of the phase before, problems whose answers can be checked. O
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from trainer.model.decoder import Decoder
 from trainer.objectives.rl import PolicyLoss
 from trainer.parallel.process_group import Ranks
 from trainer.records.phase_registry import KINDS
+from trainer.records.rl_config import RlConfig
 from trainer.rewards.reward import Judge
 from trainer.rewards.task_rewards import judge_of
 from trainer.rollouts.drawn import Drawn, Problems
-from trainer.rollouts.policy import Embedded, Policy, stops
+from trainer.rollouts.policy import Embedded, Engine, Policy, stops
 from trainer.rollouts.source import Rollouts
-from trainer.run import PhaseRun, phase_run
+from trainer.rollouts.vllm_engine import Opening, Vllm
+from trainer.run import PhaseRun, phase_run, work_folder
 
 SHOWN = 3  # problems whose answers stand in the report, again and again
 
@@ -51,25 +54,43 @@ def learnt(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, J
     config, rl = phase.config, phase.config.rl
     assert rl is not None
     model = phase.first_model()
-    engine = Embedded(stops(phase.tokenizer), rl.side_by_side)
-    policy = Policy(engine, phase.tokenizer, judges, rl, config.sequence_len)
-    source = Rollouts(
-        config, rl, policy, Problems({task: problems(phase, task, "train") for task in mixture}, mixture, config.seed),
-        some(phase, mixture, "val", rl.eval_problems), phase.frozen(phase.before) if rl.beta else None, phase.ranks,
-    )  # fmt: skip
-    trained = phase.train(model, source, PolicyLoss(rl), Shown(policy, engine, model, source.watched[:SHOWN]))
-    if trained is None:
-        return {}
-    model, final = trained
-    engine.take(model)
-    asked = some(phase, mixture, "test", rl.test_problems)
-    return phase.publish(model, final, {"problems": len(asked), **policy.measure(asked, rl.samples_each, config.seed)})
+    with closing(engine_of(phase, rl)) as engine:
+        policy = Policy(engine, phase.tokenizer, judges, rl, config.sequence_len)
+        asked = Problems({task: problems(phase, task, "train") for task in mixture}, mixture, config.seed)
+        watched = some(phase, mixture, "val", rl.eval_problems)
+        reference = phase.frozen(phase.before) if rl.beta else None
+        source = Rollouts(config, rl, policy, asked, watched, reference, phase.ranks)
+        trained = phase.train(model, source, PolicyLoss(rl), Shown(policy, engine, model, source.watched[:SHOWN]))
+        if trained is None:
+            return {}
+        model, final = trained
+        engine.take(model)
+        unseen = some(phase, mixture, "test", rl.test_problems)
+        measured = policy.measure(unseen, rl.samples_each, config.seed)
+    return phase.publish(model, final, {"problems": len(unseen), **measured})
+
+
+def engine_of(phase: PhaseRun, rl: RlConfig) -> Engine:
+    """Return what answers. Raises Refused where vLLM cannot."""
+    stop = stops(phase.tokenizer)
+    if rl.engine == "embedded":
+        return Embedded(stop, rl.side_by_side)
+    if phase.machine.device.type != "cpu" or phase.ranks.size > 1:
+        raise Refused(
+            "rl: the engine vllm works beside one training process on a machine without a GPU; here, take "
+            "--engine embedded"
+        )
+    logs = work_folder().parent / "logs"  # of a pod
+    log = (logs if logs.is_dir() else work_folder()) / "vllm.log"
+    opening = Opening(phase.checkpoints.folder / ".engine", phase.tokenizer_folder, phase.config.sequence_len,
+                      rl.side_by_side, rl.temperature)  # fmt: skip
+    return Vllm(stop, opening, log)
 
 
 class Shown:
     """The same few problems again and again, for people to read, with what the answers are worth."""
 
-    def __init__(self, policy: Policy, engine: Embedded, model: Decoder, asked: Sequence[Drawn]) -> None:
+    def __init__(self, policy: Policy, engine: Engine, model: Decoder, asked: Sequence[Drawn]) -> None:
         self.policy, self.engine, self.model, self.asked = policy, engine, model, asked
 
     def __call__(self) -> list[dict[str, str]]:

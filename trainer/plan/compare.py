@@ -106,7 +106,11 @@ def resolve(
     untyped = tuple(name for name in nodes if name in due and name in PHASES and name not in wanted.phases)
     job = None
     if steps:
-        job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments, num_gpus=request.num_gpus)
+        specs = [nodes[name].spec for name in due if name in nodes]
+        rl = [one.rl for one in specs if isinstance(one, PhaseConfig) and one.rl is not None]
+        setup = ("serve-cpu",) if any(one.engine == "vllm" for one in rl) else ()
+        job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments, num_gpus=request.num_gpus,
+                  setup=setup)  # fmt: skip
     phases = [node.spec for name, node in nodes.items() if name in due and isinstance(node.spec, PhaseConfig)]
     copies = wanted.keeping.get("keep", profile.keeping.keep) + 1
     kept = sum(copies * STATE_BYTES * phase.model.num_params for phase in phases)

@@ -7,7 +7,7 @@ from data.config import ConfigError
 from trainer.records.fields import in_bounds, newer, rounding
 
 LOSSES = ("dapo", "grpo", "dr_grpo", "gspo", "plain")
-ENGINES = ("embedded",)
+ENGINES = ("embedded", "vllm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,8 @@ class RlConfig:
     reward: str = ""
     """The text of a Python file with `reward(question, answer, completion)`, in place of the task's own."""
     engine: str = "embedded"
-    """What answers: `embedded`: the model in training."""
+    """What answers: `embedded`: the model in training; `vllm`: vLLM in a process of its own, on machines without a GPU,
+    with weights that it takes over before each step."""
     eval_every: int = 10
     """Steps between measurements on the problems that are watched; 0 = only at the end."""
     eval_problems: int = 64
@@ -68,6 +69,8 @@ class RlConfig:
     that is never right has nothing to learn from. It is part of what sft is, not of rl."""
     unsafe_rewards: bool = newer(False)
     """Run the code of mbpp's answers although no jail can be had here."""
+    grail_compat: bool = newer(False)
+    """Answers to gsm8k are worth what GRAIL pays for them, its mistakes included."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "max_new num_iterations eval_problems test_problems samples_each side_by_side", 1)

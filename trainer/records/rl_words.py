@@ -5,6 +5,7 @@ from typing import Any
 
 from data.config import ConfigError
 from data.references import COLUMNS
+from trainer.records.rl_config import ENGINES
 
 
 def parse_tasks(words: str) -> dict[str, float] | None:
@@ -23,7 +24,13 @@ def parse_tasks(words: str) -> dict[str, float] | None:
     return found or None
 
 
-def parse_reward(code: str, is_unsafe: bool) -> dict[str, Any]:
-    """Return the text of what `--reward` names, and `--unsafe-rewards`, as fields of RlConfig."""
+def parse_reward(code: str, is_unsafe: bool, engine: str = "") -> dict[str, Any]:
+    """Return the text of what `--reward` names, `--unsafe-rewards` and `--engine`, as fields of RlConfig.
+
+    Raises ConfigError for an engine that is not known.
+    """
+    if engine and engine not in ENGINES:
+        raise ConfigError(f"--engine {engine}: known: {', '.join(ENGINES)}")
     found: dict[str, Any] = {"unsafe_rewards": True} if is_unsafe else {}
+    found |= {"engine": engine} if engine else {}
     return {**found, "reward": code} if code else found

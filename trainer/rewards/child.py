@@ -14,6 +14,7 @@ from typing import Any
 from data.single_writer import PARENT, die_with
 from store.extensions import ExtensionError, of_text
 from store.extensions.run import function
+from trainer.rewards.worker import READY
 
 MEMORY_BYTES = 4 << 30
 
@@ -26,7 +27,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answer = {"math": of_math, "own": of_own}[sys.argv[1]]()
-    print(json.dumps("ready"), file=out)
+    print(json.dumps(READY), file=out)
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), file=out)
 

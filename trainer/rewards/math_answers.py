@@ -11,7 +11,7 @@ from data.events import emit
 from trainer.errors import Refused
 from trainer.rewards.answers import answer_of, number, thinks, trailing
 from trainer.rewards.reward import Reward, Said
-from trainer.rewards.worker import NoAnswer, Worker
+from trainer.rewards.worker import NoAnswer, of_answers
 
 LIMIT_S = 5.0
 SHORT = 50  # characters behind the answer that are put up with
@@ -28,7 +28,7 @@ class Math:
     """
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
-        self.worker = Worker(["math"], limit_s)
+        self.worker = of_answers("math", limit_s)
         self.has_begun = False
 
     def __call__(self, some: Sequence[Said]) -> list[Reward]:

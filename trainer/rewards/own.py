@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from data.events import emit
 from trainer.errors import Refused
 from trainer.rewards.reward import Reward, Said
-from trainer.rewards.worker import NoAnswer, Worker
+from trainer.rewards.worker import NoAnswer, of_answers
 
 LIMIT_S = 10.0
 RIGHT = 0.999  # of what it gives in all, from which an answer counts as right; a component `right` says it itself
@@ -20,7 +20,7 @@ class Own:
     """The judge of a user's file."""
 
     def __init__(self, code: str, limit_s: float = LIMIT_S) -> None:
-        self.code, self.worker, self.hangs = code, Worker(["own"], limit_s), 0
+        self.code, self.worker, self.hangs = code, of_answers("own", limit_s), 0
         self.is_loaded = False
 
     def __call__(self, some: Sequence[Said]) -> list[Reward]:

@@ -1,7 +1,7 @@
 """What the answers to each task are worth.
 
 In: what a model said. Out: rewards by component. Weights are those of GRAIL, its mistakes mended: form is paid for only
-where the answer tags are there, and numbers are compared as numbers (training of GSM8K), or the old ones.
+where the answer tags are there, and numbers are compared as numbers; those of GSM8K also as they were (`grail_compat`).
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from trainer.records.rl_config import RlConfig
 from trainer.rewards import answers
 from trainer.rewards.code import Mbpp
+from trainer.rewards.grail import GrailGsm8k
 from trainer.rewards.math_answers import Math
 from trainer.rewards.own import Own
 from trainer.rewards.reward import Judge, Reward, Said
@@ -66,5 +67,5 @@ def judge_of(task: str, config: RlConfig) -> Judge:
     if task == "mbpp":
         return Mbpp(config.unsafe_rewards)
     if task == "gsm8k":
-        return Gsm8k()
+        return GrailGsm8k() if config.grail_compat else Gsm8k()
     return Exact()

@@ -1,6 +1,6 @@
 """A process beside ours that is asked one thing after another, and has a time limit for each.
 
-In: the words that start it, one JSON value per question. Out: its JSON values. What runs in it may loop, fill the
+In: the command that starts it, one JSON value per question. Out: its JSON values. What runs in it may loop, fill the
 memory or end itself: then it is ended, with all that it has started, and the next question starts another one.
 """
 
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,32 @@ from data.single_writer import PARENT
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0  # until it says that it is ready: sympy is imported first, on machines that are busy
+READY = "ready"
 
 
 class NoAnswer(Exception):
     """It has not answered in time, or has ended; the words say which."""
 
 
-class Worker:
-    """`python -m trainer.rewards.child WORDS`."""
+def of_answers(kind: str, limit_s: float) -> "Worker":
+    """Return a process of `trainer.rewards.child`, which judges answers."""
+    return Worker([sys.executable, "-m", "trainer.rewards.child", kind], limit_s, environ={"OMP_NUM_THREADS": "1"})
 
-    def __init__(self, words: list[str], timeout_s: float) -> None:
-        self.words, self.timeout_s = words, timeout_s
+
+class Worker:
+    """One command, started when it is first asked. It says READY, then answers each line with a line."""
+
+    def __init__(
+        self, command: Sequence[str], timeout_s: float, start_s: float = START_S,
+        environ: Mapping[str, str] | None = None, log: Path | None = None, say: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Take note of what to start, without starting it.
+
+        start_s: until it is ready, from each line that it says before. log: where its stderr goes, instead of to ours;
+        say: hears the lines before it is ready.
+        """
+        self.command, self.timeout_s, self.start_s = list(command), timeout_s, start_s
+        self.environ, self.log, self.say = dict(environ or {}), log, say
         self.process: subprocess.Popen[bytes] | None = None
         self.rest = b""
 
@@ -58,13 +74,16 @@ class Worker:
             self.process, self.rest = None, b""
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "trainer.rewards.child", *self.words]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True,
-            env={**os.environ, PARENT: str(os.getpid()), "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        environ = {**os.environ, **self.environ, PARENT: str(os.getpid())}
+        with open(self.log, "ab") if self.log else contextlib.nullcontext() as log:
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=ROOT, env=environ,
+                start_new_session=True,
+            )  # fmt: skip
         try:
-            self._line(START_S)
+            while (line := self._line(self.start_s).decode(errors="replace").strip()) != json.dumps(READY):
+                if self.say is not None:
+                    self.say(line)
         except NoAnswer:
             self.close()
             raise

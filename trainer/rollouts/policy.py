@@ -47,6 +47,12 @@ class Round:
 class Engine(Protocol):
     """What makes answers."""
 
+    def take(self, model: Decoder) -> None:
+        """Answer with these weights from now on."""
+
+    def close(self) -> None:
+        """End what it has started."""
+
     def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
         """Return `each` answers to every prompt; numbers: see `answer_all`."""
 
@@ -68,6 +74,9 @@ class Embedded:
             self.copy = Decoder(model.config, model.compute_dtype).to(model.head.device, model.compute_dtype)
         for mine, its in zip(self.copy.parameters(), model.parameters(), strict=True):
             mine.data.copy_(its.data)
+
+    def close(self) -> None:
+        """Do nothing, as nothing was started."""
 
     def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
         """Return `each` answers to every prompt; numbers: see `answer_all`."""

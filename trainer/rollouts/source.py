@@ -18,13 +18,13 @@ from data.events import emit
 from trainer.config import PhaseConfig
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.token_losses import token_logprobs
-from trainer.objectives.rl import advantages, as_rows, at_targets, has_signal, row_weights
+from trainer.objectives.rl import advantages, as_rows, at_targets, has_signal, hidden_of, row_weights
 from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
 from trainer.records.rl_config import RlConfig, soft_overlong
 from trainer.rewards.reward import Reward
 from trainer.rollouts.drawn import Drawn, Problems
-from trainer.rollouts.policy import Embedded, Policy, Round
+from trainer.rollouts.policy import Policy, Round
 from trainer.speed import uncompiled
 
 ALONE = Ranks()
@@ -59,8 +59,7 @@ class Rollouts(Source):
         first = step // self.rl.num_iterations * self.rl.num_iterations
         figures = self._since(now)
         if self.held is None or self.held[0] != first:
-            if isinstance(self.policy.engine, Embedded):
-                self.policy.engine.take(model)
+            self.policy.engine.take(model)
             if self.rl.eval_every and step % self.rl.eval_every == 0:
                 figures |= self._measured()
             made, of_answers = self._made(first, model)
@@ -90,7 +89,8 @@ class Rollouts(Source):
         self.quiet = int(tensors["quiet"])
         if "first" in tensors:
             held = {name.removeprefix("held."): one.numpy() for name, one in tensors.items() if name[:5] == "held."}
-            self.held = (int(tensors["first"]), held)
+            if "parts" in held:  # else it was saved when each answer had a row, and is made anew
+                self.held = (int(tensors["first"]), held)
 
     def _since(self, now: float) -> dict[str, float]:
         """Return how fast the update was that came before."""
@@ -177,10 +177,15 @@ class Rollouts(Source):
         weights = row_weights(lengths, kept, rl)
         rows = np.flatnonzero(kept).tolist() or [0]
         batch: dict[str, Any] = as_rows(
-            [found.prompts[row // rl.group] for row in rows], [found.ids[row] for row in rows], found.prompts[0][0]
-        )
-        batch |= {"advantages": better[rows], "weights": weights[rows] if kept.any() else np.zeros(1, np.float32)}
+            [found.prompts[row // rl.group] for row in rows], [found.ids[row] for row in rows], found.prompts[0][0],
+            room=0 if model.head.is_cuda else self.config.sequence_len,  # a GPU's fast kernels take no such mask
+        )  # fmt: skip
         targets = batch["targets"]
+        of_each = {"advantages": better[rows], "weights": weights[rows] * kept.any()}
+        for name, values in of_each.items():
+            batch[name] = at_targets(
+                targets, [[one] * len(found.ids[row]) for one, row in zip(values, rows, strict=True)]
+            )
         if rl.correction or rl.num_iterations > 1:
             batch["sampled"] = at_targets(targets, [found.logprobs[row] for row in rows])
         if rl.num_iterations > 1:
@@ -199,7 +204,9 @@ class Rollouts(Source):
                 part = slice(start, start + self.config.micro_rows)
                 targets = torch.from_numpy(batch["targets"][part])
                 counted = (targets.flatten() != IGNORED).nonzero().squeeze(1)
-                hidden = model.hidden(torch.from_numpy(batch["ids"][part]).to(device)).flatten(0, 1)
+                read = {name: torch.from_numpy(batch[name][part]).to(device)
+                        for name in ("ids", "parts", "places") if name in batch}  # fmt: skip
+                hidden = hidden_of(model, read).flatten(0, 1)
                 each = token_logprobs(
                     hidden[counted], model.head, targets.flatten()[counted].to(device), model.shape, self.rl.temperature
                 )

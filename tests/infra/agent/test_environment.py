@@ -280,6 +280,7 @@ def test_every_requirement_is_pinned_by_name_and_version_only():
         "serve-router",
         "llama-cpp",
         "lm-eval",
+        "trl",
         "skypilot",
         "ui",
         "browser",

@@ -1,13 +1,12 @@
 """Which answers to word problems are right: fifty odd ones, of numbers, fractions and LaTeX."""
 
-import importlib.util
-
 import pytest
 
 from data.problems.problem import Problem
+from trainer.records.rl_config import RlConfig
 from trainer.rewards.math_answers import Math
 from trainer.rewards.reward import Said
-from trainer.rewards.task_rewards import Gsm8k
+from trainer.rewards.task_rewards import Gsm8k, judge_of
 
 NUMBERS = (
     ('#### 1,234,567', '<SOLUTION>1,234,567</SOLUTION>', True),
@@ -74,6 +73,14 @@ def test_a_number_is_right_when_it_is_the_one_number_and_equal():
     assert found == list(NUMBERS)
 
 
+def test_grail_decides_ten_of_them_otherwise_and_pays_for_the_end_of_what_has_no_tags():
+    judge = judge_of("gsm8k", RlConfig(grail_compat=True))
+    found = [judge([said(gold, text)])[0].is_right for gold, text, _ in NUMBERS]
+    assert {row for row, one in enumerate(NUMBERS) if found[row] != one[2]} == {0, 1, 4, 5, 9, 13, 15, 17, 25, 29}
+    judged = judge([said("#### 72", one) for one in ("", "<SOLUTION>72</SOLUTION>")])
+    assert [round(one.total, 2) for one in judged] == [0.05, 0.9]
+
+
 def test_form_is_paid_for_only_where_the_answer_tags_are():
     whole = "<start_working_out>6 * 12</end_working_out><SOLUTION>72</SOLUTION>"
     judged = Gsm8k()([said("#### 72", one) for one in (whole, whole + " ok", "", "72", "<SOLUTION>x</SOLUTION>")])
@@ -81,8 +88,6 @@ def test_form_is_paid_for_only_where_the_answer_tags_are():
 
 
 @pytest.mark.process
-@pytest.mark.nightly
-@pytest.mark.skipif(not importlib.util.find_spec("math_verify"), reason="math-verify is not installed")
 def test_latex_is_right_when_it_says_the_same():
     judge = Math(limit_s=60.0)
     try:

@@ -58,9 +58,10 @@ def written_out(config: RlConfig, now, old, sampled, reference) -> torch.Tensor:
     return torch.stack([one.mean() for one in per_answer]).mean()
 
 
+@pytest.mark.parametrize("room", [0, 10])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_loss_and_its_gradient_are_the_formula_also_where_rows_without_signal_are_left_out(model, loss, beta):
+def test_a_loss_and_its_gradient_are_the_formula_where_answers_are_left_out_or_share_a_row(model, loss, beta, room):
     config = RlConfig(loss=loss, group=4, max_new=8, beta=beta)
     now = logprobs(model)
     # Where a ratio is that of a whole answer, each token's gradient would be corrected by its own share.
@@ -72,7 +73,8 @@ def test_a_loss_and_its_gradient_are_the_formula_also_where_rows_without_signal_
     kept = np.ones(8, bool) if beta else better != 0
     assert kept.sum() == (8 if beta else 4)
     rows = np.flatnonzero(kept)
-    batch = as_rows([PROMPTS[row] for row in rows], [ANSWERS[row] for row in rows], 0)
+    batch = as_rows([PROMPTS[row] for row in rows], [ANSWERS[row] for row in rows], 0, room=room)
+    assert len(batch["ids"]) == (len(rows) if not room else 3 if beta else 2)
     lengths = np.array([len(one) for one in ANSWERS])
     values = {"old": old, "sampled": sampled, "reference": reference}
     for name, some in values.items():
@@ -80,7 +82,8 @@ def test_a_loss_and_its_gradient_are_the_formula_also_where_rows_without_signal_
         batch[name] = at_targets(batch["targets"], whole)
     if not beta:
         del batch["reference"]
-    batch |= {"advantages": better[rows], "weights": row_weights(lengths, kept, config)[rows]}
+    for name, of_each in {"advantages": better, "weights": row_weights(lengths, kept, config)}.items():
+        batch[name] = at_targets(batch["targets"], [[of_each[row]] * lengths[row] for row in rows])
     objective = PolicyLoss(config)
     found, figures = objective.loss(model, {name: torch.from_numpy(one) for name, one in batch.items()})
     found = found / objective.count(batch)
@@ -92,7 +95,9 @@ def test_a_loss_and_its_gradient_are_the_formula_also_where_rows_without_signal_
 
 def test_without_an_older_policy_the_ratio_is_exactly_one(model):
     batch = as_rows(PROMPTS[:4], ANSWERS[:4], 0)
-    batch |= {"advantages": np.array([1.0, -1.0, -1.0, 1.0], np.float32), "weights": np.ones(4, np.float32)}
+    for name, of_each in {"advantages": (1.0, -1.0, -1.0, 1.0), "weights": (1.0,) * 4}.items():
+        each = [[one] * len(answer) for one, answer in zip(of_each, ANSWERS, strict=False)]
+        batch[name] = at_targets(batch["targets"], each)
     found, figures = PolicyLoss(RlConfig(group=4)).loss(
         model, {name: torch.from_numpy(one) for name, one in batch.items()}
     )

@@ -1,0 +1,76 @@
+"""vLLM as what answers: the real one, in its own environment and process. At night."""
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.trainer import conftest as trained
+from trainer.model.decoder import Decoder, initialise
+from trainer.model.token_losses import token_logprobs
+from trainer.recipes import tiny
+from trainer.rollouts.drawn import uniform
+from trainer.rollouts.policy import Embedded
+from trainer.rollouts.sampling import Sampling
+from trainer.rollouts.vllm_engine import Opening, Vllm
+
+pytestmark = [pytest.mark.nightly, pytest.mark.process, pytest.mark.timeout(1800)]
+one_thread, inputs = trained.one_thread, trained.inputs
+
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7]]
+GREEDY, DRAWN = Sampling(max_new=8, temperature=0.0), Sampling(max_new=24, temperature=1.0)
+
+
+def model_of(vocab: int, seed: int) -> Decoder:
+    """A model of heads that vLLM has kernels for, whose next id is neither certain nor a matter of rounding."""
+    model = Decoder(replace(tiny().phases["rl"].model, vocab_size=vocab))
+    initialise(model, seed)
+    generator = torch.Generator().manual_seed(seed)
+    for one in model.parameters():
+        one.data += 0.2 * torch.randn(one.shape, generator=generator)
+    return model
+
+
+def test_it_answers_with_the_newest_weights_as_the_trainer_would_also_after_a_kill_in_the_middle(inputs, tmp_path):
+    words = inputs[0] / "tokenizer"
+    first, second = (model_of(trained.TINY.vocab_size, seed) for seed in (1, 2))
+    engine = Vllm([0], Opening(tmp_path / "engine", words, 64, 16, 1.0), tmp_path / "vllm.log")
+    embedded = Embedded([0], 16)
+    try:
+        for model in (first, second):
+            engine.take(model)
+            embedded.take(model)
+            numbers = uniform(len(PROMPTS) * 4, DRAWN.max_new, 1)
+            ours, theirs = (one.answers(PROMPTS, 1, GREEDY, numbers[:3]) for one in (embedded, engine))
+            assert torch.equal(ours.ids, theirs.ids) and (ours.logprobs - theirs.logprobs).abs().max() < 1e-4
+            found = engine.answers(PROMPTS, 4, DRAWN, numbers)
+            assert len({tuple(found.of(row)) for row in range(12)}) > 6  # answers to a prompt differ
+            for row in range(12):
+                prompt, ids = PROMPTS[row // 4], found.of(row)
+                hidden = model.hidden(torch.tensor([[*prompt, *ids[:-1]]]))[0, len(prompt) - 1 :]
+                right = token_logprobs(hidden, model.head, torch.tensor(ids), model.shape)
+                assert (right - found.logprobs[row, : len(ids)]).abs().max() < 1e-4
+                assert bool(found.ended[row]) == (ids[-1] == 0)
+
+        process = engine.worker.process
+        assert process is not None
+
+        def kill() -> None:
+            time.sleep(0.3)
+            os.killpg(process.pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        long = Sampling(max_new=40, temperature=1.0)
+        while killer.is_alive():
+            engine.answers(PROMPTS, 4, long, uniform(12, 40, 2))
+        found = engine.answers(PROMPTS, 1, GREEDY, uniform(3, 8, 3))
+        assert torch.equal(found.ids, embedded.answers(PROMPTS, 1, GREEDY, uniform(3, 8, 3)).ids)
+        assert engine.worker.process is not None and engine.worker.process.pid != process.pid
+    finally:
+        engine.close()
+    assert engine.worker.process is None and not (tmp_path / "engine").exists()
