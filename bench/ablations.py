@@ -26,6 +26,7 @@ import torch
 
 from bench.quality import Inputs, inputs
 from data.tokens.loader import LOADERS, heldout
+from data.tokens.token_file import token_files
 from flows.sweeps.ranking import student
 from trainer.config import PhaseConfig
 from trainer.device import Machine, prepare
@@ -90,7 +91,7 @@ class Bench:
 
     def train(self, config: PhaseConfig, model: Decoder, objective: Objective, first: int = 0) -> None:
         """Take all steps of a phase, its batches beginning with number `first`."""
-        files = sorted(self.given.tokens.glob("train-*.bin"))
+        files = token_files(self.given.tokens, "train")
         loader: Any = LOADERS[config.packing](
             files, config.sequence_len, config.rows, self.seed, self.given.tokenizer.sha256
         )
@@ -136,7 +137,7 @@ class Bench:
         return self.measured(model)
 
     def measured(self, model: Decoder) -> Result:
-        val = sorted(self.given.tokens.glob("val-*.bin"))
+        val = token_files(self.given.tokens, "val")
         model.eval()
         found = bits_per_byte(model, heldout(val, self.given.tokenizer_folder, self.phases["base"].sequence_len))
         by_layer: dict[str, list[float]] = {}

@@ -1,8 +1,9 @@
 """Data sets in the layouts of well-known ones, through our reader and through `datasets`. Prints seconds and ratios.
 
-Run: python -m bench.layouts [--rows 20000] [--rounds 3] [--layouts TEXT]. The data sets are written here
-(tests/data/layouts.py) and served by a hub on loopback. Each arm is a process of its own that writes every document of
-a split to one line of a file; `datasets` streams. What came out must be the same to the byte, else the run ends there.
+Run: python -m bench.layouts [--rows 20000] [--rounds 3] [--layouts TEXT], or bench.data without a folder. The data
+sets are written here (tests/data/layouts.py) and served by a hub on loopback. Each arm is a process of its own that
+writes every document of a split to one line of a file; `datasets` streams. What came out must be the same to the byte,
+else the run ends there.
 """
 
 import argparse
@@ -71,13 +72,18 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(sys.stderr):
             written = ARMS[arm](layout, Path(out)).read_bytes()
         return tell(lines=written.count(b"\n"), sha256=hashlib.sha256(written).hexdigest()[:12])
-    names = [name for name in LAYOUTS if any(one in name for one in asked.layouts.split(","))]
+    compare(asked.rows, asked.rounds, asked.layouts)
+
+
+def compare(rows: int, rounds: int, wanted: str = "") -> None:
+    """Print what both took for each layout whose name holds a part of `wanted`; leave where the rows differ."""
+    names = [name for name in LAYOUTS if any(one in name for one in wanted.split(","))]
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
-            LAYOUTS[name](Path(folder) / name, asked.rows)
+            LAYOUTS[name](Path(folder) / name, rows)
         with serving({f"x/{name}": Repo(Path(folder) / name) for name in names}) as hub:
             arms = [f"{arm}: {name}" for name in names for arm in ARMS]
-            taken = take_turns(arms, asked.rounds, lambda arm: measure(arm, hub.url))
+            taken = take_turns(arms, rounds, lambda arm: measure(arm, hub.url))
     for name in names:
         digests = {row["sha256"] for arm in ARMS for row in taken[f"{arm}: {name}"]}
         if len(digests) > 1:

@@ -22,6 +22,7 @@ from data.report.compressors import anchors
 from data.shards import pipeline
 from data.tokens import bpe, tokenize
 from data.tokens.loader import LOADERS, heldout
+from data.tokens.token_file import token_files
 from data.tokens.tokenizer import Tokenizer
 from data.tokens.tokenizer import load as load_tokenizer
 from trainer.config import PhaseConfig
@@ -54,7 +55,7 @@ def inputs(folder: Path, vocab_size: int) -> Inputs:
 
 def trained(config: PhaseConfig, given: Inputs, machine: Machine, steps: int) -> tuple[Decoder, list[float]]:
     """Return the model after the first `steps` of the phase, and the CPU seconds of each."""
-    files = sorted(given.tokens.glob("train-*.bin"))
+    files = token_files(given.tokens, "train")
     loader: Any = LOADERS[config.packing](files, config.sequence_len, config.rows, config.seed, given.tokenizer.sha256)
     model = Decoder(config.model, machine.dtype(config))
     initialise(model, config.seed)
@@ -97,7 +98,7 @@ def main() -> None:
             began = time.perf_counter()
             model, spent = trained(replace(config, seed=seed), made, machine, steps)
             wall_s = time.perf_counter() - began
-            val = sorted(made.tokens.glob("val-*.bin"))
+            val = token_files(made.tokens, "val")
             text_of = heldout(val, made.tokenizer_folder, config.sequence_len)
             found.append(bits_per_byte(model, text_of)["bits_per_byte"])
             print(f"| {seed} | {found[-1]:.3f} | {sum(spent):.0f} | {wall_s:.0f} |", flush=True)

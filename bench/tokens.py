@@ -18,6 +18,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from bench.turns import print_arms, print_ratios, run_arm, scratch, take_turns, tell
+from data.tokens.token_file import token_files
 
 VOCAB = 8192
 LENGTH, ROWS, BATCHES = 1024, 64, 600
@@ -79,7 +80,7 @@ def mapped(folder: str, made: Path, out: Path, workers: int) -> int:
 def load_ours(folder: str, made: Path, out: Path, kind: str) -> int:
     from data.tokens.loader import LOADERS
 
-    loader = LOADERS[kind](sorted((made / "tokens").glob("train-*.bin")), LENGTH, ROWS, 1)
+    loader = LOADERS[kind](token_files(made / "tokens", "train"), LENGTH, ROWS, 1)
     return timed(loader.batch(at) for at in range(BATCHES))
 
 
@@ -90,7 +91,7 @@ def load_torch(folder: str, made: Path, out: Path, workers: int) -> int:
     from data.tokens.stream import open_shard
 
     class Rows(torch.utils.data.Dataset):
-        ids = np.concatenate([open_shard(path).ids for path in sorted((made / "tokens").glob("train-*.bin"))])
+        ids = np.concatenate([open_shard(path).ids for path in token_files(made / "tokens", "train")])
 
         def __len__(self) -> int:
             return (len(self.ids) - 1) // LENGTH
@@ -116,7 +117,7 @@ def load_packed(folder: str, made: Path, out: Path, buffer: int) -> int:
     from data.tokens.stream import open_shard
 
     documents: list[np.ndarray] = []
-    for path in sorted((made / "tokens").glob("train-*.bin")):
+    for path in token_files(made / "tokens", "train"):
         shard = open_shard(path)
         documents += np.split(shard.ids, shard.starts[1:-1].astype(np.int64))
 

@@ -162,7 +162,7 @@ STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, 
     "push": (push, ()),
 }
 """What makes an artifact, and the roles of the inputs it needs."""
-CARRIED = (text, merge, identity, questions, talk, problems)
+CARRIED = (text, merge, tokens, identity, questions, talk, problems)
 """What leaves a card beside its files, so that `datasets` reads them."""
 
 

@@ -1,10 +1,11 @@
 """`README.md` of a folder that we have written, from which `datasets.load_dataset` reads it without our code.
 
-In: a folder of text shards, of conversations or of problems. Out: a card whose head names the files of each split, and
-whose text says what is in them, where it comes from and how to check it. It depends on the folder alone, so it is the
-same on every machine. Called when a step of `python -m data` is done, and by `push.py`.
+In: a folder of text shards, of token shards, of conversations or of problems. Out: a card whose head names the files of
+each split, and whose text says what is in them, where it comes from and how to check it. It depends on the folder
+alone, so it is the same on every machine. Called when a step of `python -m data` is done, and by `push.py`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -13,6 +14,7 @@ from typing import Any
 
 from data.errors import DataError
 from data.manifest import MANIFEST, read_manifest
+from data.tokens.token_file import SUFFIX, is_token_folder, read_token_manifest
 from data.verify import parts
 from store import local_files
 
@@ -65,8 +67,10 @@ def write(folder: Path) -> None:
 def of_folder(folder: Path) -> CardFacts | None:
     """Return what there is to tell of a folder; None where nothing in it is ours."""
     try:
+        if is_token_folder(folder):
+            return _of_tokens(folder)
         return _of_shards(folder) if any((one / MANIFEST).is_file() for one in parts(folder)) else _of_lines(folder)
-    except DataError:  # it is no folder of text shards, or not a whole one
+    except DataError:  # it is no folder of shards, or not a whole one
         return None
 
 
@@ -92,6 +96,42 @@ def _of_shards(folder: Path) -> CardFacts:
     if any(path.endswith((".txt", ".txt.gz", ".txt.zst")) for path in told.configs["default"].get("train", ())):
         told.about += [ESCAPED]
     return told
+
+
+def _of_tokens(folder: Path) -> CardFacts | None:
+    manifest = read_token_manifest(folder)
+    shards = manifest["shards"]
+    if not all(one["name"].endswith(SUFFIX) for one in shards):
+        return None  # of an older version, which nobody but us reads
+    told = CardFacts(title="Tokens")
+    for part in ("train", "val"):
+        add_tokens(told, part, [one for one in shards if one["name"].startswith(part)], f"{part}-*{SUFFIX}")
+    about_tokens(told, manifest)
+    told.about += ["", f"A hash of each file, of its ids and of where documents begin, stands in `{MANIFEST}`."]
+    return told
+
+
+def add_tokens(told: CardFacts, part: str, shards: list[dict[str, Any]], pattern: str) -> None:
+    """Add the token shards of `train` or `val`, where there are any, as files of this pattern."""
+    if shards:
+        documents, size = (sum(one[key] for one in shards) for key in ("documents", "bytes"))
+        told.add("default", SPLITS[part], [pattern], documents, len(shards), size)
+
+
+def about_tokens(told: CardFacts, manifest: Mapping[str, Any]) -> None:
+    """Add what there is to say of the rows of token shards, and of the text that they were made of."""
+    text, total = manifest.get("text"), sum(one["tokens"] for one in manifest["shards"])
+    if isinstance(text, dict) and text.keys() == {"source", "options", "input"}:  # an older version does not know
+        told.license = license_of(text["input"])
+        told.about = [f"Source: {origin(text)}", ""]
+        told.about += [f"- `{name}`: `{value}`" for name, value in chosen(text["options"])]
+    told.about += [
+        "",
+        f"A row has the ids of one document, of {manifest['vocab_size']:,}; the first is that of <|bos|>. They are",
+        f"{total:,} tokens in all.",
+        "",
+        f"sha256 of the tokenizer: `{manifest['tokenizer_sha256']}`.",
+    ]
 
 
 def _of_lines(folder: Path) -> CardFacts | None:
@@ -138,10 +178,31 @@ def chosen(options: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(name, options[name]) for name in names if options.get(name)]
 
 
-def text_of(told: CardFacts, name: str = "") -> str:
-    """Return the card: a head of YAML, then Markdown. `name`: of the data set, where it has one."""
+def joined(ours: str, there: str) -> str:
+    """Return our card with what somebody else wrote into the one that is there: its text, and its head but for files.
+
+    Raises DataError where that head cannot be read.
+    """
     import yaml
 
+    found = re.match(r"(?:---\n(?P<head>.*?)\n?---\n)?(?P<text>.*)", there, re.DOTALL)
+    assert found
+    text = found["text"].partition(MARK)[0].strip()
+    try:
+        head = yaml.safe_load(found["head"] or "") or {}
+        if not isinstance(head, dict):
+            raise ValueError("it is no mapping")
+    except (yaml.YAMLError, ValueError) as error:
+        raise DataError(f"the card that is there has a head that cannot be read: {error}") from None
+    theirs = {name: value for name, value in head.items() if name not in ("configs", "dataset_info")}
+    if MARK in there and not text and theirs.keys() <= {"license"}:  # all of it is ours
+        return ours
+    mine, about = ours.split("---\n", 2)[1:]
+    return _card({**theirs, **yaml.safe_load(mine)}, f"{text}\n\n{about}" if text else about)
+
+
+def text_of(told: CardFacts, name: str = "") -> str:
+    """Return the card: a head of YAML, then Markdown. `name`: of the data set, where it has one."""
     configs = [
         {"config_name": config, "data_files": [{"split": split, "path": paths} for split, paths in splits.items()]}
         for config, splits in told.configs.items()
@@ -153,4 +214,10 @@ def text_of(told: CardFacts, name: str = "") -> str:
         *(f"| {' | '.join(row)} |" for row in told.rows),
     ]
     body = [MARK, "", f"# {name or told.title}", "", *table, "", *told.about]
-    return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n" + "\n".join(body).rstrip() + "\n"
+    return _card(head, "\n".join(body).rstrip() + "\n")
+
+
+def _card(head: Mapping[str, Any], body: str) -> str:
+    import yaml
+
+    return f"---\n{yaml.safe_dump(dict(head), sort_keys=False, allow_unicode=True)}---\n{body}"

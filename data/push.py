@@ -2,28 +2,34 @@
 
 In: a folder of text shards, conversations, problems or token shards, and an address. Out: one commit with its files
 and a card. Files that the hub has already are not sent again, and shards of an earlier push that are no longer there
-are removed in the same commit. Token shards go as parquet with a list of ids for each document, since nobody but us
-reads our own files of them.
+are removed in the same commit. What others have put there stays: a file of theirs under a name of ours is a refusal,
+and of their card we change nothing but what it says of files. Token shards go as parquet with a list of ids for each
+document: packed, and shown by the hub's viewer.
 """
 
+import hashlib
 import json
 import re
 import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data import card
 from data.config import ConfigError
 from data.errors import DataError, InputError
 from data.events import emit
-from data.manifest import MANIFEST, SHARD_NAME, read_manifest
+from data.manifest import MANIFEST, MANIFEST_BYTES, listed, read_manifest
 from data.tokens.token_file import is_token_folder, read_token_manifest
 from data.verify import parts, verify
 
+if TYPE_CHECKING:
+    from store.backends.hub import Repository
+
 ADDRESS = re.compile(r"hf://(?:datasets/)?(?P<name>[\w.-]+/[\w.-]+)")
 ROWS = 1000  # of a row group of token shards
-OURS = re.compile(rf"(?:(?:train|val)/)?(?:{SHARD_NAME.pattern})|(?:train|val)-\d+\.parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +65,38 @@ def push(spec: PushSpec, folder: Path) -> dict[str, Any]:
             place = Repository(f"hf://datasets/{name}")
             place.create()
             there = place.listing()
-            gone = [one for one in there if OURS.fullmatch(one) and one not in files]
-            place.put({**files, card.CARD: card.text_of(told, name.split("/")[1]).encode()}, gone)
+            before = _content(place, card.CARD, there).decode(errors="replace")
+            sent = _sent(place, there, before, Path(scratch))
+            if taken := [one for one in files if one in there and one not in sent]:
+                raise InputError(f"--push {spec.to}: {taken[0]} is there, and is not ours; choose another name")
+            gone = [one for one in sent if one in there and one not in files]
+            text = card.joined(card.text_of(told, name.split("/")[1]), before)
+            place.put({**files, card.CARD: text.encode()}, gone)
             commit = place.pin()
         except StoreError as error:
             raise DataError(f"--push {spec.to}: {error}") from None
     return {"pushed": f"hf://{name}", "commit": commit, "files": len(files) + 1}
+
+
+def _content(place: "Repository", name: str, there: Mapping[str, Any]) -> bytes:
+    """Return a small file that is there; b"" for none."""
+    raw, size = b"", min(there[name].size, MANIFEST_BYTES) if name in there else 0
+    while len(raw) < size and (piece := place.get(name, len(raw), size)):
+        raw += piece
+    return raw
+
+
+def _sent(place: "Repository", there: Mapping[str, Any], before: str, scratch: Path) -> set[str]:
+    """Return what an earlier push brought: files that our part of the card names, or our manifests."""
+    _, mark, ours = before.partition(card.MARK)
+    if not mark:
+        return set()
+    names = set(re.findall(r"^- `([^`]+)`: sha256 `", ours, re.MULTILINE))
+    for part in ("", "train/", "val/"):
+        (scratch / MANIFEST).write_bytes(_content(place, part + MANIFEST, there))
+        with suppress(DataError):  # there is none, or somebody else's
+            names |= {part + MANIFEST, *(part + one for one in listed(scratch))}
+    return names
 
 
 def _files(folder: Path) -> tuple[dict[str, Any], card.CardFacts]:
@@ -96,6 +128,14 @@ def shareable(value: Any) -> Any:
     return card.shareable(value) if isinstance(value, str) and value.startswith(("/", "~")) else value
 
 
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 def _tokens(folder: Path, scratch: Path) -> tuple[dict[str, Any], card.CardFacts]:
     """Return token shards as parquet, with the ids of a document in each row. Raises InputError."""
     import pyarrow
@@ -124,11 +164,7 @@ def _tokens(folder: Path, scratch: Path) -> tuple[dict[str, Any], card.CardFacts
                     rows = pyarrow.ListArray.from_arrays(places, ids)
                     out.write_table(pyarrow.table({"input_ids": rows.cast(kind)}))
             files[target.name] = target
-        if shards:
-            sizes = [sum(one[key] for one in shards) for key in ("documents", "bytes")]
-            told.add("default", card.SPLITS[part], [f"{part}-*.parquet"], sizes[0], len(shards), sizes[1])
-    told.about = [
-        f"A row has the ids of one document, of {manifest['vocab_size']:,}; the first is that of <|bos|>.",
-        f"sha256 of the tokenizer: `{manifest['tokenizer_sha256']}`.",
-    ]
+        card.add_tokens(told, part, shards, f"{part}-*.parquet")
+    card.about_tokens(told, manifest)
+    told.about += ["", *(f"- `{name}`: sha256 `{_sha256(path)}`" for name, path in files.items())]
     return files, told

@@ -16,10 +16,11 @@ from data.errors import ConfigError
 
 HUB = "hf://"
 NAME = r"[\w.-]+"
+CONFIG = r"[^/:?@*<>|\\]+"  # what `datasets` takes: it has to be the name of a folder
 PART = rf"{NAME}(?:\[-?\d*%?:-?\d*%?\](?:\((?:closest|pct1_dropremainder)\))?)?"
 SPLIT = rf"{PART}(?:\+{PART})*"
 ON_THE_HUB = re.compile(
-    rf"hf://(?P<place>{NAME}/{NAME})(?:@(?P<revision>{NAME}))?(?:/(?P<config>{NAME}))?(?::(?P<split>{SPLIT}))?"
+    rf"hf://(?P<place>{NAME}/{NAME})(?:@(?P<revision>{NAME}))?(?:/(?P<config>{CONFIG}))?(?::(?P<split>{SPLIT}))?"
 )
 HERE = re.compile(rf"(?P<place>.+?)(?::(?P<split>{SPLIT}))?")
 COLUMNS = re.compile(r"\?(?P<columns>\w+=[^&?=]+(?:&\w+=[^&?=]+)*)$")

@@ -8,7 +8,7 @@ from typing import Any
 
 from data.errors import DataError
 from data.manifest import MANIFEST, PARTIAL, read_manifest
-from data.tokens.token_file import is_intact, is_token_folder, read_header, read_token_manifest
+from data.tokens.token_file import is_intact, is_token_folder, read_header, read_token_manifest, token_files
 
 
 def parts(folder: Path) -> list[Path]:
@@ -43,7 +43,8 @@ def _verify_tokens(folder: Path) -> list[str]:
     except DataError as error:
         return [str(error)]
     names = {one["name"] for one in manifest["shards"]}
-    problems = [f"{path.name}: not in the manifest" for path in sorted(folder.glob("*.bin")) if path.name not in names]
+    spare = (path.name for path in token_files(folder) if path.name not in names)
+    problems = [f"{name}: not in the manifest" for name in spare]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         tokenizer = manifest["tokenizer_sha256"]
         found = pool.map(lambda one: _token_problem(folder, one, tokenizer), manifest["shards"])

@@ -72,6 +72,7 @@ class Work:
             tag=check_name(spec.tag) if spec.tag else "",
             source=settings.source,
             packages=tuple(filter(None, spec.packages.split(","))),
+            rows={name: getattr(spec, name) for name in planning.ROWS},
             persona=planning.load_persona(Path(spec.persona) if spec.persona else ROOT / "data" / "persona.yaml"),
             identity=identity_file(spec.identity),
             seed=spec.seed,

@@ -91,7 +91,8 @@ def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), sh
         os.dup2(os.open(how.stdin, os.O_RDONLY), sys.stdin.fileno())
     check_place(spec, folder, split)
     inputs = share.of(spec, list_inputs(spec))
-    with alone_in(folders["train"]):
+    with alone_in(folder if share.world == 1 else folders["train"]):
+        check_place(spec, folder, split)  # again: somebody may have finished meanwhile
         run = Run(spec, folder / DRAFT / share.folder, folders, inputs, how, share)
         try:
             with _stoppable() as stop:

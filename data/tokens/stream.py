@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data.errors import DataError
-from data.tokens.token_file import BODY, Header, read_header
+from data.tokens.token_file import Header, read_header
 
 DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 STARTS = np.dtype("<u8")
@@ -38,7 +38,7 @@ def open_shard(path: Path, tokenizer_sha256: str | None = None) -> TokenShard:
     header = read_header(path, tokenizer_sha256)
     with open(path, "rb") as file:
         pages = mmap.mmap(file.fileno(), header.num_bytes, prot=mmap.PROT_READ)
-    ids = np.frombuffer(pages, DTYPES[header.width], header.num_tokens, BODY)
+    ids = np.frombuffer(pages, DTYPES[header.width], header.num_tokens, header.body)
     starts = np.frombuffer(pages, STARTS, header.num_documents + 1, header.index)
     if starts[0] != 0 or starts[-1] != header.num_tokens:
         raise DataError(f"{path}: its document offsets are damaged; make it again")

@@ -1,14 +1,19 @@
 """Files of token ids, memory-mapped: a header, the ids of all documents in a row, and where each document begins.
 
-    header   magic 8s | version u32 | bytes per id u32 | vocab u32 | id of <|bos|> u32 | tokens u64 | documents u64
+A file is a stream of Arrow, so that pyarrow and `datasets` read it without our code: a column `input_ids` with a list
+for each document. Our own reader needs no Arrow: everything stands at a fixed place.
+
+    schema   the message of Arrow's stream; its padding holds fields and digest:
+             magic 8s | version u32 | bytes per id u32 | vocab u32 | id of <|bos|> u32 | tokens u64 | documents u64
              | sha256 of the tokenizer 32s | of the text shard 32s | of this file 32s
+    batch    the message that says how long ids and starts are
     ids      little-endian uint16, or uint32 for a vocabulary over 65536; each document begins with <|bos|>, which
              stands nowhere else; zeros up to a multiple of eight bytes
     starts   u64 (documents + 1,): where each document begins, and the number of tokens
 
-The last sha256 is of all that stands behind the header, then of the header before it. A folder of them has a
-`manifest.json`, written last. In: a path. Out: what its header or its manifest says, or what is wrong with it.
-`verify.py` reads them where there is no numpy.
+The last sha256 is of ids and starts, then of the fields before it. A file of version 2 begins with the fields, and is
+no stream of Arrow. A folder of them has a `manifest.json`, written last. In: a path. Out: what its header or its
+manifest says, or what is wrong with it. `verify.py` reads them where there is no numpy.
 """
 
 import hashlib
@@ -22,16 +27,23 @@ from typing import Any
 
 from data.errors import DataError
 from data.manifest import MANIFEST, MANIFEST_BYTES, SHA256
+from data.tokens import arrow_messages
 from store import outside
 
-MAGIC, VERSION = b"SLIPWAYT", 2
+MAGIC, VERSION, PLAIN = b"SLIPWAYT", 3, 2
 FIELDS = struct.Struct("<8sIIIIQQ32s32s")
 DIGEST_BYTES = 32
-BODY = FIELDS.size + DIGEST_BYTES
+FIELDS_AT = {PLAIN: 0, VERSION: arrow_messages.SCHEMA_BYTES}
+"""By version, where the fields stand."""
+BODIES = {PLAIN: FIELDS.size + DIGEST_BYTES, VERSION: 576}
+"""By version, where the ids stand; a multiple of 64, as Arrow would have it."""
+BODY = BODIES[VERSION]
 PLACE_BYTES = 8
 WIDTHS = (2, 4)
 KIND, SCHEMA = "token shards", 1
-_NAME = re.compile(r"(train|val)-[0-9]+\.bin")
+SUFFIX = ".arrow"
+SUFFIXES = (SUFFIX, ".bin")  # .bin: of version 2
+_NAME = re.compile(r"(train|val)-[0-9]+\.(arrow|bin)")
 
 
 @dataclass(frozen=True)
@@ -47,18 +59,35 @@ class Header:
     tokenizer_sha256: str
     source_sha256: str
     sha256: str = ""
+    version: int = VERSION
 
     @property
     def fields(self) -> bytes:
-        """Return all of it but the last field."""
+        """Return its own fields, but for the last."""
         shape = (self.width, self.vocab_size, self.bos, self.num_tokens, self.num_documents)
         origin = bytes.fromhex(self.tokenizer_sha256), bytes.fromhex(self.source_sha256)
-        return FIELDS.pack(MAGIC, VERSION, *shape, *origin)
+        return FIELDS.pack(MAGIC, self.version, *shape, *origin)
+
+    @property
+    def head(self) -> bytes:
+        """Return all that stands before the ids."""
+        ours = self.fields + bytes.fromhex(self.sha256)
+        if self.version == PLAIN:
+            return ours
+        schema = arrow_messages.schema(8 * self.width, ours)
+        ids = self.num_tokens * self.width
+        batch = arrow_messages.batch(self.num_documents, self.num_tokens, ids, self.padding, BODY - len(schema))
+        return schema + batch
+
+    @property
+    def body(self) -> int:
+        """Return where the ids stand."""
+        return BODIES[self.version]
 
     @property
     def index(self) -> int:
         """Return where `starts` stands."""
-        return BODY + self.num_tokens * self.width + self.padding
+        return self.body + self.num_tokens * self.width + self.padding
 
     @property
     def padding(self) -> int:
@@ -78,7 +107,8 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
         with outside.opened(path) as file:
             raw = file.read(BODY)
             num_bytes = os.fstat(file.fileno()).st_size
-        magic, version, *shape, tokenizer, source = FIELDS.unpack(raw[: FIELDS.size])
+        at = FIELDS_AT[PLAIN if raw.startswith(MAGIC) else VERSION]
+        magic, version, *shape, tokenizer, source = FIELDS.unpack_from(raw, at)
     except FileNotFoundError:
         raise DataError(f"{path}: no such token shard") from None
     except (OSError, struct.error, outside.Unreadable) as error:
@@ -86,14 +116,16 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
     if magic != MAGIC:
         raise DataError(f"{path}: not a token shard")
     width, vocab_size, bos, num_tokens, num_documents = shape
-    origin = tokenizer.hex(), source.hex(), raw[FIELDS.size :].hex()
-    header = Header(width, vocab_size, bos, num_tokens, num_documents, *origin)
-    if version != VERSION or header.width not in WIDTHS:
-        raise DataError(f"{path}: a token shard of version {version}, this reads {VERSION}; make it again")
+    origin = tokenizer.hex(), source.hex(), raw[at + FIELDS.size : at + FIELDS.size + DIGEST_BYTES].hex()
+    header = Header(width, vocab_size, bos, num_tokens, num_documents, *origin, version)
+    if FIELDS_AT.get(version) != at or header.width not in WIDTHS:
+        raise DataError(f"{path}: a token shard of version {version}, this reads {PLAIN} and {VERSION}; make it again")
     if not bos < vocab_size <= 1 << 8 * width:
         raise DataError(f"{path}: <|bos|> is {bos} of {vocab_size} ids in {width} bytes; make it again")
     if num_bytes != header.num_bytes:
         raise DataError(f"{path}: wrong size: {num_bytes} bytes, its header says {header.num_bytes}; make it again")
+    if not raw.startswith(header.head):
+        raise DataError(f"{path}: its header is damaged; make it again")
     if tokenizer_sha256 and header.tokenizer_sha256 != tokenizer_sha256:
         made = header.tokenizer_sha256[:12]
         raise DataError(f"{path}: made by tokenizer {made}, not by {tokenizer_sha256[:12]}; make it again")
@@ -104,15 +136,17 @@ def is_intact(path: Path, header: Header) -> bool:
     """Tell whether every byte is as it was written. Reads all of it."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        file.seek(BODY)
+        file.seek(header.body)
         while block := file.read(1 << 20):
             digest.update(block)
     digest.update(header.fields)
     return digest.hexdigest() == header.sha256
 
 
-def token_files(folder: Path) -> list[Path]:
-    return sorted(path for part in ("train", "val") for path in folder.glob(f"{part}-[0-9]*.bin"))
+def token_files(folder: Path, *parts: str) -> list[Path]:
+    """Return the token shards of these parts of a folder, or of `train` and `val`, in their order."""
+    wanted = [f"{part}-[0-9]*{suffix}" for part in parts or ("train", "val") for suffix in SUFFIXES]
+    return sorted(path for pattern in wanted for path in folder.glob(pattern))
 
 
 def is_token_folder(folder: Path) -> bool:

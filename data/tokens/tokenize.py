@@ -1,4 +1,4 @@
-"""Text shards -> token shards: one `.bin` for each text shard, `train-00000.bin` and so on, and `manifest.json` last.
+"""Text shards -> token shards: one `.arrow` for each text shard, `train-00000.arrow` and so on, and `manifest.json` last.
 
 In: a folder of text shards, a tokenizer. Out: files as `token_file.py` describes them. Several processes tokenize one
 text shard each; what a file holds depends on its text shard and the tokenizer alone. A run that was stopped resumes: a
@@ -22,12 +22,13 @@ import numpy as np
 from data.config import ConfigError
 from data.errors import DataError
 from data.events import emit
-from data.manifest import MANIFEST, TOOL, sync, sync_path, write_json
+from data.manifest import MANIFEST, TOOL, read_manifest, sync, sync_path, write_json
 from data.process_pool import share_out
 from data.shards.shards import read, whole_shards
 from data.tokens.stream import DTYPES, STARTS
-from data.tokens.token_file import BODY, KIND, SCHEMA, Header, read_header, token_files
+from data.tokens.token_file import BODY, KIND, SCHEMA, SUFFIX, Header, read_header, token_files
 from data.tokens.tokenizer import Tokenizer, load
+from data.verify import parts
 
 BATCH = 512
 WORTH_A_PROCESS = 16 << 20  # bytes of text: to start one takes as long as to tokenize a few megabytes
@@ -80,7 +81,7 @@ class Writer:
         self._write(np.array(self.starts, STARTS).data)
         self.digest.update(header.fields)
         self.file.seek(0)
-        self.file.write(header.fields + self.digest.digest())
+        self.file.write(replace(header, sha256=self.digest.hexdigest()).head)
         # Not by `store.local_files`, which takes pieces from first to last: the header is written when all is counted.
         sync(self.file)
         self.file.close()
@@ -123,7 +124,7 @@ def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0, par
         worth = 1 + sum(task.num_bytes for task in due) // WORTH_A_PROCESS
         _make_all(due, tokenizer_folder, min(workers or processes, len(due), worth), processes)
     names = {task.target.name for task in tasks}
-    for path in (*token_files(folder), *folder.glob(".*.bin.*.draft")):
+    for path in (*token_files(folder), *folder.glob(".*-[0-9]*.draft")):
         if path.name not in names:  # of an earlier run, over more text or killed
             path.unlink()
     shards = [_about(task.target, tokenizer.sha256) for task in tasks]
@@ -132,8 +133,15 @@ def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0, par
         ours = [one for one in shards if one["name"].startswith(part)]
         about[f"{part}_tokens"] = sum(one["tokens"] for one in ours)
         about[f"{part}_documents"] = sum(one["documents"] for one in ours)
-    write_json(folder / MANIFEST, {"kind": KIND, "schema": SCHEMA, "tool": TOOL, **about, "shards": shards})
+    named = {"kind": KIND, "schema": SCHEMA, "tool": TOOL, "text": _origin(text)}
+    write_json(folder / MANIFEST, {**named, **about, "shards": shards})
     return about
+
+
+def _origin(text: Path) -> dict[str, Any]:
+    """Return what text shards say of where they come from, for the card."""
+    manifest = read_manifest(parts(text)[0], finished=False)
+    return {name: manifest.get(name, {}) for name in ("source", "options", "input")}
 
 
 def write(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> tuple[int, int]:
@@ -147,7 +155,7 @@ def write(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> tuple[in
 
 def _tasks(text: Path, part: str, folder: Path, partial: bool) -> Iterator[Task]:
     for number, (path, about) in enumerate(whole_shards(text, part, partial)):
-        yield Task(path, about["sha256"], about["raw_bytes"], folder / f"{part}-{number:05d}.bin")
+        yield Task(path, about["sha256"], about["raw_bytes"], folder / f"{part}-{number:05d}{SUFFIX}")
 
 
 def _is_made(task: Task, tokenizer_sha256: str) -> bool:

@@ -25,6 +25,11 @@ class WorkSpec:
     source: str = flag(
         "", "pydocs, fineweb, files, any data set as hf://user/name[/config][:split], or several by weight", group=WORK
     )
+    text_column: str = flag("", "--source: the column with the text, where it is not `text`", group=WORK)
+    filter: str = flag("", "--source: keep rows of which this is true, such as 'language_score > 0.9'", group=WORK)
+    exhausted: str = flag(
+        "first", "--source by weight: it ends with the first that does, or when all were read once (all)", group=WORK
+    )
     packages: str = flag("", "pydocs: installed packages to read too, comma-separated", group=WORK)
     mixture: str = flag(
         "", "conversations of mid and sft and their weights, instead of the profile's: "

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import pyarrow.parquet
 import pytest
@@ -9,10 +10,12 @@ import yaml
 
 from data import card
 from data.__main__ import main
+from data.errors import InputError
 from data.manifest import MANIFEST, read_manifest
 from data.push import PushSpec, push
 from data.tokens.stream import open_shard
 from data.tokens.token_file import token_files
+from store.backends.hub import Repository
 from tests.store import hub as hubs
 
 ROWS = [{"text": f"row {n}\nsecond", "language_score": n % 10 / 10} for n in range(300)]
@@ -91,6 +94,50 @@ def test_a_push_is_one_commit_with_a_card_and_takes_old_shards_away(run, tmp_pat
         head, told = kept.files[card.CARD].content.decode().split("---\n")[1:]
         assert "license" not in yaml.safe_load(head) and "| train | 150 | 1 |" in told
         assert "Source: rows.jsonl" in told and str(tmp_path) not in told and "language_score > 0.4" in told
+
+
+@pytest.mark.process
+def test_what_others_have_put_there_stays(run, tmp_path, monkeypatch):
+    with hubs.serving() as hub:
+        for name, value in {"HF_ENDPOINT": hub.url, "HF_TOKEN": "token", "no_proxy": "*"}.items():
+            monkeypatch.setenv(name, value)
+        place = Repository("hf://datasets/me/mine")
+        place.create()
+        theirs = {
+            card.CARD: b"---\nlicense: mit\ntags: [sea]\nconfigs: [{config_name: old}]\n---\n# Mine\n\nAll about it.\n",
+            "train-7.parquet": b"theirs", "notes.txt": b"theirs",
+        }  # fmt: skip
+        place.put(theirs)
+        source = str(tmp_path / "rows.jsonl")
+        for number in (1, 2):  # a second push finds its own part, and theirs
+            run("text", "out", source=source, lines_per_shard=300 // number)
+            run("push", "out", to="hf://me/mine")
+            files = hub.repos["me/mine"].files
+            head, _, text = files[card.CARD].content.decode().removeprefix("---\n").partition("---\n")
+            assert yaml.safe_load(head).keys() == {"license", "tags", "configs"}
+            assert yaml.safe_load(head)["configs"][0]["config_name"] == "default"
+            assert text.startswith("# Mine\n\nAll about it.\n") and text.count("All about it.") == 1
+            assert text.count(card.MARK) == 1 and f"| train | 300 | {number} |" in text
+            assert {files[name].content for name in ("train-7.parquet", "notes.txt")} == {b"theirs"}
+        other = Repository("hf://datasets/me/other")
+        other.create()
+        other.put({"shard-00000.txt": b"theirs"})
+        with pytest.raises(InputError, match="shard-00000.txt is there, and is not ours; choose another name"):
+            push(PushSpec(to="hf://me/other"), tmp_path / "out")
+        assert hub.repos["me/other"].files["shard-00000.txt"].content == b"theirs"
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_token_shards_are_a_data_set(token_folder, tmp_path):
+    folder = tmp_path / "tokens"
+    shutil.copytree(token_folder, folder)
+    card.write(folder)
+    found = loaded(folder)
+    for part, split in (("train", "train"), ("val", "validation")):
+        (shard,) = [open_shard(path) for path in token_files(folder, part)]
+        ids, starts = shard.ids.tolist(), shard.starts.tolist()
+        assert found[split]["input_ids"][:] == [ids[a:b] for a, b in zip(starts, starts[1:], strict=False)]
 
 
 @pytest.mark.process

@@ -16,7 +16,7 @@ from data.text.batches import open_pieces
 from data.text.documents import InputFile
 from data.tokens import bpe, tokenize
 from data.tokens.stream import Stream
-from data.tokens.token_file import FIELDS, is_token_folder, read_header, read_token_manifest
+from data.tokens.token_file import BODY, FIELDS_AT, VERSION, is_token_folder, read_header, read_token_manifest
 from data.tokens.tokenizer import load
 from data.verify import verify
 from tests import hostile, seeds
@@ -81,7 +81,7 @@ def test_a_manifest_of_shards_of_any_content_is_read_or_refused_in_words(text, d
 @given(
     document=hostile.documents(
         {"kind": "token shards", "schema": 1, "tokenizer_sha256": "0" * 64,
-         "shards": [{"name": "train-00000.bin", "sha256": "0" * 64}]}
+         "shards": [{"name": "train-00000.arrow", "sha256": "0" * 64}]}
     )
 )  # fmt: skip
 def test_a_manifest_of_tokens_of_any_content_is_read_or_refused_in_words(tmp_path, document):
@@ -98,16 +98,16 @@ def test_a_manifest_of_tokens_of_any_content_is_read_or_refused_in_words(tmp_pat
     ("at", "value"), [(16, 1), (16, 1 << 31), (20, 5000), (24, 1 << 63), (32, 1 << 63), (12, 3), (8, 9)]
 )
 def test_a_header_of_tokens_that_cannot_be_is_refused(made, tmp_path, at, value):
-    raw = bytearray((made / "tokens/train-00000.bin").read_bytes())
-    struct.pack_into("<Q" if at >= 24 else "<I", raw, at, value)
+    raw = bytearray((made / "tokens/train-00000.arrow").read_bytes())
+    struct.pack_into("<Q" if at >= 24 else "<I", raw, FIELDS_AT[VERSION] + at, value)
     (tmp_path / "x.bin").write_bytes(raw)
     with pytest.raises(DataError):
         read_header(tmp_path / "x.bin")
 
 
 def test_an_id_that_the_vocabulary_has_not_is_refused_where_it_is_read(made, tmp_path):
-    raw = bytearray((made / "tokens/train-00000.bin").read_bytes())
-    struct.pack_into("<H", raw, FIELDS.size + 32 + 6, 60_000)
+    raw = bytearray((made / "tokens/train-00000.arrow").read_bytes())
+    struct.pack_into("<H", raw, BODY + 6, 60_000)
     (tmp_path / "x.bin").write_bytes(raw)
     stream = Stream([tmp_path / "x.bin"])
     with pytest.raises(DataError, match="id 60000 of 300"):
@@ -117,7 +117,7 @@ def test_an_id_that_the_vocabulary_has_not_is_refused_where_it_is_read(made, tmp
 def test_places_of_documents_that_lie_outside_of_the_file_are_refused(made, tmp_path):
     import numpy as np
 
-    path = made / "tokens/train-00000.bin"
+    path = made / "tokens/train-00000.arrow"
     header, raw = read_header(path), bytearray(path.read_bytes())
     struct.pack_into("<Q", raw, header.index + 16, (1 << 63) + 5)
     (tmp_path / "x.bin").write_bytes(raw)

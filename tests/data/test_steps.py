@@ -42,9 +42,9 @@ def test_the_steps_make_all_artifacts_one_from_the_other(tmp_path):
     assert verify(text / "train") == verify(text / "val") == []
     assert sum(len(list(read(shard_paths(text, part)))) for part in ("train", "val")) == 3000
     assert read_manifest(text / "train")["options"]["take"] == 3000
-    assert sorted(path.name for path in there.path("datasets/pydocs/tokens", "t").glob("*.bin")) == [
-        "train-00000.bin",
-        "val-00000.bin",
+    assert sorted(path.name for path in there.path("datasets/pydocs/tokens", "t").glob("*.arrow")) == [
+        "train-00000.arrow",
+        "val-00000.arrow",
     ]
     assert (store / "identity_conversations.jsonl").is_file()
     assert (store / "identity_conversations.heldout.jsonl").is_file()

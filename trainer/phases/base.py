@@ -6,6 +6,7 @@ from typing import Any
 from data.config import Making
 from data.report.compressors import anchors
 from data.tokens.loader import LOADERS, Loader, heldout
+from data.tokens.token_file import token_files
 from trainer.config import Keeping, PhaseConfig
 from trainer.evaluation.evaluate import bits_per_byte
 from trainer.model.decoder import Decoder
@@ -27,7 +28,7 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
 
 def rows_of(phase: PhaseRun) -> "Rows":
     """Return the text that a phase reads, as its config has it."""
-    config, train = phase.config, sorted(phase.input("tokens").glob("train-*.bin"))
+    config, train = phase.config, token_files(phase.input("tokens"), "train")
     loader = LOADERS[config.packing](train, config.sequence_len, config.rows, config.seed, phase.tokenizer.sha256)
     return Rows(loader, config.document_masks)
 
@@ -36,7 +37,7 @@ def measured(phase: PhaseRun, model: Decoder) -> dict[str, Any]:
     """Return how many tokens a phase has read, and bits per byte of the held-out documents, where there are any."""
     config = phase.config
     about: dict[str, Any] = {"tokens": config.steps * config.rows * config.sequence_len}
-    if val := sorted(phase.input("tokens").glob("val-*.bin")):
+    if val := token_files(phase.input("tokens"), "val"):
         text_of = heldout(val, phase.tokenizer_folder, config.sequence_len)
         about |= bits_per_byte(model, text_of, phase.tokenizer.separator if config.document_masks else None)
         about |= anchors(sorted((phase.input("text") / "val").glob("*.txt")))

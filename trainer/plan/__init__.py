@@ -9,8 +9,9 @@ the missing part. It works like Make, by fingerprints instead of times (`reuse.p
 from trainer.plan.compare import resolve
 from trainer.plan.nodes import recipe
 from trainer.plan.sources import source_slug
-from trainer.plan.wanted import Wanted, load_persona, parse_mixture, parse_phases, profile_named
+from trainer.plan.wanted import ROWS, Wanted, load_persona, parse_mixture, parse_phases, profile_named
 
 __all__ = [
-    "Wanted", "load_persona", "parse_mixture", "parse_phases", "profile_named", "recipe", "resolve", "source_slug",
+    "ROWS", "Wanted", "load_persona", "parse_mixture", "parse_phases", "profile_named", "recipe", "resolve",
+    "source_slug",
 ]  # fmt: skip

@@ -25,6 +25,8 @@ from trainer.records.phase_registry import (
     phase_names,
 )
 
+ROWS = ("text_column", "filter", "exhausted")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
@@ -36,6 +38,8 @@ class Wanted:
     """Of the checkpoints in the store; the profile's name unless given."""
     source: str = "pydocs"
     packages: tuple[str, ...] = ()
+    rows: Mapping[str, str] = field(default_factory=dict)
+    """Which rows of the source, and which text of them: fields of `TextSpec`, those of `ROWS`."""
     persona: Persona
     identity: str = ""
     """A .jsonl of conversations that say who the model is, instead of those made of the persona."""

@@ -136,7 +136,7 @@ def test_a_second_writer_waits_for_the_first_and_then_says_who_that_is(corpus, e
     try:
         with (
             pytest.raises(DataError, match=f"process {process.pid} is writing there"),
-            alone_in(tmp_path / "out" / "train", wait_s=0),
+            alone_in(tmp_path / "out", wait_s=0),
         ):
             pass
         other = begin(tmp_path, **spec)
@@ -159,7 +159,7 @@ def test_a_step_stops_when_the_command_that_began_it_was_killed(corpus, expected
     wait_for_marks(process, tmp_path, 1)
     process.kill()
     process.communicate()
-    with alone_in(tmp_path / "out" / "train", wait_s=30):  # when the step has left, too
+    with alone_in(tmp_path / "out", wait_s=30):  # when the step has left, too
         assert (tmp_path / "out" / ".draft" / "state.json").exists(), "it went on to its end"
     process = begin(tmp_path, **spec)
     assert process.communicate() == (None, "") and process.returncode == 0

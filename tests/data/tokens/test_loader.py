@@ -23,7 +23,7 @@ from data.tokens.best_fit import fill_rows
 from data.tokens.loader import LOADERS, BestFit, Windows, heldout
 from data.tokens.shuffle import Shuffle
 from data.tokens.stream import STARTS
-from data.tokens.token_file import BODY, Header
+from data.tokens.token_file import Header
 from data.tokens.tokenize import Writer
 from tests.data.conftest import ROOT
 from trainer.parallel.process_group import Ranks
@@ -37,14 +37,14 @@ def tokenizer_of(vocab_size=4096):
 
 
 def bins(folder, part="train"):
-    return sorted(folder.glob(f"{part}-*.bin"))
+    return sorted(folder.glob(f"{part}-*.arrow"))
 
 
 def written(folder, *files):
     """Token shards of these documents."""
     paths = []
     for number, documents in enumerate(files):
-        writer = Writer(folder / f"train-{number:05d}.bin", tokenizer_of())
+        writer = Writer(folder / f"train-{number:05d}.arrow", tokenizer_of())
         writer.add(documents)
         writer.finish()
         paths.append(writer.target)
@@ -56,10 +56,10 @@ def numbers(tmp_path_factory):
     """0 1 2 ... 999 without a document's beginning, in three files, as one long document each."""
     paths = []
     for number, part in enumerate(np.split(np.arange(1000), [300, 301])):
-        path = tmp_path_factory.mktemp("numbers") / f"train-{number:05d}.bin"
-        header = Header(2, 4096, BOS, len(part), 1, SHA, SHA)
+        path = tmp_path_factory.mktemp("numbers") / f"train-{number:05d}.arrow"
+        header = Header(2, 4096, BOS, len(part), 1, SHA, SHA, SHA)
         body = part.astype("<u2").tobytes() + bytes(header.padding) + np.array([0, len(part)], STARTS).tobytes()
-        path.write_bytes(header.fields + bytes(32) + body)
+        path.write_bytes(header.head + body)
         paths.append(path)
     return paths
 
@@ -334,17 +334,17 @@ def test_what_was_waited_for_is_told(monkeypatch):
 def test_memory_is_flat_over_a_corpus_that_is_larger_than_what_it_may_take(kind, tmp_path):
     """16 GB of tokens in four files that hold nothing but their index, 500 batches, 250 MB."""
     tokens, documents = 2 << 30, 3 << 20
-    header = Header(2, 4096, BOS, tokens, documents, SHA, SHA)
+    header = Header(2, 4096, BOS, tokens, documents, SHA, SHA, SHA)
     starts = np.linspace(0, tokens, documents + 1, dtype=STARTS)
     for number in range(4):
-        with open(tmp_path / f"train-{number:05d}.bin", "wb") as file:
-            file.write(header.fields + bytes(32))
-            file.seek(BODY + tokens * 2 + header.padding)
+        with open(tmp_path / f"train-{number:05d}.arrow", "wb") as file:
+            file.write(header.head)
+            file.seek(header.index)
             file.write(starts.tobytes())
     program = f"""
 from pathlib import Path
 from data.tokens.loader import LOADERS
-one = LOADERS[{kind!r}](sorted(Path({str(tmp_path)!r}).glob("*.bin")), 1024, 64, 1)
+one = LOADERS[{kind!r}](sorted(Path({str(tmp_path)!r}).glob("*.arrow")), 1024, 64, 1)
 assert one.stream.num_tokens == {4 * tokens}
 for step in range(500):
     one.batch(step)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import struct
 import subprocess
@@ -13,19 +14,22 @@ from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow
 import pytest
 
 from data import process_pool
+from data.card import CARD
 from data.config import Input, Making
 from data.errors import DataError
 from data.shards.shards import Writer as TextWriter
 from data.shards.shards import read, shard_paths
 from data.tokens import tokenize
 from data.tokens.stream import Stream, open_shard
-from data.tokens.token_file import BODY, read_header
+from data.tokens.token_file import BODY, FIELDS_AT, VERSION, read_header, token_files
 from data.tokens.tokenize import Writer, make, write
 from data.verify import verify
 from store import Store
+from tests import golden
 from tests.data.conftest import ROOT, run_step
 
 SHA = "ab" * 32
@@ -33,11 +37,11 @@ ROLES = {"text": "x/text", "tokenizer": "tokenizer"}
 
 
 def bins(folder, part="train"):
-    return sorted(folder.glob(f"{part}-*.bin"))
+    return sorted(folder.glob(f"{part}-*.arrow"))
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != CARD}
 
 
 def tokenizer_of(vocab_size):
@@ -110,7 +114,7 @@ def test_the_bytes_do_not_depend_on_how_many_processes_there_are(shards, made, t
     about = make(shards, tokenizer_folder, tmp_path / "two", workers=2)
     assert contents(tmp_path / "two") == contents(made)
     assert sorted(contents(made)) == [
-        "manifest.json", *(f"train-0000{n}.bin" for n in range(4)), "val-00000.bin",
+        "manifest.json", *(f"train-0000{n}.arrow" for n in range(4)), "val-00000.arrow",
     ]  # fmt: skip
     assert about["train_documents"] == 700 and about["val_documents"] == 100
     assert about["train_tokens"] == sum(read_header(path).num_tokens for path in bins(made))
@@ -122,10 +126,10 @@ def test_what_is_there_is_kept_and_what_is_not_of_this_text_or_damaged_is_made_a
 ):
     folder = tmp_path / "again"
     make(shards, tokenizer_folder, folder)
-    (folder / "train-00000.bin").write_bytes((folder / "train-00001.bin").read_bytes())  # whole, and of other text
-    os.truncate(folder / "train-00002.bin", 1000)
-    (folder / "train-00007.bin").write_bytes((folder / "train-00001.bin").read_bytes())  # of a run over more text
-    (folder / ".train-00007.bin.12.draft").touch()
+    (folder / "train-00000.arrow").write_bytes((folder / "train-00001.arrow").read_bytes())  # whole, and of other text
+    os.truncate(folder / "train-00002.arrow", 1000)
+    (folder / "train-00007.arrow").write_bytes((folder / "train-00001.arrow").read_bytes())  # of a run over more text
+    (folder / ".train-00007.arrow.12.draft").touch()
     (folder / "manifest.json").unlink()
     before = {path.name: path.stat().st_ino for path in bins(folder)}
     make(shards, tokenizer_folder, folder)
@@ -133,7 +137,7 @@ def test_what_is_there_is_kept_and_what_is_not_of_this_text_or_damaged_is_made_a
     kept = [
         name for name, inode in before.items() if (folder / name).exists() and inode == os.stat(folder / name).st_ino
     ]
-    assert kept == ["train-00001.bin", "train-00003.bin"]
+    assert kept == ["train-00001.arrow", "train-00003.arrow"]
 
 
 @pytest.mark.process
@@ -178,9 +182,9 @@ def test_the_step_goes_on_from_the_draft_of_a_killed_one_and_publishes_the_same(
     )  # fmt: skip
     draft = work / "drafts" / "x-tokens-a-b-c"
     draft.mkdir(parents=True)
-    for name in ("train-00000.bin", "train-00002.bin", "val-00000.bin"):
+    for name in ("train-00000.arrow", "train-00002.arrow", "val-00000.arrow"):
         (draft / name).write_bytes((made / name).read_bytes())
-    (draft / ".train-00001.bin.77.draft").write_bytes(b"half")
+    (draft / ".train-00001.arrow.77.draft").write_bytes(b"half")
     config = {"making": asdict(making), "spec": {}}
     done = run_step("tokens", config, tmp_path, SLIPWAY_WORK=str(work), SLIPWAY_RECORDS=str(records))
     assert (done.returncode, done.stderr) == (0, "")
@@ -234,16 +238,16 @@ def test_verify_finds_any_flipped_byte_what_is_missing_and_what_is_too_many(made
     for name, raw in contents(made).items():
         (folder / name).write_bytes(raw)
     assert verify(folder) == []
-    path = folder / "train-00001.bin"
+    path = folder / "train-00001.arrow"
     raw = path.read_bytes()
     places = [*range(0, BODY, 5), *chance.sample(range(BODY, len(raw)), 20), len(raw) - 1]
     for at in places:
         path.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << at % 8]) + raw[at + 1 :])
         found = verify(folder)
-        assert len(found) == 1 and found[0].startswith("train-00001.bin: "), at
+        assert len(found) == 1 and found[0].startswith("train-00001.arrow: "), at
     path.write_bytes(raw)
-    path.rename(folder / "train-00009.bin")
-    assert verify(folder) == ["train-00009.bin: not in the manifest", "train-00001.bin: missing"]
+    path.rename(folder / "train-00009.arrow")
+    assert verify(folder) == ["train-00009.arrow: not in the manifest", "train-00001.arrow: missing"]
 
 
 @pytest.mark.process
@@ -272,15 +276,16 @@ def test_another_tokenizer_is_refused(numbers, tokenizer):
     [
         ("cut", "wrong size: "), ("longer", "wrong size: "),
         ("magic", "not a token shard"), ("short", "not a token shard"),
-        ("missing", "no such token shard"), ("version", "version 1, this reads 2; make it again"),
-        ("index", "document offsets are damaged"),
+        ("missing", "no such token shard"), ("version", "version 1, this reads 2 and 3; make it again"),
+        ("index", "document offsets are damaged"), ("batch", "its header is damaged"),
     ],
 )  # fmt: skip
 def test_a_damaged_token_shard_is_refused_in_one_line(numbers, damage, told):
-    raw = numbers[0].read_bytes()
+    raw, at = numbers[0].read_bytes(), FIELDS_AT[VERSION]
     changed = {
-        "cut": raw[:-8], "longer": raw + bytes(8), "magic": b"?" + raw[1:], "short": raw[:10], "missing": b"",
-        "version": raw[:8] + (1).to_bytes(4, "little") + raw[12:], "index": raw[:-8] + bytes(8),
+        "cut": raw[:-8], "longer": raw + bytes(8), "magic": raw[:at] + b"?" + raw[at + 1 :], "short": raw[:10],
+        "version": raw[: at + 8] + (1).to_bytes(4, "little") + raw[at + 12 :], "index": raw[:-8] + bytes(8),
+        "missing": b"", "batch": raw[: BODY - 100] + b"?" + raw[BODY - 99 :],
     }  # fmt: skip
     numbers[0].write_bytes(changed[damage])
     if damage == "missing":
@@ -295,8 +300,35 @@ def test_a_shard_of_the_first_version_is_refused(tmp_path):
     """It had a shorter header, and no index."""
     path = tmp_path / "old.bin"
     path.write_bytes(struct.pack("<8sIIIIQQ32s", b"SLIPWAYT", 1, 2, 4096, 0, 50, 1, bytes(32)) + bytes(100))
-    with pytest.raises(DataError, match=r"old\.bin: a token shard of version 1, this reads 2; make it again"):
+    with pytest.raises(DataError, match=r"old\.bin: a token shard of version 1, this reads 2 and 3; make it again"):
         open_shard(path)
+
+
+@pytest.mark.process
+def test_shards_of_the_second_version_are_read_and_verified_as_ever(made, tmp_path):
+    folder = golden.plain(shutil.copytree(made, tmp_path / "copy"))
+    old, new = Stream(token_files(folder, "train")), Stream(token_files(made, "train"))
+    assert (old.num_documents, old.num_tokens) == (new.num_documents, new.num_tokens)
+    assert (old.read(0, old.num_tokens) == new.read(0, new.num_tokens)).all()
+    manifest = json.loads((made / "manifest.json").read_text())
+    for one in manifest["shards"]:
+        one["name"] = one["name"].replace(".arrow", ".bin")
+        one["sha256"] = read_header(folder / one["name"]).sha256
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert verify(folder) == []
+
+
+@pytest.mark.parametrize("vocab_size", [4096, 100_000])
+def test_a_shard_is_a_stream_of_arrow(tmp_path, vocab_size):
+    documents = [[1, 2, 3], [], [5], list(range(999))]
+    for name, some in (("some", documents), ("none", [])):
+        writer = Writer(tmp_path / f"{name}.arrow", tokenizer_of(vocab_size))
+        writer.add(some)
+        writer.finish()
+        table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(writer.target))).read_all()
+        table.validate(full=True)
+        assert table["input_ids"].to_pylist() == [[vocab_size - 9, *one] for one in some]
+        assert table.schema.field("input_ids").type.value_type.bit_width == 8 * writer.header.width
 
 
 def test_a_stream_reads_across_its_files(numbers):

@@ -185,22 +185,50 @@ def test_a_large_file_that_changes_while_it_is_pushed_is_refused(pod, tmp_path, 
     assert (place / "code" / "one").read_bytes() == (root / "one").read_bytes()
 
 
+class Rough(Cutting):
+    """Appends to a file each time when it cuts the connection."""
+
+    def __init__(self, host: Host, every: float, times: int, path: Path) -> None:
+        super().__init__(host, every, times)
+        self.path = path
+
+    def count(self, num_bytes: int) -> None:
+        before = self.left
+        super().count(num_bytes)
+        if self.left < before:
+            with self.path.open("ab") as file:
+                file.write(b"more")
+
+
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("direction", ["fetch", "put"])
-def test_of_two_gigabytes_with_holes_in_them_one_percent_is_moved(pod, direction, tmp_path, monkeypatch):
+def test_one_percent_of_two_gigabytes_outlives_a_full_disk_ten_cuts_and_growth(
+    pod, direction, sshd, tmp_path, monkeypatch,  # noqa: F811
+):  # fmt: skip
+    """2 GB with 20 MB of content among holes; 1 % has changed since the draft, which is on a disk with 12 MB left."""
     monkeypatch.setattr(large_files, "PIECE_BYTES", 32 * MB)
-    source, draft, size, meter = tmp_path / "there", tmp_path / "draft", 2 << 30, Meter()
-    for path in (source, draft):
+    is_rsync, size, disk = bool(large_files.way(pod).program), 2 << 30, disk_of(tmp_path / "disk", 32)
+    source, draft, kept = tmp_path / "there", tmp_path / "draft", disk / "draft"
+    for path in (source, draft, kept):
         with path.open("wb") as file:
             os.truncate(path, size)
-            for number in range(20):  # 20 MB of content among holes
+            for number in range(20):
                 file.seek(number * size // 20)
                 file.write(content(number, MB))
     with source.open("r+b") as file:
         for number in range(4):
             file.seek(number * size // 4 + 12345)
             file.write(content(100 + number, size // 400))
-    move(pod, direction, source, draft, meter, size)
-    assert subprocess.run(["cmp", source, draft]).returncode == 0
-    assert meter.num_bytes < (size / 50 if large_files.way(pod).program else 8 * 32 * MB + MB)
+    try:
+        with pytest.raises((SlipwayError, OSError), match="No space left on device"):
+            move(pod, direction, source, kept, Meter(), size)
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    meter = Rough(sshd, (1.5 if is_rsync else 20) * MB, 10, source)
+    large_files.persist(lambda: move(pod, direction, source, draft, meter, size), meter, 120.0, print)
+    assert meter.left == 0
+    assert source.stat().st_size == size + 10 * len(b"more")
+    assert subprocess.run(["cmp", "-n", str(size), source, draft]).returncode == 0
+    assert meter.num_bytes < (size / 25 if is_rsync else 8 * 32 * MB + 11 * 32 * MB)

@@ -1,0 +1,52 @@
+"""Which machines words name: a run, a set of pods, a service, a pool, the beginning of names; the first that fits."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from infra import targets
+from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.names import new_token
+
+ROLES = {
+    "red-1": "pod:colours", "red-2": "pod:colours", "chat-a": "serve:chat", "chat-b": "serve:chat",
+    "brave-otter-1": "train", "lab-rat": "train",
+}  # fmt: skip
+
+
+@pytest.fixture
+def named(tmp_path):
+    """A function that returns the names of the machines behind some words."""
+    (tmp_path / "key").touch(mode=0o600)
+    hosts = [{"ip": f"10.0.0.{number}", "identity_file": str(tmp_path / "key")} for number in (1, 2)]
+    (tmp_path / "pools.yaml").write_text(json.dumps({"lab": {"user": "me", "hosts": hosts}}))
+    settings = SimpleNamespace(pools=tmp_path / "pools.yaml", state_file=tmp_path / "journal.sqlite")
+    with Journal.open(settings.state_file) as journal:
+        for run, role in ROLES.items():
+            folder = str(tmp_path / run)
+            journal.plan(token=new_token(journal.installation), run=run, vendor="local", role=role, address=folder)
+        yield lambda *words, all=False: [one.name for one in targets.find(words, all, journal, settings)]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["red-2", "brave-otter-1"], ["red-2", "brave-otter-1"]),
+        (["colours"], ["red-1", "red-2"]),
+        (["chat"], ["chat-a", "chat-b"]),
+        (["lab"], ["lab/10.0.0.1", "lab/10.0.0.2"]),
+        (["lab/10.0.0.2", "10.0.0.1"], ["lab/10.0.0.2", "lab/10.0.0.1"]),
+        (["lab-", "br"], ["lab-rat", "brave-otter-1"]),
+        (["colours", "red", "red-1", "chat"], ["red-1", "red-2", "chat-a", "chat-b"]),
+    ],
+)
+def test_a_word_is_the_first_of_these_that_it_can_be_and_each_machine_comes_once(named, words, names):
+    assert named(*words) == names
+
+
+def test_all_are_the_pods_and_what_is_nothing_is_refused_with_what_is_near(named):
+    assert named(all=True) == list(ROLES)
+    with pytest.raises(UsageError, match="nothing is called 'color'; available: colours"):
+        named("color")
