@@ -93,6 +93,20 @@ class OwnProvider:
         """Return nothing: its pods get no key of the account."""
         return ()
 
+    @property
+    def self_end_key(self) -> str:
+        """Return nothing: see `farewell`."""
+        return ""
+
+    def self_end(self, pod_id: str) -> tuple[Call, ...]:
+        """Return nothing: see `farewell`."""
+        return ()
+
+    def check_self_end(self) -> str:
+        """Raise UsageError: nobody can say how its pods would end themselves."""
+        raise UsageError(f"--self-end: {self.name} is of an extension, and its pods have no way to end themselves; "
+                         "leave it out")  # fmt: skip
+
     def account(self) -> Account:
         found = self._checked("account", self._ask("account"), Account)
         return replace(found, provider=self.name)

@@ -43,8 +43,8 @@ class PlaceSpec:
     """By whom a machine is had, and which of one's own."""
 
     provider: str = flag(
-        "", "where: local, ssh, slurm, runpod, lium, shadeform, skypilot, market for all vendors, or an extension's name "
-        "(default: what .env says)",
+        "", "where: local, ssh, slurm, runpod, lium, shadeform, skypilot, market for all vendors, or the name of an "
+        "extension (default: what .env says)",
         group=MACHINE,
     )  # fmt: skip
     pool: str = flag(

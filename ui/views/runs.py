@@ -133,16 +133,16 @@ def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
             continue
         table, version = figures_of(desk, one, phase).get()
         key = ("thinned", one.token, phase, by, since, until, each)
-        known = desk.kept.get(key)
-        if known is None or known[0] != version:
+        kept = desk.kept.get(key)
+        if kept is None or kept[0] != version:
             figures = {
                 name: thin(table, name, most=each, by=by, since=since, until=until)
                 for name in sorted(table.columns, key=_place)
             }
-            known = desk.kept[key] = (version, figures)
+            kept = desk.kept[key] = (version, figures)
         parts[f"run {one.run}"] = {
             "run": one.run,
-            "figures": known[1],
+            "figures": kept[1],
             "last": _last(table),
             "marks": [mark for mark in (_placed(table, by, *found) for found in told[one.run]) if mark],
             "mfu_of": list(table.peaks),
