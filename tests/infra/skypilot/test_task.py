@@ -10,9 +10,16 @@ from infra.agent.job import Job, Limits, NodeGroup, PodFolder, Step
 from infra.agent.managed import NUM_GPUS, REPORT, SUBMITTED_AT, exit_code, job_here
 from infra.agent.state import LEFT, stop_file, write_json
 from infra.errors import NoOffer, UsageError
+from infra.providers import is_managed, recovers_itself
+from infra.providers.slurm import SlurmClusters
 from infra.records import Request
+from infra.runs.acceptance_policy import terms_for
 from infra.selection.machine_spec import MachineSpec
+from infra.settings import Settings
 from infra.skypilot import job_view, price_table, task
+from infra.skypilot.client import Client
+from infra.skypilot.managed_jobs import ManagedJobs
+from tests.world import ROOT
 
 TOKEN = "sw1-abcdefgh-0123456789abcdef"
 STEPS = (Step("fetch", ("-m", "store.courier", "fetch")), Step("run", ("-m", "infra.agent.shell"), everywhere=True))
@@ -58,6 +65,14 @@ def test_a_task_is_begun_anew_where_its_work_has_left_and_for_nothing_else(tmp_p
     for state, code in (("succeeded", 0), ("failed", 1), ("limit", 1)):
         write_json(pod.verdict, {"state": state})
         assert exit_code(pod) == code
+
+
+def test_both_engines_recover_their_runs_and_only_skypilot_costs_money_and_is_out_of_reach(tmp_path):
+    jobs = ManagedJobs(Client(lambda: tmp_path, tmp_path), tmp_path)
+    clusters = SlurmClusters((), lambda cluster: pytest.fail("nobody is asked"))
+    assert [(recovers_itself(one), is_managed(one)) for one in (jobs, clusters)] == [(True, True), (True, False)]
+    terms = [terms_for(Settings.load(ROOT, environ={"HOME": str(tmp_path)}), one) for one in (jobs, clusters)]
+    assert [(one.accept is None, one.admit is None) for one in terms] == [(True, False), (True, True)]
 
 
 def test_flags_ask_for_resources_and_outweigh_those_of_a_file():
