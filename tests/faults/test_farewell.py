@@ -72,11 +72,11 @@ def test_pods_whose_launcher_never_comes_back_are_ended(tmp_path, monkeypatch, r
 
 
 def launch(
-    running: Running, folder: Path, vendor: str, number: int, endings: Sequence[str] = ()
+    running: Running, folder: Path, vendor: str, number: int, endings: Sequence[str] = (), speed: float = SPEED
 ) -> list[Rented]:  # fmt: skip
     """By a process that is killed as soon as it has handed over."""
     endings = endings or ENDINGS[vendor]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ_of(running, folder, vendor)}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ_of(running, folder, vendor, speed)}
     words = [sys.executable, "-c", LAUNCH, str(folder), vendor, str(number), str(LIMIT_S), *endings]
     with subprocess.Popen(words, env=environ, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as launcher:  # fmt: skip
@@ -91,9 +91,9 @@ def launch(
     return rented
 
 
-def environ_of(running: Running, folder: Path, vendor: str) -> dict[str, str]:
+def environ_of(running: Running, folder: Path, vendor: str, speed: float = SPEED) -> dict[str, str]:
     """Of an installation that deals with this world only."""
-    environ = {"SLIPWAY_CLOCK_SCALE": str(SPEED), "SLIPWAY_STATE_FILE": str(folder / vendor / "journal.db")}
+    environ = {"SLIPWAY_CLOCK_SCALE": str(speed), "SLIPWAY_STATE_FILE": str(folder / vendor / "journal.db")}
     for name, key in VENDORS.items():
         about = running.about[name]
         environ |= {f"SLIPWAY_{name.upper()}_URL": about["url"], key.upper(): about["key"]}
