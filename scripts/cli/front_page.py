@@ -28,13 +28,13 @@ Read on: docs/quickstart.md (five minutes), docs/concepts.md, docs/money.md (wha
 Tab completion: source <(./inv --print-completion-script bash), or zsh"""
 ROOMS = {  # of scripts/, as the list names and orders them; rooms of one title are one group
     "runs": "Runs",
-    "models": "Models and checkpoints",
-    "data": "Data",
+    "models": "Models and data",
+    "data": "Models and data",
     "market": "Market and money",
     "pods": "Pods and own machines",
     "pools": "Pods and own machines",
     "services": "Services",
-    "store": "Models and checkpoints",
+    "store": "Models and data",
     "control": "This installation",
     "project": "This installation",
 }
