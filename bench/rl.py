@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,6 +39,7 @@ Turn = Callable[[int], int]  # how many steps or rollouts -> tokens of answers t
 def ours(model: Path, given: argparse.Namespace, all_rows: bool = False) -> Turn:
     """Return a step of the phase rl, in its own parts."""
     import numpy as np
+    import torch
 
     from data.problems import sort
     from data.tokens import tokenizer as tokenizers
@@ -53,15 +55,15 @@ def ours(model: Path, given: argparse.Namespace, all_rows: bool = False) -> Turn
     from trainer.rollouts.drawn import Problems
     from trainer.rollouts.policy import Embedded, Policy, stops
 
-    dtype = given.dtype
     machine = prepare()
-    decoder, tokenizer = export.read(model, getattr(__import__("torch"), dtype)), tokenizers.load(model)
+    decoder, tokenizer = export.read(model, getattr(torch, given.dtype)), tokenizers.load(model)
     rows, usual = given.prompts * GROUP, smoke().phases["rl"]
     rl = RlConfig(group=GROUP, max_new=MAX_NEW, eval_every=0, side_by_side=rows)
     optimizer_config = replace(usual.optimizer, lr=STILL)
     config = replace(usual, model=decoder.config, rl=rl, rows=rows, micro_rows=MICRO_ROWS, optimizer=optimizer_config,
-                     dtype=dtype)  # fmt: skip
-    policy = Policy(Embedded(stops(tokenizer), rows), tokenizer, {"sort": judge_of("sort", rl)}, rl, 64)
+                     dtype=given.dtype)  # fmt: skip
+    engine = Embedded(stops(tokenizer), rows)
+    policy = Policy(engine, tokenizer, {"sort": judge_of("sort", rl)}, rl, config.sequence_len)
     problems = Problems({"sort": sort.problems(1)[0]}, {"sort": 1.0}, 1)
     source, objective = sources.Rollouts(config, rl, policy, problems, []), PolicyLoss(rl)
     optimizer = Optimizer(decoder, config.optimizer)
@@ -131,7 +133,15 @@ def trl(model: Path, given: argparse.Namespace) -> Iterator[Turn]:
         train_dataset=Dataset.from_list(problems), processing_class=AutoTokenizer.from_pretrained(model),
         callbacks=[Turns()],
     )  # fmt: skip
-    threading.Thread(target=trainer.train, daemon=True).start()
+
+    def train() -> None:
+        try:
+            trainer.train()
+        finally:  # it has no end but a failure, and whoever waits for a turn would wait for ever
+            traceback.print_exc()
+            os._exit(1)
+
+    threading.Thread(target=train, daemon=True).start()
     end.acquire()
 
     def turn(steps: int) -> int:
