@@ -20,7 +20,7 @@ from tests.data.hub import Repo, serving
 from tests.data.layouts import LAYOUTS
 
 COLUMNS = {"objects": "content", "webdataset": "txt", "pictures": "caption", "gsm8k": "answer", "smoltalk": "source"}
-CONFIGS = {"fineweb-edu": "sample-10BT", "smoltalk": "all"}
+CONFIGS = {"fineweb-edu": "sample-10BT", "smoltalk": "all", "odd-names": "größer set"}
 LEAST = 1.0  # times the speed of `datasets`
 
 

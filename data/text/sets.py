@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
@@ -32,7 +33,9 @@ DISK_ROWS = 100_000  # of a folder of `save_to_disk`, that one process reads at 
 COUNT_ROWS = 4096
 UNKNOWN_ROWS = 1 << 60
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+PATTERN = re.compile(r"[][*?{}:]")
 _open: dict[SetReference, "OpenedSet"] = {}
+_links: list[TemporaryDirectory[str]] = []  # for as long as this process lives
 
 
 def files(reference: SetReference) -> tuple[tuple[InputFile, ...], dict[str, Any]]:
@@ -88,7 +91,7 @@ def _opened(reference: SetReference) -> "OpenedSet":
     import datasets
 
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity_error()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what it tells of an error, it raises, too
     unpack_zstd()
     if not reference.is_hub:
         return _opened_here(reference)
@@ -130,17 +133,35 @@ def _opened_here(reference: SetReference) -> "OpenedSet":
     """Open a folder of `save_to_disk`, a folder that is a data set, or files."""
     import datasets
 
-    place = Path(reference.place).expanduser()
+    place = Path(reference.place).expanduser().absolute()
     if is_on_disk(place):
         kept = datasets.load_from_disk(str(place))
         return OpenedSet(reference, kept=dict(kept) if isinstance(kept, dict) else {"": kept})
     if place.is_dir():
-        return OpenedSet(reference, builder=datasets.load_dataset_builder(str(place), reference.config or None))
-    parts = place.absolute().parts
-    depth = next((at for at, part in enumerate(parts) if re.search(r"[*?\[]", part)), len(parts) - 1)
-    pattern = "/".join(parts[depth:])
-    builder = datasets.load_dataset_builder(str(Path(*parts[:depth])), data_files=pattern)
-    return OpenedSet(reference, builder=builder)
+        return OpenedSet(reference, builder=datasets.load_dataset_builder(str(_plain(place)), reference.config or None))
+    if place.exists():
+        folder, pattern = _plain(place).parent, _plain(place).name
+    else:
+        folder = next(one for one in place.parents if one.exists())
+        pattern = str(place.relative_to(folder))
+    return OpenedSet(reference, builder=datasets.load_dataset_builder(str(folder), data_files=pattern))
+
+
+@cache
+def _plain(path: Path) -> Path:
+    """Return a path in which nothing looks like a pattern, or a protocol, to `datasets`: itself, or links to it."""
+    inner = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+    if not any(PATTERN.search(str(one)) for one in (path, *inner)):
+        return path
+    folder = TemporaryDirectory(prefix="slipway-set-")
+    _links.append(folder)
+    for number, one in enumerate(inner):
+        name = PATTERN.sub("_", str(one.relative_to(path) if path.is_dir() else one.name))
+        link = Path(folder.name, "set", name)
+        link = link.with_name(f"{link.stem}-{number}{link.suffix}") if link.exists() else link
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(one)
+    return Path(folder.name, "set") if path.is_dir() else link
 
 
 @dataclass(frozen=True)
@@ -220,6 +241,7 @@ class OpenedSet:
         is_plain = all(getattr(config, name, value) == value for name, value in PLAIN.items())
         is_plain &= (getattr(config, "encoding", None) or "utf-8").lower() in ("utf-8", "utf8")
         names = [str(one) for one in config.data_files[split]]
+        is_plain &= suffix != ".jsonl" or self.builder.info.features is None  # else values are made what it names
         is_ours = bool(suffix) and is_plain and all(form_of(one)[0] == suffix for one in names)
         return list(map(address, names)) if is_ours else []
 

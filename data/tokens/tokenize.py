@@ -1,4 +1,4 @@
-"""Text shards -> token shards: one `.arrow` for each text shard (`train-00000.arrow`), and `manifest.json` last.
+"""Text shards -> token shards: an `.arrow` for each text shard, `train-00000.arrow` and so on; `manifest.json` last.
 
 In: a folder of text shards, a tokenizer. Out: files as `token_file.py` describes them. Several processes tokenize one
 text shard each; what a file holds depends on its text shard and the tokenizer alone. A run that was stopped resumes: a

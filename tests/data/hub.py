@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import yaml
 
@@ -142,7 +142,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                     "X-Linked-Size": str(about["size"]),
                 }
                 return self.say(
-                    302, {}, {"Location": f"{hub.store}/store/{repo_id}/{COMMIT}/{rest}?signature=s", **told}
+                    302, {}, {"Location": f"{hub.store}/store/{repo_id}/{COMMIT}/{quote(rest)}?signature=s", **told}
                 )
             self.send_file(repo.folder / rest, found, fault)
 

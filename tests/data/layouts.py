@@ -149,9 +149,30 @@ def plain(folder: Path, rows: int) -> None:
     (folder / "train.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def featured(folder: Path, rows: int) -> None:
+    """Write lines of JSON whose card says that the numbers in `text` are strings."""
+    folder.mkdir(parents=True)
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": n, "id": n}) + "\n" for n in range(rows)))
+    (folder / "README.md").write_text(
+        "---\ndataset_info:\n  features:\n  - name: text\n    dtype: string\n  - name: id\n    dtype: int64\n---\n"
+    )
+
+
+def odd_names(folder: Path, rows: int) -> None:
+    """Write parquet under names that addresses and patterns have to be careful with."""
+    (folder / "größer set").mkdir(parents=True)
+    table = pyarrow.table({"text": [text_of(n) for n in range(rows)]})
+    pyarrow.parquet.write_table(table, folder / "größer set" / "täst #1 [x] 100%.parquet")
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: größer set\n  data_files:\n  - split: train\n    path: größer set/*\n---\n",
+        encoding="utf-8",
+    )
+
+
 LAYOUTS: dict[str, Callable[[Path, int], None]] = {
     "fineweb-edu": fineweb_edu, "dclm": dclm, "smoltalk": smoltalk, "gsm8k": gsm8k, "csv-set": comma,
     "objects": objects, "webdataset": webdataset, "pictures": pictures, "arrow": arrow, "plain": plain,
+    "featured": featured, "odd-names": odd_names,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -38,6 +39,10 @@ CASES = {
     "hf://x/arrow": (["x/arrow", None, "train"], "text"),
     "hf://x/plain": (["x/plain", None, "train"], "text"),
     "hf://x/plain:train[10%:]": (["x/plain", None, "train[10%:]"], "text"),
+    "hf://x/featured": (["x/featured", None, "train"], "text"),
+    "hf://x/odd-names/größer set:train[7:]": (["x/odd-names", "größer set", "train[7:]"], "text"),
+    "FOLDER/my [set]/a: [1] #x.csv:train[:50%]": (["FOLDER/csv-set", None, "train[176:264]"], "text"),
+    "FOLDER/my [set]": (["FOLDER/csv-set", None, "train[176:353]"], "text"),
     "FOLDER/alone": (["disk", "FOLDER/alone"], "text"),
     "FOLDER/both:test": (["disk", "FOLDER/both", "test"], "text"),
     "FOLDER/csv-set/train-1.csv": (["FOLDER/csv-set", None, "train[176:353]"], "text"),
@@ -61,6 +66,8 @@ def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sets")
     write_all(folder, ROWS)
     names = [one.name for one in folder.iterdir()]
+    (folder / "my [set]").mkdir()
+    shutil.copy(folder / "csv-set" / "train-1.csv", folder / "my [set]" / "a: [1] #x.csv")
     repos = {f"x/{name}": Repo(folder / name) for name in names}
     repos["x/gated"] = Repo(folder / "gsm8k", token="a token", gated=True)
     with serving(repos) as hub:
