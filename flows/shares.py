@@ -132,7 +132,7 @@ def on_devices(request: Request, said: str, vendor: Provider) -> Request:
 
 
 @dataclass
-class Line:
+class WaitingRun:
     """The place in line of a run that waits for a machine of one's own; without a turn it does not wait."""
 
     journal: Journal
@@ -174,9 +174,9 @@ class Line:
 @contextlib.contextmanager
 def in_line(
     request: Request, waits: bool, vendor: Provider, journal: Journal, settings: Settings, tell: Say
-) -> Iterator[Line]:
+) -> Iterator[WaitingRun]:
     """Stand in line for a machine of one's own, where `waits`; the place is given up when this is over."""
-    line = Line(journal, settings, tell, 1 if vendor.is_here else request.nodes)
+    line = WaitingRun(journal, settings, tell, 1 if vendor.is_here else request.nodes)
     if waits and not (vendor.is_rented or recovers_itself(vendor)):
         places = vendor.places(request) if isinstance(vendor, SshPools) else ("",)
         line.turn = turns.stand_in_line(journal, request.run, vendor.name, places, request.devices)

@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from infra.agent.job import Job
-from infra.market.expected import Expected, StepWork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +168,50 @@ class Inventory:
     num_bytes: int = 0  # of `kept`
     unread_bytes: int = 0  # of what no name, run or service refers to
     odd: tuple[str, ...] = ()  # leases that cannot be read, in words
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """What a step does, as far as its time depends on it."""
+
+    step: str
+    kind: str
+    """The program and the version of what it does: records of another kind are not of this step."""
+    machine: str
+    """What it runs on: kind and number of GPUs, or of CPUs."""
+    shape: str
+    """A digest of the settings that its pace depends on."""
+    size: float = 0.0
+    """Parameters of the model; 0 = there is none."""
+    amount: float = 0.0
+    """Operations (FLOP) of the whole step; 0 = its time is not known to grow with anything."""
+    guess_s: float | None = None
+    """By a formula, None = there is none."""
+    fixed_s: float = 0.0
+    """Of the guess, what does not grow with the amount."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """How long a step will take."""
+
+    step: str
+    seconds: float
+    low: float
+    high: float
+    fixed_s: float
+    """Of `seconds`, what passes before and after its work."""
+    source: str
+    """One of the words of `infra.market.expected`."""
+    times: int = 0
+    """How many records it comes from."""
+    is_crowded: bool = False
+    """They are of a machine that was busy with something else."""
+
+    @property
+    def range_s(self) -> tuple[float, float, float]:
+        """Return low, expected, high."""
+        return self.low, self.seconds, self.high
 
 
 @dataclass(frozen=True)

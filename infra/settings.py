@@ -306,9 +306,10 @@ def _read_yaml(path: Path) -> dict[str, str]:
     if not isinstance(read, dict):
         raise UsageError("slipway.yaml: expected lines of the form `name: value`")
     known = [one.name for one in table() if not one.metadata["secret"]]
+    secret = {one.name for one in table()} - {*known}
     for name, value in read.items():
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
+            near = difflib.get_close_matches(str(name), known, 1) if name not in secret else []
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)} (keys belong into .env)"
             raise UsageError(f"slipway.yaml: unknown setting {name!r}; {hint}")
         if not isinstance(value, (str, int)):

@@ -12,7 +12,7 @@ LEAST_OF_A_SHARE = 20  # a replica is not worth beginning with less than this pa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class ServiceBudget:
     limit: int
     most: int
     """Replicas that there may be at once."""

@@ -31,7 +31,7 @@ from infra.ledger.journal import Fenced, Journal, Lease, service_lease
 from infra.runs.recovery import REPLICA
 from infra.settings import Settings
 from serve import leases
-from serve.budget import Budget, limit_of
+from serve.budget import ServiceBudget, limit_of
 from serve.gateway import keys
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.open_files import raise_limit
@@ -247,21 +247,21 @@ class Controller:
         budget = self._budget()
         return fleet.Load(qps=qps, waiting=waiting, affordable=budget.affordable if budget else None)
 
-    def _budget(self) -> Budget | None:
+    def _budget(self) -> ServiceBudget | None:
         """Return the budget; None = there is no limit."""
         limit = self.service.ours.spend_limit
         if limit is None:
             return None
         rows = [op for op in self.journal.ops(live=False) if op.role == role_of(self.name) and op.rate]
         clocks, scale = read_clocks(), self.settings.clock_scale
-        return Budget(
+        return ServiceBudget(
             limit=limit_of(limit),
             most=self.service.policy.most,
             spent=sum(spend.spent(op, clocks, scale) for op in rows if op.intent_at >= self.wanted.since),
             armed=sum(one.member.cap_micro_usd or 0 for one in self.replicas.kept.values()),
         )
 
-    def _paid_from(self, budget: Budget | None) -> str:
+    def _paid_from(self, budget: ServiceBudget | None) -> str:
         """Return the name of the journal's budget, which has every replica's limit reserved before it is rented.
 
         One that was lowered below what is reserved stays as it was: until that is spent, the policy starts no more.

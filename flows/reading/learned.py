@@ -28,10 +28,10 @@ from infra.ledger.accuracy import ForecastError, compared
 from infra.ledger.journal import Journal, Op
 from infra.ledger.timings import RunTimes, Timings
 from infra.market import gpus
-from infra.market.expected import AROUND, StepTime, StepWork, elapsed_s, expect, left, words
+from infra.market.expected import AROUND, StepTime, elapsed_s, expect, left, words
 from infra.market.forecast import SETUP_S
 from infra.providers import Provider, registry
-from infra.records import Offer, Plan, PodView, Request
+from infra.records import Offer, Plan, PodView, Request, StepWork
 from infra.runs import mirror, sight
 from infra.runs.lookup import find_run, way
 from infra.selection.preflight import forecast_of

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infra.agent.job import write_durably
-from infra.market.expected import Expected, StepTime, StepWork
+from infra.market.expected import StepTime
+from infra.records import Expected, StepWork
 from store import outside, strict_records
 
 SCHEMA = 1

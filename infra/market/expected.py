@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from infra.records import Expected, StepWork
+
 SAME, SETTINGS, STEPS, GUESS = "the same", "other settings", "other steps", "a guess"  # what an Expected comes from
 LOW, HIGH = 0.75, 1.8  # times a guess: our own models between small and large batches
 # What a prediction may be off by, either way, beside the spread that was seen: of the same, once and more often; of
@@ -25,27 +27,6 @@ MOST = 1e30  # of any number: what is larger was not measured
 LAST = 0.25  # of the time around the steps: what is still to come once the first of them has begun
 AROUND = ""  # the name of what a run takes besides its steps: until the first begins, between them, after the last
 FIRM = {SAME: 0.2, SETTINGS: 0.1, STEPS: 0.05, GUESS: 0.03}  # of all: what must have run to count as much as a forecast
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepWork:
-    """What a step does, as far as its time depends on it."""
-
-    step: str
-    kind: str
-    """The program and the version of what it does: records of another kind are not of this step."""
-    machine: str
-    """What it runs on: kind and number of GPUs, or of CPUs."""
-    shape: str
-    """A digest of the settings that its pace depends on."""
-    size: float = 0.0
-    """Parameters of the model; 0 = there is none."""
-    amount: float = 0.0
-    """Operations (FLOP) of the whole step; 0 = its time is not known to grow with anything."""
-    guess_s: float | None = None
-    """By a formula, None = there is none."""
-    fixed_s: float = 0.0
-    """Of the guess, what does not grow with the amount."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,29 +56,6 @@ class StepTime:
     @property
     def is_crowded(self) -> bool:
         return self.others is not None and self.others > CROWDED
-
-
-@dataclass(frozen=True, kw_only=True)
-class Expected:
-    """How long a step will take."""
-
-    step: str
-    seconds: float
-    low: float
-    high: float
-    fixed_s: float
-    """Of `seconds`, what passes before and after its work."""
-    source: str
-    """SAME, SETTINGS, STEPS or GUESS."""
-    times: int = 0
-    """How many records it comes from."""
-    is_crowded: bool = False
-    """They are of a machine that was busy with something else."""
-
-    @property
-    def range_s(self) -> tuple[float, float, float]:
-        """Return low, expected, high."""
-        return self.low, self.seconds, self.high
 
 
 def expect(past: Iterable[StepTime], work: StepWork) -> Expected | None:

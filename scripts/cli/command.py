@@ -25,12 +25,11 @@ class Command(Task):
 
     def __init__(
         self, body: Callable[..., Any], *, does: str = "", record: str = "", world: str = "", env: bool = False,
-        example: str = "", flag_file: str = "", speed: float = 0.0,
-        is_here: bool = False, rents: bool = False, **options: Any,
+        example: str = "", flag_file: str = "", speed: float = 0.0, is_here: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self.does = does
-        self.is_here, self.rents = is_here, rents
-        self.listens = options.pop("listens", "")
+        self.is_here = is_here
+        self.listens, self.rents = options.pop("listens", ""), options.pop("rents", False)
         self.record_name = record
         self.world = world
         self.takes_env = env

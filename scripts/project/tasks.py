@@ -71,7 +71,7 @@ def doctor(c, spec):
     settings = Settings.load(ROOT, {"provider": provider})
     with moving_line.waiting(f"{provider or for_ or 'this machine'} is looked at"):
         if for_ == "train":
-            from flows import checklist
+            from flows.installation import checklist
             from scripts.cli.session import open_journal
 
             with open_journal(settings) as journal:

@@ -146,4 +146,4 @@ def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
     assert good["access"][0] == "off" and "serve.key demo" in good["access"][1]
     world.inv("serve.key", "demo", "--for", "ann")
     assert told(1, "hf://us/nowhere")["access"][0] == "ok"
-    assert "--for serve" in json.loads(world.inv("doctor", "--for", "train", "--json", code=2))["error"]
+    assert "--for serve" in json.loads(world.inv("doctor", "--for", "money", "--json", code=2))["error"]

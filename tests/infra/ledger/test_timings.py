@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from infra.ledger.timings import RunTimes, Timings
-from infra.market.expected import Expected, StepTime, StepWork
+from infra.market.expected import StepTime
+from infra.records import Expected, StepWork
 from tests import seeds
 
 WORK = StepWork(step="base", kind="base v1", machine="2 x CPU", shape="a", size=4e6, amount=1e12, guess_s=20.0)

@@ -9,21 +9,8 @@ from hypothesis import strategies as st
 
 from infra.ledger.accuracy import ANEW, REPEATED, compared, medians
 from infra.ledger.timings import RunTimes
-from infra.market.expected import (
-    AROUND,
-    GUESS,
-    NEWEST,
-    SAME,
-    SETTINGS,
-    STEPS,
-    Expected,
-    StepTime,
-    StepWork,
-    expect,
-    left,
-    total,
-    words,
-)
+from infra.market.expected import AROUND, GUESS, NEWEST, SAME, SETTINGS, STEPS, StepTime, expect, left, total, words
+from infra.records import Expected, StepWork
 from tests import seeds
 
 BASE = StepWork(step="base", kind="base v1", machine="2 x CPU", shape="a", size=4e6, amount=1e12, guess_s=20.0,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.serve_bodies import shapes
+from bench.gateway.bodies import shapes
 from serve.gateway import keys, request_body
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.keys import Keys

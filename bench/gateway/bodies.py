@@ -1,6 +1,6 @@
 """The cost of one body for the gateway's loop: CPU time of its thread for bodies of 8 MiB, legal and of any shape.
 
-Run: python -m bench.serve_bodies [--rounds 5] [--mib 8]. One scripted engine, one client, one request after another.
+Run: python -m bench.gateway.bodies [--rounds 5] [--mib 8]. One scripted engine, one client, one request after another.
 The time is the kernel's count for the one thread that the loop runs in (schedstat), from before a request to after its
 answer, so all is in it: what is received, read, sent on. Beside it that of all threads. Exits with 1 when a request
 took the loop more than 50 ms.
@@ -123,7 +123,7 @@ async def bench(words: argparse.Namespace, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.serve_bodies")
+    parser = argparse.ArgumentParser(prog="bench.gateway.bodies")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mib", type=int, default=8)
     words = parser.parse_args()

@@ -1,6 +1,6 @@
 """How soon a gateway that was killed answers on its port again.
 
-    python -m bench.gateway_restart --rounds 20
+    python -m bench.gateway.restart --rounds 20
 
 In: a gateway before one fake engine on loopback, kept as a service's controller keeps it. It is killed (SIGKILL), and
 asked every 5 ms until it answers a request whole. Prints the seconds, for bench/RESULTS.md.
@@ -26,7 +26,7 @@ from serve.gateway_orders import Order, ReplicaEndpoint
 from serve.places import Places
 from serve.replicas.replica_pod import free_port
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ASK = {"model": "demo", "prompt": "1", "max_tokens": 1}
 PAUSE_S = 0.005
 SETTLE_S = 0.5  # between rounds

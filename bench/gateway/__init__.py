@@ -1,0 +1,1 @@
+"""What the gateway of a service costs: bodies of requests, and being killed."""
