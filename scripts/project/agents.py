@@ -51,8 +51,8 @@ def text(found: Any, kept: Sequence[str], commands: Sequence[str], codes: Sequen
         "- Never go on to something else while a machine of yours may bill. After an error, a lost connection or an "
         f"interruption look first: {typed('status')}, then {typed('audit')}. Exit code 5 of either, and whatever "
         "says that something may bill, goes to the person at once, in its own words.",
-        "- Never run an extension (`SLIPWAY_EXTENSIONS`, `--reward FILE`, `--track FILE`) that you have not read: it "
-        "is code that runs with the person's keys.",
+        "- Never run an extension (`SLIPWAY_EXTENSIONS`, `--reward FILE`, `--track FILE`) that you have not read: "
+        "it is code that runs with the person's keys.",
         "",
         "## What to type",
         "",
