@@ -65,7 +65,7 @@ class Partner(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class TalkPlace:
     """Where a conversation keeps what it keeps."""
 
     history: str = ""
@@ -74,16 +74,16 @@ class Place:
     """Where /save puts a relative path, "" for the current folder."""
 
 
-NOWHERE = Place()
+NOWHERE = TalkPlace()
 
 
-def hold(partner: Partner, prompt: str | None = None, place: Place = NOWHERE) -> None:
+def hold(partner: Partner, prompt: str | None = None, place: TalkPlace = NOWHERE) -> None:
     """Put one question, or questions until the input ends. Raises what `partner.say` raises for the one."""
     if prompt is not None:
         answer(partner, prompt, tells=sys.stderr.isatty())
         return
     is_typed = sys.stdin.isatty()
-    lines = Lines(place.history)
+    lines = TypedLines(place.history)
     if is_typed:
         lines.recall()
         tell(f"{partner.about()}; /help says what else can be typed; Ctrl-D ends the conversation")
@@ -131,7 +131,7 @@ def pace(tokens: int | None, took_s: float, first_s: float | None) -> str:
     return ", ".join([*said, *([] if first_s is None else [f"the first after {first_s:.2f} s"])])
 
 
-def obey(partner: Partner, command: str, rest: str, place: Place) -> None:
+def obey(partner: Partner, command: str, rest: str, place: TalkPlace) -> None:
     """Do what a command says, and tell what came of it."""
     if command == "/help":
         tell(HELP)
@@ -172,7 +172,7 @@ def save(partner: Partner, name: str, folder: str) -> str:
     return f"{len(partner.messages)} messages are in {target}"
 
 
-class Lines:
+class TypedLines:
     """Lines that somebody types, with a history over all conversations that only its owner may read."""
 
     def __init__(self, history: str) -> None:

@@ -55,7 +55,7 @@ def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence
         return Told(pydocs.documents(file.packages), columns)
     try:
         return _opened(file, columns, required)
-    except Damaged as error:
+    except DamagedFile as error:
         if not file.skips_invalid:
             raise
         return Unread(file.uri, error.why)
@@ -78,7 +78,7 @@ def _opened(file: InputFile, columns: Sequence[str], required: Sequence[str]) ->
     return Renamed(pieces, file) if file.names else pieces
 
 
-class Damaged(InputError):
+class DamagedFile(InputError):
     """A file that cannot be opened as what its name says."""
 
     def __init__(self, uri: str, why: str) -> None:
@@ -150,7 +150,7 @@ class Parquet:
                 open_remote(uri) if remote else uri, buffer_size=BLOCK if remote else 1 << 20, pre_buffer=False
             )
         except (pyarrow.ArrowException, OSError) as error:
-            raise Damaged(uri, f"not a whole parquet file: {str(error).splitlines()[0]}") from None
+            raise DamagedFile(uri, f"not a whole parquet file: {str(error).splitlines()[0]}") from None
         schema = self.file.schema_arrow
         there = ", ".join(schema.names)
         top = text if text in schema.names else text.split(".")[0]

@@ -21,7 +21,7 @@ CONFIG = Path(".ssh", "config")  # below the home folder
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenNames:
     """What a file of names holds, and what it does not."""
 
     names: tuple[str, ...]
@@ -34,7 +34,7 @@ def config_file() -> Path:
     return Path.home() / CONFIG
 
 
-def write(journal: Journal, vendors: Vendors) -> Written:
+def write(journal: Journal, vendors: Vendors) -> WrittenNames:
     """Write the file anew, of all pods that are there."""
     file = PodNames.beside(journal.path)
     with file.changing():
@@ -50,7 +50,7 @@ def write(journal: Journal, vendors: Vendors) -> Written:
             except SlipwayError as error:
                 left_out.append(f"{op.run}: {error}")
         file.write(blocks)
-    return Written(tuple(names), tuple(left_out))
+    return WrittenNames(tuple(names), tuple(left_out))
 
 
 def add(op: Op, provider: Provider, journal: Journal) -> None:
