@@ -65,7 +65,7 @@ class Partner(Protocol):
 
 
 @dataclass(frozen=True)
-class TalkFiles:
+class TalkPlace:
     """Where a conversation keeps what it keeps."""
 
     history: str = ""
@@ -74,10 +74,10 @@ class TalkFiles:
     """Where /save puts a relative path, "" for the current folder."""
 
 
-NOWHERE = TalkFiles()
+NOWHERE = TalkPlace()
 
 
-def hold(partner: Partner, prompt: str | None = None, place: TalkFiles = NOWHERE) -> None:
+def hold(partner: Partner, prompt: str | None = None, place: TalkPlace = NOWHERE) -> None:
     """Put one question, or questions until the input ends. Raises what `partner.say` raises for the one."""
     if prompt is not None:
         answer(partner, prompt, tells=sys.stderr.isatty())
@@ -131,7 +131,7 @@ def pace(tokens: int | None, took_s: float, first_s: float | None) -> str:
     return ", ".join([*said, *([] if first_s is None else [f"the first after {first_s:.2f} s"])])
 
 
-def obey(partner: Partner, command: str, rest: str, place: TalkFiles) -> None:
+def obey(partner: Partner, command: str, rest: str, place: TalkPlace) -> None:
     """Do what a command says, and tell what came of it."""
     if command == "/help":
         tell(HELP)

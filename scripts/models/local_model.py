@@ -20,7 +20,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from scripts.models.flags import ChatFlags, ExportFlags, TrainFlags
 from trainer.records.phase_registry import PHASES, ternary_phases
-from trainer.talk import TalkFiles
+from trainer.talk import TalkPlace
 
 ENGINES = ("torch", "llama.cpp")
 GGUF_TYPES = ("tq2_0", "q8_0", "f16", "bf16", "f32")
@@ -98,9 +98,9 @@ def chat(spec: ChatFlags) -> None:
     train_env.exec_interactive(said, root=ROOT, python=python)
 
 
-def place_of(settings: Settings) -> TalkFiles:
+def place_of(settings: Settings) -> TalkPlace:
     """Return where a conversation keeps what it keeps: its history beside the journal, what is saved where one is."""
-    return TalkFiles(str(settings.state_file.with_name(HISTORY).absolute()), str(Path.cwd()))
+    return TalkPlace(str(settings.state_file.with_name(HISTORY).absolute()), str(Path.cwd()))
 
 
 def export(spec: ExportFlags) -> None:

@@ -24,7 +24,7 @@ class TooLong(SlipwayError):
     """The model does not read so many tokens at a time."""
 
 
-class ServiceTalk:
+class ServicePartner:
     """A partner of a conversation: one model of a service, which is told all that was said each time."""
 
     def __init__(self, client: Any, url: str, name: str, asked: dict[str, Any], goes_on: bool) -> None:
@@ -105,7 +105,7 @@ class ServiceTalk:
 
 def hold(
     endpoint: str, settings: Settings, model: str, prompt: str | None, temperature: float, max_tokens: int,
-    system: str = "", place: talk.TalkFiles = talk.NOWHERE,
+    system: str = "", place: talk.TalkPlace = talk.NOWHERE,
 ) -> None:  # fmt: skip
     """Ask one question, or questions until the input ends. Raises SlipwayError, AuthError."""
     url = endpoint.rstrip("/").removesuffix("/v1")
@@ -116,7 +116,7 @@ def hold(
             ).endpoint
     with _client(url) as client:
         asked = {"temperature": temperature, "max_tokens": max_tokens}
-        one = ServiceTalk(client, url, model or models(client, url)[0], asked, goes_on=sys.stdin.isatty())
+        one = ServicePartner(client, url, model or models(client, url)[0], asked, goes_on=sys.stdin.isatty())
         one.system = system
         talk.hold(one, prompt, place)
 

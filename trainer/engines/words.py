@@ -2,7 +2,7 @@
 
 import argparse
 
-from trainer.talk import TalkFiles
+from trainer.talk import TalkPlace
 
 
 def add_talk(one: argparse.ArgumentParser) -> None:
@@ -18,6 +18,6 @@ def add_talk(one: argparse.ArgumentParser) -> None:
     one.add_argument("--folder", default="", help="where /save puts a conversation")
 
 
-def place_of(flags: argparse.Namespace) -> TalkFiles:
+def place_of(flags: argparse.Namespace) -> TalkPlace:
     """Return where the conversation keeps what it keeps."""
-    return TalkFiles(flags.history, flags.folder)
+    return TalkPlace(flags.history, flags.folder)
