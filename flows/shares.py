@@ -70,6 +70,9 @@ def pay_from(
         return ""
     name, amount = read_budget(said)
     budget = open_as(journal, name, amount, settings) if amount is not None else budgets.find(journal, name)
+    if budget is not None:  # what its earlier pods have cost is part of what is reserved for a run
+        own = budgets.state(journal, name, settings.clock_scale).runs.get(run)
+        most += own.most if own else 0
     if not waits or budget is None or most > budget.amount:
         budgets.reserve(journal, name, run, most, settings.clock_scale)
         return name
