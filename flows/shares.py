@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from infra.agent.job import Limits
 from infra.errors import Busy, OutOfMoney, UsageError
 from infra.ledger import budgets, turns
-from infra.ledger.budgets import Budget, BudgetState
+from infra.ledger.budgets import BudgetState, SharedBudget
 from infra.ledger.journal import Journal, Op
 from infra.ledger.turns import Turn
 from infra.money import BadAmount, micro_usd
@@ -53,7 +53,7 @@ def read_budget(said: str) -> tuple[str, int | None]:
     return name, amount_of("budget", amount) if equals else None
 
 
-def open_as(journal: Journal, name: str, amount: int, settings: Settings) -> Budget:
+def open_as(journal: Journal, name: str, amount: int, settings: Settings) -> SharedBudget:
     """Have a budget be that amount from now on. Raises UsageError for less than what is spent and reserved already."""
     return budgets.open_budget(journal, name, amount, budgets.find(journal, name), settings.clock_scale)
 
@@ -70,6 +70,9 @@ def pay_from(
         return ""
     name, amount = read_budget(said)
     budget = open_as(journal, name, amount, settings) if amount is not None else budgets.find(journal, name)
+    if budget is not None:  # what its earlier pods have cost is part of what is reserved for a run
+        own = budgets.state(journal, name, settings.clock_scale).runs.get(run)
+        most += own.most if own else 0
     if not waits or budget is None or most > budget.amount:
         budgets.reserve(journal, name, run, most, settings.clock_scale)
         return name
@@ -132,7 +135,7 @@ def on_devices(request: Request, said: str, vendor: Provider) -> Request:
 
 
 @dataclass
-class WaitingRun:
+class MachineLine:
     """The place in line of a run that waits for a machine of one's own; without a turn it does not wait."""
 
     journal: Journal
@@ -174,9 +177,9 @@ class WaitingRun:
 @contextlib.contextmanager
 def in_line(
     request: Request, waits: bool, vendor: Provider, journal: Journal, settings: Settings, tell: Say
-) -> Iterator[WaitingRun]:
+) -> Iterator[MachineLine]:
     """Stand in line for a machine of one's own, where `waits`; the place is given up when this is over."""
-    line = WaitingRun(journal, settings, tell, 1 if vendor.is_here else request.nodes)
+    line = MachineLine(journal, settings, tell, 1 if vendor.is_here else request.nodes)
     if waits and not (vendor.is_rented or recovers_itself(vendor)):
         places = vendor.places(request) if isinstance(vendor, SshPools) else ("",)
         line.turn = turns.stand_in_line(journal, request.run, vendor.name, places, request.devices)

@@ -26,7 +26,7 @@ RECENT_S = 900.0  # for so long after its pod was gone, a run whose keeper died 
 
 
 @dataclass(frozen=True)
-class Budget:
+class SharedBudget:
     """An amount for all pods that name it, in micro-dollars; `since`: UTC epoch seconds."""
 
     name: str
@@ -56,7 +56,7 @@ class BudgetRun:
 class BudgetState:
     """A budget as it stands."""
 
-    budget: Budget
+    budget: SharedBudget
     runs: Mapping[str, BudgetRun] = field(default_factory=dict)
 
     @property
@@ -88,17 +88,19 @@ class BudgetState:
         )
 
 
-def budgets(journal: Journal) -> list[Budget]:
+def budgets(journal: Journal) -> list[SharedBudget]:
     """Return all budgets, by name."""
-    return [Budget(*row) for row in journal.read("SELECT name, epoch, amount, since FROM budgets ORDER BY name")]
+    return [SharedBudget(*row) for row in journal.read("SELECT name, epoch, amount, since FROM budgets ORDER BY name")]
 
 
-def find(journal: Journal, name: str) -> Budget | None:
+def find(journal: Journal, name: str) -> SharedBudget | None:
     """Return the budget of that name."""
     return next((one for one in budgets(journal) if one.name == name), None)
 
 
-def open_budget(journal: Journal, name: str, amount: int, before: Budget | None, scale: float = 1.0) -> Budget:
+def open_budget(
+    journal: Journal, name: str, amount: int, before: SharedBudget | None, scale: float = 1.0
+) -> SharedBudget:
     """Write down what all pods of `name` may cost together, where it still stands as in `before`.
 
     Raises Fenced; UsageError for less than what is spent and reserved already.
@@ -172,7 +174,7 @@ def admit(journal: Journal, rows: Iterable[Op], new: Op, scale: float = 1.0) -> 
         raise OutOfMoney(f"{why}; nothing was rented; see: inv status")
 
 
-def _found(journal: Journal, name: str) -> Budget:
+def _found(journal: Journal, name: str) -> SharedBudget:
     found = find(journal, name)
     if found is None:
         known = ", ".join(one.name for one in budgets(journal)) or "none"
@@ -180,7 +182,7 @@ def _found(journal: Journal, name: str) -> Budget:
     return found
 
 
-def _state(journal: Journal, budget: Budget, rows: Iterable[Op], now: Clocks, scale: float) -> BudgetState:
+def _state(journal: Journal, budget: SharedBudget, rows: Iterable[Op], now: Clocks, scale: float) -> BudgetState:
     """Return how it stands, of rows and reservations as they are."""
     own: dict[str, list[Op]] = {}
     for op in rows:
