@@ -1,6 +1,7 @@
 """What one model answers in two engines: the same words, as often right, and how fast, one question after the other.
 
-Run: python -m bench.answers --tag smoke_bits [--phase bits3] [--store DIR] [--questions N] [--engines torch,llama.cpp].
+Run: python -m bench.engines.answers --tag smoke_bits [--phase bits3] [--store DIR] [--questions N]
+[--engines torch,llama.cpp].
 Each engine is the program that a replica of `inv serve.up` is, in its own environment, and is asked the held-out
 questions over OpenAI's protocol, greedily. The first engine is the one that the others are compared with. CPU seconds
 are those of the engine while it answered; what other programs did meanwhile counts little in them.
