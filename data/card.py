@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
-from data.manifest import MANIFEST, read_manifest
+from data.manifest import MANIFEST, parts, read_manifest
 from data.tokens.token_file import SUFFIX, is_token_folder, read_token_manifest
-from data.verify import parts
 from store import local_files
 
 CARD = "README.md"

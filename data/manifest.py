@@ -127,3 +127,8 @@ def sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def parts(folder: Path) -> list[Path]:
+    """Return the folders of shards in `folder`: `train` and `val`, or itself."""
+    return [path for path in (folder / "train", folder / "val") if path.is_dir()] or [folder]

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError, InputError
-from data.manifest import read_manifest, write_manifest
+from data.manifest import parts, read_manifest, write_manifest
 from data.text.inputs import Share
 from data.text.invalid_lines import MOST_LISTED
-from data.verify import parts
 
 SAME = ("schema", "tool", "source", "options", "input", "world")
 

@@ -21,9 +21,9 @@ from data import card
 from data.config import ConfigError
 from data.errors import DataError, InputError
 from data.events import emit
-from data.manifest import MANIFEST, MANIFEST_BYTES, listed, read_manifest
+from data.manifest import MANIFEST, MANIFEST_BYTES, listed, parts, read_manifest
 from data.tokens.token_file import is_token_folder, read_token_manifest
-from data.verify import parts, verify
+from data.verify import verify
 
 if TYPE_CHECKING:
     from store.backends.hub import Repository

@@ -11,11 +11,6 @@ from data.manifest import MANIFEST, PARTIAL, read_manifest
 from data.tokens.token_file import is_intact, is_token_folder, read_header, read_token_manifest, token_files
 
 
-def parts(folder: Path) -> list[Path]:
-    """Return the folders of shards in `folder`: `train` and `val`, or itself."""
-    return [path for path in (folder / "train", folder / "val") if path.is_dir()] or [folder]
-
-
 def verify(folder: Path, partial: bool = False) -> list[str]:
     """Return what is wrong with the shards of a folder, in words; nothing when every shard is as in the manifest.
 

@@ -16,10 +16,9 @@ from urllib.parse import urlsplit
 
 from data.errors import InputError
 from data.events import emit
-from data.manifest import read_manifest
+from data.manifest import parts, read_manifest
 from data.text.batches import open_pieces
 from data.text.documents import InputFile
-from data.verify import parts
 
 MOST_DOCUMENTS = 2_000_000
 MOST_HASHES = 1_000_000

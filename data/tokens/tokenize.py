@@ -22,13 +22,12 @@ import numpy as np
 from data.config import ConfigError
 from data.errors import DataError
 from data.events import emit
-from data.manifest import MANIFEST, TOOL, read_manifest, sync, sync_path, write_json
+from data.manifest import MANIFEST, TOOL, parts, read_manifest, sync, sync_path, write_json
 from data.process_pool import share_out
 from data.shards.shards import read, whole_shards
 from data.tokens.stream import DTYPES, STARTS
 from data.tokens.token_file import BODY, KIND, SCHEMA, SUFFIX, Header, read_header, token_files
 from data.tokens.tokenizer import Tokenizer, load
-from data.verify import parts
 
 BATCH = 512
 WORTH_A_PROCESS = 16 << 20  # bytes of text: to start one takes as long as to tokenize a few megabytes

@@ -112,7 +112,8 @@ def as_asked(spec: ShardFlags, settings: Settings, is_stdin: bool) -> dict[str, 
 
 def check(folder: Path, as_json: bool, partial: bool = False) -> None:
     """Say what is wrong with the shards in `folder` and its parts. Raises Unsound when anything is."""
-    from data.verify import parts, verify
+    from data.manifest import parts
+    from data.verify import verify
 
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
