@@ -24,7 +24,7 @@ MANY = 5  # from so many on, the outermost is left out of the range on either si
 CROWDED = 0.25  # of a machine's CPUs: when others had more, a record counts only where there is no better one
 LEAST_PART = 0.2  # of the work: what was seen of less says little about its pace
 MOST = 1e30  # of any number: what is larger was not measured
-LAST = 0.25  # of the time around the steps: what is still to come once the first of them has begun
+LAST = 0.1  # of the time around the steps: what is still to come once the first of them has begun
 AROUND = ""  # the name of what a run takes besides its steps: until the first begins, between them, after the last
 FIRM = {SAME: 0.2, SETTINGS: 0.1, STEPS: 0.05, GUESS: 0.03}  # of all: what must have run to count as much as a forecast
 
