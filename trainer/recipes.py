@@ -122,7 +122,7 @@ def tiny() -> Profile:
     }
     few = RlConfig(group=4, max_new=12, shown=0.1, eval_every=4, eval_problems=4, test_problems=16, samples_each=4)
     phases["rl"] = replace(phases["rl"], rl=few)
-    return Profile(name="tiny", vocab_size=1024, phases=phases, keeping=Keeping(save_every=4))
+    return Profile(name="tiny", vocab_size=1024, phases=phases, keeping=Keeping(save_every=4, samples=2))
 
 
 def m3_medium() -> Profile:

@@ -25,17 +25,17 @@ Every command shows its plan with --dry-run where it makes something, and prints
 
 Read on: docs/quickstart.md (five minutes), docs/concepts.md, docs/money.md (what ends a pod)
 Tab completion: source <(./inv --print-completion-script bash), or zsh"""
-ROOMS = {  # of scripts/, as the list names and orders them
+ROOMS = {  # of scripts/, as the list names and orders them; rooms of one title are one group
     "runs": "Runs",
     "models": "Models and checkpoints",
     "data": "Data",
     "market": "Market and money",
-    "pods": "Pods",
-    "pools": "Own machines",
+    "pods": "Pods and own machines",
+    "pools": "Pods and own machines",
     "services": "Services",
-    "store": "Store",
-    "control": "Control host",
-    "project": "This project",
+    "store": "Models and checkpoints",
+    "control": "This installation",
+    "project": "This installation",
 }
 OTHER = "Other"
 

@@ -11,7 +11,7 @@ from scripts.cli.command import BEGIN, command
     example="inv sweep examples/sweeps/rates.yaml --provider local",
 )
 def sweep(c, spec):
-    """Run many trainings on several pods at once, compare them, and say which is best.
+    """Run many trainings on several pods, and compare them.
 
-    Each pod takes one at a time. Run it again to go on with what is missing.
+    Run it again to go on with what is missing.
     """

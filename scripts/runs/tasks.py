@@ -37,24 +37,25 @@ def status(c, spec):
 
 @command("scripts.runs.why", f"{FLAGS}:WhyFlags", example="inv why brave-otter-3")
 def why(c, spec):
-    """Tell in ten lines what became of a run, a pod or a service, and what to do.
+    """Tell in ten lines what became of a run, and what to do.
 
-    The first line names the cause: a preemption, a limit, a bad host, no memory, a full disk, a killed engine.
+    A pod or a service can be named as well. The first line names the cause: a preemption, a limit, a bad host, no
+    memory, a full disk, a killed engine.
     """
 
 
 @command("scripts.runs.again", f"{FLAGS}:AgainFlags", world="", example="inv again brave-otter-3 --dry-run")
 def again(c, spec):
-    """Make a run once more on this machine, from its receipt; say what differs today.
+    """Make a run once more here; say what differs today.
 
-    It works in a folder of its own. With the same code, environment and inputs, a CPU gives the same weights, bit by
-    bit, which is compared.
+    It is made from its receipt, and works in a folder of its own. With the same code, environment and inputs, a CPU
+    gives the same weights, bit by bit, which is compared.
     """
 
 
 @command("scripts.runs.again", f"{FLAGS}:EjectFlags", world="", example="inv eject brave-otter-3 --out plain")
 def eject(c, spec):
-    """Write what a run is as a shell script and files that need no Slipway."""
+    """Write a run as a shell script that needs no Slipway."""
 
 
 @command("scripts.runs.logs", f"{FLAGS}:LogsFlags", example="inv logs brave-otter-3 --follow")

@@ -143,7 +143,8 @@ def leaves(record, above=""):
 
 
 OTHER = {
-    "packed": "never","packing": "best-fit", "dtype": "bfloat16", "compile": "never", "parallel": "ddp", "schedule.kind": "cosine",
+    "packed": "never", "packing": "best-fit",
+         "dtype": "bfloat16", "compile": "never", "parallel": "ddp", "schedule.kind": "cosine",
          "optimizer.betas": "0.5,0.6", "mixture": None, "rl.loss": "grpo", "rl.engine": None, "rl.reward": "text",
          "rl": None, "bits": None, "blocks": None, "micro_rows": "2", "rl.group": "2", "rl.top_p": "0.5",
          "rl.overlong": "3", "schedule.decay": "0.25", "sequence_len": "32", "optimizer.embed_lr": "0.5",

@@ -6,6 +6,7 @@ argv: the config as JSON; for several ranks `ddp` or `fsdp`.
 import json
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,39 @@ from trainer.parallel.process_group import joined
 from trainer.parallel.zero import shared
 from trainer.speed import equipped
 
-LIBRARIES_BYTES = 96 << 20  # of PyTorch, as they are mapped where they have lain for long
+LIBRARIES_BYTES = (
+    96 << 20
+)  # of files that are mapped; how many pages of a file the kernel maps at once is its own affair
+EVERY_S = 0.001
+
+
+class Watch(threading.Thread):
+    """Keep the most memory that is no file's, since the kernel keeps a peak of everything only."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak_bytes, self.ended = 0, threading.Event()
+
+    def look(self) -> None:
+        """Read what the process takes now."""
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                self.peak_bytes = max(self.peak_bytes, int(line.split()[1]) * 1024)
+
+    def run(self) -> None:
+        """Look until it is stopped; PyTorch lets other threads run while it computes."""
+        while not self.ended.wait(EVERY_S):
+            self.look()
+
+    def stop(self) -> int:
+        """Return the peak, bytes."""
+        self.ended.set()
+        self.join()
+        return self.peak_bytes
+
+
+watch = Watch()
+watch.start()
 
 config, machine = load(PhaseConfig, json.loads(sys.argv[1])), prepare()
 ranks = joined().__enter__()
@@ -61,10 +94,4 @@ with tempfile.TemporaryDirectory() as folder, equipped(model, config, machine):
 if machine.device.type == "cuda":
     print(torch.cuda.max_memory_reserved())
 else:
-    # of this program alone: getrusage goes on from the peak of the process that started it
-    with open("/proc/self/status") as status:
-        kilobytes = {
-            line.split()[0]: int(line.split()[1]) for line in status if line.startswith(("VmHWM:", "RssFile:"))
-        }
-    # how many pages of a library the kernel maps at once depends on how its file came into the page cache
-    print((kilobytes["VmHWM:"] - kilobytes["RssFile:"]) * 1024 + LIBRARIES_BYTES)
+    print(watch.stop() + LIBRARIES_BYTES)

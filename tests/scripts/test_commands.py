@@ -39,6 +39,8 @@ def test_whatever_deals_with_pods_can_be_rehearsed():
         "tokenizer.eval",
         "train",
         "eval",
+        "again",
+        "eject",
         "chat",
         "export",
         "serve.export",

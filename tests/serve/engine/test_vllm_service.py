@@ -1,7 +1,7 @@
 """A service of real engines, from its first request to its end: two vLLM on this CPU behind our gateway.
 
 One engine is killed under load, all are replaced by those of a new model, and the service ends under load: no request
-is lost that had not begun to be answered, and what is said proves which weights have said it. By night: seven engines
+is lost that had not begun to be answered, and what is said proves which weights have said it. By night: five engines
 start, and by day tests/end_to_end/test_street_serve.py tells the same of scripted ones.
 """
 
