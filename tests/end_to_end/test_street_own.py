@@ -144,7 +144,7 @@ def test_machines_of_a_file_are_rented_watched_audited_reaped_and_ended(rack, tm
     assert list(rack.machines) == ["m1"], "the orphan is gone, whatever another file raises"
 
     lost = World(folder, {**world.extra, "SLIPWAY_EXTENSIONS": str(folder / "gone.py")})
-    assert [one["run"] for one in lost.json("status")] == ["racked"]
+    assert "racked" in [one["run"] for one in lost.json("status")]
     assert any("SLIPWAY_EXTENSIONS must name the file" in one for one in lost.json("audit", code=5)["problems"])
     process = lost.begin("down", "racked")
     _, err = process.communicate(timeout=120)
