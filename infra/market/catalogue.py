@@ -100,6 +100,8 @@ def save(own: Path, offers: Iterable[Offer], vendors: Collection[str], now: floa
 def _rows(path: Path) -> list[CatalogueRow]:
     try:
         read = outside.parse(outside.content(path, MOST_BYTES), MOST_BYTES)
+        if not isinstance(read, list):
+            raise ValueError("expected a list of machines")
         return [strict_records.read(CatalogueRow, one) for one in read]
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path}: {error}; write it anew: inv offers --save, or remove it") from None

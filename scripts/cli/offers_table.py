@@ -87,13 +87,13 @@ def table(found: Sequence[Offer], now: float) -> str:
 
 def catalogue_table(found: Sequence[Priced]) -> str:
     """Return a table of prices that nobody offers now: each line says of when its price is, before anything else."""
-    rows = [("as of", "GPUs", "USD/h", "USD/GPU-h", "provider", "type")]
+    rows = [("as of", "GPUs", "USD/h", "USD/GPU-h", "provider")]
     for one in found:
         offer = one.offer
         whose = f"{offer.provider}/{offer.cloud}" if offer.cloud else offer.provider
         rows.append(
             (one.mark, f"{offer.num_gpus}x {offer.gpu}" if offer.num_gpus else "none",
-             dollars(offer.micro_usd_per_hour), per_gpu(offer) if offer.num_gpus else "", whose, offer.instance_type)
+             dollars(offer.micro_usd_per_hour), per_gpu(offer) if offer.num_gpus else "", whose)
         )  # fmt: skip
     return columns(list(dict.fromkeys(rows)))
 

@@ -18,7 +18,7 @@ request = Request(run=sys.argv[1], gpu="L40S", num_gpus=1)
 
 
 class Dying:
-    name, is_rented = "runpod", True
+    name, is_rented, clock_scale = "runpod", True, market.clock_scale
 
     def create(self, *words):
         market.create(*words)
