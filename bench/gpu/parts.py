@@ -170,7 +170,8 @@ def _policy(bench: Bench) -> Seen:
 
     def batch(step: int) -> Batch:
         one, chance = make(step), np.random.default_rng([6, step])
-        given = {name: chance.normal(size=config.rows).astype(np.float32) for name in ("advantages", "weights")}
+        shape = one["targets"].shape
+        given = {name: chance.normal(size=shape).astype(np.float32) for name in ("advantages", "weights")}
         return {**one, **given}
 
     yield "rl, the loss", bench.trained(config, batch, 4, PolicyLoss(config.rl)), ""

@@ -10,9 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from data.config import TextSpec
-from data.manifest import read_manifest
+from data.manifest import parts, read_manifest
 from data.shards.pipeline import How, shard
-from data.verify import parts
 
 WORDS = ["one", "größer", "\U0001f600", "back\\slash", "a\nb", "\r\n", "\t", "\u2028", " ", "\\n", "\x00", "日本"]
 BLANK = ["", " ", "\n \n", "\u3000", "\x85\u2028", "\x1c"]

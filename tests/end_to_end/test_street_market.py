@@ -250,6 +250,7 @@ def test_work_that_failed_ends_its_pod_or_leaves_it_as_was_asked(user):
     assert user.json("pod.list", "--rehearse") == []
 
 
+@pytest.mark.nightly
 def test_an_instance_is_chosen_by_its_number_and_down_returns_when_its_vendor_has_ended_it(user):
     said = typed(user, ["9\n", "x\n", "q\n"], "--provider", "shadeform")
     assert said.count("Select instance [1-3] or 'q' to quit:") == 3 and "nothing was rented" in said

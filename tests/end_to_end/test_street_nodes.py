@@ -150,6 +150,7 @@ def machines(request, tmp_path, hosts):
     one.inv("down", "--all")
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(200)
 def test_two_machines_have_the_losses_of_one(machines, alone, stock):
     world, found = machines

@@ -99,6 +99,7 @@ def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world,
     assert states == {"runs.short": "limit", "runs.long": "succeeded", "runs.after": "succeeded"}
 
 
+@pytest.mark.nightly
 def test_two_machines_run_two_each(world, tmp_path):
     with ExitStack() as stack:
         there = f"SLIPWAY_ENVIRONMENTS={environment.default_cache()}"

@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.budget import Budget, limit_of
+from serve.budget import ServiceBudget, limit_of
 
 
 @given(st.integers(1, 10**9), st.integers(1, 20), st.lists(st.tuples(st.booleans(), st.floats(0, 1)), max_size=60))
 def test_what_was_spent_and_what_is_armed_never_passes_the_limit(limit, most, moves):
     spent, alive = 0, []
     for comes, part in moves:
-        budget = Budget(limit=limit, most=most, spent=spent, armed=sum(alive))
+        budget = ServiceBudget(limit=limit, most=most, spent=spent, armed=sum(alive))
         if comes and len(alive) < most and budget.affordable:
             alive.append(budget.cap(len(alive)))
         elif alive:
@@ -19,8 +19,8 @@ def test_what_was_spent_and_what_is_armed_never_passes_the_limit(limit, most, mo
 
 
 def test_all_may_come_at_first_and_a_lost_one_is_replaced_from_what_is_left():
-    fresh = Budget(limit=limit_of("$100"), most=4, spent=0, armed=0)
+    fresh = ServiceBudget(limit=limit_of("$100"), most=4, spent=0, armed=0)
     assert fresh.cap(0) == 25_000_000 and fresh.affordable >= 4
-    after = Budget(limit=limit_of("100"), most=4, spent=5_000_000, armed=75_000_000)
+    after = ServiceBudget(limit=limit_of("100"), most=4, spent=5_000_000, armed=75_000_000)
     assert (after.cap(3), after.affordable) == (20_000_000, 16)
-    assert Budget(limit=limit_of("100"), most=4, spent=24_500_000, armed=75_000_000).affordable == 0
+    assert ServiceBudget(limit=limit_of("100"), most=4, spent=24_500_000, armed=75_000_000).affordable == 0
