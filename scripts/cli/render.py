@@ -4,6 +4,7 @@ Nothing here decides anything. What a plan, steps, runs or scores look like stan
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,10 @@ from scripts.cli import command_hints
 from store import moving_line
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 usd = dollars
+WIDEST = 10_000  # columns: a program that reads a table wants each row on one line
 RIGHT = set("time about cost age at loss tok/s MFU left GPU memory".split()) | {"disk free", "A", "B", "B - A"}
 
 
@@ -41,13 +43,15 @@ def tell(words: str) -> None:
 
 
 def console(stderr: bool = True) -> "Console":
+    """Return what prints tables: as wide as the terminal, and as wide as the table where a program reads it."""
     from rich.console import Console
 
     class Frank(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich itself would leave with code 1
 
-    return Frank(stderr=stderr, highlight=False)
+    is_read_by_people = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
+    return Frank(stderr=stderr, highlight=False, width=None if is_read_by_people else WIDEST)
 
 
 def new_table(*headings: str) -> Any:
@@ -59,6 +63,31 @@ def new_table(*headings: str) -> Any:
         wraps = heading in ("why", "beside", "measure")
         table.add_column(heading, justify="right" if right else "left", no_wrap=not wraps)
     return table
+
+
+class FittedTable:
+    """A table that leaves out its least important columns where the terminal has no room for all of them.
+
+    A run's name that is cut is of no use, because it is what the next command wants.
+    """
+
+    def __init__(self, *headings: str, least: Sequence[int]) -> None:
+        """Take the headings, and the indices of the columns that may be left out, the least important first."""
+        self._headings, self._least = headings, least
+        self._rows: list[tuple[str, ...]] = []
+
+    def add_row(self, *cells: str) -> None:
+        self._rows.append(cells)
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        for left_out in range(len(self._least) + 1):
+            shown = [at for at in range(len(self._headings)) if at not in self._least[:left_out]]
+            table = new_table(*(self._headings[at] for at in shown))
+            for row in self._rows:
+                table.add_row(*(row[at] for at in shown if at < len(row)))
+            if console.measure(table, options=options.update(max_width=WIDEST)).maximum <= options.max_width:
+                break
+        yield table
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

@@ -12,7 +12,7 @@ from infra.money import dollars as usd
 from infra.records import PodView
 from infra.units import count, duration, moment, size
 from scripts.cli import command_hints
-from scripts.cli.render import clean, iso, new_table
+from scripts.cli.render import FittedTable, clean, iso
 from scripts.cli.steps_text import record_words, steps_json, steps_table
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
     now = time.time() if now is None else now
     views = list(views)
     styles = {"running": "bold green", "succeeded": "green", "failed": "red", "lost": "red", "limit": "yellow"}
-    table = new_table("run", "provider", "state", "step", "cost", "time", "age")
+    table = FittedTable("run", "provider", "state", "step", "cost", "time", "age", least=(6, 1, 5, 3))
     lines: list[Text] = []  # what is said: a column would be too narrow for it
     for view in views:
         step = next((one for one in view.progress.get("steps", ()) if one["name"] == view.step), None)
@@ -209,8 +209,10 @@ def figures_tables(views: Sequence[PodView], now: float) -> "RenderableType":
     seen = {view.run: figures(view, now) for view in views}
     has_gpus = any(one["gpus"] for one in seen.values())
     has_mfu = any(one["mfu"] is not None for one in seen.values())
-    training = new_table("at work", "at", "loss", "tok/s", *(("MFU",) if has_mfu else ()), "left", "age")
-    machines = new_table("machine", *(("GPU", "memory", "age") if has_gpus else ()), "disk free", "age")
+    of_training = ("at work", "at", "loss", "tok/s", *(("MFU",) if has_mfu else ()), "left", "age")
+    of_machines = ("machine", *(("GPU", "memory", "age") if has_gpus else ()), "disk free", "age")
+    training = FittedTable(*of_training, least=(len(of_training) - 1, 3, 4))
+    machines = FittedTable(*of_machines, least=(len(of_machines) - 1, *((3, 4, 2) if has_gpus else ())))
     scales = {view.run: view.clock_scale for view in views}
     for run, one in seen.items():
         scale = scales[run]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from infra.records import Plan, PlannedArtifact, PodView, Request
-from scripts.cli import plan_text, steps_text
+from scripts.cli import plan_text, render, steps_text
 from scripts.runs import status_table
 
 HOSTILE = "[/red] \x1b[31m\u202eevil [bold]"
@@ -27,6 +27,17 @@ def test_what_a_pod_says_neither_steers_the_terminal_nor_is_taken_for_markup():
         shown(steps_text.steps_table({"steps": [STEP]}, 2.0)),
     ):
         assert "[/red] [31mevil [bold]" in text and "\x1b" not in text and "\u202e" not in text
+
+
+def test_names_and_states_are_whole_on_any_terminal_and_rows_are_lines_for_a_program(capsys):
+    view = replace(VIEW, run="somebody-s-longest-name-of-a-run-12", state="succeeded", spent_micro_usd=10**9)
+    at_work = replace(view, state="running", progress={"steps": [STEP]})
+    for width in (60, 80, 120):
+        text = shown(status_table.status_table([view, at_work]), width)
+        assert text.count(f"\n{view.run}  ") >= 2 and " succeeded" in text and "…" not in text, width
+    assert "provider" in text  # there is room for every column at last
+    render.console(stderr=False).print(status_table.status_table([view]), soft_wrap=True)
+    assert len(capsys.readouterr().out.splitlines()[1].split()) >= 5
 
 
 def test_a_reused_step_took_no_time_of_this_run():
