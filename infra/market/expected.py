@@ -22,6 +22,7 @@ ONCE, OFTEN, ELSEWHERE, OF_OTHERS = 1.25, 1.1, 1.5, 1.8
 NEWEST = 9  # records, of which a prediction is made: what a machine did long ago says less
 MANY = 5  # from so many on, the outermost is left out of the range on either side
 CROWDED = 0.25  # of a machine's CPUs: when others had more, a record counts only where there is no better one
+FAR = 30.0  # times the work of a record with other settings: beyond, the formula knows a machine's pace better
 LEAST_PART = 0.2  # of the work: what was seen of less says little about its pace
 MOST = 1e30  # of any number: what is larger was not measured
 LAST = 0.1  # of the time around the steps: what is still to come once the first of them has begun
@@ -61,13 +62,12 @@ class StepTime:
 def expect(past: Iterable[StepTime], work: StepWork) -> Expected | None:
     """Return how long `work` takes, by the records that are nearest to it; None where nobody knows."""
     here = [one for one in past if one.work.machine == work.machine]
-    kin = [one for one in here if one.work.kind == work.kind]
-    alike = [one for one in kin if one.work.shape == work.shape]
-    others = [one for one in here if one.work.amount and work.amount]
+    alike = [one for one in here if one.work.kind == work.kind and one.work.shape == work.shape]
+    near = [one for one in here if _says_something_of_others(one, work)]
     for source, records, spread in (
         (SAME, alike, ONCE),
-        (SETTINGS, _nearest(kin, work), ELSEWHERE),
-        (STEPS, _nearest(others, work), OF_OTHERS),
+        (SETTINGS, _nearest([one for one in near if one.work.kind == work.kind], work), ELSEWHERE),
+        (STEPS, _nearest([one for one in near if one.work.amount and work.amount], work), OF_OTHERS),
     ):
         if found := _of_records(records, work, source, spread):
             return found
@@ -76,6 +76,15 @@ def expect(past: Iterable[StepTime], work: StepWork) -> Expected | None:
     low, high = LOW * work.guess_s, HIGH * work.guess_s
     fixed_s = min(work.fixed_s, work.guess_s)
     return Expected(step=work.step, seconds=work.guess_s, low=low, high=high, fixed_s=fixed_s, source=GUESS)
+
+
+def _says_something_of_others(one: StepTime, work: StepWork) -> bool:
+    """Tell whether a record is better than the formula for a step with other settings.
+
+    That of a toy that was over in a second, or of a machine that was busy with something else, would make hours of
+    minutes.
+    """
+    return work.guess_s is None or not (one.is_crowded or work.amount > FAR * one.work.amount)
 
 
 def _of_records(records: Sequence[StepTime], work: StepWork, source: str, spread: float) -> Expected | None:

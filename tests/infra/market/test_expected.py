@@ -79,6 +79,16 @@ def test_the_nearest_records_are_taken_and_say_what_they_are():
     assert expect([], BASE).source == GUESS and expect([], replace(BASE, guess_s=None)) is None
 
 
+def test_a_toy_or_a_busy_machine_does_not_make_hours_of_minutes():
+    toy = marked(2.0, 0.6, replace(BASE, shape="t", size=1e5, amount=5e9))
+    busy = took(75.0, replace(BASE, shape="b"), others=0.95)
+    for record in (toy, busy):
+        for other in (record, replace(record, work=replace(record.work, kind="sft v1"))):
+            found = expect([other], BASE)
+            assert (found.source, found.seconds) == (GUESS, BASE.guess_s)
+    assert expect([took(9.0, replace(BASE, shape="t", amount=BASE.amount / 20))], BASE).source == SETTINGS
+
+
 def test_records_of_another_machine_or_of_another_version_of_the_program_are_none():
     past = [took(1.0, replace(BASE, machine="8 x H100")), took(1.0, replace(BASE, kind="text v2", amount=0.0))]
     assert expect(past, BASE).source == GUESS
