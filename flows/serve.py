@@ -51,10 +51,10 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
         raise UsageError(f"{name} is being ended; run the same again when it has ended (inv serve.status)")
     where = spec.provider or (old.newest.provider if old else revision.usual_provider(settings))
     provider = "" if where == revision.ANY else where
-    replicas = spec.replicas
-    if replicas is None and not (old or spec.config) and placement.candidates(provider, settings) == ("local",):
-        replicas = max(1, len(host.nvidia()[0]))  # more would take turns with the same GPU, or the same CPUs
-    document = with_environment(revision.document_of(spec.config, old, name, replicas), settings)
+    document = revision.document_of(spec.config, old, name, spec.replicas)
+    if not (old or spec.config) and placement.candidates(provider, settings) == ("local",):
+        document = revision.for_this_machine(document, len(host.nvidia()[0]), spec.replicas)
+    document = with_environment(document, settings)
     before = old.newest if old else None
     service = service_file.parse(f"service {name}", document)
     revision.check_file(service, tell)

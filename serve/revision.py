@@ -39,6 +39,7 @@ from store.artifacts import model_files
 
 CONFIG = ROOT / "serve" / "service.yaml"
 ANY = "any"
+CPU_START_S = 600  # from an engine's start: vLLM needs minutes on a laptop whose cores have other work, too
 
 
 def usual_provider(settings: Settings) -> str:
@@ -77,9 +78,24 @@ def document_of(config: str, old: WantedService | None, name: str, replicas: int
             raise UsageError(
                 f"--replicas is {replicas}; it must be at least 1 (down to none: min_replicas in --config)"
             )
-        section = {key: value for key, value in document["service"].items() if key != "replica_policy"}
-        document["service"] = {**section, "replicas": replicas}
+        document["service"] = _fixed(document["service"], replicas)
     return document
+
+
+def for_this_machine(document: dict[str, Any], num_gpus: int, replicas: int | None) -> dict[str, Any]:
+    """Return the shipped service file as it suits one machine: a replica for each GPU, or one, and time for a CPU.
+
+    More replicas would take turns with the same GPU, or the same CPUs. `replicas`: asked for; None: not.
+    """
+    section = document["service"] if replicas else _fixed(document["service"], max(1, num_gpus))
+    if not num_gpus:
+        probe = {**section["readiness_probe"], "initial_delay_seconds": CPU_START_S}
+        section = {**section, "readiness_probe": probe}
+    return {**document, "service": section}
+
+
+def _fixed(section: Mapping[str, Any], replicas: int) -> dict[str, Any]:
+    return {**{key: value for key, value in section.items() if key != "replica_policy"}, "replicas": replicas}
 
 
 def check_file(service: Service, tell: Say) -> None:
