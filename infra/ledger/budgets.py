@@ -109,7 +109,8 @@ def open_budget(
         raise UsageError(f"{name}: a limit of {in_usd(amount)} pays for nothing; give more: --spend-limit")
     with journal.writing():
         now = find(journal, name)
-        if (now and now.epoch) != (before and before.epoch):
+        is_wanted = now is not None and now.amount == amount  # by whoever was first of two that want the same
+        if not is_wanted and (now and now.epoch) != (before and before.epoch):
             raise Fenced(f"{name}: another command changed its limit meanwhile; run that again")
         if now is None:
             journal.execute("INSERT INTO budgets VALUES (?, 1, ?, ?)", name, amount, int(time.time()))

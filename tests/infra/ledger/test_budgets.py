@@ -233,6 +233,7 @@ def test_a_pod_without_a_limit_or_a_budget_that_nobody_has_opened_is_refused(jou
 def test_an_amount_is_changed_by_one_command_at_a_time_and_never_below_what_is_owed(journal, environ):
     first = budgets.open_budget(journal, "b", 500, None)
     with Journal.open(environ=environ) as other:
+        assert budgets.open_budget(other, "b", 500, None) == first  # two terminals that open the same at once
         more = budgets.open_budget(other, "b", 900, first)
     with pytest.raises(Fenced, match="another command changed its limit"):
         budgets.open_budget(journal, "b", 700, first)
