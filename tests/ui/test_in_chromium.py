@@ -26,8 +26,8 @@ def visits(run: str) -> list[dict]:
     return [
         {"name": "runs", "path": "runs", "wait": run},
         {"name": "run", "path": f"curves?runs={run}&phase=base", "wait": "What it says"},
-        {"name": "compare", "path": "curves?runs=seed-1,seed-2&phase=base", "wait": "What differs"},
-        {"name": "compare-dark", "path": "curves?runs=seed-1,seed-2", "wait": "What differs", "dark": True},
+        {"name": "compare", "path": "curves?runs=sweep.seed-1,sweep.seed-2&phase=base", "wait": "What differs"},
+        {"name": "compare-dark", "path": "curves?runs=sweep.seed-1,sweep.seed-2", "wait": "What differs", "dark": True},
         {"name": "run-narrow", "path": f"curves?runs={run}", "wait": "What it says", "narrow": True},
         {"name": "logs", "path": f"logs?run={run}", "wait": "starting at step"},
         {"name": "logs-narrow", "path": f"logs?run={run}&search=checkpoints", "wait": "lines hold it", "narrow": True},
