@@ -96,7 +96,8 @@ def test_two_replicas_of_a_model_make_its_file_once_and_answer_as_our_decoder_do
         texts = {one.json()["choices"][0]["message"]["content"] for one in found}
         assert len(texts) == 1 and found[0].json()["usage"]["completion_tokens"] > 0
         ours = words.decode(list(generate.stream(random_model(config).eval(), prompt(ask, words), set(words.stops), 4)))
-        assert texts.pop().startswith(ours.rstrip("\ufffd")[:4])  # later ones hang on how activations are rounded
+        # Half a letter is left out there and marked here; later ones hang on how activations are rounded.
+        assert texts.pop().strip("\ufffd").startswith(ours.strip("\ufffd")[:3])
         assert httpx.post(f"{urls[0]}/v1/chat/completions", json=body).status_code == 401
         streamed = post(0, stream=True)
         assert streamed.text.endswith("data: [DONE]\n\n")
