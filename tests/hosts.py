@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from infra.agent import environment
+from infra.agent import environment, process
 from infra.records import Address
 from scripts.project import debian
 from tests.needs import PRIVILEGE, needs
@@ -169,6 +169,11 @@ class Host:
     def open_firewall(self) -> None:
         for chain in ("INPUT", "OUTPUT"):
             call("ip", "netns", "exec", self.network, "iptables", "-w", "-F", chain)
+
+
+def first_process(token: str) -> int:
+    """Of a pod on this machine, by when it began: numbers begin again, so that the lowest one says nothing."""
+    return min(process.find(token), key=lambda one: int(one.started)).pid
 
 
 def descendants(root: int) -> list[int]:

@@ -24,7 +24,7 @@ from infra.settings import VENDORS, Settings
 from store.run_sync.run_folder import ENDING, RunFolder
 from tests.faults.test_secrets import files, forms
 from tests.faults.trial import checkout, rounds
-from tests.hosts import until
+from tests.hosts import first_process, until
 from tests.infra.rehearsal.worlds import Running, world
 from tests.programs import source
 from tests.world import ROOT
@@ -114,7 +114,7 @@ def trial(running: Running, folder: Path, rented: list[Rented]) -> None:
         return [running.pod(one.pod_id) for one in pods]
 
     running.fault(requests=[{"vendor": "runpod", "call": "delete", "kind": "error", "status": 503, "count": None}])
-    keys = [process.environ_of(first_process(running, one.pod_id))["RUNPOD_API_KEY"] for one in own]
+    keys = [process.environ_of(first_process_of(running, one.pod_id))["RUNPOD_API_KEY"] for one in own]
     for one in rented:
         until(one.pod.work.is_dir, "work", LONG_S)
         (one.pod.work / "enough").touch()
@@ -172,10 +172,9 @@ def holding(key: str, folder: Path) -> list[Path]:
     return found
 
 
-def first_process(running: Running, pod_id: str) -> int:
-    """Of that pod, on this machine."""
+def first_process_of(running: Running, pod_id: str) -> int:
     (token,) = (path.read_text() for path in Path(running.about["state"]).glob(f"pods/{pod_id}-*/token"))
-    return process.find(token)[0].pid
+    return first_process(token)
 
 
 def command_lines() -> Iterator[bytes]:

@@ -8,6 +8,7 @@ import pytest
 
 from infra.agent import process
 from infra.rehearsal.clock import parse_iso
+from tests.hosts import first_process
 from tests.infra.rehearsal import schemas
 from tests.infra.rehearsal.worlds import Running, until
 
@@ -175,7 +176,7 @@ def test_a_pod_s_own_key_opens_that_pod_over_graphql_and_is_in_no_session(world)
     def environ(pod_id: str) -> dict[str, str]:
         """Of the first process."""
         token = next(Path(world.about["state"]).glob(f"pods/{pod_id}-*/token")).read_text()
-        return process.environ_of(process.find(token)[0].pid)
+        return process.environ_of(first_process(token))
 
     def by(key: str, method: str, path: str, body=None) -> httpx.Response:
         return world.call("runpod", method, path, body, headers={"Authorization": f"Bearer {key}"})
