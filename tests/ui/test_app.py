@@ -1,6 +1,7 @@
 """The page's server, in process: the exchange of the token, what is refused, views, acts."""
 
 import asyncio
+import graphlib
 import json
 import threading
 
@@ -76,6 +77,15 @@ def test_the_page_itself_loads_nothing_from_elsewhere_and_every_answer_says_so(d
     assert sum(path.stat().st_size for path in files) < 300_000
     assert not [path for path in files if "https://" in path.read_text()]
     assert [reply.status_code for reply in talk(desk, ("GET", "/static/../app.py", {}))] == [404]
+
+
+def test_no_module_of_the_page_imports_itself_by_way_of_others():
+    imports = {
+        path: {(path.parent / found[2]).resolve() for found in export.IMPORT.finditer(path.read_text())}
+        for path in app.STATIC.resolve().rglob("*.js")
+    }
+    order = list(graphlib.TopologicalSorter(imports).static_order())
+    assert set(order) == set(imports) and order[-1].name == "app.js"
 
 
 def test_every_view_of_an_empty_installation_answers_with_its_command(desk):
