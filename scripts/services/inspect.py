@@ -238,12 +238,13 @@ def bench(spec: BenchFlags) -> None:
         row = journal.service(name)
         assert row is not None
         newest = service_state.wanted_of(row.wanted).newest
+        certfile = controller_client.certfile(name, journal)
         ready = len(service_state.seen_of(row.seen).serving)
     if not ready:
         raise UsageError(f"{name} has no replica that is ready; see: inv serve.doctor {name}")
-    config = {"url": seen.endpoint, "model": service_state.served_name(name, newest.service), "rate": spec.rate,
-              "duration_s": duration_s, "max_tokens": spec.max_tokens, "prompt": spec.prompt, "replicas": ready,
-              "target_ttft_s": spec.target_ttft or 0.0}  # fmt: skip
+    config = {"url": seen.endpoint, "certfile": certfile, "rate": spec.rate, "duration_s": duration_s,
+              "model": service_state.served_name(name, newest.service), "max_tokens": spec.max_tokens,
+              "prompt": spec.prompt, "replicas": ready, "target_ttft_s": spec.target_ttft or 0.0}  # fmt: skip
     result: dict[str, Any] = {}
     for record in train_env.run(
         ("-m", "serve.load"), config, root=ROOT, python=controller_client.python(settings, render.say)
