@@ -65,7 +65,7 @@ def launch(spec: LaunchFlags) -> None:
     meant = own_job(file, spec, settings) if file else use_case.understand(spec, settings, render.tell)
     with open_journal(settings) as journal:
         with moving_line.waiting("what is there, and what it costs, is found out"):
-            settle(journal, settings, render.tell)
+            settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
             found = use_case.prepare(meant, journal, settings, render.tell)
         if found.is_open:
             assert isinstance(meant.work, Work)
