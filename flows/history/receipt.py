@@ -155,6 +155,25 @@ def weights(store: Store, name: str, fingerprint: str) -> dict[str, str]:
     return {one.path: one.sha256 for one in files if one.path.endswith(WEIGHTS)}
 
 
+def machine_of(one: Receipt, step: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a phase of the run computed with (`trainer.device.Machine.about`); {} where that is not known."""
+    making, store = step["config"]["making"], Store(one.store)
+    if "keeping" not in step["config"] or store.find(making["name"], making["fingerprint"]).problem:
+        return {}
+    found = store.manifest_of(making["name"], making["fingerprint"]).about.get("machine")
+    return found if isinstance(found, Mapping) else {}
+
+
+def environ_of(one: Receipt, step: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that a step had of its run: those that were given it, and its threads, where known.
+
+    Sums are taken in another order by other threads, and have other last bits then.
+    """
+    machine = machine_of(one, step)
+    threads = {"OMP_NUM_THREADS": str(machine["threads"])} if machine.get("device") == "cpu" else {}
+    return {**one.job["environ"], **threads}
+
+
 def python_version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 

@@ -60,7 +60,8 @@ def repeat(one: Receipt, folder: Path, settings: Settings, quiet: bool) -> dict[
     work = {"SLIPWAY_WORK": str(folder / "work"), "SLIPWAY_RUN_ID": f"{one.run}-again"}
     found: dict[str, bool | None] = {}
     for step in receipt.rebased(one.steps, store_uri := str(folder / "store")):
-        local_step.run(step["name"], step["words"], step["config"], settings, quiet, work)
+        environ = {**receipt.environ_of(one, step), **work}
+        local_step.run(step["name"], step["words"], step["config"], settings, quiet, environ)
         making: dict[str, Any] = step["config"]["making"]
         if "keeping" in step["config"]:  # a phase
             before = receipt.weights(then, making["name"], making["fingerprint"])
