@@ -22,7 +22,7 @@ from infra.errors import UsageError
 from infra.ledger.journal import ServiceRow
 from infra.market import gpus
 from infra.names import check_name
-from infra.providers import recovers_itself, registry
+from infra.providers import registry
 from infra.runs.timing import Say
 from infra.selection.preflight import SPEND_LIMIT
 from infra.settings import SKYPILOT, Settings, is_rented
@@ -212,7 +212,7 @@ def check_reach(version: Version, settings: Settings) -> None:
     """
     candidates = placement.candidates(version.provider, settings)
     for one in candidates:
-        if recovers_itself(registry.provider(settings, one)):  # opened also since that says what is missing
+        if registry.provider(settings, one).recovers:  # opened also since that says what is missing
             more = "; SkyServe runs it from a file of its own: inv serve.export --engine skyserve, then sky serve up"
             raise UsageError(f"--provider {one}: it runs jobs, on machines that it alone chooses, and a service is "
                              f"none; take local, ssh or a vendor{more if one == SKYPILOT else ''}")  # fmt: skip
