@@ -25,7 +25,6 @@ from serve import controller_client, engines
 from serve.gateway.http import certificate
 from serve.policy import service_state
 from serve.replicas.replica_pod import free_port
-from store import Store
 from trainer.records.phase_registry import PHASES, USUAL, all_phases
 from ui.desk import Desk
 from ui.views.ask import View, ViewQuery
@@ -40,12 +39,12 @@ def models(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     with desk.journal() as journal:
         services = [f"{SERVICE}{one.name}" for one in journal.services()]
     kinds = [PHASES[one].folder for one in (USUAL, *all_phases()[::-1])]
-    kept = [one.name for one in Store(desk.settings.store).artifacts() if one.name.split("/")[0] in kinds]
+    kept = [one.name for one in desk.artifacts() if one.name.split("/")[0] in kinds]
     kept.sort(key=lambda name: kinds.index(name.split("/")[0]))
     return {"models": [*services, *kept], "command": "inv chat"}
 
 
-VIEW = View(models, every_s=5.0)
+VIEW = View(models)
 
 
 @dataclass(frozen=True)
