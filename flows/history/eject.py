@@ -19,7 +19,6 @@ from flows.history.receipt import Receipt
 from infra.agent import environment
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.units import count
 from store import Store
 
 CODE = ("data", "trainer", "store")
@@ -117,10 +116,7 @@ def same_by(machines: Sequence[Mapping[str, Any]]) -> str:
     """Return in words when the weights come out the same."""
     if not machines or any(one["device"] != "cpu" for one in machines):
         return ELSEWHERE
-    kinds = dict.fromkeys(
-        f"{count(one['threads'], 'thread')}, PyTorch {one['torch']}, {one['units']}" for one in machines
-    )
-    return ON_CPU.format(machine="; ".join(kinds))
+    return ON_CPU.format(machine="; ".join(dict.fromkeys(map(receipt.machine_words, machines))))
 
 
 def requirements() -> Iterator[str]:

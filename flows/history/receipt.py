@@ -24,6 +24,7 @@ from infra.ledger.journal import Op
 from infra.money import per_hour
 from infra.records import Offer
 from infra.settings import Settings
+from infra.units import count
 from store import Store
 
 SCHEMA = 1
@@ -162,6 +163,12 @@ def machine_of(one: Receipt, step: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
     found = store.manifest_of(making["name"], making["fingerprint"]).about.get("machine")
     return found if isinstance(found, Mapping) else {}
+
+
+def machine_words(machine: Mapping[str, Any]) -> str:
+    """Return what a phase computed with, in words."""
+    what = count(machine["threads"], "thread") if machine["device"] == "cpu" else machine["device"]
+    return f"{what}, PyTorch {machine['torch']}, {machine['units']}"
 
 
 def environ_of(one: Receipt, step: Mapping[str, Any]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """What `inv again` and `inv eject` do: a run once more from its receipt, and a run as plain files."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def again(spec: AgainFlags) -> None:
     folder = next(path for number in range(1, 10_000) if not (path := _place(one, spec.out, number)).exists())
     found = repeat(one, folder, settings, spec.json)
     same = [name for name, is_same in found.items() if is_same]
+    made = replace(one, store=str(folder / "store"))
+    for step in one.steps:
+        then, now = receipt.machine_of(one, step), receipt.machine_of(made, step)
+        if then and now and then != now:
+            differs.append(f"{step['name']}: {receipt.machine_words(now)}, then {receipt.machine_words(then)}")
+            render.say(f"differs today: {differs[-1]}")
     if spec.json:
         print_json({"run": one.run, "differs": differs, "state": "succeeded", "folder": str(folder),
                     "same_weights": found})  # fmt: skip
