@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 
 from flows import run_leases
 from infra.ledger.journal import Journal, Op
-from infra.providers import is_managed, registry
+from infra.providers import registry
 from infra.runs import pods, snapshot
 from infra.runs.follow import Seen
 from infra.runs.follow import follow as watch
@@ -24,7 +24,7 @@ def keeping(op: Op, journal: Journal, settings: Settings, tell: Say) -> Iterator
     A run of an engine is only watched: the engine keeps it.
     """
     vendor = registry.provider(settings, op.vendor)
-    if is_managed(vendor):
+    if vendor.manages:
         yield watch(op, journal, vendor.reach(pods.pod_of(op)))
         return
     keeper = Keeper.of(op, journal, settings, tell)

@@ -26,7 +26,7 @@ from infra.ledger import turns
 from infra.ledger.journal import Journal, Op, Taken
 from infra.names import check_name, run_name
 from infra.notices import hooks
-from infra.providers import Provider, is_managed, market, registry
+from infra.providers import Provider, market, registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
 from infra.runs import snapshot
@@ -138,7 +138,7 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
         meant.asked.check(before)
         found = replace(found, at_work=before)
     if vendor.is_rented and plan.job and not found.at_work:
-        if is_managed(vendor):
+        if vendor.manages:
             return replace(
                 found, plan=_kept(plan, meant), offers=tuple(submit.price(plan, cast(ManagedJobs, vendor), tell))
             )
@@ -210,7 +210,7 @@ def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
     else:
         op = _begin(found, journal, settings, tell)
     vendor = registry.provider(settings, op.vendor)
-    if not (vendor.is_here or is_managed(vendor)) and op.token not in known:
+    if not (vendor.is_here or vendor.manages) and op.token not in known:
         snapshot.keep_code(op, ROOT, settings.homes / op.run, found.plan.carried)
     if op.token not in known:
         with contextlib.suppress(OSError):  # a full disk: the run goes on without a receipt
@@ -252,7 +252,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
         terms = terms_for(settings, vendor, found.meant.spec.no_accept)
         terms = replace(terms, asked=asked.record(), budget_name=paid_from, turn=line.turn)
         vendors, secrets = registry.vendors(settings), job_environment.secrets_for(plan.job.secrets, settings)
-        if is_managed(vendor):
+        if vendor.manages:
             return submit.submit(plan, found_now, cast(ManagedJobs, vendor), journal, ROOT, secrets, tell, terms)
         return street.start(plan, found_now, vendors, journal, ROOT, secrets, tell, terms)
 

@@ -14,7 +14,7 @@ from infra.errors import UsageError
 from infra.ledger import spend
 from infra.ledger.journal import Journal, Op, Taken
 from infra.money import in_usd
-from infra.providers import is_managed, registry
+from infra.providers import registry
 from infra.runs import launch as street
 from infra.runs import pods, sight
 from infra.runs.keeper import Keeper
@@ -104,7 +104,7 @@ def again(
     """
     tell(f"resuming {op.run}")
     vendor = registry.provider(settings, op.vendor)
-    if is_managed(vendor):
+    if vendor.manages:
         raise UsageError(f"{op.run}: {vendor.name} takes whole jobs: launch it again with the same words and "
                          f"--run-name {op.run}; it goes on from its checkpoints in {op.store}")  # fmt: skip
     if vendor.is_rented and not op.is_live:

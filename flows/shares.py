@@ -21,7 +21,7 @@ from infra.ledger.budgets import BudgetState, SharedBudget
 from infra.ledger.journal import Journal, Op
 from infra.ledger.turns import Turn
 from infra.money import BadAmount, micro_usd
-from infra.providers import Provider, recovers_itself
+from infra.providers import Provider
 from infra.providers.ssh import SshPools
 from infra.records import Offer, Request
 from infra.runs.settle import settle_rows
@@ -123,7 +123,7 @@ def on_devices(request: Request, said: str, vendor: Provider) -> Request:
     """Return what is asked for with the GPUs of a machine that `--devices` names. Raises UsageError."""
     if not said:
         return request
-    if vendor.is_rented or recovers_itself(vendor):
+    if vendor.is_rented or vendor.recovers:
         raise UsageError("--devices is for machines of your own: local, ssh; elsewhere a pod is rented as a whole")
     if request.nodes > 1:
         raise UsageError("--devices names GPUs of one machine; leave out --nodes")
@@ -180,7 +180,7 @@ def in_line(
 ) -> Iterator[MachineLine]:
     """Stand in line for a machine of one's own, where `waits`; the place is given up when this is over."""
     line = MachineLine(journal, settings, tell, 1 if vendor.is_here else request.nodes)
-    if waits and not (vendor.is_rented or recovers_itself(vendor)):
+    if waits and not (vendor.is_rented or vendor.recovers):
         places = vendor.places(request) if isinstance(vendor, SshPools) else ("",)
         line.turn = turns.stand_in_line(journal, request.run, vendor.name, places, request.devices)
     try:

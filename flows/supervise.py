@@ -30,7 +30,7 @@ from infra.ledger.journal import SUPERVISOR, Held, Journal, Op, service_lease
 from infra.ledger.life_cycle import LOST, READY
 from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
-from infra.providers import is_managed, registry
+from infra.providers import registry
 from infra.providers.local import Local
 from infra.runs import pods, sight
 from infra.runs.keeper import GivenUp, lease_name
@@ -165,7 +165,7 @@ def hand_on(op: Op, settings: Settings) -> str:
     vendor = registry.provider(settings, op.vendor)
     if vendor.is_here:
         return "its own guard and agent keep it at work on this machine; nobody else is needed"
-    if is_managed(vendor):
+    if vendor.manages:
         return f"{vendor.name}'s controller keeps it at work; nobody else is needed"
     pid = ensure(settings)
     who = f"the supervisor (process {pid})" if pid else "the supervisor"

@@ -96,6 +96,7 @@ class Controller:
             port=self.wanted.port or self.seen.port,
             patience_s=FREED_S if self.took_over else 0.0,
             limits=limits_of(self.service),
+            tls=self.service.tls,
             router=router,
         )
 
@@ -160,7 +161,8 @@ class Controller:
             self.gateway.order = asked
             found = await self.gateway.begin()
         host = f"[{self.wanted.host}]" if ":" in self.wanted.host else self.wanted.host
-        self.seen = replace(self.seen, endpoint=f"http://{host}:{found.port}", port=found.port)
+        scheme = "https" if self.service.tls else "http"
+        self.seen = replace(self.seen, endpoint=f"{scheme}://{host}:{found.port}", port=found.port)
         what = "found at work" if self.gateway.is_found else "begun"
         self.say(f"{self.name}: listening on {found.port}; the gateway, process {found.pid}, was {what}")
 
@@ -312,7 +314,7 @@ class Controller:
         """Tell the gateway its replicas; this is the one way by which it learns of them."""
         serving = (self.replicas.kept[number] for number in self.serving if number in self.replicas.kept)
         ready = [one.endpoint for one in serving if one.endpoint and one.member.state is State.READY]
-        self.gateway.tell(ready, limits_of(self.service))
+        self.gateway.tell(ready, limits_of(self.service), self.service.tls)
 
     def _save(self) -> None:
         """Save what is seen. Raises Fenced when another controller has taken over."""

@@ -38,6 +38,13 @@ def python(settings: Settings, tell: Say) -> Path:
     return train_env.interpreter(ROOT, settings.environments, tell, "serve")
 
 
+def certfile(name: str, journal: Journal) -> str:
+    """Return the file of the certificate by which a service is known on this machine; "" where it speaks plain HTTP."""
+    row = journal.service(name)
+    tls = service_state.wanted_of(row.wanted).newest.service.tls if row else None
+    return tls.certfile if tls else ""
+
+
 def forget(name: str, settings: Settings, journal: Journal) -> None:
     """Take back what was only wanted, with the gateway that may have been begun for it."""
     try:

@@ -22,6 +22,7 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from serve import gateway_orders
 from serve.controller_process import tail
+from serve.gateway.http.certificate import Tls
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
 from serve.places import Places
@@ -69,9 +70,9 @@ class GatewayClient:
                 raise self.trouble
         return self.report
 
-    def tell(self, endpoints: Sequence[ReplicaEndpoint], limits: GatewayLimits) -> None:
-        """Have it know these replicas and limits, from its next report on."""
-        order = replace(self.order, endpoints=tuple(endpoints), limits=limits)
+    def tell(self, endpoints: Sequence[ReplicaEndpoint], limits: GatewayLimits, tls: Tls | None) -> None:
+        """Have it know these replicas, limits and certificate, from its next report on."""
+        order = replace(self.order, endpoints=tuple(endpoints), limits=limits, tls=tls)
         if order != self.order:
             self.order = order
             self._changed.set()

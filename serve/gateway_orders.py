@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 
 from infra.agent.process import Identity, is_alive, myself, send
 from infra.transport.unix_socket import short
+from serve.gateway.http.certificate import Tls
 from serve.gateway.http.limits import GatewayLimits
 from serve.places import Places
 
@@ -61,6 +62,8 @@ class Order:
     patience_s: float = 0.0
     """For which the port is waited for: it may be about to be free."""
     limits: GatewayLimits
+    tls: Tls | None = None
+    """None = plain HTTP, for as long as the process lives."""
     endpoints: tuple[ReplicaEndpoint, ...] = ()
     router: Router | None = None
     is_last: bool = False

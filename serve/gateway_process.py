@@ -28,6 +28,7 @@ from infra.records import Pod
 from serve import gateway_orders
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
+from serve.gateway.http.certificate import Certificate, Tls
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.open_files import raise_limit
 from serve.gateway.routing import Target
@@ -40,6 +41,7 @@ REACHED_S = 5.0  # for links to replicas, before it listens: one that is deaf do
 AGAIN_S = 2.0  # before a replica that cannot be reached is tried again
 POLL_S = 0.1
 HERE = "local"  # the provider whose pods are on this machine
+PAIR_S = 5.0  # until a certificate and its key are both renewed, as it begins
 LEAVE_S = 2.0  # for requests that are under way when it is told to end by a signal
 
 
@@ -62,6 +64,8 @@ class Process:
         self.gateway: Gateway | None = None
         self.order: Order | None = None
         self.limits: GatewayLimits | None = None
+        self.certificate: Certificate | None = None
+        self.refused = ""  # of a certificate that was renewed, why it is not used
         self.links: dict[str, ReplicaLink] = {}
         self.port, self.began, self.problem = 0, 0.0, ""
         self.epoch = -1
@@ -127,6 +131,9 @@ class Process:
         try:
             if self.gateway is None:
                 self.gateway = self._made(order)
+                if order.tls is not None:
+                    self.certificate = await _certificate(order.tls)
+                    self.gateway.speak_tls(self.certificate.context)
                 await self._reached()
                 self._tell()
                 await self._listen(self.gateway, order)
@@ -134,6 +141,7 @@ class Process:
                 self.limits = order.limits
                 self.gateway.limit(order.limits)
             self._tell()
+            self._renew()
         except (SlipwayError, OSError) as error:
             self.problem = str(error)
             say(self.problem)
@@ -174,6 +182,27 @@ class Process:
         ready = [link.target for link in links if link.target is not None]
         if ready != self.gateway.replicas:
             self.gateway.replace(ready)
+
+    def _renew(self) -> None:
+        """Use the certificate as it is now, and the one before for as long as that cannot be read."""
+        assert self.gateway is not None and self.order is not None
+        known, tls = self.certificate, self.order.tls
+        if known is None or tls is None:
+            return
+        try:
+            is_new = known.renew() if tls == known.tls else True
+            if tls != known.tls:
+                known = Certificate(tls)
+        except UsageError as error:
+            if str(error) != self.refused:  # told once
+                self.refused = str(error)
+                say(f"the certificate before stays in use: {error}")
+            return
+        self.refused = ""
+        if is_new:
+            self.certificate = known
+            self.gateway.speak_tls(known.context)
+            say(f"the certificate was renewed: {tls.certfile}")
 
     def _report(self) -> GatewayReport:
         gateway, order = self.gateway, self.order
@@ -239,7 +268,7 @@ class Process:
         await asyncio.to_thread(link.closing.close)
 
     async def _keep_up(self) -> None:
-        """Close links that nobody uses any more, and read keys as they change."""
+        """Close links that nobody uses any more, and read keys and certificates as they change."""
         read_at = time.monotonic()
         while True:
             await asyncio.sleep(POLL_S)
@@ -256,6 +285,7 @@ class Process:
                     self.ended.set()
                 if self.gateway is not None:
                     self._read_keys(self.gateway)
+                    self._renew()
 
     def _read_keys(self, gateway: Gateway) -> None:
         try:
@@ -265,6 +295,18 @@ class Process:
         else:
             if found or not gateway.keys:  # whoever listens to others never does so without a key
                 gateway.keys.take(found)
+
+
+async def _certificate(tls: Tls) -> Certificate:
+    """Return a certificate; one that is being renewed at this moment is waited for. Raises UsageError."""
+    until = time.monotonic() + PAIR_S
+    while True:
+        try:
+            return Certificate(tls)
+        except UsageError:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(POLL_S)
 
 
 def _target(endpoint: ReplicaEndpoint, near: int) -> Target:

@@ -21,6 +21,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from serve.gateway.http import certificate
 from serve.loops import run
 
 KEY = "SLIPWAY_ENDPOINT_KEY"
@@ -33,6 +34,8 @@ REQUEST_S = 300.0
 class LoadTest:
     url: str
     model: str
+    certfile: str = ""
+    """By which the service is known; "" = whoever this machine trusts."""
     rate: float
     """Requests per second."""
     duration_s: float
@@ -137,7 +140,8 @@ async def measure(load: LoadTest) -> None:
     key = os.environ.get(KEY, "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limit = aiohttp.ClientTimeout(REQUEST_S)
-    connector = aiohttp.TCPConnector(limit=0)
+    trusted = certificate.client_context(load.certfile) if load.certfile else True
+    connector = aiohttp.TCPConnector(limit=0, ssl=trusted)
     rounds: list[dict[str, Any]] = []
     async with aiohttp.ClientSession(headers=headers, timeout=limit, connector=connector) as session:
         rate = load.rate

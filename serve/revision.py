@@ -22,13 +22,14 @@ from infra.errors import UsageError
 from infra.ledger.journal import ServiceRow
 from infra.market import gpus
 from infra.names import check_name
-from infra.providers import recovers_itself, registry
+from infra.providers import registry
 from infra.runs.timing import Say
 from infra.selection.preflight import SPEND_LIMIT
 from infra.settings import SKYPILOT, Settings, is_rented
 from serve import engines
 from serve import service as service_file
 from serve.engine import memory_fit, models
+from serve.gateway.http import certificate
 from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import ServiceRecord, Version, WantedService
@@ -71,7 +72,7 @@ def document_of(config: str, old: WantedService | None, name: str, replicas: int
     else:
         path = path_of(config)
         service_file.load(path)  # its mistakes are told by their place in it
-        document = dict(strict_yaml.read(path))
+        document = with_full_paths(strict_yaml.read(path))
     document["name"] = name
     if replicas is not None:
         if replicas < 1:
@@ -98,12 +99,19 @@ def _fixed(section: Mapping[str, Any], replicas: int) -> dict[str, Any]:
     return {**{key: value for key, value in section.items() if key != "replica_policy"}, "replicas": replicas}
 
 
+def with_full_paths(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document whose certificate is found from any folder: its paths are of the one in which it is read."""
+    section = dict(document["service"])
+    if tls := section.get("tls"):
+        section["tls"] = {name: str(Path(path).expanduser().absolute()) for name, path in tls.items()}
+    return {**document, "service": section}
+
+
 def check_file(service: Service, tell: Say) -> None:
-    """Tell what its file says that changes nothing here. Raises UsageError for what would."""
-    if service.file.service.tls:
-        raise UsageError(
-            "service.tls: the gateway speaks plain HTTP; leave it out, and put a proxy with the certificate before it"
-        )
+    """Tell what its file says that changes nothing here. Raises UsageError for a certificate that cannot be used."""
+    if service.tls is not None:
+        certificate.server_context(service.tls)
+        certificate.client_context(service.tls.certfile)
     if unused := only_for_skyserve(service, service_file.load(CONFIG)):
         tell(f"{', '.join(unused)}: for sky serve up only; here --engine and slipway.engine say how an engine is "
              "run, and the least loaded replica is asked")  # fmt: skip
@@ -220,7 +228,7 @@ def check_reach(version: Version, settings: Settings) -> None:
     """
     candidates = placement.candidates(version.provider, settings)
     for one in candidates:
-        if recovers_itself(registry.provider(settings, one)):  # opened also since that says what is missing
+        if registry.provider(settings, one).recovers:  # opened also since that says what is missing
             more = "; SkyServe runs it from a file of its own: inv serve.export --engine skyserve, then sky serve up"
             raise UsageError(f"--provider {one}: it runs jobs, on machines that it alone chooses, and a service is "
                              f"none; take local, ssh or a vendor{more if one == SKYPILOT else ''}")  # fmt: skip
@@ -235,9 +243,17 @@ def check_reach(version: Version, settings: Settings) -> None:
 
 
 def check_plane(name: str, old: WantedService | None, service: Service) -> None:
-    """Check that the data plane stays as it is. Raises UsageError: engines ask for keys that go with it."""
+    """Check that the data plane and the address's scheme stay as they are. Raises UsageError.
+
+    Engines ask for keys that go with the one, clients know the other.
+    """
     if old is None:
         return
+    if (service.tls is None) != (old.newest.service.tls is None):
+        raise UsageError(
+            f"service.tls cannot be {'added' if service.tls else 'removed'} while {name} is running, since its address "
+            f"would be another one; end it first: inv serve.down {name}, then inv serve.up"
+        )
     was, ours = old.newest.service.ours, service.ours
     if (was.data_plane, was.router_policy) != (ours.data_plane, ours.router_policy):
         raise UsageError(

@@ -21,6 +21,7 @@ from infra.errors import UsageError
 from serve import request_bounds
 from serve.budget import limit_of
 from serve.engine.options import PLAIN, Tuning
+from serve.gateway.http.certificate import Tls
 from serve.request_bounds import Bounds
 from store import strict_records
 
@@ -81,12 +82,6 @@ class ReplicaPolicy:
 @dataclass(frozen=True, kw_only=True)
 class LoadBalancer:
     stream_timeout_seconds: float = 120
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tls:
-    keyfile: str
-    certfile: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +174,11 @@ class Service:
     @property
     def ours(self) -> SlipwaySection:
         return self.file.slipway
+
+    @property
+    def tls(self) -> Tls | None:
+        """Return the certificate of its gateway; None where that speaks plain HTTP."""
+        return self.file.service.tls
 
 
 def load(path: Path) -> Service:

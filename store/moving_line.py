@@ -1,6 +1,6 @@
 """A line that moves on the terminal while something is waited for, so that nobody takes silence for the end.
 
-In: what is waited for, in words. Out: on stderr, after two seconds, those words and how long it has been; they are
+In: what is waited for, in words. Out: on stderr, after a second, those words and how long it has been; they are
 taken away again when the wait is over. Where stderr is no terminal nothing is written.
 """
 
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-AFTER_S = 2.0
+AFTER_S = 1.0
 EVERY_S = 0.25
 MARKS = "|/-\\"  # every terminal and every encoding has them
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -27,6 +28,12 @@ class Machine:
     device: torch.device
     fast: torch.dtype  # of activations
     threads: int
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Return what the bits of a result depend on beside its inputs and its code."""
+        units = torch.backends.cpu.get_cpu_capability() if self.device.type == "cpu" else torch.cuda.get_device_name()
+        return {"device": self.device.type, "threads": self.threads, "units": units, "torch": torch.__version__}
 
     def dtype(self, config: PhaseConfig) -> torch.dtype:
         """Return the dtype of activations."""

@@ -273,7 +273,7 @@ class PhaseRun:
         )
         if wrong := vocabulary.problem(lambda name: (draft / "hf" / name).read_bytes(), about):
             raise Refused(f"{self.making.name} was not published: {wrong}")
-        whole = {**about, **self.making.provenance}
+        whole = {**about, **self.making.provenance, "machine": self.machine.about}
         Store(self.making.store).publish(draft, self.making.name, self.making.fingerprint, whole)
         remove(self.checkpoints.folder)  # the store has read its copy back
         return about

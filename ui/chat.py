@@ -21,10 +21,10 @@ from infra import train_env
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.transport.port_forward import LOOPBACK
-from serve import engines
+from serve import controller_client, engines
+from serve.gateway.http import certificate
 from serve.policy import service_state
 from serve.replicas.replica_pod import free_port
-from store import Store
 from trainer.records.phase_registry import PHASES, USUAL, all_phases
 from ui.desk import Desk
 from ui.views.ask import View, ViewQuery
@@ -39,12 +39,24 @@ def models(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     with desk.journal() as journal:
         services = [f"{SERVICE}{one.name}" for one in journal.services()]
     kinds = [PHASES[one].folder for one in (USUAL, *all_phases()[::-1])]
-    kept = [one.name for one in Store(desk.settings.store).artifacts() if one.name.split("/")[0] in kinds]
+    kept = [one.name for one in desk.artifacts() if one.name.split("/")[0] in kinds]
     kept.sort(key=lambda name: kinds.index(name.split("/")[0]))
     return {"models": [*services, *kept], "command": "inv chat"}
 
 
-VIEW = View(models, every_s=5.0)
+VIEW = View(models)
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """Who answers, and how they are reached."""
+
+    url: str
+    key: str
+    name: str
+    """Of the model there; "" = the first that it names."""
+    certfile: str = ""
+    """By which a service is known; "" = plain HTTP."""
 
 
 @dataclass
@@ -65,21 +77,22 @@ class Talks:
     _local: ServedHere | None = None
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
-    def find(self, model: str) -> tuple[str, str, str]:
-        """Return where a model answers, its key and its name there. Raises SlipwayError."""
+    def find(self, model: str) -> Answerer:
+        """Return where a model answers. Raises SlipwayError."""
         if model.startswith(SERVICE):
             name = model.removeprefix(SERVICE)
             with self.desk.journal() as journal:
-                row = journal.service(name)
+                row, certfile = journal.service(name), controller_client.certfile(name, journal)
             seen = service_state.seen_of(row.seen) if row else None
             if seen is None or not seen.endpoint:
                 raise UsageError(f"the service {name} has no address yet; see: inv serve.status {name}")
-            return seen.endpoint.rstrip("/").removesuffix("/v1"), os.environ.get("SLIPWAY_ENDPOINT_KEY", ""), ""
+            url = seen.endpoint.rstrip("/").removesuffix("/v1")
+            return Answerer(url, os.environ.get("SLIPWAY_ENDPOINT_KEY", ""), "", certfile)
         with self._turn:
             if self._local is None or self._local.name != model or self._local.child.poll() is not None:
                 self.close()
                 self._local = self._begin(model)
-            return self._local.url, self._local.key, "model"
+            return Answerer(self._local.url, self._local.key, "model")
 
     def close(self) -> None:
         """End the model that is served."""
@@ -129,18 +142,20 @@ class Talks:
     async def answer(self, asked: Mapping[str, Any]) -> AsyncIterator[bytes]:
         """Yield the events of an answer as its engine sends them; what is wrong is an event as well."""
         try:
-            url, key, name = await asyncio.to_thread(self.find, str(asked.get("model", "")))
-            await self.ready(url)
-            async for piece in _stream(url, key, name, asked):
+            partner = await asyncio.to_thread(self.find, str(asked.get("model", "")))
+            await self.ready(partner.url)
+            async for piece in _stream(partner, asked):
                 yield piece
         except (SlipwayError, httpx.HTTPError, OSError) as error:
             yield _error(str(error) or type(error).__name__)
 
 
-async def _stream(url: str, key: str, name: str, asked: Mapping[str, Any]) -> AsyncIterator[bytes]:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+async def _stream(partner: Answerer, asked: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    url, name = partner.url, partner.name
+    headers = {"Authorization": f"Bearer {partner.key}"} if partner.key else {}
     timeout = httpx.Timeout(SILENT_S, connect=10.0)
-    async with httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as client:
+    trusted = certificate.client_context(partner.certfile) if partner.certfile else True
+    async with httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False, verify=trusted) as client:
         if not name:
             listed = await client.get(f"{url}/v1/models")
             if listed.status_code == 401:

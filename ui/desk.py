@@ -1,7 +1,8 @@
 """What all views share: the settings, the journal as it is now, and looks at runs that are not repeated needlessly.
 
 A look at pods asks their vendors and their machines. Those of this machine are looked at each second; where a run is
-on another one, every few seconds, however many browsers are open.
+on another one, every few seconds, however many browsers are open. A store of this machine is looked at each second,
+any other every few minutes.
 """
 
 import threading
@@ -14,8 +15,9 @@ from flows import status
 from infra.ledger.journal import Journal
 from infra.records import PodView
 from infra.settings import Settings
+from store import Artifact, Store, credentials
 
-HERE_S, ELSEWHERE_S = 0.7, 5.0  # how old a look may be
+HERE_S, ELSEWHERE_S, STORE_ELSEWHERE_S = 0.7, 5.0, 300.0  # how old a look may be
 ENDED = 200  # runs that have ended, and are shown
 MOST_NOTES = 50
 T = TypeVar("T")
@@ -53,6 +55,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         self._runs: Fresh[list[PodView]] = Fresh(self._look)
+        self._artifacts: Fresh[list[Artifact]] = Fresh(self._look_at_store)
 
     def journal(self) -> Journal:
         """Open the journal; for a `with`."""
@@ -61,6 +64,10 @@ class Desk:
     def runs(self) -> list[PodView]:
         """Return all that is live and the last that ended, newest first, as a look of just now has it."""
         return self._runs.get()
+
+    def artifacts(self) -> list[Artifact]:
+        """Return what the store has, by its names. Raises StoreError."""
+        return self._artifacts.get()
 
     def tell(self, words: str) -> None:
         """Keep what was said for the page, once."""
@@ -82,3 +89,9 @@ class Desk:
             views = status.status(journal, self.settings, ended=ENDED)
         is_here = all(one.provider == "local" for one in views if one.ended_at is None)
         return views, max(HERE_S if is_here else ELSEWHERE_S, 2 * (time.monotonic() - began))
+
+    def _look_at_store(self) -> tuple[list[Artifact], float]:
+        began, store = time.monotonic(), self.settings.store
+        found = list(Store(store).artifacts())
+        is_here = credentials.kind(store) == ""
+        return found, max(HERE_S, 4 * (time.monotonic() - began)) if is_here else STORE_ELSEWHERE_S

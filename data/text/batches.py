@@ -56,9 +56,7 @@ def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence
     if file.code:
         from data.text import own
 
-        return Told(
-            own.documents(file.uri.rpartition("/")[2], file.code), [name for name in columns if name in COLUMNS]
-        )
+        return Told(own.documents(file.uri.rpartition("/")[2], file.code), columns)
     try:
         return _opened(file, columns, required)
     except DamagedFile as error:
@@ -131,13 +129,14 @@ class Told:
     count = 1
 
     def __init__(self, documents: Iterable[Document], columns: Sequence[str]):
-        self.documents, self.columns = documents, columns
+        self.documents, self.columns = documents, [name for name in columns if name in COLUMNS]
 
     def read(self, piece: int, state: dict[str, Any] | None = None) -> Iterator[Batch]:
         documents = iter(self.documents)
         while some := list(islice(documents, 512)):
             columns = {name: [getattr(one, name) for one in some] for name in self.columns}
-            yield Batch(len(some), Listed(one.text.encode("utf-8", "replace") for one in some), columns)
+            texts = Listed(one.text.encode("utf-8", "replace") for one in some)
+            yield Batch(len(some), texts, columns, available=("text", *COLUMNS))
 
 
 class Parquet:
@@ -158,6 +157,7 @@ class Parquet:
         except (pyarrow.ArrowException, OSError) as error:
             raise DamagedFile(uri, f"not a whole parquet file: {str(error).splitlines()[0]}") from None
         schema = self.file.schema_arrow
+        self.available = tuple(schema.names)
         there = ", ".join(schema.names)
         top = text if text in schema.names else text.split(".")[0]
         found = schema.get_all_field_indices(top)
@@ -187,9 +187,8 @@ class Parquet:
                 rows, row_groups=[piece], columns=[self.text, *self.columns], use_threads=False
             ):
                 texts, invalid = texts_of(one, self.text)
-                yield Batch(
-                    len(one), texts, {name: one.column(name).to_pylist() for name in self.columns}, invalid_utf8=invalid
-                )
+                found = {name: one.column(name).to_pylist() for name in self.columns}
+                yield Batch(len(one), texts, found, invalid_utf8=invalid, available=self.available)
         except (pyarrow.ArrowException, OSError) as error:
             why = f"row group {piece}: damaged: {str(error).splitlines()[0]}"
             if not self.skips:
@@ -330,7 +329,7 @@ class Lines:
     def _objects(self, lines: Listed, start: int, number: int) -> Batch:
         rows, invalid, texts, skips = len(lines), mend(lines), Listed(), Skips(self.uri, start)
         columns: dict[str, list[Any]] = {name: [] for name in self.columns}
-        there: set[str] = set()
+        there = dict[str, None]()
         for at, line in enumerate(lines):
             if not line or line.isspace():
                 continue
@@ -342,11 +341,11 @@ class Lines:
             # half a surrogate pair has no UTF-8
             texts.append(text.encode("utf-8", "replace") if isinstance(text, str) else text)
             if columns:
-                there.update(row)
+                there.update(dict.fromkeys(row))
             for name, values in columns.items():
                 values.append(row.get(name))
         found = {name: values for name, values in columns.items() if name in there}
-        return Batch(rows, texts, found, invalid, skips=skips if skips.count else None)
+        return Batch(rows, texts, found, invalid, skips=skips if skips.count else None, available=tuple(there))
 
     def _read(self, line: Any) -> tuple[Any, Any, str]:
         """Return the row of a line, its text, and why it is no document, "" where it is one."""

@@ -95,3 +95,5 @@ class Batch:
     """Where the stream stands behind them, for who goes on from here."""
     skips: Skips | None = None
     """The lines among its rows that were left out, None where there are none."""
+    available: tuple[str, ...] = ()
+    """All columns that the rows of the source have; () where a text is all that there is."""

@@ -148,7 +148,7 @@ def _columns(batch: Batch, names: tuple[str, ...]) -> list[list[Any]]:
     """Return those of these columns that are there."""
     if found := [batch.columns[name] for name in names if name in batch.columns]:
         return found
-    there = ", ".join(["text", *batch.columns])
+    there = ", ".join(batch.available or ["text", *batch.columns])
     raise InputError(f"to choose by {' or '.join(names)} that column must be there; available: {there}")
 
 

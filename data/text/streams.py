@@ -44,7 +44,7 @@ class Streamed:
                 stream.load_state_dict(state)
             for one in stream.iter(ROWS):
                 batch = self._of_python(one) if is_made_by_python else self._of_arrow(one)
-                yield replace(batch, state=stream.state_dict())
+                yield replace(batch, state=stream.state_dict(), available=tuple(names))
                 del one, batch  # a giant is let go of before there is the next
 
     def _wanted(self, names: Sequence[str]) -> list[str]:

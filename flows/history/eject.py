@@ -10,8 +10,9 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from flows.history import receipt
 from flows.history.receipt import Receipt
@@ -27,7 +28,16 @@ set -eu
 cd "$(dirname "$0")"
 here=$PWD
 if [ -z "${{PYTHON:-}}" ]; then
-    [ -x venv/bin/python ] || {{ python3 -m venv venv && venv/bin/pip install -r requirements.txt; }}
+    if [ ! -e venv/whole ]; then
+        if command -v uv >/dev/null; then
+            uv venv --allow-existing venv
+            uv pip install --python venv/bin/python --torch-backend {backend} -r requirements.txt
+        else
+            python3 -m venv venv
+            venv/bin/pip install -r requirements.txt
+        fi
+        : > venv/whole
+    fi
     PYTHON=$here/venv/bin/python
 fi
 export PYTHONPATH="$here/code" PYTHONUNBUFFERED=1 SLIPWAY_WORK="$here/work" SLIPWAY_RUN_ID={run}
@@ -36,11 +46,14 @@ step() {{
     name=$1; shift
     if [ -e "done/$name" ]; then echo "$name: done already"; return; fi
     echo "$name: begins"
-    SLIPWAY_RECORDS="$here/work/$name.jsonl" "$PYTHON" "$@" --config "config/$name.json"
+    SLIPWAY_RECORDS="$here/work/$name.jsonl" env "$@" --config "config/$name.json"
     : > "done/$name"
 }}
-{steps}
+{check}{steps}
 echo "all is done; the models: $here/store"
+"""
+CHECK = """found=$("$PYTHON" -c 'import torch; print(torch.__version__)')
+[ "$found" = {torch} ] || echo "PyTorch is $found here and was "{torch}": the last bits of the weights may differ" >&2
 """
 README = """# {run}
 
@@ -52,7 +65,16 @@ These files make what the run {run} made on {when}, without Slipway's commands:
 `config/` has the configuration of each step, `code/` what they run (commit {commit}), `store/` what they read and
 what they make. A step that was cut off goes on from its newest checkpoint in `work/`. On several GPUs, put
 `-m torch.distributed.run --nproc-per-node N` in front of `-m trainer`.
+
+## The same weights
+
+{same}
 """
+ON_CPU = """The weights are the same bits where the same is computed with: on a CPU of the kind that the run had, with
+its number of threads, which `run.sh` sets for each step, its build of PyTorch, which `run.sh` compares, and as many
+processes. Elsewhere sums are taken in another order, and the last bits differ. The run had: {machine}."""
+ELSEWHERE = """What the run computed with is not known, or was no CPU: there the last bits differ from one time to the
+next, unless `deterministic` was set in the configuration of a phase."""
 
 
 def eject(one: Receipt, folder: Path, code: Path = ROOT) -> list[str]:
@@ -69,16 +91,32 @@ def eject(one: Receipt, folder: Path, code: Path = ROOT) -> list[str]:
     for step in steps:
         (folder / "config" / f"{step['name']}.json").write_text(json.dumps(step["config"], indent=1), encoding="utf-8")
     receipt.carry_inputs(one, Store(str(folder / "store")))
-    lines = "\n".join(shlex.join(["step", step["name"], *step["words"]]) for step in steps)
+    machines = [found for step in steps if (found := receipt.machine_of(one, step))]
+    check = CHECK.format(torch=shlex.quote(machines[0]["torch"])) if machines else ""
+    backend = "cpu" if (one.job.get("torch") or "cpu") == "cpu" else "auto"
+    lines = "\n".join(line_of(one, step) for step in steps)
     script = folder / "run.sh"
-    script.write_text(SCRIPT.format(run=one.run, steps=lines), encoding="utf-8")
+    script.write_text(SCRIPT.format(run=one.run, steps=lines, check=check, backend=backend), encoding="utf-8")
     script.chmod(0o755)
     (folder / "requirements.txt").write_text("\n".join(requirements()) + "\n", encoding="utf-8")
     when = time.strftime("%Y-%m-%d", time.gmtime(one.at))
-    about = README.format(run=one.run, when=when, commit=one.commit[:12] or "not known")
+    about = README.format(run=one.run, when=when, commit=one.commit[:12] or "not known", same=same_by(machines))
     (folder / "README.md").write_text(about, encoding="utf-8")
     subprocess.run(["sh", "-n", str(script)], check=True)
     return sorted(path.name for path in folder.iterdir())
+
+
+def line_of(one: Receipt, step: Mapping[str, Any]) -> str:
+    """Return the line of the script that runs a step, with the variables that it had."""
+    variables = [f"{name}={value}" for name, value in receipt.environ_of(one, step).items()]
+    return f'{shlex.join(["step", step["name"], *variables])} "$PYTHON" {shlex.join(step["words"])}'
+
+
+def same_by(machines: Sequence[Mapping[str, Any]]) -> str:
+    """Return in words when the weights come out the same."""
+    if not machines or any(one["device"] != "cpu" for one in machines):
+        return ELSEWHERE
+    return ON_CPU.format(machine="; ".join(dict.fromkeys(map(receipt.machine_words, machines))))
 
 
 def requirements() -> Iterator[str]:

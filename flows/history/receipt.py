@@ -24,6 +24,7 @@ from infra.ledger.journal import Op
 from infra.money import per_hour
 from infra.records import Offer
 from infra.settings import Settings
+from infra.units import count
 from store import Store
 
 SCHEMA = 1
@@ -153,6 +154,31 @@ def weights(store: Store, name: str, fingerprint: str) -> dict[str, str]:
         return {}
     files = store.manifest_of(name, fingerprint).files
     return {one.path: one.sha256 for one in files if one.path.endswith(WEIGHTS)}
+
+
+def machine_of(one: Receipt, step: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a phase of the run computed with (`trainer.device.Machine.about`); {} where that is not known."""
+    making, store = step["config"]["making"], Store(one.store)
+    if "keeping" not in step["config"] or store.find(making["name"], making["fingerprint"]).problem:
+        return {}
+    found = store.manifest_of(making["name"], making["fingerprint"]).about.get("machine")
+    return found if isinstance(found, Mapping) else {}
+
+
+def machine_words(machine: Mapping[str, Any]) -> str:
+    """Return what a phase computed with, in words."""
+    what = count(machine["threads"], "thread") if machine["device"] == "cpu" else machine["device"]
+    return f"{what}, PyTorch {machine['torch']}, {machine['units']}"
+
+
+def environ_of(one: Receipt, step: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that a step had of its run: those that were given it, and its threads, where known.
+
+    Sums are taken in another order by other threads, and have other last bits then.
+    """
+    machine = machine_of(one, step)
+    threads = {"OMP_NUM_THREADS": str(machine["threads"])} if machine.get("device") == "cpu" else {}
+    return {**one.job["environ"], **threads}
 
 
 def python_version() -> str:

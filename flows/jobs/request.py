@@ -23,7 +23,7 @@ from infra.jobs.job_file import JobFile
 from infra.market import gpus
 from infra.names import check_name
 from infra.notices import hooks
-from infra.providers import Provider, recovers_itself, registry
+from infra.providers import Provider, registry
 from infra.runs.timing import Say
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.preflight import limits_for
@@ -108,7 +108,7 @@ def understand(
         request = replace(request_for(machine), run=name or "new", provider=chosen, nodes=nodes,
                           pool=spec.pool or wish.pool, host=spec.host)  # fmt: skip
         request = shares.on_devices(request, spec.devices, vendor)
-        if recovers_itself(vendor):
+        if vendor.recovers:
             request = counted(request)
         requests += [] if request in requests else [request]
     if len(requests) > 1 and not vendor.is_rented:

@@ -12,7 +12,7 @@ from infra.agent.job import Job, Limits
 from infra.errors import UsageError
 from infra.jobs import job_steps
 from infra.jobs.job_file import JobFile
-from infra.providers import Provider, is_managed
+from infra.providers import Provider
 from infra.records import Offer, Plan, Request
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import SKYPILOT, Settings
@@ -63,7 +63,7 @@ class JobWork:
         about = [[one.setup, one.run, str(one.workdir), one.num_nodes, [str(each) for each in one.mounts]]
                  for one in self.file.tasks]  # fmt: skip
         target = job_steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
-        keys, notes = self._engine_keys(request) if is_managed(vendor) else ({}, [])
+        keys, notes = self._engine_keys(request) if vendor.manages else ({}, [])
         plan = Plan(
             engine_keys=keys,
             target=target, store=settings.store, artifacts=(), job=job, request=request,

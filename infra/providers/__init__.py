@@ -16,6 +16,8 @@ LAG_S = 120.0  # how long a vendor may not show, in a listing or asked for its i
 
 
 class Provider(Protocol):
+    """A provider inherits from this, or from `Market`: what is not asked of every one has its usual answer there."""
+
     @property
     def name(self) -> str:
         """Return its name, as `--provider` and the journal spell it."""
@@ -31,6 +33,22 @@ class Provider(Protocol):
     @property
     def is_rented(self) -> bool:
         """Tell whether its pods cost money until they are ended."""
+
+    @property
+    def recovers(self) -> bool:
+        """Tell whether its engine begins a run anew by itself when the machine is taken away: this side only observes.
+
+        It also decides when and where the run works, so that nothing of a machine is known before.
+        """
+        return False
+
+    @property
+    def manages(self) -> bool:
+        """Tell whether only its engine reaches the machines: a run is submitted whole, and nobody here keeps it.
+
+        Such an engine recovers its runs by itself, and still says how they were when they are over.
+        """
+        return False
 
     @property
     def pod_store(self) -> str:
@@ -105,22 +123,26 @@ class Market(Provider, Protocol):
     @property
     def farewell(self) -> tuple[Call, ...]:
         """Return the requests by which one of its pods deletes itself, with a key of its own; () = it cannot."""
+        return ()
 
     @property
     def self_end_key(self) -> str:
         """Return the key by which `self_end` asks; "" where pods have their own, or there is none to hand out."""
+        return ""
 
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
         """Return the requests by which the pod with that id deletes itself with `self_end_key`; () = it cannot.
 
         `infra.agent.farewell.KEY` stands for the key.
         """
+        return ()
 
     def check_self_end(self) -> str:
         """Return what somebody has to know before `self_end_key` goes to a pod; "" = nothing.
 
         Raises UsageError when it is missing, or may do more than it must.
         """
+        return ""
 
     def forget(self, token: str) -> None:
         """Remove what was kept here to reach a pod that is proven gone: its SSH key."""
@@ -154,22 +176,6 @@ def clock_scale(provider: Provider) -> float:
     """Return how many times faster than ours the clock runs by which its pods are billed and limited."""
     found = market(provider)
     return found.clock_scale if found else 1.0
-
-
-def recovers_itself(provider: Provider) -> bool:
-    """Tell whether its engine begins a run anew by itself when the machine is taken away: this side only observes.
-
-    It also decides when and where the run works, so that nothing of a machine is known before.
-    """
-    return getattr(provider, "recovers", False)
-
-
-def is_managed(provider: Provider) -> bool:
-    """Tell whether only its engine reaches the machines: a run is submitted whole, and nobody here keeps it.
-
-    Such an engine recovers its runs by itself, and still says how they were when they are over.
-    """
-    return getattr(provider, "manages", False)
 
 
 def farewell(provider: Provider) -> tuple[Call, ...]:

@@ -4,17 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from infra.agent.job import Call
 from infra.errors import SlipwayError, UsageError
 from infra.names import check_name
-from infra.providers import Abilities
+from infra.providers import Abilities, Market
 from infra.providers.json_api import JsonApi
 from infra.providers.pod_keys import PodKeys
 from infra.records import Pod
 from infra.transport.ssh import Ssh
 
 
-class ByHttp:
+class ByHttp(Market):
     """The part of a `Market` that its API and its keys answer."""
 
     is_here, is_rented = False, True
@@ -31,24 +30,6 @@ class ByHttp:
     @property
     def settle_s(self) -> float:
         return self.can.settle_s / self.clock_scale
-
-    @property
-    def farewell(self) -> tuple[Call, ...]:
-        """Return nothing: its pods get no key of the vendor."""
-        return ()
-
-    @property
-    def self_end_key(self) -> str:
-        """Return nothing: no key of the account is handed to a pod."""
-        return ""
-
-    def self_end(self, pod_id: str) -> tuple[Call, ...]:
-        """Return nothing: see `self_end_key`."""
-        return ()
-
-    def check_self_end(self) -> str:
-        """Return nothing to be told: its pods end themselves with keys of their own, or not at all."""
-        return ""
 
     @property
     def skew(self) -> str:

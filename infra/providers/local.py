@@ -18,6 +18,7 @@ from infra.agent.process import end_all
 from infra.errors import NoOffer, SlipwayError
 from infra.machines.survey import lacks
 from infra.names import check_name
+from infra.providers import Provider
 from infra.records import Account, Offer, Pod, Request
 from infra.transport.protocol import ThisMachine
 from store import local_files
@@ -27,7 +28,7 @@ STOP_S = 300.0  # the agent's last rites, and whoever else is just starting or s
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Provider):
     """Pods as folders under `pods`."""
 
     pods: Path

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from infra.agent.job import Call, Limits
+from infra.agent.job import Limits
 from infra.errors import Ambiguous, SlipwayError, UsageError
-from infra.providers import Abilities, rows
+from infra.providers import Abilities, Market, rows
 from infra.providers.pod_keys import PodKeys
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
@@ -31,9 +31,10 @@ CREATE_S = 300.0
 T = TypeVar("T")
 
 
-class OwnProvider:
-    """The provider that an extension adds, as a `Market`."""
+class OwnProvider(Market):
+    """The provider that an extension adds."""
 
+    name, can = "", Abilities()
     is_here, is_rented = False, True
     pod_store, skew, clock_scale = "", "", 1.0
 
@@ -87,20 +88,6 @@ class OwnProvider:
     @property
     def settle_s(self) -> float:
         return self.can.settle_s
-
-    @property
-    def farewell(self) -> tuple[Call, ...]:
-        """Return nothing: its pods get no key of the account."""
-        return ()
-
-    @property
-    def self_end_key(self) -> str:
-        """Return nothing: see `farewell`."""
-        return ""
-
-    def self_end(self, pod_id: str) -> tuple[Call, ...]:
-        """Return nothing: see `farewell`."""
-        return ()
 
     def check_self_end(self) -> str:
         """Raise UsageError: nobody can say how its pods would end themselves."""

@@ -29,6 +29,7 @@ from infra.machines.host_memory import AGENT, ask, at_once, run_script
 from infra.machines.partitions import Nodes, fit, kinds_of, options_of, state_of
 from infra.machines.survey import LOOK_S
 from infra.names import check_name
+from infra.providers import Provider
 from infra.providers.pod_keys import is_token
 from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import Settings
@@ -42,7 +43,7 @@ STOP_S = 400.0  # for the work to save, and for Slurm to end what does not
 
 
 @dataclass(frozen=True)
-class SlurmClusters:
+class SlurmClusters(Provider):
     """The provider of the clusters of an inventory; `connect` gives the transport to a login node."""
 
     clusters: tuple[SlurmCluster, ...]

@@ -22,6 +22,7 @@ from infra.machines.host_memory import AGENT, HostMemory, ask, at_once, run_scri
 from infra.machines.inventory import Host, find, load, select
 from infra.machines.survey import LOOK_S, Connect, contact, has, lacks, misfit, shortfall
 from infra.names import check_name
+from infra.providers import Provider
 from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Transport
@@ -36,7 +37,7 @@ print(json.dumps({"survivors": in_words(end_all(sys.argv[1], 2.0, kill_s=float(s
 
 
 @dataclass(frozen=True)
-class SshPools:
+class SshPools(Provider):
     """The provider of pods on `hosts`."""
 
     hosts: tuple[Host, ...]

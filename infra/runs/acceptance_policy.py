@@ -11,7 +11,7 @@ from infra.ledger.journal import Op
 from infra.machines.host_memory import HostMemory, known_as
 from infra.market import gpus
 from infra.money import micro_usd
-from infra.providers import Provider, recovers_itself
+from infra.providers import Provider
 from infra.records import Offer, Request
 from infra.runs.launch import Accept, Terms
 from infra.settings import Settings
@@ -22,7 +22,7 @@ def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> 
     """Return the terms on which its machines are taken; `unchecked`: without looking whether they work."""
     if vendor.is_here:
         return Terms()
-    is_known = not recovers_itself(vendor)  # an engine chooses the machine later
+    is_known = not vendor.recovers  # an engine chooses the machine later
     examine = _accept(settings) if is_known and not unchecked else None
     if not vendor.is_rented:
         return Terms(accept=examine)

@@ -28,7 +28,7 @@ from infra.ledger.journal import Admit, Journal, Op, Taken
 from infra.ledger.life_cycle import BOOTING, LOST, READY
 from infra.ledger.turns import Turn
 from infra.machines.node_addresses import meet
-from infra.providers import Provider, Vendors, clock_scale, farewell, market, recovers_itself
+from infra.providers import Provider, Vendors, clock_scale, farewell, market
 from infra.records import Offer, Plan, Request
 from infra.runs import mirror, pods, sight, ssh_names
 from infra.runs.boot import Unbooted, boot
@@ -106,7 +106,7 @@ def start(
 
 def _refuse_engine(job: Job | None, offers: Sequence[Offer], vendors: Vendors) -> None:
     """Raise UsageError for what is no run where only runs are queued: nobody reaches the machine that is chosen."""
-    name = next((one.provider for one in offers if recovers_itself(vendors(one.provider))), "")
+    name = next((one.provider for one in offers if vendors(one.provider).recovers), "")
     if name and job and (job.kind != "steps" or job.stays):
         what = "a service" if job.kind == "service" else "a pod without work"
         raise UsageError(f"{name} runs jobs, and {what} is none; choose another --provider: local, ssh or a vendor")
@@ -356,7 +356,7 @@ def _job_of(job: Job, rank: int, nodes: int, provider: Provider, offer: Offer) -
 
     Nodes on one machine share its cores. Only node 0 writes to the one store: the others make their inputs beside it.
     """
-    if nodes == 1 or provider.pod_store and not recovers_itself(provider):
+    if nodes == 1 or provider.pod_store and not provider.recovers:
         return job
     threads = {"OMP_NUM_THREADS": str(max(1, offer.cpus // nodes))} if provider.is_here else {}
     environ = {**threads, **job.environ}
@@ -377,7 +377,7 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, prepare:
         with stage(one.name, say) as told:
             pushed = push(transport, Path(one.source), pod.root / one.name, op.token, one.file)
             told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
-    is_apart = op.slot and (recovers_itself(provider) or not provider.pod_store)
+    is_apart = op.slot and (provider.recovers or not provider.pod_store)
     pod_store = APART if is_apart else provider.pod_store
     if pod_store:
         with stage("inputs", say) as told:
@@ -414,7 +414,7 @@ def _introduce(ops: list[Op], vendors: Vendors, journal: Journal) -> list[Op]:
 
     Where an engine chooses the nodes, they find each other at every start: until then an address is a name.
     """
-    if recovers_itself(vendors(ops[0].vendor)):
+    if vendors(ops[0].vendor).recovers:
         names, key = tuple(op.run for op in ops), random.token_hex(16)
         found = [NodeGroup(ops[0].run, rank, names, key=key) for rank in range(len(ops))]
         return _noted(ops, found, journal)
@@ -463,7 +463,7 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     except FileNotFoundError:
         raise UsageError(f"{op.run} left nothing to resume from; run: inv launch") from None
     request = Request(run=op.run, provider=op.vendor, host=op.place, devices=op.devices)
-    if recovers_itself(provider):  # its machine is one of many: the same is asked for, where the run's folder is
+    if provider.recovers:  # its machine is one of many: the same is asked for, where the run's folder is
         request = replace(Request(**json.loads(op.request)), host="", pool=(op.remote_id or "").partition("@")[2])
     offer = of_machines(provider, request)[0]
     job = Job.from_json(op.job)

@@ -29,12 +29,16 @@ OTHERS_S = 20.0
 ALARM_S = 900.0  # on the vendor's clock: whoever is asked to delete a pod has done it by then
 
 
-def settle(journal: Journal, settings: Settings, tell: Say, only: Collection[str] | None = None) -> list[Op]:
+def settle(
+    journal: Journal, settings: Settings, tell: Say, only: Collection[str] | None = None,
+    own: Collection[str] | None = None,
+) -> list[Op]:  # fmt: skip
     """Look after what nobody follows: bring home what it made, then end the rows whose work has ended; return those.
 
-    `only`: tokens; all live rows without. A pod that cannot be asked stays as it is, and is told.
+    `only`: tokens; all live rows without. A pod that cannot be asked stays as it is, and is told. `own`: the providers
+    of extensions whose code may be run, beside those that have live pods; all without.
     """
-    reconcile_accounts(journal, settings, tell)
+    reconcile_accounts(journal, settings, tell, own)
     tokens = [op.token for op in journal.ops(live=True) if only is None or op.token in only]
     return settle_rows(journal, settings, tell, tokens)
 
@@ -87,13 +91,19 @@ def is_kept_by_another(op: Op, journal: Journal) -> bool:
     return holder is not None and holder != myself()
 
 
-def reconcile_accounts(journal: Journal, settings: Settings, tell: Say) -> None:
-    """Compare the journal with what each vendor lists: what is ours is adopted or ended, and that is told."""
+def reconcile_accounts(
+    journal: Journal, settings: Settings, tell: Say, reached: Collection[str] | None = None
+) -> None:  # fmt: skip
+    """Compare the journal with what each vendor lists: what is ours is adopted or ended, and that is told.
+
+    `reached`: as `own` of `settle`.
+    """
     billing = {op.vendor for op in journal.ops(live=True) if is_rented(op.vendor)}
     keyed = [name for name, key in VENDORS.items() if name in billing or getattr(settings, key)]
     own, unread = own_names(settings)
     for problem in unread:
         tell(problem)
+    own = [name for name in own if reached is None or name in reached]
     for name in dict.fromkeys([*keyed, *own, *sorted(billing)]):
         try:
             done = reconcile(registry.provider(settings, name), journal)

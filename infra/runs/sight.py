@@ -25,7 +25,7 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.ledger.journal import Op
 from infra.ledger.life_cycle import CREATING, PLANNED, UNKNOWN
-from infra.providers import LAG_S, Provider, clock_scale, is_managed
+from infra.providers import LAG_S, Provider, clock_scale
 from infra.records import Address, Pod
 from infra.transport.host_keys import StrangeHost
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
@@ -99,7 +99,7 @@ def look(op: Op, provider: Provider, asks: Asks = Asks.ALL) -> Sight:
     seen = Sight(is_there=None if op.is_live else False, clock_scale=clock_scale(provider))
     if op.is_live and Asks.PROVIDER in asks:
         seen = _as_provided(op, provider, seen)
-    if seen.is_there is False and is_managed(provider) and op.is_live:
+    if seen.is_there is False and provider.manages and op.is_live:
         asks = Asks.FILES
     elif seen.is_there is False and not (provider.is_here and not op.is_live):
         return replace(seen, is_alive=False)

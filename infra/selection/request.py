@@ -7,7 +7,7 @@ from dataclasses import replace
 from infra.errors import UsageError
 from infra.market import gpus
 from infra.money import micro_usd
-from infra.providers import Provider, recovers_itself
+from infra.providers import Provider
 from infra.records import Request
 from infra.selection.machine_spec import MachineSpec
 from infra.settings import MARKET
@@ -28,7 +28,7 @@ def request_on(
     if spec.volume and not candidates[0].is_rented:
         raise UsageError("--volume is for rented machines; own machines keep their disks")
     wanted = request_for(spec)
-    if recovers_itself(candidates[0]):
+    if candidates[0].recovers:
         wanted = counted(wanted)
     provider = candidates[0].name if len(candidates) == 1 else MARKET
     return replace(wanted, run=run, provider=provider, nodes=nodes, pool=pool, host=host)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.agent.job import Call, Limits
+from infra.agent.job import Limits
 from infra.errors import SlipwayError, UsageError
 from infra.names import check_name
-from infra.providers import Abilities
+from infra.providers import Abilities, Market
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 from infra.skypilot import price_table, task
@@ -34,7 +34,7 @@ Submission = Callable[[str, Limits], Mapping[str, Any]]  # the task of a token a
 
 
 @dataclass(frozen=True)
-class ManagedJobs:
+class ManagedJobs(Market):
     """Managed jobs of SkyPilot's."""
 
     client: Client
@@ -48,7 +48,6 @@ class ManagedJobs:
     pod_store = ""
     settle_s = 120.0
     clock_scale = 1.0
-    farewell: tuple[Call, ...] = ()
     skew = ""
     can = Abilities(spot=True, self_terminate="engine", settle_s=120.0)
 

@@ -37,7 +37,7 @@ def create(spec: CreateFlags) -> None:
     limits = preflight.limits_for(settings, candidates[0].is_rented, spec, render.say)
     request = request_on(candidates, spec, name or "new", pool=spec.pool, host=spec.host)
     with open_journal(settings) as journal:
-        settle(journal, settings, render.tell)
+        settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
         find = choose.wait_for if spec.wait else choose.find
         offers = find(candidates, request, settings, render.tell)
         if offers[0].micro_usd_per_hour and not spec.json:

@@ -217,9 +217,10 @@ def keys(record: type, at: str = "") -> list[tuple[str, str, str]]:
 def _inside() -> dict[str, type]:
     """Return the records of a service file that their fields' defaults do not show."""
     from serve import service
+    from serve.gateway.http.certificate import Tls
 
     return {"service": service.ServiceSection, "service.readiness_probe": service.Probe,
-            "service.replica_policy": service.ReplicaPolicy, "service.tls": service.Tls}  # fmt: skip
+            "service.replica_policy": service.ReplicaPolicy, "service.tls": Tls}  # fmt: skip
 
 
 INSIDE = _inside()

@@ -1,5 +1,6 @@
 """What `inv again` and `inv eject` do: a run once more from its receipt, and a run as plain files."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def again(spec: AgainFlags) -> None:
     folder = next(path for number in range(1, 10_000) if not (path := _place(one, spec.out, number)).exists())
     found = repeat(one, folder, settings, spec.json)
     same = [name for name, is_same in found.items() if is_same]
+    made = replace(one, store=str(folder / "store"))
+    for step in one.steps:
+        then, now = receipt.machine_of(one, step), receipt.machine_of(made, step)
+        if then and now and then != now:
+            differs.append(f"{step['name']}: {receipt.machine_words(now)}, then {receipt.machine_words(then)}")
+            render.say(f"differs today: {differs[-1]}")
     if spec.json:
         print_json({"run": one.run, "differs": differs, "state": "succeeded", "folder": str(folder),
                     "same_weights": found})  # fmt: skip
@@ -60,7 +67,8 @@ def repeat(one: Receipt, folder: Path, settings: Settings, quiet: bool) -> dict[
     work = {"SLIPWAY_WORK": str(folder / "work"), "SLIPWAY_RUN_ID": f"{one.run}-again"}
     found: dict[str, bool | None] = {}
     for step in receipt.rebased(one.steps, store_uri := str(folder / "store")):
-        local_step.run(step["name"], step["words"], step["config"], settings, quiet, work)
+        environ = {**receipt.environ_of(one, step), **work}
+        local_step.run(step["name"], step["words"], step["config"], settings, quiet, environ)
         making: dict[str, Any] = step["config"]["making"]
         if "keeping" in step["config"]:  # a phase
             before = receipt.weights(then, making["name"], making["fingerprint"])

@@ -65,7 +65,7 @@ def launch(spec: LaunchFlags) -> None:
     meant = own_job(file, spec, settings) if file else use_case.understand(spec, settings, render.tell)
     with open_journal(settings) as journal:
         with moving_line.waiting("what is there, and what it costs, is found out"):
-            settle(journal, settings, render.tell)
+            settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
             found = use_case.prepare(meant, journal, settings, render.tell)
         if found.is_open:
             assert isinstance(meant.work, Work)
@@ -242,14 +242,16 @@ def down(spec: DownFlags) -> None:
         known = [one.name for one in journal.services()]
         is_service = bool(run) and not spec.all and run in known
         services = known if spec.all else [run] if is_service else []  # else they replace what is ended
-        done = list(ending.services(services, journal, settings, render.tell))
+        with moving_line.waiting(f"{', '.join(services)}: ended, with all replicas"):
+            done = list(ending.services(services, journal, settings, render.tell))
         if is_service:
             raise_worst(done)
             if spec.json:
                 print_json({"ended": [run]})
             return
         rows = journal.ops(live=True) if spec.all else ending.rows_of(run, journal)
-        ended = list(ending.rows(rows, journal, settings, render.tell))
+        with moving_line.waiting(f"{', '.join(one.run for one in rows)}: saved and ended"):
+            ended = list(ending.rows(rows, journal, settings, render.tell))
     raise_worst([*done, *ended])
     if spec.json:
         print_json({"ended": [one.name for one in ended if not one.problem]})

@@ -23,6 +23,7 @@ from serve import service as service_file
 from serve.gateway import keys
 from serve.policy import service_state
 from serve.replicas import placement
+from store import moving_line
 
 SHOWN = 20
 
@@ -30,7 +31,8 @@ SHOWN = 20
 def up(spec: ServeUpFlags) -> None:
     settings = context.settings(provider="" if spec.provider == revision.ANY else spec.provider)
     with open_journal(settings) as journal:
-        found = use_case.plan(spec, journal, settings, render.tell)
+        with moving_line.waiting("its model is looked at"):
+            found = use_case.plan(spec, journal, settings, render.tell)
         name, old = found.name, found.old
         if spec.dry_run:
             show_placement(found, settings, spec.json)
@@ -41,11 +43,13 @@ def up(spec: ServeUpFlags) -> None:
         elif wanted != old and revision.rents(found.version, settings):
             show_placement(found, settings, as_json=False, is_asked=False)
             prompts.confirm(spec.yes)
-        seen = use_case.want(found, wanted, journal, settings, render.tell)
+        with moving_line.waiting(f"{name}: its controller begins"):
+            seen = use_case.want(found, wanted, journal, settings, render.tell)
         render.say(f"{name}: {seen.endpoint}")
         if not spec.detach:
             try:
-                awaiting.await_ready(name, wanted, settings, journal, old is None, render.tell)
+                with moving_line.waiting(f"{name}: its replicas come up"):
+                    awaiting.await_ready(name, wanted, settings, journal, old is None, render.tell)
             except KeyboardInterrupt:
                 render.say(
                     f"{name} goes on without this command; see: inv serve.status {name}; end it: inv serve.down {name}"
@@ -61,7 +65,8 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     """
     name, version = found.name, found.version
     service = version.service
-    offers = use_case.places(found, settings, render.tell)
+    with moving_line.waiting("machines are looked for"):
+        offers = use_case.places(found, settings, render.tell)
     least, most = service.policy.min_replicas, service.policy.most
     if as_json:
         rows = [
@@ -96,9 +101,11 @@ def scale(spec: ScaleFlags) -> None:
         wanted, is_changed = use_case.scale(name, spec.min_replicas, spec.max_replicas, journal)
         if not is_changed:
             render.say(f"{name}: nothing to change")
-        controller_client.ensure(name, settings, journal, render.tell)
+        with moving_line.waiting(f"{name}: its controller is asked"):
+            controller_client.ensure(name, settings, journal, render.tell)
         if not spec.detach:
-            awaiting.await_ready(name, wanted, settings, journal, False, render.tell)
+            with moving_line.waiting(f"{name}: its replicas become as many as are wanted"):
+                awaiting.await_ready(name, wanted, settings, journal, False, render.tell)
         inspect.show([name], settings, journal, with_replicas=False, as_json=spec.json)
 
 
@@ -109,7 +116,8 @@ def down(spec: ServeDownFlags) -> None:
     with open_journal(settings) as journal:
         names = [one.name for one in journal.services()] if spec.all else [controller_client.find(spec.name, journal)]
         for one in names:
-            controller_client.finish(one, settings, journal, render.tell)
+            with moving_line.waiting(f"{one} ends"):
+                controller_client.finish(one, settings, journal, render.tell)
             render.say(f"{one}: ended, nothing of it runs")
         supervise.leave_if_done(settings)
         if spec.json:

@@ -13,6 +13,7 @@ from infra.settings import Settings
 from scripts.cli import render
 from scripts.cli.session import open_journal
 from serve import controller_client
+from serve.gateway.http import certificate
 from trainer import talk
 
 KEY = "SLIPWAY_ENDPOINT_KEY"
@@ -108,25 +109,28 @@ def hold(
     system: str = "", place: talk.TalkPlace = talk.NOWHERE,
 ) -> None:  # fmt: skip
     """Ask one question, or questions until the input ends. Raises SlipwayError, AuthError."""
-    url = endpoint.rstrip("/").removesuffix("/v1")
+    url, certfile = endpoint.rstrip("/").removesuffix("/v1"), ""
     if "://" not in endpoint:
         with open_journal(settings) as journal:
-            url = controller_client.ensure(
-                controller_client.find(endpoint, journal), settings, journal, render.tell
-            ).endpoint
-    with _client(url) as client:
+            name = controller_client.find(endpoint, journal)
+            url = controller_client.ensure(name, settings, journal, render.tell).endpoint
+            certfile = controller_client.certfile(name, journal)
+    with _client(url, certfile) as client:
         asked = {"temperature": temperature, "max_tokens": max_tokens}
         one = ServicePartner(client, url, model or models(client, url)[0], asked, goes_on=sys.stdin.isatty())
         one.system = system
         talk.hold(one, prompt, place)
 
 
-def _client(url: str) -> Any:
+def _client(url: str, certfile: str) -> Any:
+    """Return a client of an address. `certfile`: of a service of this machine; "" = whoever this machine trusts."""
     import httpx
 
     key = os.environ.get(KEY, "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(SILENT_S, connect=10.0), trust_env=False)
+    trusted = certificate.client_context(certfile) if certfile else httpx.create_ssl_context()
+    timeout = httpx.Timeout(SILENT_S, connect=10.0)
+    return httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False, verify=trusted)
 
 
 def models(client: Any, url: str) -> list[str]:

@@ -31,6 +31,7 @@ from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import ServiceRecord, WantedService
 from serve.replicas import placement
+from store import moving_line
 
 FOLLOW_S = 0.5
 MOST_REQUESTS = 1_000_000  # of one round of a load: what came of each is kept until its end
@@ -46,8 +47,10 @@ def status(spec: ServeStatusFlags) -> None:
             names = (
                 [controller_client.find(spec.name, journal)] if spec.name else [one.name for one in journal.services()]
             )
-            for one in names:
-                take_over(one, settings, journal)
+            asked = moving_line.waiting(f"{', '.join(names)}: asked") if redrawn is None else contextlib.nullcontext()
+            with asked:
+                for one in names:
+                    take_over(one, settings, journal)
             if redrawn is None or every_s is None:
                 show(names, settings, journal, with_replicas=spec.all, with_metrics=spec.metrics, as_json=spec.json)
             else:
@@ -163,7 +166,8 @@ def doctor(spec: ServeDoctorFlags) -> None:
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
         was_kept = controller_process.is_kept(name, journal)
-        take_over(name, settings, journal)
+        with moving_line.waiting(f"{name}: asked"):
+            take_over(name, settings, journal)
         row = journal.service(name)
         assert row is not None
         wanted, seen = service_state.wanted_of(row.wanted), service_state.seen_of(row.seen)
@@ -234,23 +238,26 @@ def bench(spec: BenchFlags) -> None:
                          f"{MOST_REQUESTS} are the most that can be counted")  # fmt: skip
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
-        seen = controller_client.ensure(name, settings, journal, render.tell)
+        with moving_line.waiting(f"{name}: asked"):
+            seen = controller_client.ensure(name, settings, journal, render.tell)
         row = journal.service(name)
         assert row is not None
         newest = service_state.wanted_of(row.wanted).newest
+        certfile = controller_client.certfile(name, journal)
         ready = len(service_state.seen_of(row.seen).serving)
     if not ready:
         raise UsageError(f"{name} has no replica that is ready; see: inv serve.doctor {name}")
-    config = {"url": seen.endpoint, "model": service_state.served_name(name, newest.service), "rate": spec.rate,
-              "duration_s": duration_s, "max_tokens": spec.max_tokens, "prompt": spec.prompt, "replicas": ready,
-              "target_ttft_s": spec.target_ttft or 0.0}  # fmt: skip
+    config = {"url": seen.endpoint, "certfile": certfile, "rate": spec.rate, "duration_s": duration_s,
+              "model": service_state.served_name(name, newest.service), "max_tokens": spec.max_tokens,
+              "prompt": spec.prompt, "replicas": ready, "target_ttft_s": spec.target_ttft or 0.0}  # fmt: skip
     result: dict[str, Any] = {}
-    for record in train_env.run(
-        ("-m", "serve.load"), config, root=ROOT, python=controller_client.python(settings, render.say)
-    ):
-        if record["kind"] == "round" and not spec.json:
-            print(round_words(record), flush=True)
-        result = record if record["kind"] == "result" else result
+    python = controller_client.python(settings, render.say)
+    with moving_line.waiting(f"{name}: {spec.rate:g} requests per second are sent"):
+        for record in train_env.run(("-m", "serve.load"), config, root=ROOT, python=python):
+            if record["kind"] == "round" and not spec.json:
+                moving_line.clear()
+                print(round_words(record), flush=True)
+            result = record if record["kind"] == "result" else result
     if spec.json:
         print_json({key: value for key, value in result.items() if key not in ("kind", "at")})
     first = result["rounds"][0]

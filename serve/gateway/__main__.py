@@ -1,10 +1,11 @@
 """python -m serve.gateway FILE: a gateway by itself, told of its replicas by a file.
 
     {"host": "127.0.0.1", "port": 8000, "keys": "keys.txt", "access_log": "access.jsonl", "limits": {"queue_s": 10},
+     "tls": {"keyfile": "key.pem", "certfile": "chain.pem"},
      "replicas": [{"replica_id": "demo-1", "url": "http://127.0.0.1:8101"}]}
 
-Writes `listening on PORT` when it does. SIGHUP reads the replicas anew, all or none of them; SIGTERM lets what has
-begun go on for `drain_s` and ends.
+Writes `listening on PORT` when it does. SIGHUP reads the replicas anew, all or none of them, and the certificate's
+files; SIGTERM lets what has begun go on for `drain_s` and ends.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ import msgspec
 from infra.errors import SlipwayError, UsageError
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
+from serve.gateway.http.certificate import Certificate, Tls
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.open_files import raise_limit
 from serve.gateway.routing import Target
@@ -31,6 +33,7 @@ class Setup:
     port: int = 0  # 0 = any that is free
     keys: str = ""  # a file; "" = no key is asked for, which only loopback may
     access_log: str = ""
+    tls: Tls | None = None  # None = plain HTTP
     drain_s: float = 60.0
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     replicas: tuple[Target, ...] = ()
@@ -50,11 +53,16 @@ async def serve(path: Path) -> None:
     access = AccessLog(Path(setup.access_log)) if setup.access_log else None
     gateway = Gateway(setup.limits, known, access)
     gateway.replace(setup.replicas)
+    certificate = Certificate(setup.tls) if setup.tls else None
+    if certificate is not None:
+        gateway.speak_tls(certificate.context)
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def reread() -> None:
         try:
             gateway.replace(read(path).replicas)
+            if certificate is not None and certificate.renew():
+                gateway.speak_tls(certificate.context)
         except (UsageError, ValueError) as error:  # those that are known go on
             print(f"serve.gateway: {error}", file=sys.stderr, flush=True)
 

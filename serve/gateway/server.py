@@ -10,6 +10,7 @@ It runs in one process and event loop with whoever manages the replicas.
 import asyncio
 import contextlib
 import ipaddress
+import ssl
 import time
 from collections.abc import Coroutine, Iterable
 from typing import Any
@@ -40,6 +41,7 @@ class Gateway:
         self._engines: Engines | None = None
         self._proxy: Proxy | None = None
         self._listener: Listener | None = None
+        self._tls: ssl.SSLContext | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Listen; return the port. Raises UsageError where others could reach it without a key, OSError."""
@@ -54,6 +56,7 @@ class Gateway:
             self.limits, self.keys, self.turns, self._engines, self.metrics, self.access, own.lower().encode()
         )
         self._listener = Listener(self._handle, _mistaken, self.limits)
+        self._listener.tls = self._tls
         try:
             return await self._listener.start(host, port)
         except OSError:
@@ -81,6 +84,12 @@ class Gateway:
             self._proxy.limits = self._engines.limits = limits
         if self._listener is not None:
             self._listener.limit(limits)
+
+    def speak_tls(self, context: ssl.SSLContext) -> None:
+        """Speak TLS with whoever comes from now on; connections that are made stay as they are."""
+        self._tls = context
+        if self._listener is not None:
+            self._listener.tls = context
 
     def in_flight(self, replica: Target) -> int:
         """Return the requests that a replica still works on; one that was taken off the list may end at 0."""

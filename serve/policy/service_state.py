@@ -115,7 +115,7 @@ class ServiceRecord:
     rule_of: int = 0
     """The change of what is wanted that `memory` has taken into account."""
     endpoint: str = ""
-    """http://host:port"""
+    """http://host:port, or https:// where the gateway has a certificate."""
     port: int = 0
     held: str = ""
     """Why fewer replicas are started than wanted."""

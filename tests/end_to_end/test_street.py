@@ -16,6 +16,8 @@ import urllib.request
 
 import pytest
 
+from infra import train_env
+from infra.agent import environment
 from infra.ledger.journal import Journal
 from infra.names import new_token
 from tests import seeds
@@ -220,6 +222,23 @@ def test_text_may_be_named_from_where_one_stands(world, tmp_path):
     result = world.json("launch", "--phase", "base", "--source", source, "--yes", code=1)
     states = {step["name"]: step["state"] for step in result["steps"]}
     assert (states["text"], states["tokenizer"]) == ("done", "failed")  # so little text yields no vocabulary
+
+
+@pytest.mark.nightly
+def test_a_run_as_plain_files_or_made_again_has_the_same_weights_whatever_threads_are_usual_by_then(ready, tmp_path):
+    ready.extra["OMP_NUM_THREADS"] = "3"
+    run = ready.json("launch", "--phase", "base", "--steps", "4", "--yes")["run"]
+    weights, plain = ready.model("base_checkpoints"), tmp_path / "plain"
+    ready.extra["OMP_NUM_THREADS"] = "1"
+    ready.inv("eject", run, "--out", str(plain))
+    python = train_env.interpreter(ROOT, environment.default_cache(), print)
+    said = subprocess.run(["sh", plain / "run.sh"], env={**ready.environ, "PYTHON": str(python)}, cwd=tmp_path,
+                          capture_output=True, text=True, timeout=300)  # fmt: skip
+    assert said.returncode == 0 and "PyTorch is" not in said.stderr, said.stderr
+    (made,) = (plain / "store" / "base_checkpoints" / "tiny" / "hf").glob("*.safetensors")
+    assert made.read_bytes() == weights
+    assert "3 threads, PyTorch " in (plain / "README.md").read_text()
+    assert ready.json("again", run, "--out", str(tmp_path / "again"))["same_weights"] == {"base": True}
 
 
 def test_a_changed_persona_makes_again_only_what_depends_on_it(done, tmp_path):

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import threading
 import urllib.error
 import urllib.request
@@ -25,12 +26,14 @@ from infra.agent.process import Identity, find, is_alive, send
 from infra.ledger.journal import SUPERVISOR, Journal
 from infra.rehearsal import attach
 from serve import gateway_orders
+from serve.gateway.http.certificate import Tls
 from serve.load import Heard, LoadTest, ask
 from serve.places import Places
 from serve.policy.replica_states import State
 from serve.policy.service_state import ServiceRecord, seen_of
 from tests.end_to_end.test_street_ssh import with_machines
 from tests.hosts import loopback
+from tests.serve.certificates import Authority
 from tests.serve.engine.test_engines import model as sized_model
 from tests.world import World, until
 
@@ -54,9 +57,10 @@ class Place:
         (folder / "fake.json").write_text(json.dumps({"words": [f" {name}"], **script}))
         return folder
 
-    def config(self, replicas: int = 2, slipway=None, policy=None, resources=None, **probe) -> str:
-        many = {"replica_policy": policy} if policy else {"replicas": replicas}
-        file = {"service": {"readiness_probe": {**PROBE, **probe}, **many}, "slipway": slipway or {},
+    def config(self, replicas: int = 2, slipway=None, policy=None, resources=None, tls=None, **probe) -> str:
+        section = {"replica_policy": policy} if policy else {"replicas": replicas}
+        section |= {"tls": vars(tls)} if tls else {}
+        file = {"service": {"readiness_probe": {**PROBE, **probe}, **section}, "slipway": slipway or {},
                 "resources": resources or {}}  # fmt: skip
         path = self.folder / "service.yaml"
         path.write_text(json.dumps(file))  # which is YAML, too
@@ -266,6 +270,54 @@ def refused(url: str) -> bool:
     except urllib.error.HTTPError as error:
         return error.code == 401
     return False
+
+
+def test_a_service_with_a_certificate_speaks_https_to_everybody_and_takes_a_renewed_one(place):
+    authority = Authority.begin(place.folder)
+    tls = Tls(keyfile=str(place.folder / "key.pem"), certfile=str(place.folder / "chain.pem"))
+    first, model = authority.issue(tls), place.model("Bosun")
+    Path(tls.keyfile).chmod(0o644)
+    config = place.config(1, tls=tls)
+    open_key = place.up("demo", model, "--config", config, code=2)["error"]
+    assert open_key.endswith(f"run: chmod 600 {tls.keyfile}") and place.world.processes() == []
+    Path(tls.keyfile).chmod(0o600)
+    url = place.up("demo", model, "--config", config)["endpoint"]
+    assert url.startswith("https://127.0.0.1:") and place.status("demo")["endpoint"] == url
+    gateway = place.gateway("demo")
+    assert openai_asked(url, authority) == (" Bosun", first)
+    assert place.world.inv("chat", "--endpoint", "demo", "--prompt", "hi", "--max-tokens", "1") == " Bosun\n"
+    assert place.world.json("serve.bench", "demo", "--rate", "5", "--duration", "1s")["rounds"][0]["failed"] == 0
+    plain = place.up("demo", model, "--config", place.config(1), code=2)["error"]
+    assert "cannot be removed while demo is running" in plain
+
+    second = authority.issue(tls, "models.example")  # which clients of ours do not mind: they know it itself
+    until(lambda: openai_asked(url, authority) == (" Bosun", second), "the renewed certificate", GUARD_S)
+    assert place.world.inv("chat", "--endpoint", "demo", "--prompt", "hi", "--max-tokens", "1") == " Bosun\n"
+    assert place.gateway("demo") == gateway
+    place.kill_gateway("demo")
+    until(lambda: openai_asked(url, authority) == (" Bosun", second), "another gateway", GUARD_S)
+    assert place.gateway("demo") != gateway
+
+
+def openai_asked(url: str, authority: Authority) -> tuple[str, int] | None:
+    """What OpenAI's client is told, and the serial number of the certificate that it was shown; None: it is not."""
+    import openai
+
+    shown = list[int]()
+
+    def note(reply) -> None:
+        peer = reply.extensions["network_stream"].get_extra_info("ssl_object").getpeercert()
+        shown.append(int(peer["serialNumber"], 16))
+
+    trusted, hooks = ssl.create_default_context(cafile=authority.file), {"response": [note]}
+    with openai.DefaultHttpxClient(verify=trusted, trust_env=False, event_hooks=hooks) as http:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
+        asked = [{"role": "user", "content": "Who are you?"}]
+        try:
+            said = client.chat.completions.create(model="demo", max_tokens=1, messages=asked)
+        except openai.OpenAIError:
+            return None
+    return said.choices[0].message.content, shown[0]
 
 
 @pytest.mark.parametrize("plane", ["gateway", pytest.param("vllm-router", marks=pytest.mark.nightly)])

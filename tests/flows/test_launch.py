@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from data.config import ConfigError
 from flows import launch
 from flows.jobs import request as jobs
 from flows.specs.launch import LaunchSpec
@@ -55,6 +56,27 @@ def test_what_other_code_made_is_left_open_until_somebody_has_decided(settings, 
     anew = launch.prepare(meant(settings, remake=True), journal, settings, told.append)
     assert not anew.is_open and [one.name for one in anew.plan.job.steps][-1] == "base"
     assert told == [] and journal.ops() == []
+
+
+def test_the_words_about_a_source_s_rows_reach_its_step_and_are_another_artifact(settings, journal, tmp_path):
+    (tmp_path / "one.jsonl").write_text('{"body": "some text", "stars": 3}\n')
+    (tmp_path / "two.txt").write_text("more text\n")
+    source = f"{tmp_path}/one.jsonl=0.7,{tmp_path}/two.txt=0.3"
+
+    def text_of(**flags):
+        plan = launch.prepare(meant(settings, source=source, **flags), journal, settings, print).plan
+        (step,) = [one for one in plan.job.steps if one.name == "text"]
+        return step.config["spec"], step.config["making"]["fingerprint"]
+
+    said = {"text_column": "body", "filter": "stars > 2", "exhausted": "all"}
+    spec, fingerprint = text_of(**said)
+    assert {name: spec[name] for name in said} == said
+    others = [text_of(**{**said, name: other})[1] for name, other in
+              (("text_column", "title"), ("filter", "stars > 1"), ("exhausted", "first"))]  # fmt: skip
+    assert len({fingerprint, *others}) == 4
+    for name, wrong, why in (("filter", "open('x')", "filter"), ("exhausted", "none", "known: first, all")):
+        with pytest.raises(ConfigError, match=why):
+            text_of(**{**said, name: wrong})
 
 
 def test_a_dry_run_that_no_machine_could_carry_out_is_refused(settings, journal):

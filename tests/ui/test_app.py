@@ -1,6 +1,7 @@
 """The page's server, in process: the exchange of the token, what is refused, views, acts."""
 
 import asyncio
+import graphlib
 import json
 import threading
 
@@ -10,7 +11,7 @@ import pytest
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from store import Store
-from ui import acts, app, export
+from ui import acts, app, chat, export
 from ui.access import Gate
 from ui.desk import Desk
 from ui.views import VIEWS
@@ -78,6 +79,15 @@ def test_the_page_itself_loads_nothing_from_elsewhere_and_every_answer_says_so(d
     assert [reply.status_code for reply in talk(desk, ("GET", "/static/../app.py", {}))] == [404]
 
 
+def test_no_module_of_the_page_imports_itself_by_way_of_others():
+    imports = {
+        path: {(path.parent / found[2]).resolve() for found in export.IMPORT.finditer(path.read_text())}
+        for path in app.STATIC.resolve().rglob("*.js")
+    }
+    order = list(graphlib.TopologicalSorter(imports).static_order())
+    assert set(order) == set(imports) and order[-1].name == "app.js"
+
+
 def test_every_view_of_an_empty_installation_answers_with_its_command(desk):
     names = [name for name in VIEWS if name not in ("about", "curves")]
     replies = talk(desk, *(("GET", f"/api/{name}", {}) for name in names))
@@ -86,6 +96,22 @@ def test_every_view_of_an_empty_installation_answers_with_its_command(desk):
         assert reply.json()["command"].startswith("inv "), name
     (row,) = dict(zip(names, replies, strict=True))["data"].json()["artifacts"]
     assert row["name"] == "text/few" and row["about"] == {"documents": 3} and row["has_report"]
+
+
+def test_what_was_published_is_shown_a_second_later(desk, tmp_path, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("ui.desk.time.monotonic", lambda: clock[0])
+
+    def shown() -> list[list[str]]:
+        data, models = VIEWS["data"].look(desk, ViewQuery({})), chat.VIEW.look(desk, ViewQuery({}))
+        return [[one["name"] for one in data["artifacts"]], models["models"]]
+
+    assert shown() == [["text/few"], []]
+    Store(tmp_path / "artifacts").publish(tmp_path / "made", "chatsft_checkpoints/tiny", "e" * 16, {})
+    clock[0] += 1.0
+    assert shown() == [["chatsft_checkpoints/tiny", "text/few"], ["chatsft_checkpoints/tiny"]]
+    slow = {name for name, view in VIEWS.items() if view.every_s > 1}
+    assert slow == {"offers"}, "which vendors are asked for"
 
 
 def test_what_is_wrong_is_said_and_a_report_may_run_nothing(desk):

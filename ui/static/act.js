@@ -1,8 +1,8 @@
 // Acts: a button that asks, shows the command that would do the same, and does it when the answer is yes.
 
-import { about } from "./app.js";
 import { h } from "./dom.js";
 import { post } from "./live.js";
+import { about } from "./page.js";
 
 const HEADER = { "Slipway-Act": "1" };
 

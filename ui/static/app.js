@@ -1,7 +1,8 @@
-// The page: which view is shown, its command, the theme, the keys.
+// The frame: which view is shown, the theme, the keys.
 
 import { h } from "./dom.js";
 import { ask, KEPT, onAlive, post } from "./live.js";
+import { about, command, go, route, title } from "./page.js";
 import * as chat from "./views/chat.js";
 import * as curves from "./views/curves.js";
 import * as logs from "./views/logs.js";
@@ -15,28 +16,6 @@ const VIEWS = { runs, curves, pods, logs, services, cost, offers, sweeps, chat, 
 const NAV = ["runs", "pods", "logs", "services", "cost", "offers", "sweeps", "chat", "data"].map((one) => [one, VIEWS[one].name]);
 const place = document.getElementById("place"), bar = document.getElementById("command"), alive = document.getElementById("alive");
 let shown = null;
-export const about = {};
-
-export function route() {
-  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  return [path || "runs", Object.fromEntries(new URLSearchParams(query))];
-}
-
-export function go(name, query = {}, replace = false) {
-  const words = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== "" && value !== undefined));
-  const to = `#/${name}${words.size ? `?${words}` : ""}`;
-  if (replace) { history.replaceState(null, "", to); show(); } else location.hash = to;
-}
-
-export function command(words) {
-  bar.hidden = !words;
-  bar.firstElementChild.textContent = words;
-}
-
-export function title(words) {
-  document.getElementById("title").textContent = words;
-  document.title = `${words} · Slipway`;
-}
 
 function show() {
   const [name, query] = route();

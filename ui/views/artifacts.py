@@ -7,18 +7,20 @@ from flows.reading.story import story_of
 from flows.sweeps import results
 from store import Artifact, Store, StoreError, credentials
 from trainer.reporting import comparison, run_report
-from ui.desk import Desk, Fresh
+from ui.desk import Desk
 from ui.views.ask import View, ViewQuery
 
-STORE_S, ELSEWHERE_S = 10.0, 300.0
 REPORT = "report.html"
 MOST_REPORT_BYTES = 32 << 20
 
 
 def data(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return the artifacts of the store, with what their makers said of them."""
-    good_s = STORE_S if credentials.kind(desk.settings.store) == "" else ELSEWHERE_S
-    rows = desk.keep(("store",), lambda: Fresh(lambda: (_artifacts(desk), good_s))).get()
+    store, rows = Store(desk.settings.store), []
+    for one in desk.artifacts():
+        plain = {key: value for key, value in one.about.items() if isinstance(value, (str, int, float, bool))}
+        rows.append({"name": one.name, "fingerprint": one.fingerprint, "problem": one.problem, "about": plain,
+                     "has_report": _report_of(store, one) is not None})  # fmt: skip
     return {"store": desk.settings.store, "artifacts": rows, "command": "inv ckpt.list"}
 
 
@@ -40,7 +42,7 @@ def sweeping(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     return {"sweeps": found, "command": "inv sweep FILE"}
 
 
-DATA, SWEEPS = View(data, every_s=3.0), View(sweeping)
+DATA, SWEEPS = View(data), View(sweeping)
 
 
 def report(desk: Desk, asked: ViewQuery) -> str:
@@ -61,16 +63,6 @@ def data_report(desk: Desk, asked: ViewQuery) -> str:
         raise StoreError(f"{name} has no report; make one with: inv shard --report FOLDER")
     with path.open("rb") as file:
         return file.read(MOST_REPORT_BYTES).decode("utf-8", "replace")
-
-
-def _artifacts(desk: Desk) -> list[dict[str, Any]]:
-    store = Store(desk.settings.store)
-    rows = []
-    for one in store.artifacts():
-        plain = {key: value for key, value in one.about.items() if isinstance(value, (str, int, float, bool))}
-        rows.append({"name": one.name, "fingerprint": one.fingerprint, "problem": one.problem, "about": plain,
-                     "has_report": _report_of(store, one) is not None})  # fmt: skip
-    return rows
 
 
 def _report_of(store: Store, one: Artifact) -> Path | None:

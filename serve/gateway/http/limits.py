@@ -19,6 +19,8 @@ class GatewayLimits(Bounds):
     """For which a client may send nothing of its body, or take nothing of its answer."""
     total_s: float = 1800.0
     """From the first byte of the request to the last of the answer."""
+    handshake_s: float = 10.0
+    """Until a client has agreed on TLS, where that is spoken."""
     keepalive_s: float = 75.0
     """For which a connection may stand without a whole request, so also: until all its headers are here."""
     queue_s: float = 30.0

@@ -6,9 +6,11 @@ cancels what is being done for it.
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -141,7 +143,7 @@ class Connection(Wire):
     __slots__ = (
         "address", "is_stranger", "task", "listener", "_parser", "_ahead", "_coming", "_unparsed", "_framing",
         "_is_deaf", "_url", "_headers", "_lines", "_head_bytes", "is_idle", "_timer", "idle_until",
-        "_doubled", "_host", "_name",
+        "_doubled", "_host", "_name", "near",
     )  # fmt: skip
 
     def __init__(self, listener: "Listener", address: str) -> None:
@@ -166,6 +168,7 @@ class Connection(Wire):
         self._doubled = b""  # a header that was there twice
         self._host: bytes | None = b" "  # the last that was a sound one; they are mostly the same
         self._name = b""  # in it, without the port
+        self.near: socket.socket | None = None  # until the connection is made, which with TLS takes the client's part
 
     @property
     def is_leaving(self) -> bool:
@@ -176,11 +179,15 @@ class Connection(Wire):
         self._is_deaf = True
         if self.transport is not None:
             self.transport.abort()
+        elif self.near is not None:
+            with contextlib.suppress(OSError):  # the client has left
+                self.near.shutdown(socket.SHUT_RDWR)  # whoever waits for it is told; its file is theirs to close
 
     # What comes.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.near = None
         if self._is_deaf or self.listener.is_closed:
             self.give_up()
             return
@@ -429,7 +436,10 @@ class Listener:
         mistaken: Callable[[ClientRequest], None],
         limits: GatewayLimits,
     ) -> None:
-        self.handle, self.mistaken, self.keepalive_s = handle, mistaken, limits.keepalive_s
+        self.handle, self.mistaken = handle, mistaken
+        self.keepalive_s, self.handshake_s = limits.keepalive_s, limits.handshake_s
+        self.tls: ssl.SSLContext | None = None
+        """Of the connections from now on; None = they are plain HTTP."""
         self.crowd: Crowd[Connection] = Crowd(limits, Connection.give_up)
         self.connections: set[Connection] = set()  # that are made
         self.loop = asyncio.get_running_loop()
@@ -441,7 +451,8 @@ class Listener:
         return await self._doors.open(host, port)
 
     def limit(self, limits: GatewayLimits) -> None:
-        self.crowd.limits, self.keepalive_s = limits, limits.keepalive_s
+        self.crowd.limits = limits
+        self.keepalive_s, self.handshake_s = limits.keepalive_s, limits.handshake_s
 
     def _take(self, near: socket.socket, address: str) -> None:
         line = Connection(self, address)
@@ -451,9 +462,13 @@ class Listener:
             near.close()
 
     async def _join(self, line: Connection, near: socket.socket) -> None:
+        line.near = near
         try:
-            await self.loop.connect_accepted_socket(lambda: line, near)
-        except OSError:  # no memory for it
+            await self.loop.connect_accepted_socket(
+                lambda: line, near, ssl=self.tls, ssl_handshake_timeout=self.handshake_s if self.tls else None
+            )
+        except OSError:  # no memory for it, or the client speaks no TLS that is spoken here
+            line.near = None
             self.crowd.leave(line)
             near.close()
 

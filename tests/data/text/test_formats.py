@@ -18,6 +18,7 @@ from data.__main__ import main
 from data.manifest import read_manifest
 from data.shards import encode, pipeline
 from data.shards.shards import read, shard_paths
+from data.text.documents import COLUMNS
 from data.text.lines import SCORES
 from data.verify import verify
 from tests.data.conftest import ROOT
@@ -108,6 +109,18 @@ def test_columns_are_kept_where_the_format_has_them(shard, source, tmp_path):
     assert [(row["id"], row["language"]) for row in rows] == [("<6>", "de"), ("<9>", "de"), ("<12>", "de")]
     counts = read_manifest(tmp_path / "out")["counts"]
     assert (counts["read"], counts["filtered"]) == (15, 12)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "txt", "pydocs"])
+def test_a_filter_by_a_column_that_is_not_there_names_those_that_are(shard, tmp_path, form):
+    rows, path = [{"text": "one", "url": "a", "stars": 1}, {"text": "two", "stars": 2}], tmp_path / f"rows.{form}"
+    if form == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif form != "pydocs":
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    code, said = shard("pydocs" if form == "pydocs" else path, filter="starz > 1")
+    available = {"txt": "text", "pydocs": ", ".join(["text", *COLUMNS])}.get(form, "text, url, stars")
+    assert code == 2 and f"to choose by starz that column must be there; available: {available}\n" in said
 
 
 def test_duplicates_are_left_out_once_and_for_all(shard, source, tmp_path):

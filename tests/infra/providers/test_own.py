@@ -146,6 +146,24 @@ def test_a_rehearsal_has_none_of_its_machines(tmp_path):
         registry.open_provider("boxes", settings)
 
 
+def test_a_dry_run_runs_the_code_of_no_provider_that_it_cannot_reach(tmp_path):
+    for name in ("near", "far"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / name)!r}, 'w').close()\n{HEAD}Verbs.list = list\n")
+    settings = settings_of(tmp_path, f"{tmp_path}/near.py,{tmp_path}/far.py")
+    told = []
+
+    def has_run():
+        return [name for name in ("near", "far") if (tmp_path / name).exists()]
+
+    with Journal.open(settings.state_file) as journal:
+        settle.settle(journal, settings, told.append, own=["local"])
+        assert has_run() == []
+        settle.settle(journal, settings, told.append, own=["near"])
+        assert has_run() == ["near"]
+        settle.settle(journal, settings, told.append)
+        assert has_run() == ["near", "far"] and all("near" in one or "far" in one for one in told), told
+
+
 def test_a_sweep_asks_the_others_whatever_one_of_them_raises(tmp_path):
     """An orphan in a good account is ended though three other files cannot be used."""
     (tmp_path / "awful.py").write_text(HEAD + "\ndef bad(self): raise SystemExit\nVerbs.list = bad\n")

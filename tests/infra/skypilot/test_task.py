@@ -10,7 +10,6 @@ from infra.agent.job import Job, Limits, NodeGroup, PodFolder, Step
 from infra.agent.managed import NUM_GPUS, REPORT, SUBMITTED_AT, exit_code, job_here
 from infra.agent.state import LEFT, stop_file, write_json
 from infra.errors import NoOffer, UsageError
-from infra.providers import is_managed, recovers_itself
 from infra.providers.slurm import SlurmClusters
 from infra.records import Request
 from infra.runs.acceptance_policy import terms_for
@@ -70,7 +69,7 @@ def test_a_task_is_begun_anew_where_its_work_has_left_and_for_nothing_else(tmp_p
 def test_both_engines_recover_their_runs_and_only_skypilot_costs_money_and_is_out_of_reach(tmp_path):
     jobs = ManagedJobs(Client(lambda: tmp_path, tmp_path), tmp_path)
     clusters = SlurmClusters((), lambda cluster: pytest.fail("nobody is asked"))
-    assert [(recovers_itself(one), is_managed(one)) for one in (jobs, clusters)] == [(True, True), (True, False)]
+    assert [(one.recovers, one.manages) for one in (jobs, clusters)] == [(True, True), (True, False)]
     terms = [terms_for(Settings.load(ROOT, environ={"HOME": str(tmp_path)}), one) for one in (jobs, clusters)]
     assert [(one.accept is None, one.admit is None) for one in terms] == [(True, False), (True, True)]
 

@@ -1,8 +1,8 @@
 // A conversation with a service or a model of the store: streamed, stopped, asked again.
 
-import { command, go, route } from "../app.js";
 import { empty, h, put } from "../dom.js";
 import { Live } from "../live.js";
+import { command, go, route } from "../page.js";
 
 export const name = "Chat";
 const KEPT = "slipway-chat";

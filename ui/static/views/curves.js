@@ -1,10 +1,10 @@
 // The curves of the runs that are chosen, laid over each other, with what differs between them.
 
-import { command, go, route, title } from "../app.js";
 import { actButton } from "../act.js";
 import { along, Chart, color } from "../chart.js";
 import { ago, card, duration, empty, h, number, put, size, state, table, usd } from "../dom.js";
 import { Live } from "../live.js";
+import { command, go, route, title } from "../page.js";
 import { bars } from "./runs.js";
 
 export const name = "Curves";

@@ -1,8 +1,8 @@
 // Logs that follow, with a search that the server does over all of them.
 
-import { command, go, route, title } from "../app.js";
 import { empty, h, put } from "../dom.js";
 import { Live } from "../live.js";
+import { command, go, route, title } from "../page.js";
 
 export const name = "Logs";
 

@@ -1,9 +1,9 @@
 // Pods and who ends them, what was spent, and what can be rented.
 
-import { command } from "../app.js";
 import { actButton } from "../act.js";
 import { ago, card, duration, empty, h, moment, put, s, size, state, table, usd } from "../dom.js";
 import { Live } from "../live.js";
+import { command } from "../page.js";
 
 // A view of one stream: `draw(parts)` gives what stands below its tools.
 function simple(name, api, draw, before = () => null) {

@@ -1,8 +1,8 @@
 // All runs, newest first; those with a tick are laid over each other.
 
-import { command, go } from "../app.js";
 import { ago, card, duration, empty, h, number, percent, put, spark, state, usd } from "../dom.js";
 import { Live } from "../live.js";
+import { command, go } from "../page.js";
 
 export const name = "Runs";
 

@@ -1,10 +1,10 @@
 // Services: replicas, requests per second, percentiles, the queue.
 
-import { command } from "../app.js";
 import { actButton } from "../act.js";
 import { Chart } from "../chart.js";
 import { card, duration, empty, h, put, state, table, usd } from "../dom.js";
 import { Live } from "../live.js";
+import { command } from "../page.js";
 
 export const name = "Services";
 const seconds = (value) => (value === null || value === undefined ? "–" : value < 1 ? `${Math.round(1000 * value)} ms` : `${value.toFixed(2)} s`);

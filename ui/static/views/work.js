@@ -1,8 +1,8 @@
 // What work has made: sweeps, data and its reports, the report of a run.
 
-import { command, title } from "../app.js";
 import { card, duration, empty, h, moment, number, put, state, table } from "../dom.js";
 import { Live } from "../live.js";
+import { command, title } from "../page.js";
 
 export const sweeps = {
   name: "Sweeps",

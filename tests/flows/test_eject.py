@@ -1,0 +1,74 @@
+"""A run as plain files: what its script sets for each step, and what it says of where it runs."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from flows.history import eject, receipt
+from flows.history.receipt import Receipt
+from store import Store
+
+pytestmark = pytest.mark.process
+
+PYTHON = """#!/bin/sh
+if [ "$1" = -c ]; then echo "$TORCH"; exit; fi
+echo "$@, threads ${OMP_NUM_THREADS:-usual}, NOTE=$NOTE"
+"""
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Return what writes the files of a run of a tokenizer and a phase, which computed with `machine`."""
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    for name in (*eject.CODE, "made"):
+        (tmp_path / "here" / name).mkdir(parents=True)
+        (tmp_path / "here" / name / "file.py").write_text("")
+
+    def make(machine):
+        store = tmp_path / "artifacts"
+        about = {"machine": machine} if machine else {}
+        Store(store).publish(tmp_path / "here" / "made", "base_checkpoints/tiny", "f" * 16, about)
+        making = {"store": str(store), "name": "tokenizer", "fingerprint": "e" * 16, "inputs": {}}
+        steps = [
+            {"name": "tokenizer", "words": ["-m", "data", "tokenizer"], "config": {"making": making}},
+            {"name": "base", "words": ["-m", "trainer", "base"],
+             "config": {"keeping": {}, "making": {**making, "name": "base_checkpoints/tiny", "fingerprint": "f" * 16}}},
+        ]  # fmt: skip
+        one = Receipt(
+            run="deft-trout-1", at=0.0, commit="", diff_sha256="", environment="", provider="local", asked={}, offer={},
+            micro_usd_per_hour=0, store=str(store),
+            job={"environ": {"NOTE": "it's two words"}, "torch": "cpu", "steps": steps},
+        )  # fmt: skip
+        eject.eject(one, tmp_path / "plain", tmp_path / "here")
+        return one, tmp_path / "plain"
+
+    return make
+
+
+def run(folder, torch):
+    environ = {**os.environ, "PYTHON": str(folder.parent / "python"), "TORCH": torch, "OMP_NUM_THREADS": "7"}
+    return subprocess.run(["sh", folder / "run.sh"], env=environ, cwd="/", capture_output=True, text=True, check=True)
+
+
+def test_each_step_has_the_variables_of_the_run_and_the_threads_that_it_had(make):
+    machine = {"device": "cpu", "threads": 3, "units": "AVX2", "torch": "2.13.0+cpu"}
+    one, folder = make(machine)
+    assert receipt.environ_of(one, one.steps[1]) == {"NOTE": "it's two words", "OMP_NUM_THREADS": "3"}
+    first = run(folder, "2.13.0+cpu")
+    assert "-m data tokenizer --config config/tokenizer.json, threads 7, NOTE=it's two words\n" in first.stdout
+    assert "-m trainer base --config config/base.json, threads 3, NOTE=it's two words\n" in first.stdout
+    assert first.stderr == "" and json.loads((folder / "config" / "base.json").read_text())["keeping"] == {}
+    again = run(folder, "2.13.0")
+    assert "base: done already" in again.stdout and "-m trainer" not in again.stdout
+    assert again.stderr == "PyTorch is 2.13.0 here and was 2.13.0+cpu: the last bits of the weights may differ\n"
+    assert "The run had: 3 threads, PyTorch 2.13.0+cpu, AVX2." in (folder / "README.md").read_text()
+
+
+def test_what_is_not_known_of_the_machine_is_not_made_up(make):
+    _, folder = make(None)
+    said = run(folder, "2.13.0")
+    assert "-m trainer base --config config/base.json, threads 7, NOTE=" in said.stdout and said.stderr == ""
+    assert "What the run computed with is not known" in (folder / "README.md").read_text()

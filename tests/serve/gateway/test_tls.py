@@ -1,0 +1,114 @@
+"""The gateway with a certificate: what it takes, what it refuses, and whom it does not wait for."""
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from serve.gateway.http import certificate
+from serve.gateway.http.certificate import Certificate, Tls
+from tests.serve.certificates import Authority, in_pem, put
+from tests.serve.scripted_engine import HEALTH, gateway, until
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority.begin(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture
+def tls(tmp_path):
+    return Tls(keyfile=str(tmp_path / "its key.pem"), certfile=str(tmp_path / "chain.pem"))
+
+
+def test_a_certificate_that_cannot_be_used_is_refused_with_what_to_do(authority, tls):
+    key, chain = Path(tls.keyfile), Path(tls.certfile)
+    authority.issue(tls)
+    sound = key.read_bytes(), chain.read_bytes()
+
+    def refusal() -> str:
+        with pytest.raises(UsageError, match=r"^service\.tls: ") as found:
+            certificate.server_context(tls)
+        put(key, sound[0], 0o600)
+        put(chain, sound[1], 0o644)
+        return str(found.value)
+
+    key.chmod(0o640)
+    said = refusal()
+    assert "has mode 640, others can read it" in said and said.endswith(f"chmod 600 '{key}'")
+    put(key, in_pem(authority.key), 0o600)
+    assert "is not the key of" in refusal()
+    put(key, in_pem(authority.key, b"secret"), 0o600)
+    assert "has a password" in refusal()
+    chain.write_text("nothing")
+    assert "no certificate and key in PEM" in refusal()
+    chain.unlink()
+    assert "No such file" in refusal()
+    certificate.server_context(tls)
+
+
+def test_a_renewed_certificate_counts_once_both_files_fit(authority, tls):
+    authority.issue(tls)
+    one = Certificate(tls)
+    first = one.context
+    assert not one.renew() and one.context is first
+    key = Path(tls.keyfile).read_bytes()
+    authority.issue(tls)
+    renewed = Path(tls.keyfile).read_bytes()
+    put(Path(tls.keyfile), key, 0o600)
+    for _ in range(2):  # which is told again each time it is looked at
+        with pytest.raises(UsageError, match="is not the key of"):
+            one.renew()
+    assert one.context is first
+    put(Path(tls.keyfile), renewed, 0o600)
+    assert one.renew() and one.context is not first
+
+
+@pytest.mark.process
+def test_clients_agree_on_tls_1_2_or_newer_and_none_that_does_not_is_waited_for(pair, authority, tls, caplog):
+    serial = authority.issue(tls)
+
+    async def asked(front, context):
+        host, port = front.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname="localhost")
+        try:
+            writer.write(HEALTH + b"Connection: close\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            return writer.get_extra_info("peercert")["serialNumber"], writer.get_extra_info("ssl_object").version()
+        finally:
+            writer.close()
+
+    async def main():
+        async with gateway(pair[0], max_connections=2, handshake_s=600.0) as front:
+            front.gateway.speak_tls(Certificate(tls).context)
+            trusting = ssl.create_default_context(cafile=str(authority.file))
+            assert await asked(front, trusting) == (f"{serial:X}".zfill(40), "TLSv1.3")
+            trusting.maximum_version = ssl.TLSVersion.TLSv1_2
+            assert (await asked(front, trusting))[1] == "TLSv1.2"
+            old = ssl.create_default_context(cafile=str(authority.file))
+            old.set_ciphers("ALL:@SECLEVEL=0")
+            with pytest.deprecated_call():
+                old.minimum_version = ssl.TLSVersion.TLSv1
+                old.maximum_version = ssl.TLSVersion.TLSv1_1
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await asked(front, old)
+            with pytest.raises(ssl.SSLCertVerificationError):  # of whom it is not known
+                await asked(front, ssl.create_default_context())
+            # Plain HTTP is no TLS, and whoever says nothing has to leave when others need the room.
+            host, port = front.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(HEALTH + b"\r\n")
+            assert b"HTTP/" not in await reader.read()
+            writer.close()
+            silent = [await asyncio.open_connection(host, int(port)) for _ in range(4)]
+            await asked(front, certificate.client_context(tls.certfile))
+            assert await silent[0][0].read() == b""
+            for _, one in silent:
+                one.close()
+            crowd = front.gateway._listener.crowd
+            await until(lambda: not len(crowd), "all have left")
+
+    asyncio.run(main())
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]

@@ -1,0 +1,58 @@
+"""The line that moves while something is waited for, on a real terminal and elsewhere."""
+
+import contextlib
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.world import ROOT
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+PROGRAM = """
+import sys
+from store import moving_line
+with moving_line.waiting("demo ends", after_s=0.0):
+    sys.stdin.readline()
+    moving_line.clear()
+    print("demo-1 SHUTTING_DOWN", file=sys.stderr, flush=True)
+    sys.stdin.readline()
+print("over")
+"""
+LINE = re.compile(r"\r([-|/\\]) demo ends, \d+ s *")
+GONE = r"\r +\r"
+
+
+def test_the_line_moves_until_the_wait_is_over_and_gives_way_to_what_is_told():
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = ""
+    try:
+        while len(set(LINE.findall(seen))) < 2:  # it has moved
+            seen += os.read(ours, 4096).decode()
+        child.stdin.write("\n")
+        child.stdin.flush()
+        while not re.search(GONE + r"demo-1 SHUTTING_DOWN\r\n.*demo ends", seen, re.S):  # and comes again
+            seen += os.read(ours, 4096).decode()
+        assert child.communicate("\n", timeout=60)[0] == "over\n"
+        with contextlib.suppress(OSError):  # nobody has it open any more
+            while part := os.read(ours, 4096):
+                seen += part.decode()
+        assert re.search(GONE + r"\Z", seen)
+    finally:
+        child.kill()
+        child.wait(60)
+        os.close(ours)
+
+
+def test_nothing_is_written_where_nobody_looks():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, input="\n\n", capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("over\n", "demo-1 SHUTTING_DOWN\n")
