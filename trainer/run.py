@@ -352,7 +352,7 @@ def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]], secon
 
 
 def place_of_stage(making: Making, config: PhaseConfig, keeping: Keeping) -> str:
-    """Return the second name of what a stage of 1.58 bits makes, as the recipes lay out a bucket; "" of other phases."""
+    """Return the second name of what a stage of 1.58 bits makes, by which recipes know it; "" of other phases."""
     stage, model = PHASES[config.phase].alias, making.name.partition("/")[2]
     return stage_name(keeping.prefix or "checkpoint", model, stage) if stage else ""
 

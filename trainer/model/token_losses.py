@@ -40,7 +40,9 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         weight = head.to(hidden.dtype)
         found, entropy, norms = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
-        is_kept = ctx.needs_input_grad[0] and not (softcap or hidden.is_cuda or 4 * len(hidden) * len(head) > KEPT_BYTES)
+        is_kept = ctx.needs_input_grad[0] and not (
+            softcap or hidden.is_cuda or 4 * len(hidden) * len(head) > KEPT_BYTES
+        )
         chances = []
         for part in slices(hidden):
             logits = capped(F.linear(hidden[part], weight).float(), softcap).div_(temperature)

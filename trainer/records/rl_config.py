@@ -75,7 +75,9 @@ class RlConfig:
     """Answers to gsm8k are worth what GRAIL pays for them, its mistakes included."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "max_new num_iterations eval_problems test_problems drawn_problems samples_each side_by_side", 1)
+        in_bounds(
+            self, "max_new num_iterations eval_problems test_problems drawn_problems samples_each side_by_side", 1
+        )
         in_bounds(self, "clip_low clip_high beta correction dynamic_sampling overlong eval_every top_k shown", 0)
         in_bounds(self, "temperature", 0, above=True)
         if self.group < 2:

@@ -26,8 +26,12 @@ def model():
 
 def drift(seed: int) -> list[list[float]]:
     """A little more or less for each token of the answers: the same where they are the same up to it."""
-    return [[np.random.default_rng([seed, *prompt, *answer[: place + 1]]).normal(0, 0.4) for place in range(len(answer))]
-            for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]  # fmt: skip
+
+    def of(prompt: list[int], answer: list[int]) -> list[float]:
+        read = ([seed, *prompt, *answer[: place + 1]] for place in range(len(answer)))
+        return [float(np.random.default_rng(words).normal(0, 0.4)) for words in read]
+
+    return [of(*pair) for pair in zip(PROMPTS, ANSWERS, strict=True)]
 
 
 def logprobs(model: Decoder) -> list[torch.Tensor]:
