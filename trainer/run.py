@@ -353,8 +353,9 @@ def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]], secon
 
 def place_of_stage(making: Making, config: PhaseConfig, keeping: Keeping) -> str:
     """Return the second name of what a stage of 1.58 bits makes, by which recipes know it; "" of other phases."""
-    stage, model = PHASES[config.phase].alias, making.name.partition("/")[2]
-    return stage_name(keeping.prefix or "checkpoint", model, stage) if stage else ""
+    phase, (folder, _, model) = PHASES[config.phase], making.name.partition("/")
+    is_stage = phase.alias and model and folder == phase.folder
+    return stage_name(keeping.prefix or "checkpoint", model, phase.alias) if is_stage else ""
 
 
 def open_input(making: Making, role: str) -> Path:
