@@ -16,11 +16,11 @@ from store.artifacts import vocabulary
 from store.artifacts.artifacts import Store
 from store.backends.backend import Backend, ListedFile
 from store.backends.by_uri import open_place
-from store.manifest import StoreError
+from store.manifest import STAGE_NAME, StoreError
 from store.run_sync.run_folder import CHECKPOINT, MANIFEST, Damaged, ListedCheckpoint, RunFolder, check_files, step_of
 
 _OF_A_RUN = re.compile(rf"runs/([A-Za-z0-9._-]+)/({CHECKPOINT.pattern})")
-_FINAL = re.compile(r"([A-Za-z0-9._-]+_checkpoints/[A-Za-z0-9._-]+)/step-[0-9]{1,18}")
+_FINAL = re.compile(rf"([A-Za-z0-9._-]+_checkpoints/[A-Za-z0-9._-]+|{STAGE_NAME.pattern})/step-[0-9]{{1,18}}")
 _HERE = re.compile(r"(?!\.)[^/]+/step-[0-9]{1,18}")
 
 

@@ -16,6 +16,7 @@ MISSING = "it is missing"
 MANIFEST = "ARTIFACT.json"  # in the artifact's folder
 FLAT_MANIFEST = ".artifact.json"  # after the name, at the store's root
 BY_FINGERPRINT = "by-fingerprint"  # <kind>/<fingerprint>: every artifact once; the names beside it are pointers
+STAGE_NAME = re.compile(r"(?!datasets/|by-fingerprint/|runs/)(?:[A-Za-z0-9._-]+/){2,}stage(1|1\.9|2|3)")  # of 1.58 bits
 _PART = re.compile(r"(?![.-])[A-Za-z0-9._-]{1,128}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -132,11 +133,18 @@ def entry_of(said: Any) -> FileEntry:
     return FileEntry(path, size, sha256, version)
 
 
+def stage_name(prefix: str, model: str, stage: str) -> str:
+    """Return the second name of a stage of a model of 1.58 bits: `<prefix>/<model>/stage<stage>`."""
+    return f"{prefix}/{model}/stage{stage}"
+
+
 def kind_of(name: str) -> str:
     """Return what the artifact of a name is, without whose it is: `base_checkpoints`, `tokens`, `tokenizer`."""
     parts = name.split("/")
     if parts[0] == BY_FINGERPRINT and len(parts) == 3:
         return parts[1]
+    if stage := STAGE_NAME.fullmatch(name):
+        return f"bits{stage[1]}_checkpoints"
     return parts[-1] if parts[0] == "datasets" else parts[0]
 
 

@@ -107,7 +107,7 @@ def train(flags: argparse.Namespace) -> None:
     import importlib
 
     from trainer.parallel.process_group import joined
-    from trainer.run import once
+    from trainer.run import once, place_of_stage
 
     raw = read_config(flags.config, {"making", "spec", "keeping", "extensions"})
     extensions.receive(raw.get("extensions", {}))
@@ -123,7 +123,8 @@ def train(flags: argparse.Namespace) -> None:
         raise Refused(f"{flags.config} configures the phase {config.phase!r}")
     phase = importlib.import_module(PHASES[config.phase].module)
     with sigterm_raises(), joined() as ranks:
-        about = once(making, ranks, lambda: phase.run(config, making, keeping, ranks))
+        second_name = place_of_stage(making, config, keeping)
+        about = once(making, ranks, lambda: phase.run(config, making, keeping, ranks), second_name)
     if "bits_per_byte" in about:
         print(side_by_side(about))
 

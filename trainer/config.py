@@ -233,11 +233,16 @@ class PhaseConfig:
         return 1 if self.blocks is None else 3
 
     @property
+    def row_len(self) -> float:
+        """Return the tokens of a full row; of rl those of an answer, and its share of the prompt of its group."""
+        if self.rl is None:
+            return self.sequence_len
+        return self.rl.max_new + max(0, self.sequence_len - self.rl.max_new) / self.rl.group
+
+    @property
     def flops(self) -> float:
         """Return the FLOPs of the whole phase, the sequences of a chat phase taken as full."""
-        return (
-            self.steps * math.ceil(self.rows / self.turns) * self.sequence_len * self.flops_per_token(self.sequence_len)
-        )
+        return self.steps * math.ceil(self.rows / self.turns) * self.row_len * self.flops_per_token(self.sequence_len)
 
     @property
     def num_frozen(self) -> int:
@@ -264,7 +269,8 @@ class Keeping:
     reserve_bytes: int = 1 << 30
     """Free space that a save must leave on the disk."""
     prefix: str = ""
-    """In front of the name of the folder that holds a run's checkpoints."""
+    """In front of the name of the folder that holds a run's checkpoints; of a stage of 1.58 bits also the first part of
+    its second name in the store, else `checkpoint`."""
     samples: int = 6
     """How often in a phase the model is asked a few questions, for the report; 0 = never."""
 

@@ -84,13 +84,13 @@ def smoke() -> Profile:
         phase="rl",
         model=model,
         optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, betas=(0.9, 0.99)),
-        schedule=ScheduleConfig(warmup_steps=2, decay=1.0, final=0.05),
-        steps=40,
+        schedule=ScheduleConfig(warmup_steps=4, decay=0.7, final=0.05),
+        steps=88,
         rows=264,
         micro_rows=66,
         sequence_len=96,
         mixture={"sort": 1.0},
-        rl=RlConfig(max_new=14, shown=0.12, side_by_side=264),
+        rl=RlConfig(max_new=14, shown=0.12, side_by_side=264, eval_every=22),
     )
     phases = {"base": base, "mid": mid, "sft": sft, "rl": rl, "dlm": dlm}
     return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=40))

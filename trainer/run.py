@@ -23,6 +23,7 @@ from data.events import emit
 from data.tokens import tokenizer as tokenizers
 from store import Store
 from store.artifacts import vocabulary
+from store.manifest import stage_name
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, open_final, remove
 from trainer.config import Keeping, PhaseConfig
 from trainer.device import Machine, prepare
@@ -38,7 +39,7 @@ from trainer.parallel.placement import fitted, how, is_held, memory_told
 from trainer.parallel.process_group import Ranks
 from trainer.parallel.zero import shared
 from trainer.records.model_config import ModelConfig
-from trainer.records.phase_registry import model_roles, starts_from
+from trainer.records.phase_registry import PHASES, model_roles, starts_from
 from trainer.reporting.metrics import last_loss
 from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
@@ -333,8 +334,8 @@ def served_dtype(config: PhaseConfig) -> torch.dtype:
     return torch.float32 if config.dtype == "float32" or config.model.ternary else torch.bfloat16
 
 
-def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what is known of the artifact, made now or before.
+def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]], second_name: str = "") -> dict[str, Any]:
+    """Return what is known of the artifact, made now or before; its second name, if it has one, stands for it, too.
 
     A kill can come between publishing and saying so.
     """
@@ -344,8 +345,17 @@ def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]]) -> di
     if ranks.is_first and not is_due:  # a kill may have come before its name stood for it
         store.point(making.name, making.fingerprint)
     about = make() if is_due else {name: one for name, one in found.about.items() if name not in making.provenance}
+    if ranks.is_first and second_name:
+        store.point(second_name, making.fingerprint)
     emit("result", name=making.name, fingerprint=making.fingerprint, **about)
     return about
+
+
+def place_of_stage(making: Making, config: PhaseConfig, keeping: Keeping) -> str:
+    """Return the second name of what a stage of 1.58 bits makes, by which recipes know it; "" of other phases."""
+    phase, (folder, _, model) = PHASES[config.phase], making.name.partition("/")
+    is_stage = phase.alias and model and folder == phase.folder
+    return stage_name(keeping.prefix or "checkpoint", model, phase.alias) if is_stage else ""
 
 
 def open_input(making: Making, role: str) -> Path:

@@ -23,6 +23,7 @@ from trainer.model.decoder import Decoder, Linear
 PAYS_AFTER_S = {"cpu": 600.0, "cuda": 240.0}
 KERNELS, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # useful work of a thread, or of a GPU: the decision must not hang on a clock
+LEAST_THREADS = 2  # as which one counts: compiling takes it twice as long, too, and longer than what that saves a phase
 
 
 @contextmanager
@@ -120,7 +121,8 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
     Raises Refused when told to and unable.
     """
     kind = machine.device.type
-    pays = config.flops / (FLOPS_PER_S[kind] * (machine.threads if kind == "cpu" else 1)) > PAYS_AFTER_S[kind]
+    units = max(machine.threads, LEAST_THREADS) if kind == "cpu" else 1
+    pays = config.flops / (FLOPS_PER_S[kind] * units) > PAYS_AFTER_S[kind]
     if config.compile == "never" or config.compile == "auto" and not pays:
         return False
     problem = compiler_problem(kind)

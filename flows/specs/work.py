@@ -78,7 +78,12 @@ class WorkSpec:
         None, "optimizer steps between checkpoints instead of the profile's", group=SAVING, unit="STEPS"
     )
     keep: int | None = flag(None, "newest checkpoints kept while training (5)", group=SAVING)
-    ckpt_prefix: str = flag("", "in front of the name of the folder that holds the run's checkpoints", group=SAVING)
+    ckpt_prefix: str = flag(
+        "",
+        "in front of the name of the folder that holds the run's checkpoints; for stages of 1.58 bits also the first "
+        "part of NAME/<model>/stage<stage> in the store, instead of checkpoint",
+        group=SAVING,
+    )
     store: str = flag("", "where artifacts go (default var/artifacts)", group=SAVING, unit="URI")
     with_missing: bool = flag(False, "rented: make text, tokenizer and questions there, while it bills", group=SAVING)
     remake: bool = flag(False, "make the named phases again where other code than today's made them", group=SAVING)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from data.config import ConfigError, Input
-from store import Store
+from store import Store, catalogue
 from tests.trainer.conftest import TINY, finish, tiny
 from tests.trainer.test_phases import OFTEN, chat_phase, hashes, run
 from trainer.__main__ import main
@@ -62,6 +62,8 @@ def test_conversion_loses_no_weight_and_the_stages_bring_back_what_rounding_took
     assert run(world, monkeypatch, "bits3", chat, making) == 0
     for phase in ("base", "bits1", "bits1.9", "bits2", "bits3"):
         about[phase] = Store(world.store).check(f"{phase}_checkpoints/tiny").about
+    listed = {one.name: one.manifest["phase"] for one in catalogue.in_store(str(world.store))}
+    assert {f"checkpoint/tiny/stage{one}": f"bits{one}" for one in ("1", "1.9", "2", "3")}.items() <= listed.items()
     bpb = {phase: one["bits_per_byte"] for phase, one in about.items() if "bits_per_byte" in one}
     assert bpb["bits2"] < bpb["bits1.9"] < bpb["bits1"] and bpb["bits2"] < bpb["base"] < bpb["bits1"]
     lines = [json.loads(line) for line in (world.store / "bits2_checkpoints/tiny/metrics.jsonl").open()]

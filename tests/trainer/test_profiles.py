@@ -44,16 +44,17 @@ def test_a_profile_has_the_size_of_its_model_and_its_batch(name):
     assert base.rows * base.sequence_len == tokens
 
 
-@pytest.mark.parametrize("phase", ["mid", "sft"])
-def test_a_chat_phase_of_smoke_is_over_before_compiling_would_pay(phase):
-    """It took 33 CPU seconds where all conversations were counted as sequences."""
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("phase", ["mid", "sft", "rl"])
+def test_a_chat_phase_of_smoke_is_over_before_compiling_would_pay(phase, threads):
+    """It took 33 CPU seconds where all conversations were counted as sequences, or one thread was set."""
     import torch
 
     from trainer.device import Machine
     from trainer.speed import is_compiled
 
-    two_cores = Machine(torch.device("cpu"), torch.bfloat16, threads=2)
-    assert not is_compiled(PROFILES["smoke"]().phases[phase], two_cores)
+    few_cores = Machine(torch.device("cpu"), torch.bfloat16, threads)
+    assert not is_compiled(PROFILES["smoke"]().phases[phase], few_cores)
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES))

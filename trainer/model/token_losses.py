@@ -1,7 +1,8 @@
 """What each token costs by itself, with a gradient of its own: sliced, so that the logits of a batch never exist whole.
 
 In: hidden states, the head's matrix, the ids that came. Out: log-probabilities, one per token, and the entropy of each
-distribution. On the way back the logits of a slice are made again, since the gradient of a token is not known before.
+distribution. On the way back the logits of a slice are made again, since the gradient of a token is not known before;
+where they are few, they are kept.
 Beside a teacher: cross entropy and divergence, summed, whose gradients are made with them.
 """
 
@@ -12,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.model.losses import ROWS_CPU, ROWS_GPU, Shape, capped
+
+KEPT_BYTES = 64 << 20  # of logits that wait in a CPU's memory for the way back
 
 
 def token_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, shape: Shape, temperature: float = 1.0) -> Tensor:
@@ -37,14 +40,21 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         weight = head.to(hidden.dtype)
         found, entropy, norms = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
+        is_kept = ctx.needs_input_grad[0] and not (
+            softcap or hidden.is_cuda or 4 * len(hidden) * len(head) > KEPT_BYTES
+        )
+        chances = []
         for part in slices(hidden):
             logits = capped(F.linear(hidden[part], weight).float(), softcap).div_(temperature)
             norm = logits.logsumexp(dim=1, keepdim=True)
             logits.sub_(norm)
             found[part] = logits.gather(1, targets[part].unsqueeze(1)).squeeze(1)
-            entropy[part] = -(logits.exp() * logits).sum(dim=1)
+            chance = logits.exp()
+            entropy[part] = -logits.mul_(chance).sum(dim=1)
             norms[part] = norm.squeeze(1)
-        ctx.save_for_backward(hidden, head, targets, norms)
+            if is_kept:
+                chances.append(chance)
+        ctx.save_for_backward(hidden, head, targets, norms, *chances)
         ctx.softcap, ctx.temperature = softcap, temperature
         ctx.mark_non_differentiable(entropy)
         return found, entropy
@@ -52,13 +62,16 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         """Return the gradient: d ln p_t / d logits = onehot_t - p."""
-        hidden, head, targets, norms = ctx.saved_tensors
+        hidden, head, targets, norms, *chances = ctx.saved_tensors
         weight = head.to(hidden.dtype)
         hidden_grad, head_grad = torch.empty_like(hidden), torch.zeros_like(head)
-        for part in slices(hidden):
-            raw, scale = F.linear(hidden[part], weight).float(), grad[part].unsqueeze(1) / ctx.temperature
-            logits = capped(raw, ctx.softcap)
-            slope = (logits / ctx.temperature - norms[part].unsqueeze(1)).exp_().mul_(-scale)
+        for number, part in enumerate(slices(hidden)):
+            scale = grad[part].unsqueeze(1) / ctx.temperature
+            if chances:
+                slope = chances[number] * -scale
+            else:
+                logits = capped(F.linear(hidden[part], weight).float(), ctx.softcap)
+                slope = (logits / ctx.temperature - norms[part].unsqueeze(1)).exp_().mul_(-scale)
             slope.scatter_add_(1, targets[part].unsqueeze(1), scale)
             if ctx.softcap:
                 slope.mul_(1 - (logits / ctx.softcap).square())

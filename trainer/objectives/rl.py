@@ -1,38 +1,42 @@
 """The loss of reinforcement learning with groups of answers: DAPO, GRPO, Dr. GRPO, GSPO and nanochat's plain one.
 
 In: answers as rows with their advantages. Out: the summed loss and summed figures; `RlConfig` says which loss. Rows
-carry what they weigh (`row_weights`), which is why answers that nothing can be learnt from may be left out of a batch.
+carry what they weigh (`row_weights`), which is why answers that nothing can be learnt from may be left out of a batch,
+and why a token that several answers share is one term: at one ratio, their terms differ in the advantage alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.model.decoder import IGNORED, Decoder
+from trainer.model.decoder import Decoder
 from trainer.model.token_losses import logprobs_and_entropy
 from trainer.objectives.passes import counted_in
+from trainer.objectives.shared_rows import Spots, added_up, hidden_of
 from trainer.records.rl_config import RlConfig
 
 Batch = Mapping[str, np.ndarray]
+WORTH = ("better", "worse", "weights", "times")
 
 
 class PolicyLoss:
     """The objective of learning from what answers are worth.
 
-    A batch has what `as_rows` gives, and `advantages` and `weights` of the answer that a target belongs to, (rows, T);
-    and, all of them ln p (rows, T) of the targets, `old` of the policy that answered, as the trainer computes it
-    (absent = it is the policy that is changed), `sampled` as the engine computed it, and `reference` of the model that
-    the phase began with.
+    A batch has what `as_rows` gives, and of the answers that a target belongs to (rows, T), see `worth`: `better` and
+    `worse`, the sums of their positive and of their negative advantages times what they weigh; `weights`, the sum of
+    what they weigh; `times`, how many they are. And, all of them ln p (rows, T) of the targets, `old` of the policy
+    that answered, as the trainer computes it (absent = it is the policy that is changed), `sampled` as the engine
+    computed it, and `reference` of the model that the phase began with.
     """
 
     def __init__(self, config: RlConfig) -> None:
         self.config = config
 
     def count(self, batch: Batch) -> float:
-        """Return the number of tokens that figures are means over."""
-        return float((batch["targets"] != IGNORED).sum())
+        """Return the number of tokens, of all answers, that figures are means over."""
+        return float(batch["times"].sum())
 
     def at(self, step: int) -> None:
         """Do nothing: it does not hang on the step."""
@@ -40,8 +44,8 @@ class PolicyLoss:
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum over tokens, and sums of the figures.
 
-        They are `entropy` (nats), `clipped` (tokens whose gradient was cut off), `mismatch` (|ln p| between engine and
-        trainer) and `kl` (nats).
+        They are `entropy` (nats), `clipped` (tokens whose gradient was cut off, for one of their answers at least),
+        `mismatch` (|ln p| between engine and trainer) and `kl` (nats).
         """
         config, width = self.config, batch["targets"].shape[1]
         counted = counted_in(batch)
@@ -56,29 +60,29 @@ class PolicyLoss:
         before = now.detach()
         old, sampled, reference = given("old"), given("sampled"), given("reference")
         old = before if old is None else old
-        advantage = batch["advantages"].flatten()[counted]
-        figures = {"entropy": entropy.sum()}
+        better, worse, weights, times = (batch[name].flatten()[counted] for name in WORTH)
+        figures = {"entropy": (entropy * times).sum()}
         if config.has_ratio:
             apart = now - old
             if config.loss == "gspo":
                 answer = counted // width * width + batch["parts"].flatten()[counted]
                 apart = of_answers(apart, answer, batch["targets"].numel()) + now - before
             ratio = apart.exp()
-            plain = ratio * advantage
-            clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantage
-            each = -torch.minimum(plain, clipped)
-            figures["clipped"] = (clipped < plain).sum().float()
+            clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+            each = -(better * torch.minimum(ratio, clipped) + worse * torch.maximum(ratio, clipped))
+            is_cut = ((clipped < ratio) & (better > 0)) | ((clipped > ratio) & (worse < 0))
+            figures["clipped"] = (is_cut * times).sum()
         else:
-            each = -now * advantage
+            each = -now * (better + worse)
         if sampled is not None:
-            figures["mismatch"] = (old - sampled).abs().sum()
+            figures["mismatch"] = ((old - sampled).abs() * times).sum()
             if config.correction:
                 each = each * (old - sampled).exp().clamp(max=config.correction)
         if reference is not None:
             kl = k3(now, reference)
-            each = each + config.beta * kl
-            figures["kl"] = kl.detach().sum()
-        return (each * batch["weights"].flatten()[counted]).sum(), figures
+            each = each + config.beta * kl * weights
+            figures["kl"] = (kl.detach() * times).sum()
+        return each.sum(), figures
 
 
 def of_answers(each: Tensor, answer: Tensor, most: int) -> Tensor:
@@ -131,51 +135,12 @@ def row_weights(lengths: np.ndarray, kept: np.ndarray, config: RlConfig) -> np.n
     return weights.astype(np.float32)
 
 
-def as_rows(
-    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], pad: int, multiple: int = 16, room: int = 0
-) -> dict[str, np.ndarray]:
-    """Return `ids`, `targets` and `parts`, int64 (rows, T): prompts with their answers, whose ids alone are targets.
+def worth(targets: np.ndarray, spots: Spots, advantages: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Return what a batch has of the answers that its targets belong to, for `PolicyLoss`.
 
-    Answers to the same prompt, which follow one another, share a row of up to `room` tokens: the prompt is computed
-    once. `parts` is 0 at a prompt, and counts the answers of its row; where any row is shared, `places` says where each
-    token stands in its own prompt and answer. A part begins with the prompt's last id, which its first target follows.
+    advantages, weights: (answers,), of each answer; targets, spots: as `as_rows` gave them.
     """
-    rows: list[list[int]] = []  # answers by their numbers
-    sizes: list[int] = []
-    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        if rows and prompts[rows[-1][0]] == prompt and sizes[-1] + len(answer) <= room:
-            rows[-1].append(number)
-            sizes[-1] += len(answer)
-        else:
-            rows.append([number])
-            sizes.append(len(prompt) - 1 + len(answer))
-    width = max(sizes) + -max(sizes) % multiple
-    ids, targets = np.full((len(rows), width), pad, np.int64), np.full((len(rows), width), IGNORED, np.int64)
-    parts, places = np.zeros_like(ids), np.zeros_like(ids)
-    for row, numbers in enumerate(rows):
-        prompt = prompts[numbers[0]]
-        begin = at = len(prompt) - 1
-        ids[row, :begin], places[row, :begin] = prompt[:-1], np.arange(begin)
-        for part, answer in enumerate((answers[number] for number in numbers), 1):
-            here = slice(at, at + len(answer))
-            ids[row, here], targets[row, here] = [prompt[-1], *answer[:-1]], answer
-            parts[row, here], places[row, here] = part, np.arange(begin, begin + len(answer))
-            at = here.stop
-    shared = {"places": places} if len(rows) < len(answers) else {}
-    return {"ids": ids, "targets": targets, "parts": parts, **shared}
-
-
-def hidden_of(model: Decoder, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return hidden states (rows, T, d) of what `as_rows` gave: each token sees its prompt and its own answer."""
-    if "places" not in batch:
-        return model.hidden(batch["ids"])
-    parts = batch["parts"]
-    sees = (parts[:, :, None] == parts[:, None, :]) | (parts == 0)[:, None, :]
-    return model.hidden(batch["ids"], at=model.positions(batch["places"], sees.tril()[:, None], is_causal=True))
-
-
-def at_targets(targets: np.ndarray, values: Sequence[Sequence[float]]) -> np.ndarray:
-    """Return the values of each answer's ids where these are targets, fp32 (rows, T), 0 elsewhere."""
-    found = np.zeros(targets.shape, np.float32)
-    found[targets != IGNORED] = np.concatenate([np.asarray(one, np.float32) for one in values])
-    return found
+    weighted = advantages * weights
+    each = {"better": np.maximum(weighted, 0), "worse": np.minimum(weighted, 0), "weights": weights,
+            "times": np.ones(len(weights))}  # fmt: skip
+    return {name: added_up(targets, spots, values.tolist()) for name, values in each.items()}

@@ -57,7 +57,7 @@ def estimate_s(node: Node, flops_per_s: float) -> float:
 
 def operations(config: PhaseConfig) -> float:
     """Return the operations (FLOP) of a phase, roughly: six for each parameter and token, two where nothing learns."""
-    row = config.sequence_len
+    row = config.row_len
     if not config.reads_text:
         row = min(row, CHAT_TOKENS if config.turns == 1 else TURN_TOKENS)
     passes = 1 + config.num_frozen / 3

@@ -59,7 +59,9 @@ class RlConfig:
     eval_problems: int = 64
     """So many of them."""
     test_problems: int = 1024
-    """So many of those that are kept for the end."""
+    """So many of those that are kept for the end: the likeliest answer to each."""
+    drawn_problems: int = newer(256)
+    """So many of them have answers drawn, for pass@1 and pass@k: k answers each cost k times as much."""
     samples_each: int = 8
     """Answers to each when it is measured: k of pass@k."""
     side_by_side: int = rounding(128)
@@ -73,7 +75,9 @@ class RlConfig:
     """Answers to gsm8k are worth what GRAIL pays for them, its mistakes included."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "max_new num_iterations eval_problems test_problems samples_each side_by_side", 1)
+        in_bounds(
+            self, "max_new num_iterations eval_problems test_problems drawn_problems samples_each side_by_side", 1
+        )
         in_bounds(self, "clip_low clip_high beta correction dynamic_sampling overlong eval_every top_k shown", 0)
         in_bounds(self, "temperature", 0, above=True)
         if self.group < 2:

@@ -1,9 +1,10 @@
 """Many answers to each of some prompts, side by side: what reinforcement learning spends most of its time on.
 
 In: a model, prompts as ids, how many answers to each, uniform numbers. Out: `Answers`: ids and their log-probabilities.
-A prompt is read once, whatever the number of its answers. A row whose answer has ended takes the next one at once, so
-that the shapes stay as they are; once nothing is left to begin, rows that are done are left out. Which numbers an
-answer is drawn with depends on its own place alone.
+A prompt is read once, whatever the number of its answers. On a GPU a row whose answer has ended takes the next one at
+once, so that the shapes stay as they are; once nothing is left to begin, rows that are done are left out. On a CPU
+answers to a prompt are one row for as long as they are the same, and a row is what several answers go on from. Which
+numbers an answer is drawn with depends on its own place alone.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,6 +20,7 @@ from trainer.rollouts.sampling import Sampling, draw
 
 ROUND_TO = 16  # tokens: caches are looked at up to a multiple of it
 PREFILL_TOKENS = 16_384  # of prompts that are read together
+BRANCHING = ("cpu",)  # where rows may be of any number: copying them costs less than computing what is there already
 
 
 @dataclass(frozen=True)
@@ -86,27 +88,120 @@ def answer_all(
         raise ValueError(
             f"a prompt of {longest} tokens leaves {room} of the model's positions; {how.max_new} are asked"
         )
-    work = _Work(model, read(model, prompts), each, how, rows)
     ends = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=device)
     ends[list(stop)] = True
-    number = len(prompts) * each
-    uniform = F.pad(uniform.to(device), (0, 0, 0, 1))  # a row more, for rows that rest
-    ids = torch.zeros((number + 1, how.max_new), dtype=torch.int64, device=device)
-    logprobs = torch.zeros((number + 1, how.max_new), device=device)
-    lengths = torch.zeros(number + 1, dtype=torch.int64, device=device)
-    ended = torch.zeros(number + 1, dtype=torch.bool, device=device)
+    found = _Found.empty(len(prompts) * each, how.max_new, device)
+    prefix = read(model, prompts)
+    if device.type in BRANCHING:
+        for jobs in torch.arange(len(prompts) * each).split(rows):
+            _answer_branching(model, prefix, jobs, jobs // each, uniform[jobs], ends, how, found)
+    else:
+        _answer_in_rows(model, prefix, each, uniform.to(device), ends, how, rows, found)
+    return found.whole()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was drawn, by answer; one more, for rows that rest."""
+
+    ids: Tensor  # (N + 1, max_new)
+    logprobs: Tensor
+    lengths: Tensor  # (N + 1,)
+    ended: Tensor
+
+    @staticmethod
+    def empty(number: int, max_new: int, device: torch.device) -> "_Found":
+        ids = torch.zeros((number + 1, max_new), dtype=torch.int64, device=device)
+        lengths = torch.zeros(number + 1, dtype=torch.int64, device=device)
+        return _Found(ids, torch.zeros(ids.shape, device=device), lengths, torch.zeros_like(lengths, dtype=torch.bool))
+
+    def note(self, jobs: Tensor, places: Tensor | int, ids: Tensor, logprobs: Tensor, is_end: Tensor) -> None:
+        """Write down the ids that were drawn for some answers, at one place of each."""
+        self.ids[jobs, places], self.logprobs[jobs, places] = ids, logprobs
+        self.lengths[jobs], self.ended[jobs] = places + 1, is_end
+
+    def whole(self) -> Answers:
+        """Return all answers."""
+        lengths, ended = self.lengths[:-1].cpu(), self.ended[:-1].cpu()
+        width = int(lengths.max())
+        inside = torch.arange(width) < lengths[:, None]
+        ids, logprobs = (one[:-1, :width].cpu().where(inside, 0) for one in (self.ids, self.logprobs))
+        return Answers(ids, logprobs, lengths, ended)
+
+
+def _answer_branching(
+    model: Decoder, prefix: Prefix, jobs: Tensor, asked: Tensor, uniform: Tensor, ends: Tensor, how: Sampling,
+    found: _Found,
+) -> None:  # fmt: skip
+    """Answer side by side, all from their first id on: one row for all answers to a prompt that are the same so far.
+
+    jobs: (N,), the numbers of answers; asked: (N,), of their prompts; uniform: (N, max_new).
+    """
+    prompts, rows = asked.unique(return_inverse=True)  # rows: of each answer that is going
+    width = prefix.cache.keys.shape[3]
+    capacity = width + how.max_new
+    empty = torch.zeros_like(jobs)
+    cache = Cache.empty(model.config, empty, capacity + -capacity % ROUND_TO, model.compute_dtype)
+    cache.keys[:, : len(prompts), :, :width] = prefix.cache.keys[:, prompts]
+    cache.values[:, : len(prompts), :, :width] = prefix.cache.values[:, prompts]
+    at, hidden, weight = prefix.lengths[prompts], prefix.last[prompts], model.head.to(model.compute_dtype)
+    for place in range(how.max_new):
+        logits = capped(F.linear(hidden, weight).float(), model.shape.softcap)
+        chosen, logprobs = draw(logits, uniform[:, place], how, rows)
+        is_end = ends[chosen]
+        found.note(jobs, place, chosen, logprobs, is_end)
+        going = (~is_end).nonzero().squeeze(1)
+        if not len(going) or place + 1 == how.max_new:
+            return
+        jobs, uniform = jobs[going], uniform[going]
+        branches, rows = (rows[going] * len(ends) + chosen[going]).unique(return_inverse=True)
+        parents, ids = branches // len(ends), branches % len(ends)
+        place_of, branch_in = _placed(cache, parents, int(at.max()))
+        rows, at = place_of[rows], at[parents[branch_in]]
+        slots = Slots(cache.keys[:, : len(at)], cache.values[:, : len(at)], empty[: len(at)], 0, at)
+        hidden, at = _decoded(model, slots, ids[branch_in]), at + 1
+
+
+def _placed(cache: Cache, parents: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    """Have the first N rows of a cache hold the branches that go on from its rows `parents` (N,), which are in order.
+
+    reach: no row is longer. The first branch of a row stays where that is, if it is one of the first N; all others are
+    copied to rows from which nothing goes on. Returns the row of each branch, and the branch in each row.
+    """
+    stays = (parents < len(parents)) & (parents != F.pad(parents, (1, 0), value=-1)[:-1])
+    is_free = torch.ones(len(parents), dtype=torch.bool)
+    is_free[parents[stays]] = False
+    place = parents.clone()
+    place[~stays] = is_free.nonzero().squeeze(1)
+    for one in (cache.keys, cache.values):
+        one[:, place[~stays], :, :reach] = one[:, parents[~stays], :, :reach]
+    return place, place.argsort()
+
+
+def _decoded(model: Decoder, slots: Slots, ids: Tensor) -> Tensor:
+    """Return hidden states (B, d) of the next id of each row, which is read."""
+    reach = min(int(slots.at.max()) + 1, slots.keys.shape[3])
+    slots.length = min(reach + -reach % ROUND_TO, slots.keys.shape[3])
+    seen = torch.arange(slots.length, device=ids.device)
+    mask = (seen[None] <= slots.at[:, None])[:, None, None]  # (B, 1, 1, S)
+    return model.hidden(ids[:, None], slots, at=model.positions(slots.at[:, None], mask))[:, 0]
+
+
+def _answer_in_rows(
+    model: Decoder, prefix: Prefix, each: int, uniform: Tensor, ends: Tensor, how: Sampling, rows: int, found: _Found
+) -> None:
+    """Answer in rows, each of which makes one answer, then another one.
+
+    uniform: (answers, max_new).
+    """
+    work = _Work(model, prefix, each, how, rows)
+    number, uniform = len(uniform), F.pad(uniform, (0, 0, 0, 1))  # a row more, for rows that rest
     while work.is_going:
         jobs, places = work.jobs, work.places
-        chosen, found = draw(work.logits(), uniform[jobs, places], how)
-        ids[jobs, places], logprobs[jobs, places] = chosen, found
+        chosen, logprobs = draw(work.logits(), uniform[jobs, places], how)
         is_end = ends[chosen]
-        lengths[jobs], ended[jobs] = places + 1, is_end
+        found.note(jobs, places, chosen, logprobs, is_end)
         work.advance(chosen, (is_end | (places + 1 >= how.max_new)) & (jobs < number))
-    lengths, ended = lengths[:-1].cpu(), ended[:-1].cpu()
-    width = int(lengths.max())
-    inside = torch.arange(width) < lengths[:, None]
-    ids, logprobs = (one[:-1, :width].cpu().where(inside, 0) for one in (ids, logprobs))
-    return Answers(ids, logprobs, lengths, ended)
 
 
 def read(model: Decoder, prompts: Sequence[Sequence[int]]) -> Prefix:
@@ -177,14 +272,9 @@ class _Work:
             self._narrow()
 
     def _decode(self, chosen: Tensor) -> Tensor:
-        slots = self.slots
-        reach = min(int(slots.at.max()) + 1, slots.keys.shape[3])
-        slots.length = min(reach + -reach % ROUND_TO, slots.keys.shape[3])
-        seen = torch.arange(slots.length, device=chosen.device)
-        mask = (seen[None] <= slots.at[:, None])[:, None, None]  # (B, 1, 1, S)
-        hidden = self.model.hidden(chosen[:, None], slots, at=self.model.positions(slots.at[:, None], mask))
-        slots.at = (slots.at + 1).clamp(max=slots.keys.shape[3] - 1)  # rows that rest stay inside
-        return hidden[:, 0]
+        hidden = _decoded(self.model, self.slots, chosen)
+        self.slots.at = (self.slots.at + 1).clamp(max=self.slots.keys.shape[3] - 1)  # rows that rest stay inside
+        return hidden
 
     def _begin(self, rows: Tensor, jobs: Tensor) -> None:
         prompts = jobs // self.each

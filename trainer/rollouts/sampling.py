@@ -37,14 +37,15 @@ class Sampling:
             )
 
 
-def draw(logits: Tensor, uniform: Tensor, how: Sampling) -> tuple[Tensor, Tensor]:
-    """Return ids (B,) and their ln p (B,) at the temperature, before top_k and top_p.
+def draw(logits: Tensor, uniform: Tensor, how: Sampling, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return ids (N,) and their ln p (N,) at the temperature, before top_k and top_p.
 
-    logits: fp32 (B, V), used up; uniform: (B,) in [0, 1).
+    logits: fp32 (B, V), used up; uniform: (N,) in [0, 1); rows: int64 (N,), which logits each is for, None = its own.
     """
+    rows = torch.arange(len(logits), device=logits.device) if rows is None else rows
     if how.temperature == 0:
         best = logits.max(dim=1)
-        return best.indices, best.values - logits.logsumexp(dim=1)
+        return best.indices[rows], (best.values - logits.logsumexp(dim=1))[rows]
     if how.temperature != 1:
         logits.div_(how.temperature)
     logits.sub_(logits.amax(dim=1, keepdim=True))
@@ -52,8 +53,8 @@ def draw(logits: Tensor, uniform: Tensor, how: Sampling) -> tuple[Tensor, Tensor
     total = chances.sum(dim=1)
     if how.top_k or how.top_p < 1:
         chances = _likeliest(chances, how)
-    ids = _inverse(chances, uniform)
-    return ids, logits.gather(1, ids[:, None]).squeeze(1) - total.log()
+    ids = _inverse(chances, uniform, rows)
+    return ids, logits[rows, ids] - total.log()[rows]
 
 
 def _likeliest(chances: Tensor, how: Sampling) -> Tensor:
@@ -65,16 +66,15 @@ def _likeliest(chances: Tensor, how: Sampling) -> Tensor:
     return torch.zeros_like(chances).scatter_(1, order, ordered)
 
 
-def _inverse(chances: Tensor, uniform: Tensor) -> Tensor:
-    """Return where the running sum of each row passes its number: first which part, then where in it.
+def _inverse(chances: Tensor, uniform: Tensor, rows: Tensor) -> Tensor:
+    """Return where the running sum of its row passes each number: first which part, then where in it.
 
     Sums of parts are added up instead of single chances, which cannot be done side by side.
     """
-    rows, vocab = chances.shape
-    parts = F.pad(chances, (0, -vocab % PART)).view(rows, -1, PART)
-    sums = parts.sum(dim=2)
+    parts = F.pad(chances, (0, -chances.shape[1] % PART)).view(len(chances), -1, PART)
+    sums = parts.sum(dim=2)[rows]
     place, left = _passed(sums, uniform[:, None].float() * sums.sum(dim=1, keepdim=True))
-    inside = parts.gather(1, place[:, :, None].expand(-1, 1, PART)).squeeze(1)
+    inside = parts[rows, place.squeeze(1)]
     return (place * PART + _passed(inside, left)[0]).squeeze(1)
 
 

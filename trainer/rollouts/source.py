@@ -8,7 +8,6 @@ where answers serve several updates, they are part of the checkpoint.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,8 @@ from data.events import emit
 from trainer.config import PhaseConfig
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.token_losses import token_logprobs
-from trainer.objectives.rl import advantages, as_rows, at_targets, has_signal, hidden_of, row_weights
+from trainer.objectives.rl import advantages, has_signal, row_weights, worth
+from trainer.objectives.shared_rows import as_rows, at_targets, hidden_of
 from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
 from trainer.records.rl_config import RlConfig, soft_overlong
@@ -28,6 +28,7 @@ from trainer.rollouts.policy import Policy, Round
 from trainer.speed import uncompiled
 
 ALONE = Ranks()
+ROOM = 160  # tokens of a row on a CPU: fewer leave more padding, more make attention dearer
 FEW, LONG = 0.05, 5  # groups with a signal, steps in a row: below and beyond, somebody is told
 Batch = dict[str, np.ndarray]
 
@@ -89,7 +90,7 @@ class Rollouts(Source):
         self.quiet = int(tensors["quiet"])
         if "first" in tensors:
             held = {name.removeprefix("held."): one.numpy() for name, one in tensors.items() if name[:5] == "held."}
-            if "parts" in held:  # else it was saved when each answer had a row, and is made anew
+            if "times" in held:  # else it was saved when each answer had places of its own, and is made anew
                 self.held = (int(tensors["first"]), held)
 
     def _since(self, now: float) -> dict[str, float]:
@@ -176,18 +177,15 @@ class Rollouts(Source):
         kept = (lengths > 0) if rl.beta else (better != 0) & (lengths > 0)
         weights = row_weights(lengths, kept, rl)
         rows = np.flatnonzero(kept).tolist() or [0]
-        batch: dict[str, Any] = as_rows(
+        batch, spots = as_rows(
             [found.prompts[row // rl.group] for row in rows], [found.ids[row] for row in rows], found.prompts[0][0],
-            room=0 if model.head.is_cuda else self.config.sequence_len,  # a GPU's fast kernels take no such mask
+            room=0 if model.head.is_cuda else max(ROOM, self.config.sequence_len),  # a GPU's kernels take no such mask
+            merged=rl.loss != "gspo",  # whose ratio is that of a whole answer
         )  # fmt: skip
         targets = batch["targets"]
-        of_each = {"advantages": better[rows], "weights": weights[rows] * kept.any()}
-        for name, values in of_each.items():
-            batch[name] = at_targets(
-                targets, [[one] * len(found.ids[row]) for one, row in zip(values, rows, strict=True)]
-            )
+        batch |= worth(targets, spots, better[rows], weights[rows] * kept.any())
         if rl.correction or rl.num_iterations > 1:
-            batch["sampled"] = at_targets(targets, [found.logprobs[row] for row in rows])
+            batch["sampled"] = at_targets(targets, spots, [found.logprobs[row] for row in rows])
         if rl.num_iterations > 1:
             batch["old"] = self._logprobs(model, batch)
         if self.reference is not None:
@@ -205,7 +203,7 @@ class Rollouts(Source):
                 targets = torch.from_numpy(batch["targets"][part])
                 counted = (targets.flatten() != IGNORED).nonzero().squeeze(1)
                 read = {name: torch.from_numpy(batch[name][part]).to(device)
-                        for name in ("ids", "parts", "places") if name in batch}  # fmt: skip
+                        for name in ("ids", "ends", "places") if name in batch}  # fmt: skip
                 hidden = hidden_of(model, read).flatten(0, 1)
                 each = token_logprobs(
                     hidden[counted], model.head, targets.flatten()[counted].to(device), model.shape, self.rl.temperature

@@ -8,6 +8,7 @@ from trainer.model.generate import generate
 from trainer.model.losses import Shape, capped
 from trainer.model.token_losses import logprobs_and_entropy
 from trainer.records.model_config import ModelConfig
+from trainer.rollouts import generator
 from trainer.rollouts.generator import answer_all
 from trainer.rollouts.sampling import Sampling, draw
 
@@ -29,6 +30,14 @@ def model(request):
     return made
 
 
+@pytest.fixture(params=["branching", "in rows"])
+def way(request, monkeypatch):
+    """Both ways of answering: that of a CPU, and that of a GPU."""
+    if request.param == "in rows":
+        monkeypatch.setattr(generator, "BRANCHING", ())
+
+
+@pytest.mark.usefixtures("way")
 def test_the_likeliest_answers_are_those_of_one_prompt_at_a_time(model):
     want = [generate(model, [prompt], STOP, NEW)[0] for prompt in PROMPTS]
     got = answer_all(model, PROMPTS, 1, STOP, Sampling(max_new=NEW, temperature=0), torch.zeros(4, NEW), rows=2)
@@ -37,6 +46,7 @@ def test_the_likeliest_answers_are_those_of_one_prompt_at_a_time(model):
     assert not any(one.is_floating_point() and one.requires_grad for one in (got.ids, got.logprobs))
 
 
+@pytest.mark.usefixtures("way")
 def test_drawn_answers_hang_on_their_own_numbers_alone_and_tell_the_trainers_probabilities(model):
     numbers = torch.rand(20, NEW, generator=torch.Generator().manual_seed(1))
     few, many = (answer_all(model, PROMPTS, 5, STOP, Sampling(max_new=NEW), numbers, rows) for rows in (3, 64))

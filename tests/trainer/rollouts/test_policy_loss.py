@@ -8,12 +8,13 @@ import torch
 
 from tests.trainer.conftest import TINY
 from trainer.model.decoder import Decoder, initialise
-from trainer.objectives.rl import PolicyLoss, advantages, as_rows, at_targets, has_signal, row_weights
+from trainer.objectives.rl import PolicyLoss, advantages, has_signal, row_weights, worth
+from trainer.objectives.shared_rows import as_rows, at_targets, hidden_of
 from trainer.records.rl_config import LOSSES, RlConfig, pass_at, soft_overlong
 
 REWARDS = np.array([[1.0, 0.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5]])
 PROMPTS = [[5, 6, 7]] * 4 + [[8, 9]] * 4
-ANSWERS = [[11, 12], [13], [14, 15, 16, 17], [18, 19, 20], [21], [22, 23], [24], [25, 26]]
+ANSWERS = [[11, 12], [13], [11, 12, 16, 17], [11, 12], [21], [22, 23], [24], [22, 26]]
 
 
 @pytest.fixture
@@ -24,9 +25,13 @@ def model():
 
 
 def drift(seed: int) -> list[list[float]]:
-    """A little more or less for each token of the answers."""
-    chance = np.random.default_rng(seed)
-    return [chance.normal(0, 0.4, len(one)).tolist() for one in ANSWERS]
+    """A little more or less for each token of the answers: the same where they are the same up to it."""
+
+    def of(prompt: list[int], answer: list[int]) -> list[float]:
+        read = ([seed, *prompt, *answer[: place + 1]] for place in range(len(answer)))
+        return [float(np.random.default_rng(words).normal(0, 0.4)) for words in read]
+
+    return [of(*pair) for pair in zip(PROMPTS, ANSWERS, strict=True)]
 
 
 def logprobs(model: Decoder) -> list[torch.Tensor]:
@@ -72,18 +77,20 @@ def test_a_loss_and_its_gradient_are_the_formula_where_answers_are_left_out_or_s
     better = advantages(REWARDS, config).flatten()
     kept = np.ones(8, bool) if beta else better != 0
     assert kept.sum() == (8 if beta else 4)
-    rows = np.flatnonzero(kept)
-    batch = as_rows([PROMPTS[row] for row in rows], [ANSWERS[row] for row in rows], 0, room=room)
-    assert len(batch["ids"]) == (len(rows) if not room else 3 if beta else 2)
+    rows, merged = np.flatnonzero(kept), loss != "gspo"
+    asked, said = [PROMPTS[row] for row in rows], [ANSWERS[row] for row in rows]
+    batch, spots = as_rows(asked, said, 0, room=room, merged=merged)
+    want_rows = {(0, True): (7, 3), (0, False): (8, 4), (10, True): (2, 1), (10, False): (3, 2)}[room, merged]
+    assert len(batch["ids"]) == want_rows[not beta]
     lengths = np.array([len(one) for one in ANSWERS])
     values = {"old": old, "sampled": sampled, "reference": reference}
     for name, some in values.items():
         whole = [(now[row].detach() + torch.tensor(some[row])).tolist() for row in rows]
-        batch[name] = at_targets(batch["targets"], whole)
+        batch[name] = at_targets(batch["targets"], spots, whole)
     if not beta:
         del batch["reference"]
-    for name, of_each in {"advantages": better, "weights": row_weights(lengths, kept, config)}.items():
-        batch[name] = at_targets(batch["targets"], [[of_each[row]] * lengths[row] for row in rows])
+    batch |= worth(batch["targets"], spots, better[rows], row_weights(lengths, kept, config)[rows])
+    assert batch["times"].sum() == lengths[rows].sum()
     objective = PolicyLoss(config)
     found, figures = objective.loss(model, {name: torch.from_numpy(one) for name, one in batch.items()})
     found = found / objective.count(batch)
@@ -93,15 +100,26 @@ def test_a_loss_and_its_gradient_are_the_formula_where_answers_are_left_out_or_s
     assert float(figures["entropy"]) > 0 and ("clipped" in figures) == (loss != "plain")
 
 
+def test_what_answers_begin_with_is_computed_once_and_as_it_is_in_each_of_them(model):
+    chance = np.random.default_rng(5)
+    prompts = [[1, 2, 3]] * 6 + [[1, 2]] * 6 + [[4]] * 6
+    answers = [chance.integers(5, 7, chance.integers(1, 7)).tolist() for _ in prompts]
+    batch, spots = as_rows(prompts, answers, 0, room=20)
+    assert (batch["targets"] >= 0).sum() < sum(map(len, answers)) and len(batch["ids"]) < 9
+    hidden = hidden_of(model, {name: torch.from_numpy(one) for name, one in batch.items()}).flatten(0, 1)
+    for prompt, answer, here in zip(prompts, answers, spots, strict=True):
+        assert batch["targets"].flatten()[here].tolist() == answer
+        alone = model.hidden(torch.tensor([[*prompt, *answer][:-1]]))[0, -len(answer) :]
+        torch.testing.assert_close(hidden[here], alone, atol=1e-5, rtol=1e-4)
+
+
 def test_without_an_older_policy_the_ratio_is_exactly_one(model):
-    batch = as_rows(PROMPTS[:4], ANSWERS[:4], 0)
-    for name, of_each in {"advantages": (1.0, -1.0, -1.0, 1.0), "weights": (1.0,) * 4}.items():
-        each = [[one] * len(answer) for one, answer in zip(of_each, ANSWERS, strict=False)]
-        batch[name] = at_targets(batch["targets"], each)
+    batch, spots = as_rows(PROMPTS[:4], ANSWERS[:4], 0)
+    batch |= worth(batch["targets"], spots, np.array([1.0, -1.0, -1.0, 1.0]), np.ones(4))
     found, figures = PolicyLoss(RlConfig(group=4)).loss(
         model, {name: torch.from_numpy(one) for name, one in batch.items()}
     )
-    assert float(found.detach()) == -(2 - 1 - 4 + 3) and float(figures["clipped"]) == 0
+    assert float(found.detach()) == -(2 - 1 - 4 + 2) and float(figures["clipped"]) == 0
 
 
 def test_a_group_whose_answers_are_all_worth_the_same_teaches_nothing():
