@@ -109,7 +109,9 @@ class Controller:
         async with self.replicas as replicas:
             try:
                 replicas.adopt(self.seen.members)
-                if not self.wanted.is_ending:  # else they are ended also where the port is somebody else's by now
+                if self.wanted.is_ending:  # they are ended also where the port is somebody else's by now
+                    self.gateway.hear()
+                else:
                     self._tell_gateway()
                     await self._listen()
                 while not self.is_leaving:
