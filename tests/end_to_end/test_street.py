@@ -19,7 +19,7 @@ import pytest
 from infra.ledger.journal import Journal
 from infra.names import new_token
 from tests import seeds
-from tests.world import ROOT, World, until
+from tests.world import ONE_THREAD, ROOT, World, until
 
 pytestmark = pytest.mark.process
 
@@ -38,6 +38,7 @@ def world(tmp_path):
 def ready(world, stock):
     """The same with what base reads: a launch of base begins to train at once."""
     world.take(stock)
+    world.extra.update(ONE_THREAD)
     return world
 
 

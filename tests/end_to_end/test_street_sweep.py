@@ -12,14 +12,14 @@ from infra.agent import environment
 from infra.rehearsal import attach
 from tests.end_to_end.test_street_market import VENDORS, Rehearsed
 from tests.loopback import loopback
-from tests.world import World, until
+from tests.world import ONE_THREAD, World, until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # several trainings at once, on whatever cores there are
 
 
 @pytest.fixture
 def world(tmp_path):
-    one = World(tmp_path)
+    one = World(tmp_path, dict(ONE_THREAD))
     yield one
     one.inv("down", "--all")
 
@@ -60,7 +60,8 @@ def lanes_in(plan: dict) -> list[list[str]]:
     return [lane["runs"] for lane in plan["lanes"]]
 
 
-def test_three_pods_here_run_four_and_a_second_sweep_has_nothing_to_do(world):
+def test_three_pods_here_run_four_and_a_second_sweep_has_nothing_to_do(world, stock):
+    world.take(stock)
     file = write(world, "abcd")  # two in each lane: on two machines, below
     lanes = lanes_in(world.json("sweep", file, "--pods", "3", "--dry-run"))
     assert lanes == [["runs.a", "runs.d"], ["runs.b"], ["runs.c"]]
