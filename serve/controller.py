@@ -126,7 +126,8 @@ class Controller:
                         if str(error) != self.want:  # told once
                             self.want = str(error)
                             self.say(f"{self.name}: tried again: {error}")
-                    if trouble := replicas.trouble or self.gateway.trouble:
+                    trouble = replicas.trouble or (None if self.wanted.is_ending else self.gateway.trouble)
+                    if trouble:
                         raise trouble
                     if self.wanted.is_ending and not replicas.kept:
                         break

@@ -112,7 +112,7 @@ class GatewayClient:
 
     def in_flight(self, replica_id: str) -> int:
         """Return the requests that a replica works on; 1 while that is not known of one that was just taken off."""
-        if self._task is None:  # no gateway lives, so nobody asks anything
+        if self._task is None or self.trouble is not None:  # no gateway lives, so nobody asks anything
             return 0
         if self.report is None or self._obeyed != self.order:
             return 1
