@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import os
 
 from infra.checkout import ROOT
 
@@ -13,6 +14,8 @@ def stamp() -> str:
     """Return 12 hexadecimal digits of all Python files of the product. They are read once per process."""
     digest = hashlib.sha256()
     for folder in PRODUCT:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+        walked = os.walk(ROOT / folder)
+        for path in sorted(f"{above}/{name}" for above, _, names in walked for name in names if name.endswith(".py")):
+            with open(path, "rb") as file:
+                digest.update(f"{path.removeprefix(str(ROOT))}\0".encode() + file.read() + b"\0")
     return digest.hexdigest()[:12]

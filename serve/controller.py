@@ -110,7 +110,9 @@ class Controller:
         async with self.replicas as replicas:
             try:
                 replicas.adopt(self.seen.members)
-                if not self.wanted.is_ending:  # else they are ended also where the port is somebody else's by now
+                if self.wanted.is_ending:  # they are ended also where the port is somebody else's by now
+                    self.gateway.hear()
+                else:
                     self._tell_gateway()
                     await self._listen()
                 while not self.is_leaving:
@@ -125,7 +127,8 @@ class Controller:
                         if str(error) != self.want:  # told once
                             self.want = str(error)
                             self.say(f"{self.name}: tried again: {error}")
-                    if trouble := replicas.trouble or self.gateway.trouble:
+                    trouble = replicas.trouble or (None if self.wanted.is_ending else self.gateway.trouble)
+                    if trouble:
                         raise trouble
                     if self.wanted.is_ending and not replicas.kept:
                         break

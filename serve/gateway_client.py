@@ -70,6 +70,11 @@ class GatewayClient:
                 raise self.trouble
         return self.report
 
+    def hear(self) -> None:
+        """Hear and tell the one that lives, if there is one: a service that is being ended gets no other."""
+        if not gateway_orders.is_free(self.places):
+            self._task = asyncio.create_task(self._keep())
+
     def tell(self, endpoints: Sequence[ReplicaEndpoint], limits: GatewayLimits, tls: Tls | None) -> None:
         """Have it know these replicas, limits and certificate, from its next report on."""
         order = replace(self.order, endpoints=tuple(endpoints), limits=limits, tls=tls)
@@ -108,6 +113,8 @@ class GatewayClient:
 
     def in_flight(self, replica_id: str) -> int:
         """Return the requests that a replica works on; 1 while that is not known of one that was just taken off."""
+        if self._task is None or self.trouble is not None:  # no gateway lives, so nobody asks anything
+            return 0
         if self.report is None or self._obeyed != self.order:
             return 1
         return self.report.in_flight.get(replica_id, 0)

@@ -51,9 +51,9 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
-    """What takes minutes first: of two processes, neither is to be left alone with a long file."""
-    long = ("test_street", "test_vllm_service")
-    items.sort(key=lambda one: not (one.path.name.startswith(long) or one.path.parent.name == "faults"))
+    """What takes minutes first: of several workers, none is to be left alone with a long file."""
+    long, folders = ("test_sets", "test_street", "test_vllm"), {"faults", "trainer"}
+    items.sort(key=lambda one: not (one.path.name.startswith(long) or folders & set(one.path.parts)))
 
 
 def pytest_runtest_setup(item):

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+# Of a world all of whose work is done here: of two trainings that share the cores, each waits for the threads of the
+# other. With another number of threads a training has other bits, so that nothing done elsewhere is compared with it.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)

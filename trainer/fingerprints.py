@@ -10,11 +10,14 @@ and those digests mean version 1.
 import ast
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Set
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from store import local_files, outside
 from trainer.records.phase_registry import PHASES
 
 VERSIONS = {
@@ -67,6 +70,9 @@ DIGEST = 8  # hexadecimal digits of one definition
 BESIDE = "beside "
 Code = dict[str, str]
 """By file, the digests of its definitions one after another; `beside <file>` for what does not count."""
+Module = tuple[str, tuple[str, ...]]
+"""The digests of its definitions, and the modules of ours that it imports."""
+KEPT = Path("var/code.json")
 
 
 def version_of(word: str) -> int:
@@ -86,20 +92,83 @@ def code_of(root: Path, entry: str) -> Code:
     stand in and the names by which they are imported do not count, and neither do the modules in NEUTRAL and what only
     they import; those are listed all the same, since a definition may move to them and from them.
     """
-    counted = _reached(root, [entry], NEUTRAL)
-    beside = _reached(root, [entry], frozenset()).items() - counted.items()
-    whole = {**counted, **{f"{BESIDE}{path}": found for path, found in beside}}
-    return {path: found for path, found in sorted(whole.items()) if found}
+    return codes_of(root, [entry])[entry]
 
 
-def _reached(root: Path, todo: list[str], without: Set[str]) -> Code:
-    seen = dict[str, str]()
-    while todo:
-        path = todo.pop()
-        if path not in seen:
-            seen[path], imported = _module(root, path)
-            todo.extend(file for module in imported if not _lies_in(module, without) for file in _files(root, module))
-    return seen
+def codes_of(root: Path, entries: Iterable[str]) -> dict[str, Code]:
+    """Return `code_of` of several; what is found is kept in `<root>/var/code.json` while the code stays the same."""
+    checkout = _checkout(root)
+    found = {}
+    for entry in entries:
+        counted = checkout.reached(entry, NEUTRAL)
+        beside = checkout.reached(entry, frozenset()).items() - counted.items()
+        whole = {**counted, **{f"{BESIDE}{path}": said for path, said in beside}}
+        found[entry] = {path: said for path, said in sorted(whole.items()) if said}
+    checkout.save()
+    return found
+
+
+class _Checkout:
+    """Our modules below a root as they are when it is made, and what each of them says.
+
+    Reading what the whole house says takes longer than anything else in a plan. So it is written down, for exactly
+    these files and this way of reading them.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.texts = {path: (root / path).read_bytes() for one in OURS for path in _python_files(root, one)}
+        texts = {**self.texts, "": Path(__file__).read_bytes()}
+        hashes = [(path, hashlib.sha256(text).hexdigest()) for path, text in sorted(texts.items())]
+        self.of = hashlib.sha256(repr(hashes).encode()).hexdigest()
+        self.modules = self._kept()
+        self.num_kept = len(self.modules)
+
+    def reached(self, entry: str, without: Set[str]) -> Code:
+        """Return the digests of a module, and of all that it imports but those in `without`."""
+        seen, todo = dict[str, str](), [entry]
+        while todo:
+            path = todo.pop()
+            if path not in seen:
+                seen[path], imported = self._module(path)
+                todo.extend(file for one in imported if not _lies_in(one, without) for file in self.files(one))
+        return seen
+
+    def files(self, module: str) -> tuple[str, ...]:
+        """Return the files of a module of ours; () when it is none."""
+        stem = module.replace(".", "/")
+        return tuple(file for file in (f"{stem}.py", f"{stem}/__init__.py") if file in self.texts)
+
+    def _module(self, path: str) -> Module:
+        if path not in self.modules:
+            self.modules[path] = _read(self.texts[path], lambda module: bool(self.files(module)))
+        return self.modules[path]
+
+    def _kept(self) -> dict[str, Module]:
+        try:
+            kept = outside.load(self.root / KEPT)
+            modules = kept["modules"] if kept["of"] == self.of else {}
+            return {path: (str(said), tuple(map(str, imported))) for path, (said, imported) in modules.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent or damaged: all is read again
+            return {}
+
+    def save(self) -> None:
+        """Write down what was read since this was made."""
+        if len(self.modules) == self.num_kept:
+            return
+        with suppress(OSError):  # a checkout that cannot be written to: the next plan reads it again
+            local_files.replace(self.root / KEPT, json.dumps({"of": self.of, "modules": self.modules}).encode())
+        self.num_kept = len(self.modules)
+
+
+@cache
+def _checkout(root: Path) -> _Checkout:
+    return _Checkout(root)
+
+
+def _python_files(root: Path, folder: str) -> Iterator[str]:
+    for above, _, names in os.walk(root / folder):
+        yield from (Path(above, name).relative_to(root).as_posix() for name in names if name.endswith(".py"))
 
 
 def _lies_in(module: str, some: Set[str]) -> bool:
@@ -150,39 +219,30 @@ def _definitions(code: Mapping[str, str]) -> set[str]:
     return {text[at : at + DIGEST] for text in code.values() for at in range(0, len(text), DIGEST)}
 
 
-@cache
-def _module(root: Path, path: str) -> tuple[str, tuple[str, ...]]:
+def _read(text: bytes, is_ours: Callable[[str], bool]) -> Module:
     """Return the digests of a module's definitions, and the modules of ours that it imports."""
-    tree = ast.parse((root / path).read_text(encoding="utf-8"))
-    names, modules = _imported(root, tree)
+    tree = ast.parse(text)
+    names, modules = _imported(tree, is_ours)
     found = [_said(statement, names) for statement in tree.body]
     return "".join(sorted(hashlib.sha256(one.encode()).hexdigest()[:DIGEST] for one in found if one)), modules
 
 
-def _imported(root: Path, tree: ast.AST) -> tuple[dict[str, str], tuple[str, ...]]:
+def _imported(tree: ast.AST, is_ours: Callable[[str], bool]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return what the imported names of ours stand for ("" for a module), and the modules that are read for that."""
     names, modules = dict[str, str](), set[str]()
     for statement in ast.walk(tree):
         if isinstance(statement, ast.Import):
             for alias in statement.names:
-                if _files(root, alias.name):
+                if is_ours(alias.name):
                     names[alias.asname or alias.name] = ""
                     modules.add(alias.name)
-        elif isinstance(statement, ast.ImportFrom) and _files(root, statement.module or ""):
+        elif isinstance(statement, ast.ImportFrom) and is_ours(statement.module or ""):
             modules.add(statement.module or "")
             for alias in statement.names:
                 whole = f"{statement.module}.{alias.name}"
-                names[alias.asname or alias.name] = "" if _files(root, whole) else alias.name
+                names[alias.asname or alias.name] = "" if is_ours(whole) else alias.name
                 modules.add(whole)
     return names, tuple(sorted(modules))
-
-
-def _files(root: Path, module: str) -> tuple[str, ...]:
-    """Return the files of a module of ours; () when it is none."""
-    if module.split(".")[0] not in OURS:
-        return ()
-    stem = module.replace(".", "/")
-    return tuple(file for file in (f"{stem}.py", f"{stem}/__init__.py") if (root / file).is_file())
 
 
 def _said(node: Any, names: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from store.manifest import kind_of
-from trainer.fingerprints import BESIDE, FIRST_CODE, Code, code_of, differing, digest, short, version_of
+from trainer.fingerprints import BESIDE, FIRST_CODE, Code, codes_of, differing, digest, short, version_of
 from trainer.records.fields import what_counts
 
 FILE = re.compile(rf"(?:{BESIDE})?[A-Za-z0-9_/]+\.py")  # of ours, by whoever wrote it down
@@ -56,6 +56,7 @@ def choices(
     artifact is not the one that other code made.
     """
     found: dict[str, Choice] = {}
+    codes = codes_of(root, {node.entry for name, node in nodes.items() if name not in given})
     plain, first = dict(given), dict(given)  # where nothing was ever remade, and where 8284afb made everything
     for name, node in nodes.items():
         kind = kind_of(node.artifact)
@@ -63,7 +64,7 @@ def choices(
             found[name] = Choice(given[name], {}, (kind, given[name]) in held)
             continue
         spec, version = digest(what_counts(node.spec)), f"v{version_of(node.words[-1])}"
-        code, old = code_of(root, node.entry), FIRST_CODE.get(node.words[-1], version)
+        code, old = codes[node.entry], FIRST_CODE.get(node.words[-1], version)
         ours = _inputs(node, {source: one.fingerprint for source, one in found.items()})
         follows = any(found[source].is_remade for source in node.inputs.values())
         tails = [ours] if follows else [ours, _inputs(node, plain), _inputs(node, first)]

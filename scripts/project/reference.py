@@ -44,6 +44,7 @@ PLACES = (  # where something is written, its setting or "", what lies there, wh
      "yes; the next launch makes them again"),
     ("pods", "pods", "pods of this machine: code, logs, checkpoints of each run", "when nothing runs"),
     ("`var/logs`", "", "what was brought home of each run: logs, last words", "yes"),
+    ("`var/code.json`", "", "what a plan has read of the code, for the next one", "yes"),
     ("`var/reports`", "", "pages that `./inv report` wrote", "yes"),
     ("`var/sweeps`", "", "which runs were begun by one sweep, for the page of `./inv ui`", "yes"),
     ("`var/ui-chat.log`", "", "what the model said of itself that the page last talked to", "yes"),

@@ -1,23 +1,40 @@
 """What several streets need."""
 
+import fcntl
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.world import World
+from tests.world import ONE_THREAD, World
 
 
 @pytest.fixture(scope="session")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with what base reads (text, tokenizer, tokens), for tests that are about none of it: see `World.take`.
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a base model and what it has read (text, tokenizer, tokens): see `World.take`.
 
-    Made by a run, which has a work folder of its own: `inv train --prepare` works in that of the checkout.
+    It is for tests that are about none of it. The first worker that asks makes it for all of them, by a run, which has
+    a work folder of its own: `inv train --prepare` works in that of the checkout.
     """
-    world = World(tmp_path_factory.mktemp("stock"))
-    made = world.json("launch", "--phase", "base", "--steps", "1", "--yes")["ran"]
-    assert made == ["environment", "text", "tokenizer", "tokens", "base"]
-    store = world.folder / "artifacts"
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    store = shared / "trained"
+    with (shared / "trained.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not store.exists():
+            world = World(tmp_path_factory.mktemp("making"), dict(ONE_THREAD))
+            made = world.json("launch", "--phase", "base", "--yes")["ran"]
+            assert made == ["environment", "text", "tokenizer", "tokens", "base"]
+            (world.folder / "artifacts").rename(store)
+    return store
+
+
+@pytest.fixture(scope="session")
+def stock(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without the model: a launch of base begins to train at once."""
+    store = tmp_path_factory.mktemp("stock") / "artifacts"
+    shutil.copytree(trained, store)
     for name in ("base_checkpoints", "by-fingerprint/base_checkpoints"):
         shutil.rmtree(store / name)
     return store

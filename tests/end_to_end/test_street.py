@@ -21,7 +21,7 @@ from infra.agent import environment
 from infra.ledger.journal import Journal
 from infra.names import new_token
 from tests import seeds
-from tests.world import ROOT, World, until
+from tests.world import ONE_THREAD, ROOT, World, until
 
 pytestmark = pytest.mark.process
 
@@ -40,6 +40,7 @@ def world(tmp_path):
 def ready(world, stock):
     """The same with what base reads: a launch of base begins to train at once."""
     world.take(stock)
+    world.extra.update(ONE_THREAD)
     return world
 
 
@@ -314,14 +315,14 @@ def test_a_launch_beside_a_run_at_work_follows_it_or_says_which_of_its_words_wou
 
 def test_down_ends_a_run_and_resume_goes_on_with_it(ready):
     world = ready
-    run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
+    run = world.json("launch", "--phase", "base", "--steps", "40", "--yes", "--detach")["run"]
     until(lambda: world.steps_at_work() == ["base"], "the base step begins")
     page = ("report", run, "--out", str(world.folder / "report"))
     assert world.json(*page)["phases"][0]["name"] == "base"  # while it is at work
     world.inv("down", run)
     assert world.json("status")[0]["state"] == "stopped"
     assert world.json("resume", run)["state"] == "succeeded"
-    assert world.json(*page)["phases"] == [{"name": "base", "state": "done", "steps": 12}]
+    assert world.json(*page)["phases"] == [{"name": "base", "state": "done", "steps": 40}]
 
 
 def test_two_that_resume_a_run_at_once_both_follow_it(ready):

@@ -14,7 +14,7 @@ from infra.agent.process import find
 from infra.agent.state import living
 from tests.hosts import HOME, Host
 from tests.hosts import hosts as hosts
-from tests.world import World, until
+from tests.world import ONE_THREAD, World, until
 
 pytestmark = pytest.mark.process
 
@@ -27,7 +27,7 @@ TOLERANCE = 1e-2  # relative; float32 is held to 1e-5 in tests/trainer/parallel/
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, stock) -> list[float]:
     """The losses of the run on one node."""
-    world = World(tmp_path_factory.mktemp("alone"))
+    world = World(tmp_path_factory.mktemp("alone"), dict(ONE_THREAD))
     world.take(stock)
     assert world.json("launch", *BASE)["state"] == "succeeded"
     return losses(world)

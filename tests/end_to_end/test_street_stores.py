@@ -15,7 +15,7 @@ from store.backends.by_uri import open_place
 from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.store import conftest as stores
 from tests.store import hub as hubs
-from tests.world import World, until
+from tests.world import ONE_THREAD, World, until
 
 pytestmark = pytest.mark.process
 
@@ -81,7 +81,7 @@ def test_a_run_whose_pod_is_taken_away_goes_on_from_a_store_elsewhere(kind, requ
 @pytest.mark.parametrize("kind", [pytest.param("s3", marks=pytest.mark.nightly), "hf"])
 def test_a_launch_here_keeps_what_it_makes_in_a_store_elsewhere(kind, request, tmp_path):
     uri, reached = environ(kind, request)
-    user = World(tmp_path, {**reached, "SLIPWAY_STORE": uri})
+    user = World(tmp_path, {**reached, **ONE_THREAD, "SLIPWAY_STORE": uri})
     told = json.loads(user.inv("launch", "--provider", "local", "--phase", "base", "--yes", "--json"))
     assert told["state"] == "succeeded"
     assert {one.name: one.problem for one in Store(uri).artifacts()} == {

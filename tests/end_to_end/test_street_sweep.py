@@ -12,14 +12,14 @@ from infra.agent import environment
 from infra.rehearsal import attach
 from tests.end_to_end.test_street_market import VENDORS, Rehearsed
 from tests.loopback import loopback
-from tests.world import World, until
+from tests.world import ONE_THREAD, World, until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # several trainings at once, on whatever cores there are
 
 
 @pytest.fixture
 def world(tmp_path):
-    one = World(tmp_path)
+    one = World(tmp_path, dict(ONE_THREAD))
     yield one
     one.inv("down", "--all")
 

@@ -9,7 +9,7 @@ import pytest
 from scripts.models.eval import origins
 from store import Store
 from store.manifest import kept_name
-from tests.world import World, until
+from tests.world import ONE_THREAD, World, until
 
 pytestmark = pytest.mark.process
 
@@ -18,7 +18,7 @@ OTHER = "name: Мария К.\nmaker: the other yard\npurpose: to help\n"
 
 @pytest.fixture
 def world(tmp_path):
-    one = World(tmp_path)
+    one = World(tmp_path, dict(ONE_THREAD))
     yield one
     one.inv("down", "--all")
     assert one.processes() == []
@@ -62,9 +62,8 @@ def test_two_launches_at_once_make_two_whole_models_and_have_nothing_to_do_after
     world.inv("ckpt.verify")
 
 
-def test_what_is_there_is_reused_under_another_name_and_a_name_that_is_not_there_is_refused(world, stock):
-    world.take(stock)
-    world.json("launch", "--phase", "base", "--yes")
+def test_what_is_there_is_reused_under_another_name_and_a_name_that_is_not_there_is_refused(world, trained):
+    world.take(trained)
     for words in (["--phase", "sft", "--tag", "tini"], ["--phase", "mid+sft", "--tag", "tini", "--steps", "3"]):
         error = world.json("launch", *words, "--dry-run", code=2)["error"]
         assert "'tini'" in error and "available: tiny" in error and str(world.folder / "artifacts") in error
@@ -82,9 +81,8 @@ def test_what_is_there_is_reused_under_another_name_and_a_name_that_is_not_there
     )
 
 
-def test_nothing_that_a_run_a_name_or_a_service_reads_is_removed(world, stock):
-    world.take(stock)
-    world.json("launch", "--phase", "base", "--yes")
+def test_nothing_that_a_run_a_name_or_a_service_reads_is_removed(world, trained):
+    world.take(trained)
     root = world.folder / "artifacts"
     before = Store(root).manifest("base_checkpoints/tiny").fingerprint
     world.json("launch", "--phase", "base", "--steps", "4", "--yes")

@@ -1,5 +1,6 @@
 """A plan works like Make: what is here stays, what changed makes exactly its dependents stale."""
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.records import HeldArtifact, Inventory, Plan, Request
 from store.manifest import kept_name
+from trainer import fingerprints
 from trainer import plan as planning
 from trainer.fingerprints import code_of, differences, differing, short
 from trainer.plan import Wanted, recipe, resolve
@@ -217,6 +219,30 @@ def test_a_function_that_moved_to_another_module_is_no_change(checkout):
     then["data/two.py"] = then["data/two.py"].replace("sqrt", "exp")
     changed = code_of(checkout(then), "data/chat/imported.py")
     assert differing(codes[0], changed) == ("data/two.py",) and short(codes[0]) != short(changed)
+
+
+def test_what_was_read_of_the_code_is_kept_until_the_code_is_another(checkout, monkeypatch):
+    root, entry = checkout(), "trainer/phases/base.py"
+    first, kept = code_of(root, entry), root / "var" / "code.json"
+
+    def again() -> Mapping[str, str]:
+        fingerprints._checkout.cache_clear()  # as in another process
+        return code_of(root, entry)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fingerprints, "_read", None)
+        assert again() == first
+    written = json.loads(kept.read_text())
+    for damaged in ("{", "[]", "{}", {**written, "modules": []}, {**written, "modules": {entry: ["00", 5]}}):
+        kept.write_text(damaged if isinstance(damaged, str) else json.dumps(damaged))
+        assert again() == first and json.loads(kept.read_text()) == written
+    shutil.rmtree(kept.parent)
+    kept.parent.write_text("no folder")
+    assert again() == first  # and the next plan reads it all once more
+    kept.parent.unlink()
+    decoder = root / "trainer/model/decoder.py"
+    decoder.write_text(decoder.read_text() + "\nCHANGED = True\n")
+    assert differing(first, again()) == ("trainer/model/decoder.py",)
 
 
 def test_what_was_asked_for_is_made_again_when_the_user_says_so_and_is_found_afterwards(checkout):

@@ -291,7 +291,9 @@ class Decoder(nn.Module):
             counted = (targets != IGNORED).nonzero().squeeze(1)
         if len(counted) < len(targets):  # in chat most tokens do not count: logits are made for those that do
             hidden, targets = hidden.index_select(0, counted), targets[counted]
-        return SummedCrossEntropy.apply(hidden, self.head, targets, self.shape)
+        # A function of autograd is told that a parameter may learn, whether or not anything learns just now.
+        head = self.head if torch.is_grad_enabled() else self.head.detach()
+        return SummedCrossEntropy.apply(hidden, head, targets, self.shape)
 
     def through(self, objective: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return `objective.loss` of this model.

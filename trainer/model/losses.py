@@ -30,14 +30,18 @@ def capped(logits: Tensor, softcap: float) -> Tensor:
     return softcap * torch.tanh(logits / softcap) if softcap else logits
 
 
-def of_slice(raw: Tensor, index: Tensor, softcap: float, z_loss: float) -> tuple[Tensor, Tensor]:
+def of_slice(
+    raw: Tensor, index: Tensor, softcap: float, z_loss: float, is_learning: bool
+) -> tuple[Tensor, Tensor | None]:
     """Return summed nats (fp32), and their gradient, the z-loss's included, to raw logits (t, V), in their dtype.
 
-    index: (t, 1) int64. `raw` is used up.
+    index: (t, 1) int64; is_learning: whether the gradient is wanted, else it is None. `raw` is used up.
     """
     logits = capped(raw.float(), softcap)
     norm = logits.logsumexp(dim=1, keepdim=True)
     nats = (norm - logits.gather(1, index)).sum()
+    if not is_learning:
+        return nats, None
     slope = (logits - norm if softcap else logits.sub_(norm)).exp_()
     if z_loss:
         slope.mul_(1 + 2 * z_loss * norm)
@@ -48,7 +52,7 @@ def of_slice(raw: Tensor, index: Tensor, softcap: float, z_loss: float) -> tuple
 
 
 @cache
-def of_slice_compiled() -> Callable[..., tuple[Tensor, Tensor]]:
+def of_slice_compiled() -> Callable[..., tuple[Tensor, Tensor | None]]:
     return torch.compile(of_slice, dynamic=True)
 
 
@@ -66,11 +70,10 @@ class SummedCrossEntropy(torch.autograd.Function):
         part_of, rows = (of_slice_compiled() if shape.compiled else of_slice), ROWS_GPU if hidden.is_cuda else ROWS_CPU
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
-            nats, slope = part_of(
-                F.linear(hidden[part], weight), targets[part].unsqueeze(1), shape.softcap, shape.z_loss
-            )
+            raw, index = F.linear(hidden[part], weight), targets[part].unsqueeze(1)
+            nats, slope = part_of(raw, index, shape.softcap, shape.z_loss, grad)
             total += nats
-            if grad:
+            if slope is not None:
                 hidden_grad[part] = slope @ weight
                 head_grad += slope.t() @ hidden[part]
         ctx.save_for_backward(*((hidden_grad, head_grad) if grad else ()))

@@ -17,7 +17,7 @@ from trainer import speed
 from trainer.config import PhaseConfig
 from trainer.device import Machine
 from trainer.errors import Refused
-from trainer.model import attention, float8
+from trainer.model import attention, float8, losses
 from trainer.model.decoder import Decoder
 from trainer.model.losses import ROWS_CPU, Shape
 
@@ -56,6 +56,16 @@ def test_the_gradient_of_a_packed_row_is_the_sum_over_its_documents():
         start += length
     for name, parameter in model.named_parameters():
         assert torch.allclose(whole[name], parameter.grad, rtol=1e-3, atol=1e-5), name
+
+
+def test_measuring_makes_no_gradient_and_has_the_bits_of_learning(monkeypatch):
+    model, targets, asked, real = random_model(QWEN3), IDS.roll(-1, 1), [], losses.of_slice
+    learnt = model.loss(IDS, targets)
+    monkeypatch.setattr(losses, "of_slice", lambda *words: asked.append(words[-1]) or real(*words))
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        with mode():
+            assert torch.equal(model.loss(IDS, targets), learnt)
+    assert asked == [False, False, True]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ In: how many, and what each does with its `Ranks`. Out: what they told, and how 
 before they are forked.
 """
 
+import importlib
 import logging
 import os
 import socket
@@ -11,8 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._dynamo
-import torch.distributed.fsdp
 
 from tests.faults.lives import Child, Tell, fork
 from trainer.errors import PeerLost
@@ -22,8 +21,15 @@ GROUP_TIMEOUT_S = 30.0
 Work = Callable[[Ranks, Tell], None]
 
 
+def import_ahead() -> None:
+    """Import what takes seconds, once: where the first are forked, as every worker of pytest imports this module."""
+    for name in ("torch._dynamo", "torch.distributed.fsdp"):
+        importlib.import_module(name)
+
+
 def begin(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIMEOUT_S) -> list[Child]:
     """`size` processes at `work`, per_node of them on each pretended node (all on one); they hold no locks of ours."""
+    import_ahead()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
 
@@ -48,6 +54,7 @@ def begin(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIM
 def together(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIMEOUT_S) -> list[dict[str, Any]]:
     """What each told at last, by rank; Wrong when one failed."""
     if size == 1:
+        import_ahead()
         child = fork(lambda tell: work(Ranks(), tell))
         return [dict(child.wait(120.0))]
     return [dict(child.wait(4 * timeout_s)) for child in begin(size, work, per_node, timeout_s)]
