@@ -170,9 +170,9 @@ def _policy(bench: Bench) -> Seen:
 
     def batch(step: int) -> Batch:
         one, chance = make(step), np.random.default_rng([6, step])
-        shape = one["targets"].shape
-        given = {name: chance.normal(size=shape).astype(np.float32) for name in ("advantages", "weights")}
-        return {**one, **given}
+        worth = chance.normal(size=one["targets"].shape).astype(np.float32)
+        of_one = np.ones_like(worth)  # each target belongs to one answer
+        return {**one, "better": worth.clip(0), "worse": worth.clip(max=0), "weights": of_one, "times": of_one}
 
     yield "rl, the loss", bench.trained(config, batch, 4, PolicyLoss(config.rl)), ""
 
