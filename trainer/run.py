@@ -262,6 +262,7 @@ class PhaseRun:
             "params": self.config.model.num_params,
             "tokenizer_sha256": self.tokenizer.sha256,
             "vocab": self.tokenizer.vocab_size,
+            "machine": self.machine.about,
             **self._context(),
         }
         draft = self.checkpoints.folder / ".draft"
@@ -274,7 +275,7 @@ class PhaseRun:
         )
         if wrong := vocabulary.problem(lambda name: (draft / "hf" / name).read_bytes(), about):
             raise Refused(f"{self.making.name} was not published: {wrong}")
-        whole = {**about, **self.making.provenance, "machine": self.machine.about}
+        whole = {**about, **self.making.provenance}
         Store(self.making.store).publish(draft, self.making.name, self.making.fingerprint, whole)
         remove(self.checkpoints.folder)  # the store has read its copy back
         return about
