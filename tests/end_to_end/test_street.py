@@ -1,6 +1,7 @@
 """The whole street with real processes: launch, follow, kill, resume, damage, talk."""
 
 import contextlib
+import glob
 import json
 import os
 import pty
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 
@@ -96,6 +98,8 @@ def test_tensorboard_shows_the_figures_of_a_run_through_a_forwarded_port(done):
     world, result = done
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    boards = f"{tempfile.gettempdir()}/slipway-board-*"
+    before = set(glob.glob(boards))
     forward = world.begin("forward", result["run"], f"{port}:tensorboard")
     try:
         assert "TensorBoard begins there" in forward.stderr.readline()
@@ -109,6 +113,7 @@ def test_tensorboard_shows_the_figures_of_a_run_through_a_forwarded_port(done):
     assert forward.returncode == 130
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), timeout=20)
+    until(lambda: set(glob.glob(boards)) <= before, "no page without a reader, and no folder of one")
     assert "expected a run and ports" in world.begin("forward", "6006:board").communicate(timeout=60)[1]
 
 

@@ -7,6 +7,7 @@ which grow with the figures and go with this process.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ LEAVE_S = 10.0
 
 
 def main(words: list[str]) -> int:
+    for number in (signal.SIGTERM, signal.SIGHUP):  # whoever looked has left: the page and its folder go, too
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     work = Path(os.environ["SLIPWAY_WORK"])
     with tempfile.TemporaryDirectory(prefix="slipway-board-") as private:
         run = TrackedRun(os.environ.get("SLIPWAY_RUN_ID", ""), Path(private, "events"))
