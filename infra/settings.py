@@ -16,7 +16,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, get_type_hints
 
-from infra.agent.environment import default_cache
+from infra.agent.environments.environment import default_cache
 from infra.errors import UsageError
 from infra.journal_file import default_path
 from store import extensions
@@ -29,6 +29,7 @@ WEIGHTED = re.compile(r"[^,]+=[\d.]+(,[^,]+=[\d.]+)+")  # sources with weights, 
 MARKET = "market"  # as a provider: every vendor whose key is set
 SLURM, SKYPILOT = "slurm", "skypilot"  # as providers: engines, which recover their runs by themselves
 ENGINES = (SLURM, SKYPILOT)
+HELD = "held"  # as a provider: rented pods that stay, each as a machine that several runs share
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
 # Providers whose pods are in no ledger of ours: one's own machines cost nothing, and SkyPilot pays and ends its own.
 OWN_MACHINES = ("local", "ssh", SLURM, SKYPILOT)
@@ -201,8 +202,8 @@ class Settings:
 
 
 def is_rented(provider: str) -> bool:
-    """Tell by its name whether the pods of a provider are rented by us: all but those of OWN_MACHINES."""
-    return provider not in OWN_MACHINES
+    """Tell by its name whether the pods of a provider are rented by us: all but own machines, and runs on held pods."""
+    return provider not in (*OWN_MACHINES, HELD)
 
 
 def is_secret(variable: str) -> bool:

@@ -16,7 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.errors import SlipwayError, UsageError
 from infra.interrupts import ToldToLeave
 

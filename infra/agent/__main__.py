@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
-from infra.agent import agent, commands, guard, process
+from infra.agent import process
+from infra.agent.execution import agent
+from infra.agent.lifecycle import commands, guard
 from infra.agent.state import AgentError
 
 VERBS = {

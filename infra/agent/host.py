@@ -7,7 +7,8 @@ nothing of ours and prints one JSON document.
     pods               its pods: the markers under ~/.slipway/pods
     mark RUN TOKEN     make the folder of a pod, unless the machine holds another one; with a third word, `beside`,
                        unless that very folder is another pod's; with a fourth one, such as `0,1`, unless another pod
-                       has one of these GPUs, or the whole machine
+                       has one of these GPUs, or the whole machine; with a fifth one, the token of the rented pod that
+                       the machine itself is, which is in nobody's way
     unmark RUN TOKEN   take marker and secrets away; what the pod has made stays
 """
 
@@ -107,7 +108,7 @@ def may_share(devices: str, others: str) -> bool:
     return bool(devices and others) and not set(devices.split(",")) & set(others.split(","))
 
 
-def mark(run: str, token: str, beside: str = "", devices: str = "") -> Dict[str, Any]:
+def mark(run: str, token: str, beside: str = "", devices: str = "", machine: str = "") -> Dict[str, Any]:
     """Mark the folder of a pod. `holder` is the other pod that has this machine; without it, `folder` is ours.
 
     `beside`: the machine holds many, as the login node of a cluster does.
@@ -115,6 +116,8 @@ def mark(run: str, token: str, beside: str = "", devices: str = "") -> Dict[str,
     take_turn()
     folder = os.path.join(ROOT, run)
     for pod in pods():
+        if machine and pod.get("token") == machine:
+            continue
         if pod["folder"] != folder and (beside or may_share(devices, pod.get("devices", ""))):
             continue
         if (pod.get("token"), pod["folder"]) != (token, folder):

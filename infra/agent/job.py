@@ -88,6 +88,7 @@ class Job:
     self_end: bool = False  # asked for: its guard is given its vendor's key where the pod has none of its own
     stays: bool = False  # the pod outlives its work: the guard holds it for the next job, until a limit
     setup: Tuple[str, ...] = ()  # environments that are made besides those of the steps
+    no_setup: bool = False  # no environment is made: those that are there are used
     clock_scale: float = 1.0  # a rehearsal's clock runs this many times faster
     schema: int = SCHEMA
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from infra.agent import meet
+from infra.agent.execution.steps import RESUME_ME
 from infra.agent.job import Job, NodeGroup, PodFolder, write_durably
 from infra.agent.process import leave_no_core
 from infra.agent.state import (
@@ -38,7 +39,6 @@ from infra.agent.state import (
     spawn,
     stop_file,
 )
-from infra.agent.steps import RESUME_ME
 
 PODS = Path(".slipway", "pods")
 WORDS = "-m infra.agent.managed"

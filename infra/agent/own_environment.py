@@ -12,9 +12,10 @@ import os
 import sys
 from typing import Sequence
 
-from infra.agent import environment, step_zero
+from infra.agent import step_zero
+from infra.agent.environments import environment
+from infra.agent.environments.packages import CarriedSources
 from infra.agent.job import PodFolder
-from infra.agent.packages import CarriedSources
 from infra.agent.shortage import SCORE
 from infra.agent.state import CODE, read_json
 

@@ -1,7 +1,8 @@
 """The pod's side of a push: it tells what it wants, then takes it in. Sent as text, as no code of ours is there yet.
 
 In, on stdin: a JSON line that says where, the size of a request and the request as compressed JSON; for `take` a zlib
-stream of file contents after it. Out: one JSON object on stdout; a refusal goes to stderr with its own exit code.
+stream of file contents after it; `adopt` asks for what an earlier push has brought to another pod here. Out: one JSON
+object on stdout; a refusal goes to stderr with its own exit code.
 Standard library only, Python 3.9, no import of ours.
 
 `state/pushed.json` beside the code remembers what pushes brought:
@@ -11,6 +12,7 @@ A file that both sides see as they last saw it is not read again.
 
 import json
 import os
+import shutil
 import stat
 import sys
 import time
@@ -111,6 +113,43 @@ class ReceivingFolder:
             self.files[path] = [stamp, mode, sha, None if is_fresh else seen]
         self._remember(self.files)
         return {"removed": removed}
+
+    def inherit(self):
+        """Copy what the newest push has brought to a folder of this name, in any pod here. Answers whose it was.
+
+        Only what pushes brought is copied, and none that is being made. Where this folder has the newest, it stays.
+        """
+        pods, name = os.path.dirname(self.root), os.path.basename(self.target)
+        found = []
+        for pod in os.listdir(pods):
+            memory = os.path.join(pods, pod, "state", os.path.basename(self.memory))
+            try:
+                with open(memory, encoding="ascii") as file:
+                    files = json.load(file)
+                pushed_at = os.stat(memory).st_mtime_ns
+            except (OSError, ValueError, RecursionError):
+                continue
+            is_code = name != "code" or "pyproject.toml" in files  # a pod that was only made has its agent, and no more
+            if is_code and isinstance(files, dict) and files and all(files.values()):
+                found.append((pushed_at, pod, files))
+        if not found:
+            return {"of": ""}
+        _, pod, files = max(found)
+        if pod != os.path.basename(self.root):
+            self._remember({**self.files, **dict.fromkeys(files)})
+            for path in set(self.files) - set(files):
+                self._remove(path)
+            self.files, self.open = dict.fromkeys(files), {}
+            for path in files:
+                source = os.path.join(pods, pod, name, *path.split("/"))
+                if os.path.lexists(source):
+                    target = self._prepare(path)
+                    if os.path.lexists(target):
+                        os.unlink(target)
+                    shutil.copy2(source, target, follow_symlinks=False)
+            self.files = {path: entry[:3] + [None] for path, entry in files.items()}
+            self._remember(self.files)
+        return {"of": pod}
 
     def _adopt(self, path, mode, sha, draft):
         """Put a large file that came ahead in its place, if it is what it is to be."""
@@ -249,7 +288,12 @@ def main():
         if not size:
             raise PushRefused("the request was cut off")
         request = json.loads(zlib.decompress(source.read(int(size))))
-        answer = pod.compare(request["listing"]) if "listing" in request else pod.take(request, ContentStream(source))
+        if "adopt" in request:
+            answer = pod.inherit()
+        elif "listing" in request:
+            answer = pod.compare(request["listing"])
+        else:
+            answer = pod.take(request, ContentStream(source))
     except PushRefused as refusal:
         print(refusal, file=sys.stderr)
         return REFUSED

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
-from infra.agent.steps import RESUME_ME
+from infra.agent.execution.steps import RESUME_ME
 
 POLL_S = 0.05
 BIN = "bin"

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Dict, Sequence
 
 from infra.agent.job import Job, PodFolder, Step
 from infra.agent.state import read_json
@@ -21,7 +21,9 @@ NAME = "environment"
 def step_of(job: Job, code: Path) -> Step:
     steps = (*job.steps, *([job.beside] if job.beside else []))
     names = sorted({step.environment for step in steps if step.environment} | set(job.setup))
-    config = {"names": names, "code": str(code), "cache": job.environments, "torch": job.torch}
+    config: Dict[str, Any] = {"names": names, "code": str(code), "cache": job.environments, "torch": job.torch}
+    if job.no_setup:
+        config["only_there"] = True
     return Step(name=NAME, words=("-m", "infra.agent.step_zero"), config=config)
 
 
@@ -31,8 +33,8 @@ def packages_of(pod: PodFolder) -> Path:
 
 
 def main(words: Sequence[str]) -> int:
-    from infra.agent import environment
-    from infra.agent.packages import CarriedSources
+    from infra.agent.environments import environment
+    from infra.agent.environments.packages import CarriedSources
 
     flag, path = words
     assert flag == "--config"
@@ -41,14 +43,35 @@ def main(words: Sequence[str]) -> int:
     cache = Path(config["cache"]) if config["cache"] else environment.default_cache()
     carried = CarriedSources(**read_json(packages_of(PodFolder(code.parent))))
     try:
-        pythons = {
-            name: str(environment.ensure(name, code, cache, config["torch"], _say, carried)) for name in config["names"]
-        }
+        if config.get("only_there"):
+            pythons = {name: str(_there(name, code, cache, config["torch"])) for name in config["names"]}
+        else:
+            pythons = {
+                name: str(environment.ensure(name, code, cache, config["torch"], _say, carried))
+                for name in config["names"]
+            }
     except environment.EnvironmentFailed as error:
         print(error, flush=True)
         return 1
     _emit("result", pythons=pythons)
     return 0
+
+
+def _there(name: str, code: Path, cache: Path, torch: str) -> Path:
+    """Return the interpreter of an environment that is there: that of this code, else the newest of its name."""
+    from infra.agent.environments import environment
+
+    found = environment.find(name, code, cache, torch)
+    if found:
+        _say(f"setup: skipped; {name} is there")
+        return found
+    newest = environment.newest(name, cache)
+    if newest is None:
+        raise environment.EnvironmentFailed(
+            f"--no-setup: there is no {name} environment in {cache}; leave --no-setup out once, which makes it"
+        )
+    _say(f"setup: skipped; {newest.parents[1]} is used, though this code asks for other packages")
+    return newest
 
 
 def _say(text: str) -> None:

@@ -2,7 +2,7 @@
 
 In: the transport to a pod. Out: `state/packages.json` of the pod, and our own uv in the machine's cache, sent once,
 when it fits and the machine has none that it can use. Where neither is the case the pod fetches uv with pip, else pip
-does the work: see `infra/agent/environment.py`.
+does the work: see `infra/agent/environments/environment.py`.
 """
 
 import configparser
@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from infra.agent.environment import OWN_UV, is_usable
+from infra.agent.environments.environment import OWN_UV, is_usable
+from infra.agent.environments.packages import CarriedSources, to_carry
 from infra.agent.job import PodFolder
-from infra.agent.packages import CarriedSources, to_carry
 from infra.agent.step_zero import packages_of
 from infra.errors import SlipwayError, UsageError
 from infra.transport.protocol import Transport

@@ -108,6 +108,32 @@ def _push(machine: Transport, root: Path, dest: str | Path, token: str, only: st
     )
 
 
+def adopt(machine: Transport, dest: str | Path, token: str) -> str:
+    """Have `dest` hold what the newest push on that machine has brought to a folder of that name, in any pod there.
+
+    Return the pod's folder that it comes from, "" where there has been none. Raises UsageError for a refusal.
+    """
+    return str(twice(lambda: _exchange(machine, {"dest": str(dest), "token": token}, [_packed({"adopt": True})],
+                                       BASE_S))["of"])  # fmt: skip
+
+
+def differences(machine: Transport, root: Path, dest: str | Path, token: str, file: str = "") -> list[str]:
+    """Return the paths that a push of the same would send or remove, as the files are at this moment."""
+    found: dict[str, os.stat_result] = {}
+
+    def ask() -> Any:
+        found.update({file: os.lstat(root / file)} if file else shipment.survey(root.resolve()))
+        listing = [[path, _stamp(seen), shipment.mode(seen)] for path, seen in found.items()]
+        return _exchange(machine, {"dest": str(dest), "token": token}, [_packed({"listing": listing})], BASE_S)
+
+    answer = twice(ask)
+    differ = list(answer["gone"])
+    for path, held in answer["ask"].items():
+        sha, reason = shipment.inspect(root.resolve(), path, found[path])
+        differ += [path] if sha != held and not reason else []
+    return sorted(differ)
+
+
 def pushed(machine: Transport, dest: str | Path) -> dict[str, str]:
     """Return the sha256 by path of what the last push left in `dest`; empty when there was none."""
     try:

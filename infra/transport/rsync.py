@@ -103,12 +103,12 @@ def _serve(transport: Ssh, owner: socket.socket, child: "subprocess.Popen[bytes]
             try:
                 while piece := channel.recv(CHUNK):
                     meter.count(len(piece))
-                    _write_all(sink, piece)
-                is_cut = not channel.has_ended()
-                if is_cut:
-                    child.kill()  # it would wait for last words
-            except BrokenPipeError:  # our rsync has left: its exit code tells why
-                pass
+                    if not is_taken(sink, piece):  # our rsync has left: its exit code tells why
+                        break
+                else:
+                    is_cut = not channel.has_ended()
+                    if is_cut:
+                        child.kill()  # it would wait for last words
             finally:
                 channel.hush()
                 os.close(sink)
@@ -135,10 +135,15 @@ def _pump_up(source: int, channel: Any, meter: Meter) -> None:
             pass
 
 
-def _write_all(sink: int, piece: bytes) -> None:
+def is_taken(sink: int, piece: bytes) -> bool:
+    """Write all of it, and tell whether there is somebody who reads."""
     rest = memoryview(piece)
-    while rest:
-        rest = rest[os.write(sink, rest) :]
+    try:
+        while rest:
+            rest = rest[os.write(sink, rest) :]
+    except (BrokenPipeError, ConnectionResetError):  # the latter where it left something unread
+        return False
+    return True
 
 
 def place(path: str | Path) -> str:

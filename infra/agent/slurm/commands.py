@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
+from infra.agent.execution.progress import Progress, Redactor
 from infra.agent.job import Job, PodFolder
-from infra.agent.progress import Progress, Redactor
 from infra.agent.slurm import queue
 from infra.agent.state import (
     AgentError,

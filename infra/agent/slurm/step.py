@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, TypeVar
 
-from infra.agent import guard, meet
+from infra.agent import meet
 from infra.agent.job import Job, NodeGroup, PodFolder, write_durably
+from infra.agent.lifecycle import guard
 from infra.agent.process import boot_id
 from infra.agent.slurm import queue
 from infra.agent.slurm.commands import node_folder

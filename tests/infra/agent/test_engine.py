@@ -8,7 +8,7 @@ import pytest
 
 from infra.agent.process import send
 from infra.agent.state import ENGINE, LEFT, read_json, stop_file
-from tests.infra.agent.test_steps import WAIT
+from tests.infra.agent.execution.test_steps import WAIT
 from tests.infra.agent.world import World, module, until
 
 pytestmark = pytest.mark.process

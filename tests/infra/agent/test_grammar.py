@@ -9,10 +9,10 @@ import pytest
 
 from tests.infra.agent.world import AGENT
 
-FILES = sorted(AGENT.glob("*.py"))
+FILES = sorted(AGENT.rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(AGENT)))
 def test_the_grammar_is_that_of_3_9_and_imports_are_standard_or_ours(path: Path) -> None:
     tree = ast.parse(path.read_text(), feature_version=(3, 9))
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from infra.agent import process, shortage
-from infra.agent.progress import Redactor, Tail
+from infra.agent.execution.progress import Redactor, Tail
 
 
 def sleeper(token: str) -> "subprocess.Popen[bytes]":

@@ -10,8 +10,8 @@ from infra.agent import limits as ends
 from infra.agent.job import Job, Limits, Step
 from infra.agent.process import Identity, identify, send
 from infra.agent.state import write_json
-from tests.infra.agent.test_nodes import Pair, together
-from tests.infra.agent.test_steps import COUNT, ENVIRONMENT, WAIT
+from tests.infra.agent.execution.test_nodes import Pair, together
+from tests.infra.agent.execution.test_steps import COUNT, ENVIRONMENT, WAIT
 from tests.infra.agent.world import World, module, names, until
 from tests.programs import source
 
@@ -64,7 +64,7 @@ def test_one_process_runs_beside_all_steps_and_is_none_of_them(world: World) -> 
 
 
 def test_it_begins_when_its_environment_is_there(world: World) -> None:
-    (world.pod.code / "infra" / "agent" / "environment.py").write_text(ENVIRONMENT)
+    (world.pod.code / "infra" / "agent" / "environments" / "environment.py").write_text(ENVIRONMENT)
     beside(world, module("count", config={"total": 1}), environment="train", environments=str(world.pod.root / "cache"))
     world.start()
     assert world.verdict()["reason"] == ""
@@ -73,7 +73,7 @@ def test_it_begins_when_its_environment_is_there(world: World) -> None:
 
 
 def test_without_its_environment_the_verdict_says_what_is_not_in_the_store(world: World) -> None:
-    (world.pod.code / "infra" / "agent" / "environment.py").write_text(ENVIRONMENT)
+    (world.pod.code / "infra" / "agent" / "environments" / "environment.py").write_text(ENVIRONMENT)
     beside(world, module("count"), environment="train", environments=str(world.pod.root), torch="none")
     world.start()
     verdict = world.verdict()

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent import farewell
 from infra.agent.job import Call, Job, Limits
+from infra.agent.lifecycle import farewell
 from infra.agent.process import end_all
 from infra.agent.state import UNCARRIED, ask_to_stop, leaving
-from tests.infra.agent.test_guard import has_lived
-from tests.infra.agent.test_steps import WAIT
+from tests.infra.agent.execution.test_steps import WAIT
+from tests.infra.agent.lifecycle.test_guard import has_lived
 from tests.infra.agent.world import World, module, until
 from tests.infra.market.stand import Answer, Asked, Stand
 
@@ -180,8 +180,8 @@ def test_a_pod_is_asked_for_until_it_is_gone_and_its_key_stays_between_it_and_it
 
 @pytest.mark.process
 def test_the_nearest_process_that_has_all_variables_is_the_one_that_counts():
-    probe = "import os; from infra.agent import farewell as f; print(sorted(f.variables('AB', os.getpid()).items()))"
-    path = {"PYTHONPATH": str(Path(__file__).parents[3])}
+    probe = "import os, infra.agent.lifecycle.farewell as f; print(sorted(f.variables('AB', os.getpid()).items()))"
+    path = {"PYTHONPATH": str(Path(__file__).parents[4])}
 
     def beneath(*environs: dict[str, str]) -> str:
         """What is found in a nest of processes that were started with these, outermost first."""

@@ -19,10 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Deque, Dict, Optional, Tuple
 
-from infra.agent import farewell
 from infra.agent import limits as ends
 from infra.agent.amounts import duration
 from infra.agent.job import STAYS, Job, PodFolder
+from infra.agent.lifecycle import farewell
 from infra.agent.process import become_subreaper, end_all, hide_memory, in_words, myself, reap
 from infra.agent.shortage import Backoff, outlasting, patient, spare_me
 from infra.agent.state import (

@@ -16,12 +16,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Set
 
-from infra.agent import limits, step_zero, steps
-from infra.agent.beside import Beside
+from infra.agent import limits, step_zero
+from infra.agent.execution import steps
+from infra.agent.execution.beside import Beside
+from infra.agent.execution.nodes import Here, Nodes, environ_of, nodes_of
+from infra.agent.execution.progress import Growth, Progress, Redactor, Tail
 from infra.agent.job import Job, PodFolder, Step
-from infra.agent.nodes import Here, Nodes, environ_of, nodes_of
 from infra.agent.process import TOKEN, become_subreaper, below, end_all, find, in_words, myself, send
-from infra.agent.progress import Growth, Progress, Redactor, Tail
 from infra.agent.shortage import Backoff, outlasting, patient, spare_me
 from infra.agent.state import (
     ENGINE,

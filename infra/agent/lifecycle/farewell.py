@@ -7,10 +7,8 @@ else: no file, no command line, and of an answer only its status is logged, sinc
 """
 
 import contextlib
-import http.client
 import re
 import socket
-import ssl
 import sys
 import threading
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence
@@ -99,6 +97,9 @@ def variables(names: Iterable[str], pid: int) -> Dict[str, str]:
 
 def ask(call: Call, values: Mapping[str, str]) -> str:
     """Return what came of one request, in words without anything of the answer but its status."""
+    import http.client  # it brings much along, and every agent and guard would pay for it at its start
+    import ssl
+
     url = urlsplit(fill(call.url, values))
     host = url.hostname or ""
     connection: http.client.HTTPConnection

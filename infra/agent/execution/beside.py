@@ -8,10 +8,10 @@ import subprocess
 import time
 from typing import Callable, Dict, List, Optional
 
+from infra.agent.execution.steps import begin
 from infra.agent.job import PodFolder, Step
 from infra.agent.shortage import Backoff, outlasting
 from infra.agent.state import say
-from infra.agent.steps import begin
 
 BACKOFF = Backoff(first_s=1.0, longest_s=60.0, certain=1.0)  # one process on one pod: there is no crowd to part
 WELL_S = 60.0  # who has lived for so long is started again as soon as the first time

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from infra.agent import packages
+from infra.agent.environments import packages
 
 BASE = getattr(sys, "_base_executable", sys.executable)
 

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from infra.agent.figures import Figures
+from infra.agent.execution.figures import Figures
 from tests.world import until
 
 pytestmark = pytest.mark.process

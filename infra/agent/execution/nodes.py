@@ -28,10 +28,10 @@ from typing import Any, Callable, Dict, Optional, Union
 
 from infra.agent import outside
 from infra.agent.amounts import duration
+from infra.agent.execution.steps import LEAVE_S, RESUME_ME, Ending, in_words
 from infra.agent.job import NodeGroup, Step
 from infra.agent.shortage import patient
 from infra.agent.state import NODE_LOST, AgentError, say
-from infra.agent.steps import LEAVE_S, RESUME_ME, Ending, in_words
 
 TALK_EVERY_S = 0.3
 ANSWER_S = 3.0

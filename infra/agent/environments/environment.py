@@ -27,13 +27,20 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from infra.agent import denied
+from infra.agent.environments.packages import (
+    NOTHING,
+    CarriedSources,
+    forbids_index,
+    pip_environ,
+    settings_here,
+    uv_environ,
+)
 from infra.agent.job import write_durably
-from infra.agent.packages import NOTHING, CarriedSources, forbids_index, pip_environ, settings_here, uv_environ
 from infra.agent.state import hold
 
 Say = Callable[[str], None]
 
-CODE = Path(__file__).resolve().parents[2]
+CODE = Path(__file__).resolve().parents[3]
 OLDEST = (3, 10)  # what our requirements run on
 MARKER = "slipway-environment"
 TELL_TORCH = "import torch; print('cuda' if torch.version.cuda else 'cpu')"
@@ -104,6 +111,18 @@ def find(name: str, code: Path, cache: Path, torch: str) -> Optional[Path]:
     spec = read_spec(name, code, torch)
     target = cache / f"{name}-{spec.key[:12]}"
     return _interpreter(target) if _is_whole(target, spec.key) else None
+
+
+def newest(name: str, cache: Path) -> Optional[Path]:
+    """Return the interpreter of the newest whole environment of that name, whatever it holds; None: there is none."""
+    found = []
+    for marker in cache.glob(f"{name}-*/{MARKER}"):
+        key = marker.parent.name[len(name) + 1 :]
+        with contextlib.suppress(OSError, ValueError):  # it is being removed
+            whole = marker.read_text(encoding="utf-8").split("\n")[0]
+            if len(key) == 12 and whole.startswith(key) and _is_whole(marker.parent, whole):
+                found.append((marker.stat().st_mtime, marker.parent))
+    return _interpreter(max(found)[1]) if found else None
 
 
 def ensure_at(
@@ -190,7 +209,7 @@ def _base_python() -> Tuple[str, str]:
         return _tell_python()
     for minor in range(14, OLDEST[1] - 1, -1):
         path = shutil.which(f"python3.{minor}")
-        tell = "from infra.agent import environment; print(*environment._tell_python(), sep='\\n')"
+        tell = "from infra.agent.environments import environment; print(*environment._tell_python(), sep='\\n')"
         done = path and subprocess.run([path, "-c", tell], capture_output=True, text=True, cwd=CODE)
         if done and done.returncode == 0:  # a launcher on PATH may stand for a Python that is not there
             executable, about = done.stdout.splitlines()

@@ -6,8 +6,8 @@ import stat
 
 import pytest
 
+from infra.agent.execution.steps import RESUME_ME
 from infra.agent.job import Step
-from infra.agent.steps import RESUME_ME
 from tests.infra.agent.world import World, module, names, until
 from tests.programs import source
 
@@ -205,7 +205,7 @@ def ensure(name, code, cache, torch, say, carried):
 
 
 def test_step_zero_makes_the_environment_that_the_steps_then_run_in(world: World) -> None:
-    (world.pod.code / "infra" / "agent" / "environment.py").write_text(ENVIRONMENT)
+    (world.pod.code / "infra" / "agent" / "environments" / "environment.py").write_text(ENVIRONMENT)
     world.program(
         "where",
         "import os, shutil; open(os.environ['SLIPWAY_WORK'] + '/where.txt', 'w').write(shutil.which('python') + '\\n')",
@@ -220,7 +220,7 @@ def test_step_zero_makes_the_environment_that_the_steps_then_run_in(world: World
 
 
 def test_an_environment_that_cannot_be_made_ends_the_run_with_its_line(world: World) -> None:
-    (world.pod.code / "infra" / "agent" / "environment.py").write_text(ENVIRONMENT)
+    (world.pod.code / "infra" / "agent" / "environments" / "environment.py").write_text(ENVIRONMENT)
     world.job(module("never", environment="train"), environments=str(world.pod.root), torch="none")
     world.start()
     verdict = world.verdict()
@@ -228,7 +228,7 @@ def test_an_environment_that_cannot_be_made_ends_the_run_with_its_line(world: Wo
 
 
 def test_an_environment_that_vanishes_between_two_steps_fails_the_next_and_a_start_makes_it_again(world: World) -> None:
-    (world.pod.code / "infra" / "agent" / "environment.py").write_text(ENVIRONMENT)
+    (world.pod.code / "infra" / "agent" / "environments" / "environment.py").write_text(ENVIRONMENT)
     cache = world.pod.root / "cache"
     world.program("vanish", f"import shutil; shutil.rmtree({str(cache)!r})")
     world.program("after", "")

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent import environment
+from infra.agent.environments import environment
 from tests.programs import source
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 BASE = getattr(sys, "_base_executable", sys.executable)
 ENSURE = source("ensure")
 BROKEN = "#!/bin/sh\n[ $1 = --version ] && echo uv 0.13.8 || { echo error: this uv is broken; exit 3; }\n"

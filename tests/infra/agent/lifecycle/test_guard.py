@@ -14,7 +14,7 @@ from infra.agent import limits as ends
 from infra.agent.job import Limits
 from infra.agent.process import find, send
 from infra.agent.state import read_json, report, write_json
-from tests.infra.agent.test_steps import WAIT
+from tests.infra.agent.execution.test_steps import WAIT
 from tests.infra.agent.world import World, module, until
 from tests.programs import source
 

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
 from urllib.parse import quote
 
 from infra.agent import outside
-from infra.agent.figures import Figures, OtherLoad
+from infra.agent.execution.figures import Figures, OtherLoad
 from infra.agent.job import SCHEMA, Job, PodFolder
 from infra.agent.shortage import outlasting, patient
 from infra.agent.state import said_in, say, tell

@@ -10,7 +10,7 @@ import pytest
 from infra.agent.job import Limits
 from infra.agent.process import send
 from infra.agent.state import write_json
-from tests.infra.agent.test_steps import WAIT
+from tests.infra.agent.execution.test_steps import WAIT
 from tests.infra.agent.world import World, module, until
 
 pytestmark = pytest.mark.process

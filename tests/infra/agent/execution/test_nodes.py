@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.agent import nodes, steps
+from infra.agent.execution import nodes, steps
 from infra.agent.job import Job, NodeGroup, Step
 from infra.agent.process import find, send
 from tests.infra.agent.world import World, module, until

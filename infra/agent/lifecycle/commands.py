@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict
 
-from infra.agent import farewell
 from infra.agent.job import Job, PodFolder
+from infra.agent.lifecycle import farewell
 from infra.agent.process import end_all, hide_memory, in_words, send
 from infra.agent.shortage import outlasting, patient
 from infra.agent.state import (
