@@ -107,7 +107,7 @@ def carry_out(
         stop.end(journal.op(step.token), journal, settings, tell)
         return None
     spec = specs[step.name]
-    request, limits, offers = _find(spec, settings, tell, limit)
+    request, limits, offers = find(spec, settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
     return pods.make(request, limits, offers, journal, settings, tell, role=f"pod:{set_name}", spec_hash=spec.digest,
                      budget=paid_from)  # fmt: skip
@@ -143,7 +143,7 @@ def rate_then(found: Sequence[Change]) -> int:
     return sum(one.micro_usd_per_hour for one in found if one.step.action != "end")
 
 
-def _find(spec: PodEntry, settings: Settings, tell: Say, limit: SetLimit | None) -> tuple[Request, Limits, list[Offer]]:
+def find(spec: PodEntry, settings: Settings, tell: Say, limit: SetLimit | None) -> tuple[Request, Limits, list[Offer]]:
     """Return what a pod asks for, its limits, and what is on offer, cheapest first.
 
     Raises SlipwayError that names the pod.
@@ -162,7 +162,7 @@ def _change(
     limit: SetLimit | None,
 ) -> Change:  # fmt: skip
     if step.action == "create":
-        _, limits, offers = _find(specs[step.name], settings, tell, limit)
+        _, limits, offers = find(specs[step.name], settings, tell, limit)
         offer = offers[0]
         gpus = f"{offer.num_gpus} x {offer.gpu}" if offer.num_gpus else "no GPU"
         place = " ".join(filter(None, (gpus, offer.region)))

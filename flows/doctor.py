@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.agent import environment, packages
+from infra.agent.environments import environment, packages
 from infra.errors import SlipwayError
 from infra.ledger.timings import Timings
 from infra.money import dollars, in_usd

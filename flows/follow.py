@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterator
 from flows import run_leases
 from infra.ledger.journal import Journal, Op
 from infra.providers import registry
-from infra.runs import pods, snapshot
+from infra.runs import pods
 from infra.runs.follow import Seen
 from infra.runs.follow import follow as watch
 from infra.runs.keeper import Keeper
 from infra.runs.settle import end_others, settle
+from infra.runs.sync import snapshot
 from infra.runs.timing import Say
 from infra.settings import Settings
 

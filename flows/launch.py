@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from flows import resume, run_leases, same_request, shares
 from flows.history import receipt
@@ -22,6 +22,7 @@ from infra import job_environment
 from infra.agent.job import Job, Limits
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
+from infra.jobs import job_steps
 from infra.ledger import turns
 from infra.ledger.journal import Journal, Op, Taken
 from infra.names import check_name, run_name
@@ -29,20 +30,23 @@ from infra.notices import hooks
 from infra.providers import Provider, market, registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
-from infra.runs import snapshot
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.lookup import last_verdict
+from infra.runs.sync import snapshot
 from infra.runs.timing import Say, stage
 from infra.selection import choose
-from infra.selection.preflight import limits_for, preflight
+from infra.selection.preflight import check_work, limits_for, preflight
 from infra.selection.request import request_on
-from infra.settings import Settings
+from infra.settings import HELD, MARKET, OWN_MACHINES, Settings
 from infra.skypilot import submit
 from infra.skypilot.managed_jobs import ManagedJobs
 
 ACCELERATOR = "ACCELERATOR"  # the variable by which `-e` says what --gpu says
 
 RUNS_CODE = ("mbpp",)  # tasks whose answers are programs, which are run
+
+
+S = TypeVar("S", bound=LaunchSpec)
 
 
 class AnyWork(Protocol):
@@ -110,6 +114,7 @@ def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
     hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
     work = Work.of(spec, settings)
     candidates = registry.candidates(settings)
+    check_stages(spec, candidates[0])
     if spec.self_end and not candidates[0].is_rented:
         raise UsageError("--self-end is for rented machines; nothing bills here when the work is over")
     limits = limits_for(settings, candidates[0].is_rented, spec, tell)
@@ -121,6 +126,24 @@ def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
     return Meant(spec=spec, work=work, request=request, limits=limits, asked=asked)
 
 
+def check_stages(spec: LaunchSpec, vendor: Provider) -> None:
+    """Raise UsageError where a stage is to be left out whose work no machine can have kept."""
+    left_out = [flag for flag, is_given in (("--no-sync", spec.no_sync), ("--no-setup", spec.no_setup)) if is_given]
+    if left_out and (vendor.is_rented or vendor.recovers):
+        raise UsageError(f"{' and '.join(left_out)}: a machine that is new has no code and no environment yet; use a "
+                         "pod that is held: --no-deploy, or a machine of your own: --provider local, ssh")  # fmt: skip
+    if spec.no_deploy and spec.deploy_only:
+        raise UsageError("--no-deploy and --deploy-only contradict each other; give one of them")
+
+
+def on_held(spec: S) -> S:
+    """Return the launch on pods that are held; on own machines nothing is rented anyhow."""
+    if spec.provider in OWN_MACHINES:
+        return spec
+    vendor = "" if spec.provider in (MARKET, HELD) else spec.provider
+    return replace(spec, provider=HELD, pool=spec.pool or vendor)
+
+
 def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> Launch:
     """Return the plan and the offers for it; nothing is rented. No offers are asked for while the launch `is_open`.
 
@@ -129,7 +152,8 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
     candidates = registry.candidates(settings)
     vendor = candidates[0]
     learned.gather(journal, settings)
-    plan = meant.work.plan(settings, meant.request, vendor, meant.limits)
+    likely = vendor.likely(meant.request) if hasattr(vendor, "likely") else None
+    plan = meant.work.plan(settings, meant.request, vendor, meant.limits, likely)
     found = Launch(meant=meant, plan=plan)
     if found.is_open:
         return found
@@ -157,7 +181,11 @@ def _kept(plan: Plan, meant: Meant) -> Plan:
     if not plan.job:
         return plan
     end = meant.spec.on_failure or "end"
-    return replace(plan, job=replace(plan.job, on_failure=end, self_end=meant.spec.self_end))
+    job = replace(plan.job, on_failure=end, self_end=meant.spec.self_end)
+    if meant.spec.no_setup:
+        steps = tuple(step for step in job.steps if not job_steps.is_setup(step))
+        job = replace(job, steps=steps, no_setup=True)
+    return replace(plan, job=job)
 
 
 def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
@@ -173,6 +201,8 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
         return replace(found, offers=tuple(offers))
     if plan.job and not found.at_work:
         vendor = registry.candidates(settings)[0]
+        if vendor.fleeting:
+            check_work(plan, settings, meant.spec.with_missing, again)
         if vendor.is_here:
             memory_check.check(memory_check.phases_of(plan.job.steps), meant.request.num_gpus)
         if meant.spec.dry_run:
@@ -239,6 +269,8 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     run_leases.hold_for(plan, name, journal.installation)
     run_leases.move_names(plan)
     assert plan.job is not None
+    if plan.job.no_setup:
+        tell("setup: skipped; the environments that are on the machine are used")
     paid_from = ""
 
     def rent() -> Op:
@@ -250,7 +282,8 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
                 found_now = choose.of_machines(vendor, plan.request)
         assert plan.job is not None
         terms = terms_for(settings, vendor, found.meant.spec.no_accept)
-        terms = replace(terms, asked=asked.record(), budget_name=paid_from, turn=line.turn)
+        terms = replace(terms, asked=asked.record(), budget_name=paid_from, turn=line.turn,
+                        sync=not found.meant.spec.no_sync)  # fmt: skip
         vendors, secrets = registry.vendors(settings), job_environment.secrets_for(plan.job.secrets, settings)
         if vendor.manages:
             return submit.submit(plan, found_now, cast(ManagedJobs, vendor), journal, ROOT, secrets, tell, terms)

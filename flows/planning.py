@@ -15,7 +15,7 @@ from flows.extensions import reward_text, use_phases, use_source
 from flows.jobs import trackers
 from flows.reading import learned
 from flows.specs.work import WorkSpec
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.agent.job import Limits, Step
 from infra.checkout import ROOT
 from infra.errors import UsageError
@@ -86,7 +86,9 @@ class Work:
             mixture=planning.parse_mixture(spec.mixture),
             tasks=rl_words.parse_tasks(spec.task),
             problems=spec.problems,
-            rl=rl_words.parse_reward(reward_text(spec.reward, settings), spec.unsafe_rewards, spec.engine),
+            rl=rl_words.parse_reward(
+                reward_text(spec.reward, settings), spec.unsafe_rewards, spec.engine, spec.engine_devices, spec.lag
+            ),
             given=self.given,
             made=self.made,
             keeping={name: value for name, value in keeping.items() if value is not None},

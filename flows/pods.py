@@ -13,14 +13,15 @@ from flows.planning import Work, environments_of, plan_for
 from infra import job_environment, targets
 from infra.agent.job import Job, Limits
 from infra.checkout import ROOT
-from infra.errors import SlipwayError
+from infra.errors import SlipwayError, UsageError
+from infra.ledger.held_pods import guests_of
 from infra.ledger.journal import Journal, Op
 from infra.names import run_name
 from infra.providers import registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
-from infra.runs import snapshot
 from infra.runs.acceptance_policy import terms_for
+from infra.runs.sync import snapshot
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings, is_secret
 from infra.targets import TargetMachine
@@ -69,12 +70,16 @@ def plan(op: Op, work: Work, settings: Settings) -> Plan:
     return plan_for(work, settings, request, vendor, Job.from_json(op.job).limits, offer)
 
 
-def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say) -> Op:
+def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sync: bool = True) -> Op:
     """Put a pod to work. Raises UsageError when it is at work, Taken when another pod makes the same."""
     vendor = registry.provider(settings, op.vendor)
+    if guests := guests_of(op, journal.ops(live=True)):
+        raise UsageError(f"{op.run} is shared by {', '.join(one.run for one in guests)}; wait for them, or put this "
+                         f"beside them: inv launch --no-deploy --host {op.run} --devices N")  # fmt: skip
     run_leases.hold_for(plan, op.run, journal.installation)
     run_leases.move_names(plan)
-    op = street.give(op, plan, vendor, journal, ROOT, job_environment.secrets(settings), tell)
+    secrets, terms = job_environment.secrets(settings), street.Terms(sync=sync)
+    op = street.give(op, plan, vendor, journal, ROOT, secrets, tell, terms)
     if not vendor.is_here:
         snapshot.keep_code(op, ROOT, settings.homes / op.run)
     return op

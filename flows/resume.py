@@ -15,8 +15,8 @@ from infra.ledger import spend
 from infra.ledger.journal import Journal, Op, Taken
 from infra.money import in_usd
 from infra.providers import registry
+from infra.runs import hand_over, pods, sight
 from infra.runs import launch as street
-from infra.runs import pods, sight
 from infra.runs.keeper import Keeper
 from infra.runs.lookup import find_run, last_verdict, way
 from infra.runs.timing import Say
@@ -85,7 +85,7 @@ def go_on(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
 
 def attach(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Join a run that another launch began; bring it back when it is lost."""
-    deadline = time.monotonic() + street.ARM_S
+    deadline = time.monotonic() + hand_over.ARM_S
     while op.state in ("PLANNED", "CREATING", "BOOTING") and time.monotonic() < deadline:
         time.sleep(0.1)
         op = journal.op(op.token)
@@ -107,7 +107,7 @@ def again(
     if vendor.manages:
         raise UsageError(f"{op.run}: {vendor.name} takes whole jobs: launch it again with the same words and "
                          f"--run-name {op.run}; it goes on from its checkpoints in {op.store}")  # fmt: skip
-    if vendor.is_rented and not op.is_live:
+    if vendor.fleeting and not op.is_live:
         keeper = Keeper.of(op, journal, settings, tell)
         keeper.terms = replace(keeper.terms, asked=asked)
         return keeper.elsewhere(op, limits=limits)

@@ -13,7 +13,9 @@ from infra import job_environment, train_env
 from infra.agent import host
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.ledger.journal import Journal, ServiceRow
+from infra.ledger import service_rows
+from infra.ledger.journal import Journal
+from infra.ledger.service_rows import ServiceRow
 from infra.names import check_name
 from infra.records import Offer
 from infra.runs.timing import Say
@@ -45,7 +47,7 @@ class Revision:
 def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Revision:
     """Return the version that is asked for; nothing is changed. Raises UsageError for what cannot be meant."""
     name = check_name(spec.name) if spec.name else revision.the_name(spec.config)
-    row = journal.service(name)
+    row = service_rows.find(journal, name)
     old = service_state.wanted_of(row.wanted) if row else None
     if old and old.is_ending:
         raise UsageError(f"{name} is being ended; run the same again when it has ended (inv serve.status)")
@@ -140,7 +142,7 @@ def want(found: Revision, wanted: WantedService, journal: Journal, settings: Set
     Of a new service nothing is left when no controller could be begun.
     """
     if wanted != found.old:
-        journal.want(found.name, service_state.write(wanted), found.row)
+        service_rows.want(journal, found.name, service_state.write(wanted), found.row)
     try:
         seen = controller_client.ensure(found.name, settings, journal, tell)
         supervise.ensure(settings)
@@ -156,7 +158,7 @@ def scale(name: str, least: int | None, most: int | None, journal: Journal) -> t
 
     Raises UsageError where nothing says when they are to be how many.
     """
-    row = journal.service(name)
+    row = service_rows.find(journal, name)
     assert row is not None
     old = service_state.wanted_of(row.wanted)
     if old.is_ending:
@@ -175,5 +177,5 @@ def scale(name: str, least: int | None, most: int | None, journal: Journal) -> t
     service_file.parse(f"service {name}", document)
     newest = dataclasses.replace(old.newest, document=document)
     now = dataclasses.replace(old, versions=(*old.versions[:-1], newest))
-    journal.want(name, service_state.write(now), row)
+    service_rows.want(journal, name, service_state.write(now), row)
     return now, True

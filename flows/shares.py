@@ -22,7 +22,6 @@ from infra.ledger.journal import Journal, Op
 from infra.ledger.turns import Turn
 from infra.money import BadAmount, micro_usd
 from infra.providers import Provider
-from infra.providers.ssh import SshPools
 from infra.records import Offer, Request
 from infra.runs.settle import settle_rows
 from infra.runs.timing import Say
@@ -122,9 +121,11 @@ def states(journal: Journal, settings: Settings) -> list[BudgetState]:
 def on_devices(request: Request, said: str, vendor: Provider) -> Request:
     """Return what is asked for with the GPUs of a machine that `--devices` names. Raises UsageError."""
     if not said:
-        return request
+        return vendor.whole(request)
     if vendor.is_rented or vendor.recovers:
-        raise UsageError("--devices is for machines of your own: local, ssh; elsewhere a pod is rented as a whole")
+        raise UsageError(
+            "--devices is for machines of your own and for held pods (--no-deploy); else a pod is rented as a whole"
+        )
     if request.nodes > 1:
         raise UsageError("--devices names GPUs of one machine; leave out --nodes")
     devices = turns.read_devices(said)
@@ -181,7 +182,7 @@ def in_line(
     """Stand in line for a machine of one's own, where `waits`; the place is given up when this is over."""
     line = MachineLine(journal, settings, tell, 1 if vendor.is_here else request.nodes)
     if waits and not (vendor.is_rented or vendor.recovers):
-        places = vendor.places(request) if isinstance(vendor, SshPools) else ("",)
+        places = vendor.places(request)
         line.turn = turns.stand_in_line(journal, request.run, vendor.name, places, request.devices)
     try:
         yield line

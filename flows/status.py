@@ -58,14 +58,21 @@ def unfolded(result: SweepResult, views: Sequence[PodView]) -> list[PodView]:
     ]  # fmt: skip
 
 
-def folded(views: Sequence[PodView], results: Mapping[str, SweepResult]) -> list[PodView]:
-    """Return the rows with all trials of a sweep in one, where the first of them stood."""
+def folded(
+    views: Sequence[PodView], results: Mapping[str, SweepResult], left: Mapping[str, str] = MappingProxyType({})
+) -> list[PodView]:
+    """Return the rows with all trials of a sweep in one, where the first of them stood.
+
+    `left`: by name what goes on with the sweeps that nobody is at.
+    """
     found: dict[str, PodView] = {}
     for view in views:
         if view.sweep not in results:
             found[view.run] = view
         elif f"{view.sweep}/" not in found:
-            found[f"{view.sweep}/"] = _one_of(unfolded(results[view.sweep], views))
+            one = _one_of(unfolded(results[view.sweep], views))
+            how = f"its process is gone; go on: {left[view.sweep]}; " if view.sweep in left else ""
+            found[f"{view.sweep}/"] = replace(one, note=f"{how}{one.note}")
     return list(found.values())
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from flows import supervise
 from infra.errors import SlipwayError, as_told
+from infra.ledger.held_pods import guests_of
 from infra.ledger.journal import Fenced, Journal, Op
 from infra.ledger.life_cycle import TERMINATING
 from infra.providers import Provider, registry
@@ -59,14 +60,16 @@ def rows(ops: list[Op], journal: Journal, settings: Settings, tell: Say) -> Iter
 
 
 def end(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:
-    """End a pod. Raises SlipwayError when it is not proven that nothing of the pod runs."""
+    """End a pod, and before it the runs that share it. Raises SlipwayError when it is not proven that nothing runs."""
+    for guest in guests_of(op, journal.ops(live=True)):  # nothing can be asked of them afterwards
+        end(guest, journal, settings, tell)
     was_live, vendor = op.is_live, registry.provider(settings, op.vendor)
     has_words = was_live and op.address and op.slot >= 0
-    if has_words and vendor.is_rented:  # nothing can be asked of it afterwards
+    if has_words and vendor.fleeting:  # nothing can be asked of it afterwards
         op = last_rites(op, vendor, journal, settings, tell)
     pods.end(vendor, op, journal)
     keep.end_keeper(op.run, journal)
-    if has_words and not vendor.is_rented:
+    if has_words and not vendor.fleeting:
         bring_home(op, vendor, settings)
     tell(f"{op.run}: {'ended, nothing of it runs' if was_live else 'had ended already'}")
 

@@ -1,7 +1,7 @@
 """The supervisor of an installation: one process for all that must go on when whoever began it is gone.
 
-    observe   the journal: runs on other machines that nobody keeps, services without a controller, who wants to be told
-    act       a keeper for each such run, in a thread of this process; a controller for each service, a process; notices
+    observe   the journal: runs elsewhere that nobody keeps, services without a controller, sweeps that were left
+    act       a keeper for each such run, in a thread of this process; a process for each service and sweep; notices
 
 In: the journal. Out: runs brought home and back, by the same `infra.runs.keeper` that a launch runs in its terminal;
 controllers begun again. Whoever leaves something behind calls `ensure`; it ends by itself when nothing is left. The
@@ -22,12 +22,15 @@ from pathlib import Path
 
 from flows import follow
 from flows.installation import watch
+from flows.sweeps import carry
 from infra import job_environment, own_code
 from infra.agent.process import is_alive, send
 from infra.checkout import ROOT
 from infra.errors import LimitHit, SlipwayError, in_words
-from infra.ledger.journal import SUPERVISOR, Held, Journal, Op, service_lease
+from infra.ledger import service_rows
+from infra.ledger.journal import SUPERVISOR, Held, Journal, Op
 from infra.ledger.life_cycle import LOST, READY
+from infra.ledger.service_rows import service_lease
 from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
 from infra.providers import registry
@@ -114,7 +117,8 @@ def _is_dead(op: Op, settings: Settings) -> bool:
 
 def is_needed(journal: Journal, settings: Settings) -> bool:
     """Tell whether there is anything that somebody has to look after."""
-    return bool(journal.services() or runs_to_keep(journal, settings) or watch.is_wanted(journal, settings))
+    is_left = bool(service_rows.every(journal) or runs_to_keep(journal, settings) or carry.due(journal, settings))
+    return is_left or carry.is_at_work(journal) or watch.is_wanted(journal, settings)
 
 
 # For commands.
@@ -132,7 +136,9 @@ def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
         for lease in dead.union(one for one in also if one.startswith(lease_name(""))):
             journal.abandon(lease)
         due = [lease_name(op.run) for op in runs_to_keep(journal, settings)]
-        due += [one for one in (service_lease(row.name) for row in journal.services()) if not journal.holder(one)]
+        due += [
+            one for one in (service_lease(row.name) for row in service_rows.every(journal)) if not journal.holder(one)
+        ]
     ensure(settings)
     return due
 
@@ -235,19 +241,23 @@ class Supervisor:
     def look(self) -> bool:
         """Look once, and begin what is missing; tell whether anything is left."""
         runs = {lease_name(op.run): op for op in runs_to_keep(self.journal, self.settings)}
-        services = {service_lease(one.name): one for one in self.journal.services()}
+        services = {service_lease(one.name): one for one in service_rows.every(self.journal)}
         held = self.journal.held()
         for lease, op in runs.items():
             self._begin(lease, (op.token, op.epoch), self._keep, op.run)
         for lease, service in services.items():
             if lease not in held:
                 self._begin(lease, (service.name, service.epoch), self._control, service.name)
+        sweeps = carry.due(self.journal, self.settings)
+        for name in sweeps:
+            self._begin(f"{carry.LEASE}{name}", (name, 0), self._carry, name)
         self._watch()
         self._write(services.keys())
         at_work = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
-        cares = [self.cares[lease] for lease in runs]
+        cares = [self.cares[lease] for lease in (*runs, *(f"{carry.LEASE}{name}" for name in sweeps))]
         waits = [one for one in cares if not (one.is_done or one.given_up)]
-        return bool(at_work or services or waits or watch.is_wanted(self.journal, self.settings))
+        is_wanted = carry.is_at_work(self.journal) or watch.is_wanted(self.journal, self.settings)
+        return bool(at_work or services or waits) or is_wanted
 
     def _watch(self) -> None:
         """Have somebody watch for what people want to be told, in a thread: a hook may take its time."""
@@ -291,7 +301,7 @@ class Supervisor:
         except Exception as error:  # begun again, at the pace of its retries
             is_done = False
             self.tell(f"{name}: {in_words(error)}")
-        if is_done and not why or why:
+        if (is_done and not why or why) and work != self._carry:
             with Journal.open(self.settings.state_file) as journal:
                 row = journal.ops(run=name)[-1]
             care.key, care.given_up, care.is_done = (row.token, row.epoch), why, not why
@@ -311,7 +321,7 @@ class Supervisor:
 
         def tell(text: str) -> None:
             with log.open("a") as file:
-                file.write(f"{_stamp()} {text}\n")
+                file.write(f"{moment(time.time())} {text}\n")
 
         self.tell(f"{run}: kept from now on; its log: {log}")
         with Journal.open(settings.state_file) as journal:
@@ -329,11 +339,16 @@ class Supervisor:
                 follow.conclude(op, str(verdict["state"]), journal, settings, tell, only)
             self.tell(f"{run}: {verdict['state']}")
 
+    def _carry(self, name: str) -> None:
+        """Go on with a sweep, to its end."""
+        with Journal.open(self.settings.state_file) as journal:
+            carry.go_on(name, journal, load(), self.tell)
+
     def _control(self, name: str) -> None:
         """Begin a controller of a service."""
         settings = load()
         with Journal.open(settings.state_file) as journal:
-            if journal.service(name) is not None:
+            if service_rows.find(journal, name) is not None:
                 controller_client.ensure(name, settings, journal, self.tell)
 
     def _write(self, services: object) -> None:
@@ -344,7 +359,7 @@ class Supervisor:
             since=self.since,
             looked_at=round(time.time(), 1),
             runs=tuple(sorted(one.partition(":")[2] for one in runs if one.startswith("keep:"))),
-            services=tuple(sorted(one.name for one in self.journal.services())),
+            services=tuple(sorted(one.name for one in service_rows.every(self.journal))),
             given_up={lease.partition(":")[2]: care.given_up for lease, care in self.cares.items() if care.given_up},
         )
         if self.written is not None:
@@ -362,10 +377,6 @@ def load() -> Settings:
     found = Settings.load(ROOT)
     credentials.lend(job_environment.secrets(found))
     return found
-
-
-def _stamp() -> str:
-    return moment(time.time())
 
 
 def serve(tell: Say) -> None:

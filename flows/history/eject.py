@@ -16,7 +16,7 @@ from typing import Any
 
 from flows.history import receipt
 from flows.history.receipt import Receipt
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from store import Store

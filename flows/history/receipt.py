@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import extensions
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.agent.job import Job, write_durably
 from infra.checkout import ROOT
 from infra.errors import UsageError

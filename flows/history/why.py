@@ -16,6 +16,7 @@ from flows.history import causes
 from flows.history.causes import Cause, RunEvidence
 from flows.installation import watch
 from infra.errors import SlipwayError, UsageError
+from infra.ledger import service_rows
 from infra.ledger.journal import Journal, JournalEvent, Op
 from infra.ledger.life_cycle import FAILED
 from infra.money import in_usd, per_hour
@@ -51,7 +52,7 @@ def why(name: str, journal: Journal, settings: Settings) -> WhyStory:
 
     Raises UsageError when nothing has that name.
     """
-    row = journal.service(name) if name else None
+    row = service_rows.find(journal, name) if name else None
     if row is not None:
         return _of_service(name, service_state.seen_of(row.seen), journal, settings)
     return of_run(find_run(journal, name), journal, settings)
@@ -110,8 +111,8 @@ def _member(one: Member) -> str:
 
 def _verdict(op: Op, view: PodView, settings: Settings) -> Mapping[str, Any]:
     """Return the last word of its newest pod, as the pod or the mirror has it."""
-    from infra.runs import mirror
     from infra.runs.lookup import last_verdict
+    from infra.runs.sync import mirror
 
     with contextlib.suppress(SlipwayError, OSError, ValueError):
         if found := last_verdict(op, settings):

@@ -5,7 +5,9 @@ from collections.abc import Collection, Iterator
 
 from flows import supervise
 from infra.errors import SlipwayError
-from infra.ledger.journal import Journal, service_lease
+from infra.ledger import service_rows
+from infra.ledger.journal import Journal
+from infra.ledger.service_rows import service_lease
 from infra.providers import registry
 from infra.runs import keeper, pods
 from infra.runs import upgrade as handing_over
@@ -48,7 +50,7 @@ def take_over(left: Collection[str], journal: Journal, settings: Settings, tell:
 
 def _wanted(journal: Journal, settings: Settings) -> Iterator[str]:
     """Give the leases of services, and of runs elsewhere that are not over."""
-    yield from (service_lease(one.name) for one in journal.services())
+    yield from (service_lease(one.name) for one in service_rows.every(journal))
     for op in journal.ops(live=True):
         is_ours_alone = op.service or registry.provider(settings, op.vendor).is_here
         if not is_ours_alone and not pods.is_over(op):

@@ -15,7 +15,7 @@ from typing import Any
 
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import in_words
-from infra.ledger import spend
+from infra.ledger import service_rows, spend
 from infra.ledger.journal import Journal, Op
 from infra.notices import hooks, outbox
 from infra.notices.outbox import Notice
@@ -66,7 +66,7 @@ class NoticeWatch:
                 self._look_at(op, settings)
             except Exception as error:  # the others are looked at all the same
                 self.say(f"{op.run}: {in_words(error)}")
-        for service in self.journal.services() if hooks.for_all(settings) else ():
+        for service in service_rows.every(self.journal) if hooks.for_all(settings) else ():
             try:
                 for notice in of_service(service.name, service_state.seen_of(service.seen)):
                     tell(notice, hooks.for_all(settings), settings, self.say)

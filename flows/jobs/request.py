@@ -86,6 +86,7 @@ def understand(
     hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
     candidates = registry.candidates(settings)
     vendor = candidates[0]
+    launch.check_stages(spec, vendor)
     if not vendor.is_rented and not spec.provider and not spec.dry_run:
         raise _own_machine(file, f"--provider {vendor.name}")
     given = job_environment.of_job(settings)

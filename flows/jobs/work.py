@@ -48,7 +48,7 @@ class JobWork:
 
         Raises UsageError.
         """
-        is_own = not vendor.is_rented or bool(settings.rehearsal)
+        is_own = not vendor.fleeting or bool(settings.rehearsal)
         layout = job_steps.lay_out(self.file, is_own)
         ours = job_environment.secrets(settings)
         stores = planning.places(settings)

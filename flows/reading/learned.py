@@ -18,7 +18,8 @@ from typing import Any
 
 from data.config import ConfigError
 from flows.jobs.memory_check import phases_of
-from infra.agent import environment, host
+from infra.agent import host
+from infra.agent.environments import environment
 from infra.agent.job import Job, Step
 from infra.agent.limits import read_clocks
 from infra.checkout import ROOT
@@ -32,8 +33,9 @@ from infra.market.expected import AROUND, StepTime, elapsed_s, expect, left, wor
 from infra.market.forecast import SETUP_S
 from infra.providers import Provider, registry
 from infra.records import Offer, Plan, PodView, Request, StepWork
-from infra.runs import mirror, sight
+from infra.runs import sight
 from infra.runs.lookup import find_run, way
+from infra.runs.sync import mirror
 from infra.selection.preflight import forecast_of
 from infra.settings import Settings
 from trainer.fingerprints import VERSIONS, digest

@@ -6,7 +6,8 @@ from infra.agent.job import Job
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
 from infra.providers import registry
-from infra.runs import mirror, pods
+from infra.runs import pods
+from infra.runs.sync import mirror
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Unreachable
@@ -15,7 +16,7 @@ from store import StoreError
 
 def is_gone(op: Op, settings: Settings) -> bool:
     """Tell whether nothing can be asked of it any more: what it has left is in the store."""
-    return not op.is_live and registry.provider(settings, op.vendor).is_rented
+    return not op.is_live and registry.provider(settings, op.vendor).fleeting
 
 
 def bring(op: Op, journal: Journal, settings: Settings, folder: Path, tell: Say) -> bool:

@@ -7,9 +7,9 @@ from pathlib import Path
 from infra.agent.job import Job
 from infra.errors import SlipwayError
 from infra.ledger.journal import Op
-from infra.runs import mirror
 from infra.runs.lookup import way
 from infra.runs.pods import folder_of
+from infra.runs.sync import mirror
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings
 from store import Store, StoreError, credentials

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from infra.ledger import service_rows
 from infra.ledger.journal import Journal, Op
 from infra.money import dollars
 from infra.runs import pods
@@ -32,7 +33,7 @@ def look(names: Sequence[str], settings: Settings, journal: Journal, with_metric
 
 def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
     """Return a service as its controller saw it last; {} when it has ended."""
-    row = journal.service(name)
+    row = service_rows.find(journal, name)
     if row is None:
         return {}
     wanted, seen = service_state.wanted_of(row.wanted), service_state.seen_of(row.seen)

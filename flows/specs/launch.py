@@ -7,6 +7,7 @@ from infra.flags import flag
 from infra.selection.machine_spec import LIMITS, MACHINE, LimitSpec, MachineSpec, PlaceSpec
 
 RUN = "Run"
+STAGES = "Stages that are left out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,17 @@ class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
         False, "rented: a pod whose work is over deletes itself also where its vendor gives it no key of its own: its "
         "guard is given yours, in memory only; see docs/money.md", group=LIMITS,
     )  # fmt: skip
+    deploy_only: bool = flag(False, "rent the machine and hold it, without the work: see inv pod.create", group=STAGES)
+    no_deploy: bool = flag(
+        False, "rent nothing: use a pod that is held already, --host of several; with --devices, or --num-gpus of a "
+        "larger pod, other runs share it", group=STAGES,
+    )  # fmt: skip
+    no_sync: bool = flag(
+        False, "send no code: the newest that lies on the machine is used, and what differs is told", group=STAGES
+    )
+    no_setup: bool = flag(
+        False, "make no environment and skip `setup` of a job file: what is on the machine is used", group=STAGES
+    )
     notify: str = flag(
         "", "hooks of .env that are told how it goes: desktop, or the NAMEs of SLIPWAY_HOOK_NAME lines", group=RUN,
         unit="NAMES",

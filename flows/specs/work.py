@@ -53,9 +53,15 @@ class WorkSpec:
         False, "rl: run the code of mbpp's answers although nothing here can lock it in", group=WORK
     )
     engine: str = flag(
-        "", "rl: what answers: embedded (the model in training, the default), or vllm, where there is no GPU",
+        "", "rl: what answers: embedded (the model in training, the default), or vllm in processes of its own",
         group=WORK,
     )  # fmt: skip
+    engine_devices: int = flag(
+        0, "rl: so many GPUs of the machine, its last ones, answer by vLLM; the others train", group=WORK
+    )
+    lag: int = flag(
+        0, "rl: 1: answers are of the weights one update before, so that vLLM answers meanwhile", group=WORK
+    )
     persona: str = flag("", "YAML file with name, maker, purpose", group=WORK, unit="FILE")
     identity: str = flag("", "conversations of yours that say who the model is (.jsonl, as nanochat has them), instead "
                          "of those made of the persona, whose name they say", group=WORK, unit="FILE")  # fmt: skip

@@ -23,6 +23,7 @@ GROUP, MAX_NEW, ROW = 16, 2048, 3072  # answers to a prompt, tokens of an answer
 NOT_OF_A_TRIAL = (  # flags of a launch that the sweep gives itself, or that are of all runs
     *("run_name", "dry_run", "provider", "store", "host", "nodes", "wait", "on_failure", "self_end"),
     *("with_missing", "remake", "keep_made", "budget", "devices"),
+    *("deploy_only", "no_deploy", "no_sync", "no_setup"),
 )
 
 
@@ -44,9 +45,9 @@ class ExperimentConfig:
     total_steps: int = key(100, "optimizer steps")
     eval_every: int = key(40, "steps between measurements")
     seed: int = key(42, "of the training")
-    gpu_devices: str = key("1,2,3,4", "GPUs of a vLLM server beside the trainer; the embedded engine needs none")
-    train_gpu_device: str = key("0", "GPUs of the trainer beside such a server")
-    vllm_tensor_parallel: int = key(4, "GPUs that share one model in such a server")
+    gpu_devices: str = key("1,2,3,4", "GPUs that answer by vLLM, where custom_args say engine: vllm; else none")
+    train_gpu_device: str = key("0", "GPUs that train beside them")
+    vllm_tensor_parallel: int = key(4, "has no effect: each GPU that answers has the whole model")
     custom_env: Mapping[str, str] = field(
         default_factory=dict, metadata={"about": "variables of the job; of a secret the name alone"}
     )
@@ -62,7 +63,7 @@ class ExperimentConfig:
         both = sorted(_devices(self, self.gpu_devices) & _devices(self, self.train_gpu_device))
         if both:
             raise UsageError(f"experiment {self.name}: device {', '.join(both)} is among gpu_devices and "
-                             "train_gpu_device; the server and the trainer need GPUs of their own")  # fmt: skip
+                             "train_gpu_device; those that answer and those that train are different ones")  # fmt: skip
 
     @property
     def effective_batch(self) -> int:
@@ -88,6 +89,9 @@ class ExperimentConfig:
             "phase": "rl", "profile": "qwen3_0_6b", "task": self.dataset, "seed": self.seed,
             "init": self.model_id if is_folder else f"hf://{self.model_id}", "steps": self.total_steps,
         }  # fmt: skip
+        if own.get("engine") == "vllm":
+            answering, training = (len(_devices(self, some)) for some in (self.gpu_devices, self.train_gpu_device))
+            said |= {"engine_devices": answering, "num_gpus": answering + training}
         return LaunchSpec(**{**said, **own, "options": phase_words.read(words)})
 
 
@@ -121,7 +125,8 @@ def trial(sweep: str, one: ExperimentConfig, machine: PodEntry, sharing: int) ->
     """Return the trial of an experiment, which gets its part of the GPUs of a pod that so many share."""
     spec = one.launch()
     run = check_name(f"{sweep}.{one.name}")
-    extra = on_pod(replace(machine, gpu_count=max(1, machine.gpu_count // sharing)))
+    gpus = max(1, machine.gpu_count // sharing) if machine.gpu_count else 0
+    extra = on_pod(replace(machine, gpu_count=gpus))
     given = {name: value for name, value in extra.items() if not getattr(spec, name)}
     spec = replace(spec, tag=spec.tag or run, **given)
     return SweepTrial(run=run, arm=one.name, spec=spec, env=dict(one.custom_env), pod=machine.name, asked=differs(one))

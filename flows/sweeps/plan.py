@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from data.config import ConfigError
 from flows.planning import Work, plan_for
 from flows.shares import amount_of
+from flows.specs.launch import LaunchSpec
+from flows.sweeps.pods import SweepPods, on_held
 from flows.sweeps.records import SweepSpec, SweepTrial
 from infra.checkout import ROOT
 from infra.errors import NoOffer, SlipwayError, UsageError
@@ -16,11 +18,12 @@ from infra.ledger.journal import Journal, Op
 from infra.market.expected import total
 from infra.money import dollars
 from infra.providers import Provider, registry
-from infra.records import Plan, Request
+from infra.records import Offer, Plan, Request
 from infra.runs.timing import Say
 from infra.selection import choose, preflight
 from infra.selection.request import request_on
 from infra.settings import Settings
+from infra.units import count
 from store import credentials
 
 
@@ -30,6 +33,8 @@ class PlannedTrial:
 
     trial: SweepTrial
     plan: Plan
+    spec: LaunchSpec
+    """Of its launch, which is that of the trial but for what says where it goes."""
     most_micro_usd: int = 0
     """What it may cost at most; 0 where nothing is paid."""
 
@@ -52,10 +57,14 @@ class SweepPlan:
     is_rented: bool
     limit: int | None
     """Micro-dollars for all trials together; None: nothing is paid, or nobody said one."""
+    shared: SweepPods | None = None
+    """The pods that several trials share, each of which has a lane for each part; None: each trial rents its own."""
+    more: tuple[str, ...] = ()
+    """Flags of every launch."""
 
     @property
     def budget(self) -> str:
-        """Return the name of the budget that pays for all of them; "" = none does."""
+        """Return the name of the budget from which each trial is paid; "" = none is."""
         return "" if self.limit is None else f"sweep:{self.spec.name}"
 
     @property
@@ -75,6 +84,39 @@ def share(limit: int, trials: int, own: int | None) -> int:
     return each if own is None else min(own, limit)
 
 
+def plan_on(
+    spec: SweepSpec, machines: Mapping[str, tuple[int, Offer | None]], shared: SweepPods, settings: Settings,
+    again: str, tell: Say,
+) -> SweepPlan:  # fmt: skip
+    """Return the trials on pods that they share. Raises SlipwayError.
+
+    `machines`: the GPUs of each pod by its name, and what it is rented from. `settings`: of runs on held pods.
+    """
+    candidates, trials = registry.candidates(settings), {}
+    some = next(iter(machines.values()))[1]
+    for run, one in spec.trials.items():
+        launched = on_held(one.spec, bool(spec.pods))
+        offer = machines.get(one.pod, (0, some))[1]
+        found = plan_of(replace(one, spec=launched), settings, candidates, tell, offer)
+        if found.job is not None:
+            preflight.check_work(found, settings, False, again)
+        trials[run] = PlannedTrial(one, found, launched)
+    refuse_rivals({run: one.plan for run, one in trials.items()})
+    lanes: list[Lane] = []
+    dealt = {run: one.pod if one.pod in machines else "" for run, one in spec.trials.items()}
+    for group in dict.fromkeys(dealt.values()):
+        own = {run: one.estimate_s for run, one in trials.items() if dealt[run] == group}
+        each = max(trials[run].plan.request.num_gpus for run in own)
+        names = [group] if group else [] if spec.pods else list(machines)
+        berths = [part for name in names for part in split(Berth(name, name), machines[name][0], each)]
+        by_name = {one.name: one for one in berths}
+        lanes += [
+            replace(lane, host=by_name[lane.pod].host, devices=by_name[lane.pod].devices)
+            for lane in (pack(own, list(by_name), {}) if berths else ())
+        ]
+    return SweepPlan(spec, trials, lanes, sum(not lane.runs for lane in lanes), False, None, shared)
+
+
 def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell: Say) -> SweepPlan:
     """Return the trials with their plans, their prices and their pods. Raises SlipwayError.
 
@@ -87,7 +129,9 @@ def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell
         limit = limit_of(preflight.SPEND_LIMIT)
     if is_rented and limit is not None:
         spec = replace(spec, trials={run: limited(one, spec, limit) for run, one in spec.trials.items()})
-    trials = {run: PlannedTrial(one, plan_of(one, settings, candidates, tell)) for run, one in spec.trials.items()}
+    trials = {
+        run: PlannedTrial(one, plan_of(one, settings, candidates, tell), one.spec) for run, one in spec.trials.items()
+    }
     refuse_rivals({run: one.plan for run, one in trials.items()})
     if is_rented:
         price(trials.values(), candidates, journal, settings, again, tell)
@@ -102,8 +146,10 @@ def limited(trial: SweepTrial, spec: SweepSpec, limit: int) -> SweepTrial:
     return replace(trial, spec=replace(trial.spec, spend_limit=dollars(most)))
 
 
-def plan_of(trial: SweepTrial, settings: Settings, candidates: Sequence[Provider], tell: Say) -> Plan:
-    """Return the plan of a trial. Raises UsageError, which names it."""
+def plan_of(
+    trial: SweepTrial, settings: Settings, candidates: Sequence[Provider], tell: Say, offer: Offer | None = None
+) -> Plan:  # fmt: skip
+    """Return the plan of a trial. `offer`: as `plan_for` takes it. Raises UsageError, which names it."""
     spec = trial.spec
     chosen = {"provider": settings.provider, "profile": spec.profile, "source": spec.source}
     env = [f"{name}={value}" for name, value in {**settings.given, **trial.env}.items()]
@@ -112,7 +158,7 @@ def plan_of(trial: SweepTrial, settings: Settings, candidates: Sequence[Provider
     try:
         request = request_on(candidates, spec, trial.run, pool=spec.pool)
         limits = preflight.limits_for(own, vendor.is_rented, spec, tell)
-        return plan_for(Work.of(replace(spec, with_missing=True), own), own, request, vendor, limits)
+        return plan_for(Work.of(replace(spec, with_missing=True), own), own, request, vendor, limits, offer)
     except (UsageError, ConfigError) as error:
         raise UsageError(f"trial {trial.run}: {error}") from None
 
@@ -204,6 +250,8 @@ def _parts_of_this_machine(here: Provider, request: Request, each: int, wanted: 
     """Return as many parts of this machine as are wanted. Raises NoOffer when it has fewer."""
     parts = [part for one in here.offers(request) for part in split(Berth("local-1"), one.num_gpus, each)]
     if not parts or wanted and wanted > len(parts):
-        raise NoOffer(f"local: {wanted or 1} runs at once want {each} GPUs each, and this machine has room for "
-                      f"{len(parts)}; give fewer: --pods")  # fmt: skip
+        said = f"local: {count(wanted or 1, 'run')} at once, with {count(each, 'GPU')} each, and this machine has "
+        if not parts:
+            raise NoOffer(f"{said}not as many; rent them (--provider), or ask for fewer in the sweep")
+        raise NoOffer(f"{said}room for {len(parts)}; give fewer: --pods {len(parts)}")
     return parts[:wanted]

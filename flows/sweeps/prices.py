@@ -119,4 +119,7 @@ def listed(kind: str, number: int, own: Path) -> tuple[int, str] | None:
 
 def in_words(kinds: Sequence[PodPrice]) -> str:
     """Return pods in words: `2 pods of 8 A100`."""
-    return ", ".join(f"{count(one.pods, 'pod')} of {one.num_gpus} {one.gpu}" for one in kinds)
+    return ", ".join(
+        f"{count(one.pods, 'pod')} {f'of {one.num_gpus} {one.gpu}' if one.num_gpus else 'without a GPU'}"
+        for one in kinds
+    )

@@ -6,27 +6,25 @@ whoever types the sweep again goes on, and no trial costs more than was set asid
 """
 
 import json
-import math
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flows import shares
 from flows.follow import DETACHED as DETACHED_CODE
 from flows.reading import run_figures
 from flows.sweeps import ranking
 from flows.sweeps import results as kept
-from flows.sweeps.halving import Halving, rungs
+from flows.sweeps.carry import inv
+from flows.sweeps.halving import Halving
 from flows.sweeps.plan import SweepPlan, makings
-from flows.sweeps.results import SweepResult, TrialResult
+from flows.sweeps.pods import PodsAtWork, needed, share_costs
+from flows.sweeps.results import SweepResult
 from infra.agent.limits import read_clocks
-from infra.checkout import ROOT
 from infra.errors import OutOfMoney
 from infra.flags import as_typed
 from infra.ledger import budgets, spend
@@ -35,12 +33,11 @@ from infra.money import dollars
 from infra.providers import registry
 from infra.runs import pods
 from infra.runs.lookup import find_run
-from infra.runs.mirror import is_home
 from infra.runs.settle import settle
+from infra.runs.sync.mirror import is_home
 from infra.runs.timing import Say
 from infra.settings import Settings
 from store import Store, StoreError
-from trainer.records.phase_registry import PHASES
 from trainer.reporting import jsonl_log
 
 POLL_S = 0.3
@@ -80,6 +77,9 @@ class SweepWork:
     begun: dict[str, int] = field(default_factory=dict)
     """How often the launch of a trial has died."""
     settled_at: float = 0.0
+    is_leaving: bool = False
+    pods: PodsAtWork | None = None
+    """Those that trials share, where they do."""
 
     def go(self) -> None:
         """Launch the trials until all have ended.
@@ -90,12 +90,54 @@ class SweepWork:
         try:
             while self._waiting() or self.running:
                 self._reap()
+                if self.pods:
+                    self.pods.look(self._needed())
+                    self._close_hopeless(self.pods)
                 self._begin_what_may()
                 self._compare()
                 time.sleep(POLL_S)
         except BaseException:
             self._leave()
             raise
+        finally:
+            if self.pods:
+                self.pods.leave(self._needed())
+                self._share_costs()
+
+    def _needed(self) -> set[str]:
+        """Return the names of the pods that have work."""
+        lanes, at_work = self.planned.lanes, {one.lane for one in self.running.values()}
+        # One that was left behind at work needs its pod as well.
+        left = [one.pod for one in self.result.trials.values() if one.state == kept.DETACHED]
+        busy = {lanes[lane].host for lane in at_work} | {lane.host for lane in lanes if lane.pod in left}
+        free = [number for number in range(len(lanes)) if number not in at_work]
+        waiting = [] if self.is_leaving else self._waiting()
+        return needed(lanes, free, busy, self.pods.ready() if self.pods else set(), waiting, self._fits)
+
+    def _fits(self, run: str, lane: int) -> bool:
+        """Tell whether a trial may go on a lane: one of its pod where it has one, and where it is at work already."""
+        there, pod = self.planned.lanes[lane], self.planned.trials[run].trial.pod
+        if self.pods is not None and self.planned.spec.pods and pod != there.host:
+            return False
+        live = next((op for op in self.journal.ops(live=True, run=run) if op.place), None)
+        if live is None or not there.host:
+            return True
+        return there.host in (live.place, live.place.partition("/")[0]) and live.devices == there.devices
+
+    def _close_hopeless(self, at_work: PodsAtWork) -> None:
+        """Close the trials that wait for pods which are not to be had."""
+        lost = at_work.given_up
+        for run in self._waiting() if lost else ():
+            hosts = {lane.host for number, lane in enumerate(self.planned.lanes) if self._fits(run, number)}
+            if hosts <= lost.keys():
+                self._close(run, kept.LIMIT, "; ".join(lost[host] for host in sorted(hosts)))
+
+    def _share_costs(self) -> None:
+        """Say of each trial what its part of the pods that were shared has cost."""
+        assert self.planned.shared is not None
+        now, scale = read_clocks(), self.settings.clock_scale if self.settings.rehearsal else 1.0
+        share_costs(self.planned.shared, self.planned.lanes, self.result.trials, self.journal, now, scale)
+        self.result.write()
 
     def _waiting(self) -> list[str]:
         return [run for run, one in self.result.trials.items() if one.state == kept.WAITING]
@@ -104,9 +146,13 @@ class SweepWork:
         """Give each free pod a trial: one of its own queue, else the next that waits."""
         lanes = self.planned.lanes
         free = [number for number in range(len(lanes)) if number not in {one.lane for one in self.running.values()}]
+        if self.pods:
+            ready = self.pods.ready()
+            free = [number for number in free if lanes[number].host in ready]
         for lane in free:
-            own = [run for run in lanes[lane].runs if self.result.trials[run].state == kept.WAITING]
-            others = [run for run in self._waiting() if run not in own]
+            waiting = [run for run in self._waiting() if self._fits(run, lane)]
+            own = [run for run in lanes[lane].runs if run in waiting]
+            others = [run for run in waiting if run not in own]
             run = next((run for run in (*own, *others) if self._may_begin(run)), "")
             if run:
                 self._begin(run, lane)
@@ -181,13 +227,13 @@ class SweepWork:
         on += [f"--devices={berth.devices}"] if berth.devices else []
         on += ["--wait"] if on else []  # somebody else may have it just now: first come, first served
         env = [f"{name}={value}" for name, value in one.trial.env.items()]
-        spec, paid = one.trial.spec, []
+        spec, paid = one.spec, list(self.planned.more)
         if self.planned.budget:
             if any(op.is_live for op in self.journal.ops(run=run)):  # it is joined, with the limit that it has
                 spec = replace(spec, spend_limit="")
             elif spec.spend_limit and one.most_micro_usd:  # what it has cost before is part of what it may cost
                 spec = replace(spec, spend_limit=dollars(one.most_micro_usd - self._cost(run)))
-            paid = ["--budget", self.planned.budget]
+            paid += ["--budget", self.planned.budget]
         words = ["launch", "--provider", self.settings.provider, *on, *as_typed(spec), *paid]
         words += [word for name in (*self.settings.given, *env) for word in ("--env", name)]
         words += ["--run-name", run, "--keep-made", "--with-missing", "--yes", "--json"]
@@ -210,7 +256,8 @@ class SweepWork:
             with suppress(ValueError):  # it died before it said anything: its exit code has to do
                 document = json.loads(one.said.read_bytes())
             code = one.child.returncode
-            if not document.get("state") and code != DETACHED_CODE and one.stop_at is None and self._may_go_on(run):
+            is_unsaid = not document.get("state") and code != DETACHED_CODE and one.stop_at is None
+            if is_unsaid and self._may_go_on(run, code):
                 self.tell(f"{time.strftime('%H:%M:%S')} {run}: its launch left with exit code {code}; it is taken up "
                           f"again (see {one.log})")  # fmt: skip
                 self._set(run, state=kept.WAITING, reason="its launch has died, and is begun again")
@@ -225,14 +272,16 @@ class SweepWork:
                 state, reason = kept.STOPPED, f"behind after {one.stop_at} of {self.result.trials[run].steps} steps"
             self._close(run, state, reason)
 
-    def _may_go_on(self, run: str) -> bool:
+    def _may_go_on(self, run: str, code: int) -> bool:
         """Tell whether a trial is at work, or was when its pod went, though nobody follows it any more.
 
-        A launch that is begun again joins it, or goes on from its newest checkpoint. That is done a few times.
+        A launch that is begun again joins it, or goes on from its newest checkpoint; so does one that was killed (exit
+        code below 0) before it had a pod. That is done a few times.
         """
         rows = self.journal.ops(run=run)
         self.begun[run] = self.begun.get(run, 0) + 1
-        return bool(rows) and not pods.is_over(rows[-1]) and self.begun[run] <= MOST_BEGUN
+        is_unfinished = not pods.is_over(rows[-1]) if rows else code < 0
+        return is_unfinished and self.begun[run] <= MOST_BEGUN
 
     def _close(self, run: str, state: str, reason: str = "") -> None:
         """Write down how a trial has ended, with its figures and what it has cost."""
@@ -240,9 +289,13 @@ class SweepWork:
         if state not in (kept.SKIPPED, kept.LIMIT):
             self._gather(run, state)
         cost = self._cost(run)
+        if self.pods:
+            self._share_costs()
         if self.planned.budget:
             budgets.give_back(self.journal, self.planned.budget, run)
-        self._set(run, state=state, reason=reason, micro_usd=cost)
+        self._set(run, state=state, reason=reason)
+        if self.pods is None:
+            self._set(run, micro_usd=cost)
         if state == kept.STOPPED and found.seconds and found.at:
             rest = max(0, found.steps - found.at) / found.at
             self.result.saved_s += found.seconds * rest
@@ -326,69 +379,10 @@ class SweepWork:
 
     def _leave(self) -> None:
         """Detach the launches; what runs goes on."""
+        self.is_leaving = True
         for one in self.running.values():
             one.child.send_signal(signal.SIGINT)
         for one in self.running.values():
             one.child.wait()
         for run in list(self.running):
             self._set(run, state=kept.DETACHED)
-
-
-def inv(words: Sequence[str]) -> list[str]:
-    """Return the command line of another process of ours."""
-    return [sys.executable, "-m", "invoke", "--search-root", str(ROOT), *words]
-
-
-def begin(planned: SweepPlan, journal: Journal, settings: Settings, tell: Say) -> SweepWork:
-    """Return the sweep, ready to go: what an earlier time has come to counts."""
-    spec = planned.spec
-    trials = {run: _waiting(planned, run) for run in spec.trials}
-    result = SweepResult(
-        name=spec.name, folder=kept.folder_of(spec.name, settings), about=spec.about, rank=asdict(spec.rank),
-        against=spec.against, provider=settings.provider, limit_micro_usd=planned.limit, trials=trials,
-        beside=spec.beside,
-    )  # fmt: skip
-    lost = [run for run, one in planned.trials.items() if one.plan.job is not None]
-    result = kept.adopt(result, settings, lost)
-    if spec.early_stop is None:  # who was stopped or not begun for being behind is wanted now
-        for run, one in result.trials.items():
-            if one.state in (kept.STOPPED, kept.SKIPPED):
-                result.trials[run] = trials[run]
-    for run, one in result.trials.items():
-        if not one.is_over:  # what lies there is of another time, when something else was asked
-            (result.folder / f"{run}.jsonl").unlink(missing_ok=True)
-    work = SweepWork(planned, result, journal, settings, tell)
-    if planned.limit is not None:
-        shares.open_as(journal, planned.budget, planned.limit, settings)
-    if spec.early_stop is not None:
-        longest = max(one.steps for one in trials.values())
-        work.halving = Halving(spec.early_stop.factor, rungs(longest, spec.early_stop))
-        for arm in spec.arms.values():
-            _remember(work, arm[0].run)
-    return work
-
-
-def _remember(work: SweepWork, run: str) -> None:
-    """Let the rungs know what a trial of an earlier time has come to."""
-    assert work.halving is not None
-    one, rank = work.result.trials[run], work.planned.spec.rank
-    for rung in work.halving.rungs if one.is_over else ():
-        value = ranking.figure_at(work.result.lines(run), rank, one.steps, rung)
-        if value is not None and not math.isnan(value):
-            work.halving.values.setdefault(rung, {})[run] = rank.sign * value
-
-
-def _waiting(planned: SweepPlan, run: str) -> TrialResult:
-    one = planned.trials[run]
-    last = one.plan.artifacts[-1]
-    phase = last.step or next((name for name, each in PHASES.items() if last.name.startswith(f"{each.folder}/")), "")
-    steps = [
-        step.config["spec"].get("steps", 0)
-        for step in (one.plan.job.steps if one.plan.job else ())
-        if step.name == phase
-    ]
-    return TrialResult(
-        run=run, arm=one.trial.arm, seed=one.trial.seed, asked=dict(one.trial.asked),
-        flags=kept.flags_of(one.trial.spec), env=dict(one.trial.env), phase=phase,
-        steps=steps[0] if steps else 0, made=(last.name, last.fingerprint),
-    )  # fmt: skip

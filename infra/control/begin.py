@@ -10,9 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from infra.agent import environment
+from infra.agent.environments import environment
+from infra.agent.environments.packages import CarriedSources
 from infra.agent.job import PodFolder
-from infra.agent.packages import CarriedSources
 from infra.agent.state import read_json
 from infra.agent.step_zero import packages_of
 

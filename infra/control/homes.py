@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from infra.errors import SlipwayError
-from infra.runs.snapshot import CARRIED
+from infra.runs.sync.snapshot import CARRIED
 from infra.transport.protocol import Transport
 
 BASE_S = 60.0

@@ -179,8 +179,7 @@ def self_end(seen: Evidence) -> ClauseResult:
     if not trial or not trial.pod_id or seen.ground.log is None:
         return _finding("self-end", UNREACHED, expected, _lost(seen, WORKER))
     gone = _gone_at(seen, trial)
-    deletes = seen.of("delete", trial.pod_id)
-    if deletes and (gone is None or deletes[0].began_at < gone):
+    if _while_there(seen, trial):
         return _finding("self-end", BROKEN, expected, "it did not, and was deleted from here")
     return _finding("self-end", KEPT if gone is not None else BROKEN, expected,
                     "it is off the listing" if gone is not None else "it is still listed")  # fmt: skip
@@ -213,16 +212,16 @@ def delete(seen: Evidence) -> ClauseResult:
         if not asked:
             continue
         gone = _gone_at(seen, trial)
-        if gone is not None and gone <= asked[0].began_at:
+        needed = sum(one in asked for one in _while_there(seen, trial))
+        if not needed:
             continue  # it had gone by itself
-        needed = sum(gone is None or one.began_at < gone for one in asked)
         again = f"; {needed} requests were sent" if needed > 1 else ""
         if gone is None or gone - asked[0].ended_at > most_s or again:
             last = [pod.state for pod in seen.rows(trial)]
             until = duration(gone - asked[0].ended_at) if gone is not None else "the end of the drill"
             words = f"the {trial.name} was still {last[-1] if last else 'there'} until {until}"
             return _finding("delete", BROKEN, expected, f"{words} after the answer{again}" if gone else words + again)
-        said.append(f"the {trial.name} was off it after {duration(gone - asked[0].ended_at)}")
+        said.append(f"the {trial.name} was off it after {duration(max(0.0, gone - asked[0].ended_at))}")
     if not said:
         return _finding("delete", UNREACHED, expected, _lost(seen, STRAY))
     return _finding("delete", KEPT, expected, "; ".join(said))
@@ -271,7 +270,7 @@ def _timer_by_waiting(seen: Evidence) -> ClauseResult:
         return _finding("timer", UNREACHED, expected, _lost(seen, TIMED))
     expected = f"the vendor's timer, which it does not show, ends a pod {duration(made.time_s)} after its creation"
     gone = _gone_at(seen, trial)
-    if gone is None or any(one.began_at < gone for one in seen.of("delete", trial.pod_id)):
+    if gone is None or _while_there(seen, trial):
         return _finding("timer", BROKEN, expected, "it did not, and was deleted from here")
     after_s, slack_s = gone - made.began_at, seen.vendor.slack_s
     shown = [one.began_at for one in seen.of("list") if any(pod.pod_id == trial.pod_id for pod in one.pods)]
@@ -291,12 +290,27 @@ def _limit_s(seen: Evidence, made: VerbCall, trial: Trial) -> float:
 
 def _gone_at(seen: Evidence, trial: Trial) -> float | None:
     """Return when a listing lacked a pod that an earlier one, or its creation, had shown, and none has had it since."""
+    found = _absent(seen, trial)
+    return None if found is None else found.began_at
+
+
+def _while_there(seen: Evidence, trial: Trial) -> list[VerbCall]:
+    """Return the deletions of a pod that were asked for before a listing lacked it, by their order.
+
+    Their times are by the vendor's clock, which is known to the second: they cannot tell one from the next.
+    """
+    absent, deletes = _absent(seen, trial), seen.of("delete", trial.pod_id)
+    return [one for one in deletes if absent is None or seen.place(one) < seen.place(absent)]
+
+
+def _absent(seen: Evidence, trial: Trial) -> VerbCall | None:
+    """Return the first of the listings without a pod that an earlier one, or its creation, had shown."""
     shown = [one for one in seen.of("list") if not one.error]
     has = [any(pod.pod_id == trial.pod_id for pod in one.pods) for one in shown]
     made = seen.create(trial)
     since = next((index for index in range(len(has), 0, -1) if has[index - 1]), 0)
-    later = [one for one in shown[since:] if made is None or one.began_at >= made.ended_at]
-    return later[0].began_at if later and (any(has) or seen.of("delete", trial.pod_id)) else None
+    later = [one for one in shown[since:] if made is None or seen.place(one) > seen.place(made)]
+    return later[0] if later and (any(has) or seen.of("delete", trial.pod_id)) else None
 
 
 def _is_up(state: str) -> bool:

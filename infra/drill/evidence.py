@@ -89,6 +89,10 @@ class Evidence:
         """Return the verbs of that name, about that id or token where one is given."""
         return [one for one in self.asked if one.verb == verb and word in ("", one.word)]
 
+    def place(self, call: VerbCall) -> int:
+        """Return which of all that was asked it is."""
+        return next(number for number, one in enumerate(self.asked) if one is call)
+
     def create(self, trial: Trial) -> VerbCall | None:
         return next(iter(self.of("create", trial.token)), None)
 

@@ -20,6 +20,7 @@ from infra.jobs.machines import recovery_of
 from infra.records import Carried
 from infra.transport import shipment
 
+SETUP, RUN = "setup", "run"
 WORDS = ("-m", "infra.agent.shell")
 ALONE = ("-u",)  # in front of the words of a step that all nodes do together: nothing but Python's own buffering
 ALWAYS = 1000  # restarts, where the file sets no limit of its own: time and money do
@@ -114,11 +115,11 @@ def steps_of(
 
         prefix = "" if len(file.tasks) == 1 else f"{number + 1}-{task.name or 'task'}-"
         if task.setup.strip():
-            found.append(Step(f"{prefix}setup", WORDS, task.environment, script(task.setup, inputs)))
+            found.append(Step(f"{prefix}{SETUP}", WORDS, task.environment, script(task.setup, inputs)))
         if task.run.strip():
             config = script(task.run, f"{inputs} {launch}", restarts=restarts, restart_codes=codes)
             most = ALWAYS if codes else max(3, restarts)
-            found.append(Step(f"{prefix}run", WORDS, task.environment, config, max_restarts=most, together=ALONE,
+            found.append(Step(f"{prefix}{RUN}", WORDS, task.environment, config, max_restarts=most, together=ALONE,
                               everywhere=True))  # fmt: skip
     return tuple(found)
 
@@ -126,6 +127,11 @@ def steps_of(
 def is_own_text(step: Step) -> bool:
     """Return whether a step carries out somebody's own text, so that its mark is good on the pod that has made it."""
     return step.words == WORDS
+
+
+def is_setup(step: Step) -> bool:
+    """Tell whether a step sets up what the run of somebody's own text needs."""
+    return is_own_text(step) and (step.name == SETUP or step.name.endswith(f"-{SETUP}"))
 
 
 def stamps(one: Carried) -> list[Any]:

@@ -139,24 +139,9 @@ class JournalEvent:
     at: int  # UTC epoch seconds
 
 
-@dataclass(frozen=True)
-class ServiceRow:
-    """The row of a service. Both texts are for its commands and its controller; "" = nothing was written yet."""
-
-    name: str
-    epoch: int  # counts the changes of `wanted`
-    wanted: str
-    seen: str
-
-
 def keeper_lease(run: str) -> str:
     """Return the name of the lease that the keeper of a run holds."""
     return f"keep:{run}"
-
-
-def service_lease(name: str) -> str:
-    """Return the name of the lease that the controller of a service holds."""
-    return f"serve:{name}"
 
 
 Admit = Callable[[list[Op], Op], None]
@@ -340,44 +325,6 @@ class Journal:
         rows = self._db.execute("SELECT token, at, amount FROM spend WHERE source = ? ORDER BY rowid", (source,))
         return {token: (at, amount) for token, at, amount in rows.fetchall()}
 
-    # Services.
-
-    def services(self) -> list[ServiceRow]:
-        """Return all services, by name."""
-        rows = self._db.execute("SELECT name, epoch, wanted, seen FROM services ORDER BY name")
-        return [ServiceRow(*row) for row in rows.fetchall()]
-
-    def service(self, name: str) -> ServiceRow | None:
-        row = self._db.execute("SELECT name, epoch, wanted, seen FROM services WHERE name = ?", (name,)).fetchone()
-        return ServiceRow(*row) if row else None
-
-    def want(self, name: str, wanted: str, before: ServiceRow | None) -> ServiceRow:
-        """Write down what is wanted, where it is still as in `before`. Raises Fenced."""
-        with self.writing():
-            now = self.service(name)
-            if (now and now.epoch) != (before and before.epoch):
-                raise Fenced(f"{name}: another command changed it meanwhile; run: inv serve.status {name}")
-            if now is None:
-                self._db.execute("INSERT INTO services VALUES (?, 1, ?, '')", (name, wanted))
-            else:
-                sql = "UPDATE services SET epoch = epoch + 1, wanted = ? WHERE name = ?"
-                self._db.execute(sql, (wanted, name))
-        found = self.service(name)
-        assert found is not None
-        return found
-
-    def saw(self, name: str, seen: str, lease: Lease) -> None:
-        """Write down what there is. Raises Fenced when `lease` was taken over."""
-        with self.writing():
-            self._check_lease(lease)
-            self._db.execute("UPDATE services SET seen = ? WHERE name = ?", (seen, name))
-
-    def forget(self, name: str, lease: Lease) -> None:
-        """Remove a service of which nothing is left. Raises Fenced when `lease` was taken over."""
-        with self.writing():
-            self._check_lease(lease)
-            self._db.execute("DELETE FROM services WHERE name = ?", (name,))
-
     # Leases.
 
     def take(self, name: str, code: str = "") -> Lease:
@@ -438,10 +385,6 @@ class Journal:
         epoch, *holder = row.fetchone() or (0, None, None, None)
         found = Identity(*holder) if holder[1] is not None else None
         return epoch, found if found and is_alive(found) else None
-
-    def _check_lease(self, lease: Lease) -> None:
-        if self._lease(lease.name)[0] != lease.epoch:
-            raise Fenced(f"{lease.name}: another process has taken over")
 
     def _hold(self, lease: Lease, *holder: str | int | None) -> Lease:
         with self.writing():

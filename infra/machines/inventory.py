@@ -52,6 +52,7 @@ class Host:
     micro_usd_per_hour: int = 0
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     python: str = "python3"
+    token: str = ""  # of the rented pod that this machine is, whose own marker takes nothing of it
 
     @property
     def place(self) -> str:

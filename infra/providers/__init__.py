@@ -43,6 +43,11 @@ class Provider(Protocol):
         return False
 
     @property
+    def fleeting(self) -> bool:
+        """Tell whether its machines may go with all that is on them: what a run makes goes to the store meanwhile."""
+        return self.is_rented
+
+    @property
     def manages(self) -> bool:
         """Tell whether only its engine reaches the machines: a run is submitted whole, and nobody here keeps it.
 
@@ -56,6 +61,14 @@ class Provider(Protocol):
 
     def account(self) -> Account:
         """Return who pays, and what is left. AuthError: the key is missing or refused."""
+
+    def whole(self, request: Request) -> Request:
+        """Return a request without a number of GPUs as one for a whole machine, where that takes a number."""
+        return request
+
+    def places(self, request: Request) -> tuple[str, ...]:
+        """Return the machines that a request names, whatever they have and whoever has them; asks nobody."""
+        return ("",)
 
     def offers(self, request: Request) -> list[Offer]:
         """Return what can be rented now and satisfies `request`; in no order, perhaps nothing."""
@@ -133,7 +146,7 @@ class Market(Provider, Protocol):
     def self_end(self, pod_id: str) -> tuple[Call, ...]:
         """Return the requests by which the pod with that id deletes itself with `self_end_key`; () = it cannot.
 
-        `infra.agent.farewell.KEY` stands for the key.
+        `infra.agent.lifecycle.farewell.KEY` stands for the key.
         """
         return ()
 

@@ -17,8 +17,8 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from infra.agent import farewell
 from infra.agent.job import Call, Limits
+from infra.agent.lifecycle import farewell
 from infra.agent.limits import hard_limit_s
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
 from infra.market import gpus

@@ -10,7 +10,7 @@ from infra.market import gpus
 from infra.market.filters import explain, satisfying
 from infra.providers import Market, Provider, extensions
 from infra.records import Offer, Request
-from infra.settings import MARKET, OWN_MACHINES, VENDORS, Settings
+from infra.settings import HELD, MARKET, OWN_MACHINES, VENDORS, Settings
 from store.extensions import ExtensionError, names, read, words_of
 
 ASK_S = 45.0
@@ -63,7 +63,7 @@ def open_market(name: str, settings: Settings) -> Market:
 
 def open_own(name: str, settings: Settings) -> Market | None:
     """Return the provider that an extension adds; None where none is called so. Raises UsageError."""
-    extension = extensions.find("provider", name, settings, (*KNOWN, MARKET))
+    extension = extensions.find("provider", name, settings, (*KNOWN, HELD, MARKET))
     if extension is None:
         return None
     if settings.rehearsal:

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from msgspec import Meta, Struct
 
-from infra.agent import farewell
 from infra.agent.job import Call, Limits
+from infra.agent.lifecycle import farewell
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
 from infra.market import gpus
 from infra.market.filters import satisfying

@@ -44,8 +44,8 @@ class SshPools(Provider):
     connect: Connect
     memory: HostMemory
     end_s: float = 60.0  # a killed process that lives on for so long makes its machine DIRTY
+    name: str = "ssh"
 
-    name = "ssh"
     is_here, is_rented = False, False
     settle_s = 0.0
     pod_store = "../../../artifacts"  # ~/.slipway/artifacts, shared by the runs on that machine
@@ -70,7 +70,7 @@ class SshPools(Provider):
         if len(offers) < request.nodes:
             why = [f"\n  {host.place}: {one}" for host, one in zip(hosts, found, strict=True) if one not in offers]
             kind = Busy if any(isinstance(one, Busy) for one in found) else NoOffer
-            raise kind(f"ssh: {request.nodes} machine(s) wanted, {len(offers)} free and fit:{''.join(why)}")
+            raise kind(f"{self.name}: {request.nodes} machine(s) wanted, {len(offers)} free and fit:{''.join(why)}")
         return offers
 
     def places(self, request: Request) -> tuple[str, ...]:
@@ -83,12 +83,12 @@ class SshPools(Provider):
         host = find(self.hosts, offer.place)
         try:
             said = ask(contact(host, self.connect), host.python, "mark", check_name(request.run), token, "",
-                       request.devices)  # fmt: skip
+                       request.devices, host.token)  # fmt: skip
         except (TimedOut, Lost) as error:
-            raise Ambiguous(f"ssh: marking {host.place}: {error}") from error
+            raise Ambiguous(f"{self.name}: marking {host.place}: {error}") from error
         if "holder" in said:
-            raise Busy(f"ssh: {host.place} is not free: {_in_words(said['holder'])}")
-        return _pod(host, request.run, token, said["folder"])
+            raise Busy(f"{self.name}: {host.place} is not free: {_in_words(said['holder'])}")
+        return self._pod(host, request.run, token, said["folder"])
 
     def find(self, pod: str) -> Pod | None:
         """Return the pod by id on its machine; by token alone on all of them."""
@@ -106,7 +106,7 @@ class SshPools(Provider):
             else:
                 pods.extend(one)
         if deaf:
-            raise SlipwayError(f"ssh: not every machine has answered: {'; '.join(deaf)}")
+            raise SlipwayError(f"{self.name}: not every machine has answered: {'; '.join(deaf)}")
         return pods
 
     def delete(self, pod_id: str) -> None:
@@ -119,10 +119,10 @@ class SshPools(Provider):
             _stop(transport, host.python, PodFolder(Path(Address.parse(pod.address).folder)))
         script = (AGENT / "process.py").read_bytes() + END_ALL
         ended = run_script(transport, host.python, script, token, str(self.end_s), timeout_s=self.end_s + ANSWER_S)
-        survivors, machine = ended["survivors"], f"ssh:{host.place}"
+        survivors, machine = ended["survivors"], f"{self.name}:{host.place}"
         if survivors:
             self.memory.blame(machine, survivors)
-            raise SlipwayError(f"ssh: {host.place} is {survivors}; end them there, then run the same again")
+            raise SlipwayError(f"{self.name}: {host.place} is {survivors}; end them there, then run the same again")
         if pod:
             ask(transport, host.python, "unmark", pod.run, token)
         if self.memory.of(machine).failure.startswith("DIRTY"):
@@ -134,19 +134,20 @@ class SshPools(Provider):
 
     def _offer(self, host: Host, request: Request) -> Offer:
         """Return the offer of a machine. Raises SlipwayError that says why there is none."""
-        known = self.memory.of(f"ssh:{host.place}")
+        known = self.memory.of(f"{self.name}:{host.place}")
         if known.failure and request.host not in (host.place, host.name):
             raise NoOffer(f"it failed before: {known.failure}; run: inv hosts --forget {host.place}")
         facts = known.facts if known.facts and not shortfall(host, known.facts) else {}
         said = ask(contact(host, self.connect), host.python, "pods" if facts else "facts")
         if not facts:
             facts = said
-            self.memory.see(f"ssh:{host.place}", facts)
+            self.memory.see(f"{self.name}:{host.place}", facts)
         what = has(host, facts)
         problem = shortfall(host, facts) or misfit(request, what) or lacks(request.devices, what.num_gpus or 0)
         if problem:
             raise NoOffer(problem)
-        if taken := [pod for pod in said["pods"] if not may_share(pod.get("devices", ""), request.devices)]:
+        others = [pod for pod in said["pods"] if not host.token or pod.get("token") != host.token]
+        if taken := [pod for pod in others if not may_share(pod.get("devices", ""), request.devices)]:
             raise Busy(_in_words(taken[0]))
         return Offer(provider=self.name, offer_id=host.place, region=host.pool, gpu=what.gpu,
                      num_gpus=what.num_gpus or 0, cpus=what.cpus or 0, memory_bytes=what.memory_bytes or 0,
@@ -164,7 +165,12 @@ class SshPools(Provider):
         damaged = [f"{one['folder']}: {one['problem']}" for one in said if "problem" in one]
         if damaged:
             raise SlipwayError(f"{'; '.join(damaged)}; remove it when nothing runs there")
-        return [_pod(host, one["run"], one["token"], one["folder"]) for one in said]
+        return [self._pod(host, one["run"], one["token"], one["folder"]) for one in said]
+
+    def _pod(self, host: Host, run: str, token: str, folder: str) -> Pod:
+        return Pod(provider=self.name, pod_id=f"{token}@{host.place}", token=token, run=run,
+                   address=str(replace(host.address, folder=folder)),
+                   micro_usd_per_hour=host.micro_usd_per_hour)  # fmt: skip
 
 
 def connections(settings: Settings) -> Connect:
@@ -188,12 +194,6 @@ def _stop(transport: Transport, python: str, pod: PodFolder) -> None:
     command = f"if test -e {shlex.quote(str(pod.job))}; then exec {stop}; fi"
     with contextlib.suppress(TimedOut):  # what it left is ended without asking
         transport.run(["sh", "-c", command], timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})
-
-
-def _pod(host: Host, run: str, token: str, folder: str) -> Pod:
-    return Pod(provider=SshPools.name, pod_id=f"{token}@{host.place}", token=token, run=run,
-               address=str(replace(host.address, folder=folder)),
-               micro_usd_per_hour=host.micro_usd_per_hour)  # fmt: skip
 
 
 def _in_words(marker: Mapping[str, str]) -> str:

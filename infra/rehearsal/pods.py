@@ -22,7 +22,7 @@ from pathlib import Path
 from infra.agent import process
 from infra.errors import SlipwayError
 from infra.names import random_word
-from infra.runs.sync_step import FETCH
+from infra.runs.sync.sync_step import FETCH
 from store.run_sync.run_folder import ACKNOWLEDGED
 
 ROOT = Path(__file__).parents[2]

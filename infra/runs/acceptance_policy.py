@@ -20,7 +20,7 @@ from infra.transport.protocol import Transport
 
 def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> Terms:
     """Return the terms on which its machines are taken; `unchecked`: without looking whether they work."""
-    if vendor.is_here:
+    if vendor.is_here or vendor.fleeting and not vendor.is_rented:  # a held pod was examined when it was rented
         return Terms()
     is_known = not vendor.recovers  # an engine chooses the machine later
     examine = _accept(settings) if is_known and not unchecked else None

@@ -14,7 +14,6 @@ that merely does not answer is waited for. `infra.runs.recovery` decides:
 import contextlib
 import json
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,12 +34,14 @@ from infra.machines.host_memory import at_once
 from infra.notices.tell import tell_back, tell_end
 from infra.providers import Vendors, clock_scale, registry
 from infra.records import Offer, Plan, Request
-from infra.runs import launch, mirror, pods, sight, snapshot
+from infra.runs import launch, pods, sight
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.follow import Seen, follow
 from infra.runs.launch import Terms
 from infra.runs.recovery import RUN, Course, Do, decide
 from infra.runs.sight import Asks, Kind, Sight
+from infra.runs.sync import mirror, snapshot
+from infra.runs.sync.downloads import Downloads
 from infra.runs.timing import Say
 from infra.selection.choose import find_payable
 from infra.settings import Settings
@@ -50,7 +51,6 @@ from store import Store, StoreError
 MOST_LOOKS = 3  # for a machine in place of a silent one, which may also come back meanwhile; then the run is given up
 LOOK_S = 300.0  # at all nodes; every question has a shorter limit of its own
 TELL_AFTER_S = 60.0  # that a pod does not answer
-BRING_EVERY_S = 2.0
 RETRY_S = 2.0
 POLL_S = 0.25
 LEAVE_S = 10.0
@@ -101,7 +101,10 @@ class Keeper:
     tell_after_s: float = TELL_AFTER_S
     since: float = field(default_factory=lambda: float(int(time.time())))
     """Recoveries before that, in UTC epoch seconds, do not count: somebody wanted it to go on all the same."""
-    bringing: threading.Lock = field(default_factory=threading.Lock)  # one at a time: drafts have fixed names
+    downloads: Downloads = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.downloads = Downloads(self.folder, self.say)
 
     @staticmethod
     def of(op: Op, journal: Journal, settings: Settings, say: Say) -> "Keeper":
@@ -144,12 +147,14 @@ class Keeper:
                 if not op.is_live or op.slot < 0:
                     raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status")
                 transport = self.vendors(op.vendor).reach(pods.pod_of(op))
-                with self._bringing(op, transport):
+                with self._downloading(op, transport):
                     for progress, verdict in follow(op, self.journal, transport, lambda: self._said_elsewhere(op)):  # noqa: B023
                         heard = True
                         if verdict.get("state") == NODE_LOST:
                             break
                         waiting.look(progress)
+                        if progress.get("recoveries", 0) > op.recoveries:  # by an engine that recovers by itself
+                            op = self.journal.note(op, recoveries=progress["recoveries"])
                         yield {**progress, "recoveries": op.recoveries}, verdict
                     else:
                         return
@@ -182,7 +187,7 @@ class Keeper:
         Without it a run whose work is done would be recovered, on another pod that costs money.
         """
         provider = self.vendors(op.vendor)
-        if not provider.is_rented or op.is_live and self._look_at(op, Asks.PROVIDER).is_there is not False:
+        if not provider.fleeting or op.is_live and self._look_at(op, Asks.PROVIDER).is_there is not False:
             return {}
         try:
             verdict = mirror.last_words(op, self.folder)
@@ -255,7 +260,7 @@ class Keeper:
 
     def _look_after(self, op: Op) -> None:
         """Raise SlipwayError when its vendor says that it is no more; nothing while the vendor says nothing."""
-        if self.vendors(op.vendor).is_rented:
+        if self.vendors(op.vendor).fleeting:
             seen = self._look_at(op, Asks.PROVIDER)
             if seen.is_there is False:
                 raise SlipwayError(f"{op.run}: {seen.why}")
@@ -312,8 +317,8 @@ class Keeper:
         silent = [row for row in live if row.slot in course.silent]
         what = course.lost or f"{', '.join(_named(rows[rank]) for rank in course.gone)} is gone"
         provider, recoveries = self.vendors(op.vendor), self._recoveries(op) + 1
-        if op in live and 0 not in (*course.silent, *course.gone):
-            self._bring_last(op)
+        if op in live and 0 not in (*course.silent, *course.gone) and not provider.is_here:
+            self.downloads.last(op, provider.reach(pods.pod_of(op)), provider.pod_store)
         if silent:
             self._find_replacement(op, silent)
         self.say(f"{op.run}: {what}; looking for another (recovery {recoveries})")
@@ -426,63 +431,12 @@ class Keeper:
             time.sleep(min(POLL_S, seconds))
         return not is_same
 
-    @contextlib.contextmanager
-    def _bringing(self, op: Op, transport: Transport) -> Iterator[None]:
-        """Download meanwhile what grows on another machine; big files hold up nobody who looks."""
-        if self.vendors(op.vendor).is_here or self.lease is None:
-            yield
-            return
-        over = threading.Event()
-        thread = threading.Thread(target=self._bring, args=(op, transport, over), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join(BRING_EVERY_S)  # what it is at now may be big; its end is not waited for
-
-    def _bring(self, op: Op, transport: Transport, over: threading.Event) -> None:
-        told = ""
-        while not over.wait(BRING_EVERY_S):
-            for part in self._parts(op, transport):
-                try:
-                    with self.bringing:
-                        part()
-                except (Lost, TimedOut, Unreachable):  # reported by who follows
-                    break
-                except (SlipwayError, StoreError, OSError, ValueError) as error:
-                    if str(error) != told:
-                        told = str(error)
-                        self.say(f"{op.run}: bringing home: {error}")
-
-    def _bring_last(self, op: Op) -> None:
-        """Download whatever node 0 has saved before it is ended; what of it is damaged stays there."""
-        if self.vendors(op.vendor).is_here:
-            return
-        self.say(f"{op.run}: bringing home what it has saved")
-        transport = self.vendors(op.vendor).reach(pods.pod_of(op))
-        with self.bringing:
-            for part in self._parts(op, transport):
-                try:
-                    part()
-                except (Lost, TimedOut, Unreachable):
-                    raise
-                except (SlipwayError, StoreError, OSError, ValueError) as error:
-                    self.say(f"{op.run}: bringing home: {error}")
-
-    def _parts(self, op: Op, transport: Transport) -> list[Callable[[], object]]:
-        """Return what is downloaded, in this order."""
-        pod_store = self.vendors(op.vendor).pod_store
-        parts: list[Callable[[], object]] = [
-            lambda: mirror.bring_logs(op, transport, self.folder),
-            lambda: mirror.bring_words(op, transport, self.folder),
-        ]
-        if pod_store:  # else the pod itself brings them to the store
-            parts += [
-                lambda: snapshot.bring(op, transport, self.folder),
-                lambda: mirror.bring_artifacts(op, pod_store, transport, Store(op.store), self.folder),
-            ]
-        return parts
+    def _downloading(self, op: Op, transport: Transport) -> contextlib.AbstractContextManager[None]:
+        """Download meanwhile what grows on another machine."""
+        provider = self.vendors(op.vendor)
+        if provider.is_here or self.lease is None:
+            return contextlib.nullcontext()
+        return self.downloads.meanwhile(op, transport, provider.pod_store)
 
 
 def _request_of(op: Op) -> Request:

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from infra import pod_reports
 from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.limits import read_clocks
 from infra.errors import Ambiguous, Busy, LimitHit, NoOffer, SlipwayError, UsageError
@@ -30,22 +29,23 @@ from infra.ledger.turns import Turn
 from infra.machines.node_addresses import meet
 from infra.providers import Provider, Vendors, clock_scale, farewell, market
 from infra.records import Offer, Plan, Request
-from infra.runs import mirror, pods, sight, ssh_names
+from infra.runs import pods, sight
 from infra.runs.boot import Unbooted, boot
-from infra.runs.sync_step import mounts_of, with_courier
+from infra.runs.hand_over import hand_over
+from infra.runs.sync import mirror
+from infra.runs.sync.sync_step import mounts_of, with_courier
 from infra.runs.timing import Say, stage
 from infra.selection.choose import of_machines
-from infra.settings import VENDORS
 from infra.transport import bootstrap
 from infra.transport.meter import Meter
-from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable, twice
-from infra.transport.push import Pushed, push
-from store import Store, StoreError
+from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
+from infra.transport.push import Pushed, adopt, differences, push
+from store import Store
 
-ARM_S = 60.0
 MOST_STARTS = 3  # where pods are taken away before they are at work
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # to the steps of a run that has only these GPUs of its machine
 AGENT = Path(__file__).parents[1] / "agent"
+BEHIND = ("trainer/", "data/", "store/", "constraints/", "pyproject.toml")  # what artifacts are made by, and with
 APART = os.path.join(os.pardir, "work", "artifacts")  # a store of the pod's own, from its code folder
 
 Accept = Callable[[Transport, Request, Offer], str]  # why a machine is not taken, "" when it is
@@ -69,6 +69,7 @@ class Terms:
     budget_name: str = ""  # likewise
     turn: Turn | None = None  # of whoever has waited for the machine
     asked: str = ""  # likewise
+    sync: bool = True  # the code is sent; else what lies on the machine is used
 
 
 PLAIN = Terms()
@@ -94,7 +95,7 @@ def start(
 
     def work(ops: list[Op]) -> None:
         with ThreadPoolExecutor(len(ops)) as pool:
-            list(pool.map(lambda op: _send(op, vendors(op.vendor), root, plan, say, terms.prepare), ops))
+            list(pool.map(lambda op: _send(op, vendors(op.vendor), root, plan, say, terms), ops))
         if len(ops) > 1:
             with stage("introduce", say):
                 ops[:] = _introduce(ops, vendors, journal)
@@ -131,7 +132,8 @@ def hold(
 
 
 def give(
-    op: Op, plan: Plan, provider: Provider, journal: Journal, root: Path, secrets: Mapping[str, str], say: Say
+    op: Op, plan: Plan, provider: Provider, journal: Journal, root: Path, secrets: Mapping[str, str], say: Say,
+    terms: Terms = PLAIN,
 ) -> Op:  # fmt: skip
     """Work for a pod that is held: the code of `root`, what the job reads, the job. Its limits go on counting.
 
@@ -148,7 +150,7 @@ def give(
     job = replace(plan.job, run=op.run, token=op.token, limits=limits, stays=True, farewell=farewell(provider))
     if provider.is_rented and job.steps:
         job = with_courier(job, plan.store, op.run)
-    _send(replace(op, job=job.to_json()), provider, root, plan, say, None)
+    _send(replace(op, job=job.to_json()), provider, root, plan, say, terms)
     op = journal.note(op, job=job.to_json(), target=plan.target, store=plan.store)
     with stage("hand-over", say):
         return hand_over(op, provider, journal, secrets)
@@ -322,9 +324,9 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
     job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
     job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
-    if request.devices:
+    if request.devices and job.num_gpus:  # those of a rehearsal are not there
         job = replace(job, environ={**job.environ, VISIBLE: request.devices})
-    if rank == 0 and (provider.is_rented or mounts_of(job)):
+    if rank == 0 and (provider.fleeting or mounts_of(job)):
         store = plan.store if "://" in plan.store else provider.pod_store or plan.store
         job = with_courier(job, store, plan.request.run)
     row = pods.RowDraft(target="" if rank else plan.target, store=plan.store, slot=rank, recoveries=terms.recoveries,
@@ -369,11 +371,14 @@ def _apart(step: Step) -> Step:
     return replace(step, config={**step.config, "making": {**step.config["making"], "store": APART}})
 
 
-def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, prepare: Prepare | None) -> None:
+def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: Terms) -> None:
     """Send the code, what goes along with it, and what the job reads and does not make."""
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
-    send_code(op, provider, root, say)
-    for one in plan.carried:
+    if terms.sync:
+        send_code(op, provider, root, say)
+    else:
+        _use_what_is_there(op, provider, root, plan, say)
+    for one in plan.carried if terms.sync else ():
         with stage(one.name, say) as told:
             pushed = push(transport, Path(one.source), pod.root / one.name, op.token, one.file)
             told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
@@ -382,9 +387,42 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, prepare:
     if pod_store:
         with stage("inputs", say) as told:
             told += mirror.send_artifacts(Job.from_json(op.job), pod, pod_store, transport, Store(plan.store))
-    if prepare and op.slot == 0:
+    if terms.prepare and op.slot == 0:
         with stage("what was made", say):
-            prepare(op, transport)
+            terms.prepare(op, transport)
+
+
+def _use_what_is_there(op: Op, provider: Provider, root: Path, plan: Plan, say: Say) -> None:
+    """Have the run's folder hold the newest code on its machine, and what goes along. Raises UsageError for none.
+
+    What is made bears fingerprints of the code here: where that which makes it is another one there, it is refused.
+    """
+    transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
+    made = any("making" in step.config for step in plan.job.steps) if plan.job else False
+    sent = [("code", root, ""), *((one.name, Path(one.source), one.file) for one in plan.carried)]
+    for name, source, file in sent:
+        origin = adopt(transport, pod.root / name, op.token)
+        if not origin:
+            raise UsageError(
+                f"--no-sync: no run has left its {name} on {op.place or 'this machine'}; leave --no-sync out once"
+            )
+        differ = differences(transport, source, pod.root / name, op.token, file)
+        behind = [path for path in differ if name == "code" and path.startswith(BEHIND)]
+        if made and behind:
+            raise UsageError(
+                f"--no-sync: {_some(behind)} on {op.place or 'this machine'} differ from those here, and what they "
+                "would make there would pass for the work of those here; leave --no-sync out"
+            )
+        than = f"; {_some(differ)} differ from here" if differ else ", as it is here"
+        say(f"sync: skipped; {name} is that of {origin}{than}")
+    if not (plan.job and plan.job.no_setup or provider.is_here):
+        with stage("tools", say) as told:
+            told.append(bootstrap.bring(transport, pod))
+
+
+def _some(paths: Sequence[str]) -> str:
+    """Return the first of them, and how many more there are."""
+    return f"{', '.join(paths[:3])}{f' and {len(paths) - 3} more' if len(paths) > 3 else ''}"
 
 
 def send_code(op: Op, provider: Provider, root: Path, say: Say, meter: Meter | None = None) -> Pushed:
@@ -470,63 +508,3 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     row = pods.RowDraft(target=op.target, store=op.store, slot=op.slot, role=op.role, spec_hash=op.spec_hash,
                    budget=op.budget, budget_name=op.budget_name, budget_run=op.budget_run, asked=op.asked)  # fmt: skip
     return pods.rent(provider, request, offer, job, journal, row)
-
-
-def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:
-    """Put job and secrets in place and arm the guard; the row is READY then. May be repeated."""
-    if op.state == BOOTING and op.rate:  # its guard is to count what was billed before it was there
-        job = Job.from_json(op.job)
-        billed_s = spend.age_s(op, read_clocks(), clock_scale(provider))
-        op = journal.note(op, job=replace(job, limits=replace(job.limits, billed_s=billed_s)).to_json())
-    op, key = _with_self_end(op, provider, journal)
-    if provider.is_here and op.slot == 0:
-        _forget_removed(op)
-    twice(lambda: _arm(op, provider.reach(pods.pod_of(op)), secrets, key))
-    if op.state != READY:
-        op = journal.advance(op, "reachable" if op.state == LOST else "armed")
-    ssh_names.add(op, provider, journal)
-    return op
-
-
-def _with_self_end(op: Op, provider: Provider, journal: Journal) -> tuple[Op, str]:
-    """Return the row with the calls by which its pod ends itself, where it was asked for, and the key they need.
-
-    The key is "" where the pod has one of its own, or nobody has one to hand out.
-    """
-    rented, job = market(provider), Job.from_json(op.job)
-    if rented is None or not job.self_end or rented.farewell or not rented.self_end_key or not op.remote_id:
-        return op, ""
-    calls = rented.self_end(op.remote_id)
-    if job.farewell != calls:
-        op = journal.note(op, job=replace(job, farewell=calls).to_json())
-    return op, rented.self_end_key
-
-
-def _forget_removed(op: Op) -> None:
-    """Remove the marks of steps whose artifact somebody has removed from the store meanwhile: they are not done."""
-    pod, store = pods.folder_of(op), Store(op.store)
-    with contextlib.suppress(StoreError):  # a store that cannot be read now is reported by the step that reads it
-        for step in Job.from_json(op.job).steps:
-            made = step.config.get("making")
-            if made and pod.mark(step.name).exists() and not mirror.is_home(store, made["name"], made["fingerprint"]):
-                pod.mark(step.name).unlink()
-
-
-def _arm(op: Op, transport: Transport, secrets: Mapping[str, str], key: str = "") -> None:
-    """Arm the guard. A second time it finds the guard that the first one has started.
-
-    `key`: of the vendor, by which it ends its pod; it goes through the connection into the guard's memory, and no file.
-    """
-    pod, job = pods.folder_of(op), Job.from_json(op.job)
-    chosen = {name: secrets[name] for name in job.secrets if name in secrets}
-    transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
-    transport.put(op.job.encode(), pod.job, 0o600)  # it has the key by which the nodes of a run know each other
-    names = (*VENDORS.values(), "lium_self_end_key")
-    keyless = [word for name in names for word in ("-u", name.upper())]  # steps inherit what the guard has
-    words = ["env", *keyless, transport.python, "-m", transport.agent, "start", str(pod.root)]
-    code = {"PYTHONPATH": str(pod.code)}
-    done = transport.run(words, stdin=key.encode() if key else None, timeout_s=ARM_S, cwd=pod.code, env=code)
-    if done.exited != 0:
-        raise SlipwayError(f"{op.run}: its guard did not start: {(done.stderr or done.stdout).strip()}")
-    if pod_reports.parse(done.stdout, f"what {op.run}'s guard answers").get("token") != op.token:
-        raise SlipwayError(f"{op.run}: another pod's guard answered in {pod.root}; run: inv status")

@@ -6,7 +6,8 @@ from infra.errors import UsageError
 from infra.ledger.journal import Journal, Op
 from infra.names import match
 from infra.providers import registry
-from infra.runs import mirror, pods, sight
+from infra.runs import pods, sight
+from infra.runs.sync import mirror
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 
@@ -38,7 +39,7 @@ def names_of_runs(journal: Journal) -> list[str]:
 def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
     """Return how the work of a pod ended, {} while it has not; of a rented one that is gone, as it was brought home."""
     vendor = registry.provider(settings, op.vendor)
-    if vendor.is_rented and not op.is_live:
+    if vendor.fleeting and not op.is_live:
         verdict = mirror.words_at_home(op, settings.homes / op.run).get("verdict", {})
         return verdict if verdict.get("token") == op.token else {}
     return sight.verdict_of(op, vendor.reach(pods.pod_of(op)))

@@ -19,8 +19,8 @@ from infra.money import in_usd
 from infra.providers import Provider, clock_scale
 from infra.records import Address, Pod, PodView
 from infra.runs import sight
-from infra.runs.mirror import words_at_home
 from infra.runs.sight import STOPPED, Sight
+from infra.runs.sync.mirror import words_at_home
 from infra.units import duration, moment
 
 QUEUED = "queued"  # state of a pod whose engine has not begun it yet
@@ -79,7 +79,7 @@ def view(op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str
         started_at=float(op.intent_at),
         note=_note(op, seen),
         in_store=progress.get("in_store") or {},
-        recoveries=op.recoveries,
+        recoveries=max(op.recoveries, progress.get("recoveries", 0)),
         elapsed_s=spend.run_s([*of_run, op], now, seen.clock_scale, ended_at),
         ended_at=ended_at,
         clock_scale=seen.clock_scale,

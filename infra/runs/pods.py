@@ -264,7 +264,7 @@ def stand_aside(op: Op, journal: Journal, reason: str) -> Op:
 
     It stays TERMINATING and its machine leased, until a later `settle` hears the machine and ends what is there. Only
     for a
-    node whose work cannot go on: see `infra.agent.nodes`.
+    node whose work cannot go on: see `infra.agent.execution.nodes`.
     """
     return journal.advance(op, "aside", reason=reason)
 

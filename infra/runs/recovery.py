@@ -3,7 +3,7 @@
 In: a spec, what is seen of the pod of each node, by rank, and when it was begun again before. Out: a `Course`. Pure:
 `infra.runs.keeper`, `serve.replicas` and `infra.runs.pod_set` look, and do what is decided. Silence alone decides
 nothing. A silent node counts as lost by the word of its fellows, who have not heard it for so long that it has ended
-its own work (`infra.agent.nodes`); or when node 0, without which no node can work, is gone.
+its own work (`infra.agent.execution.nodes`); or when node 0, without which no node can work, is gone.
 """
 
 import math

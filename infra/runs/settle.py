@@ -11,15 +11,17 @@ from typing import Any
 from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, in_words
-from infra.ledger.journal import Journal, Op, service_lease
+from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import ASKED, LOST, READY, TERMINATING
 from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile
+from infra.ledger.service_rows import service_lease
 from infra.notices.tell import tell_end
 from infra.providers import Provider, registry
 from infra.providers.offers import own_names
-from infra.runs import mirror, pods, sight
+from infra.runs import pods, sight
 from infra.runs.keeper import lease_name
 from infra.runs.lookup import way
+from infra.runs.sync import mirror
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings, is_rented
 from infra.transport.meter import Meter
@@ -74,7 +76,7 @@ def _settle(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     if verdict:
         bring_home(op, vendor, settings)
     ended = pods.settle(vendor, op, journal, seen)
-    if vendor.is_rented and not (ended.is_live or verdict):  # perhaps by itself
+    if vendor.fleeting and not (ended.is_live or verdict):  # perhaps by itself
         verdict = keep_last_words(ended, settings, tell)
     if not ended.is_live and op.slot == 0:
         tell_end(ended, verdict.get("state") or ended_how(ended), journal, settings, tell, verdict)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.agent.process import TOKEN, end_all
 from infra.checkout import ROOT
 from infra.errors import Ambiguous, AuthError, NoOffer, SlipwayError, UsageError

@@ -18,7 +18,7 @@ from infra.names import random_word
 from infra.records import Offer, Plan
 from infra.runs import pods
 from infra.runs.launch import Terms
-from infra.runs.sync_step import with_courier
+from infra.runs.sync.sync_step import with_courier
 from infra.runs.timing import Say, stage
 from infra.skypilot import task
 from infra.skypilot.managed_jobs import ManagedJobs

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from infra.agent.execution.steps import RESUME_ME
 from infra.agent.job import Job
 from infra.agent.managed import SUBMITTED_AT, WORDS
-from infra.agent.steps import RESUME_ME
 from infra.errors import UsageError
 from infra.market import gpus
 from infra.records import Request

@@ -26,6 +26,8 @@ class OnPodFlags(Output):
 class RunFlags(Output, WorkSpec):
     run: str = flag("", WHICH, word=True)
     detach: bool = flag(False, "hand over and return", group=RUN)
+    no_sync: bool = again(LaunchSpec, "no_sync")
+    no_setup: bool = again(LaunchSpec, "no_setup")
     dry_run: bool = again(LaunchSpec, "dry_run")
 
 

@@ -1,5 +1,6 @@
 """What `inv on` does: words name machines, a command runs on all of them, its output comes with their names."""
 
+import shlex
 import sys
 import threading
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ LONGEST_LINE = 1 << 16  # letters that are held back until a line ends
 
 
 def on(spec: OnFlags) -> None:
-    command = " ".join(words_after_dashes())
+    typed = words_after_dashes()
+    command = typed[0] if len(typed) == 1 else shlex.join(typed)  # one word is a line for the shell there
     if not command:
         raise UsageError("the command is missing: inv on PODS -- nvidia-smi")
     words = spec.pods or ((session.current(),) if session.current() else ())

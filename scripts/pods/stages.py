@@ -4,30 +4,26 @@ Each deals with the pod that is named, else with the one of its line, else with 
 """
 
 from dataclasses import replace
-from typing import Any
 
 from flows import pods, run_leases
 from flows.planning import Work
-from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
-from infra.flags import given
-from infra.ledger import spend
 from infra.ledger.journal import Journal, Op
 from infra.names import check_name
 from infra.providers import registry
 from infra.runs.lookup import find_run
 from infra.runs.settle import settle
-from infra.selection import choose, preflight
+from infra.selection import preflight
 from infra.selection.request import request_on
-from infra.settings import Settings
-from scripts.cli import context, offers_table, plan_text, prompts, render, session
+from scripts.cli import context, plan_text, prompts, render, session
 from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.pods.flags import CreateFlags, OnPodFlags, RunFlags
 from scripts.runs import launch
-from scripts.runs.flags import NOT_OF_THE_PLAN, DownFlags
+from scripts.runs.deploy import about, deploy
+from scripts.runs.flags import DownFlags
 
 
 def create(spec: CreateFlags) -> None:
@@ -36,33 +32,7 @@ def create(spec: CreateFlags) -> None:
     candidates = registry.candidates(settings)
     limits = preflight.limits_for(settings, candidates[0].is_rented, spec, render.say)
     request = request_on(candidates, spec, name or "new", pool=spec.pool, host=spec.host)
-    with open_journal(settings) as journal:
-        settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
-        find = choose.wait_for if spec.wait else choose.find
-        offers = find(candidates, request, settings, render.tell)
-        if offers[0].micro_usd_per_hour and not spec.json:
-            offers_table.show_offers(request, offers)
-            offers_table.show_ends(limits, offers[0], settings, "end", stays=True)
-        offers = choose.payable(offers, 1, settings, render.tell)
-        if spec.dry_run:
-            if spec.json:
-                print_json({"run": None, "state": "planned", "usd_per_hour": render.usd(offers[0].micro_usd_per_hour),
-                            "flags": given(spec, NOT_OF_THE_PLAN)})  # fmt: skip
-            render.say("dry run: nothing was rented")
-            return
-        if candidates[0].is_rented:
-            is_named = bool(spec.cloud and spec.region and spec.instance_type)
-            offers = prompts.pick(offers, is_named, spec.yes)
-            if not offers:
-                render.say("nothing was rented")
-                return
-        op = pods.make(request, limits, offers, journal, settings, render.tell, unchecked=spec.no_accept,
-                       budget=spec.budget)  # fmt: skip
-        session.use(op)
-    if spec.json:
-        print_json(about(op, settings))
-    render.say(f"{op.run} is ready: {session.cost_of(op, pods.scale_of(op, settings))}. "
-               f"Next: inv pod.run {op.run} --phase sft; end it: inv pod.down {op.run}")  # fmt: skip
+    deploy((request,), False, limits, spec, settings)
 
 
 def setup(spec: OnPodFlags) -> None:
@@ -92,7 +62,9 @@ def run(spec: RunFlags) -> None:
                 run_leases.move_names(plan)
             launch.report_plan(plan, journal, spec)
             return
-        op = pods.give(op, plan, journal, settings, render.tell)
+        if spec.no_setup and plan.job:
+            plan = replace(plan, job=replace(plan.job, no_setup=True))
+        op = pods.give(op, plan, journal, settings, render.tell, sync=not spec.no_sync)
         if spec.detach:
             launch.leave(op, settings, spec.json)
             return
@@ -125,23 +97,6 @@ def list_(spec: Output) -> None:
         render.say(f"{render.count(len(ops), 'pod')}, {total} USD/h together")
     else:
         render.say("there is no pod; make one: inv pod.create")
-
-
-def about(op: Op, settings: Settings) -> dict[str, Any]:
-    """Return a live pod as the journal knows it."""
-    return {
-        "run": op.run,
-        "provider": op.vendor,
-        "id": op.remote_id,
-        "state": op.state.lower(),
-        "usd_per_hour": render.usd(op.rate),
-        "age_s": round(spend.age_s(op, read_clocks(), pods.scale_of(op, settings)), 1),
-        "ttl_s": op.ttl_s,
-        "limit_usd": None if op.cap is None else render.usd(op.cap),
-        "stays": op.stays,
-        "set": op.pod_set or None,
-        "for": pods.purpose(op),
-    }
 
 
 def find_pod(journal: Journal, name: str = "") -> Op:

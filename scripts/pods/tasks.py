@@ -17,7 +17,7 @@ from scripts.cli.command import BEGIN, command
 def create(c, spec):
     """Make a pod that has no work yet.
 
-    Its guard ends it at its limits, whatever else happens. Elsewhere this is called --deploy-only.
+    Its guard ends it at its limits, whatever else happens. `inv launch --deploy-only` does the same.
     """
 
 
@@ -33,7 +33,7 @@ def setup(c, spec):
 def run(c, spec):
     """Train on a pod that is there, to the end; the pod stays.
 
-    Its limits go on. Elsewhere this is called --no-deploy.
+    Its limits go on. Several runs at once, each on GPUs of its own: inv launch --no-deploy.
     """
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from flows.specs.job import JobSpec
-from flows.specs.launch import RUN, LaunchSpec
-from infra.flags import flag
+from flows.specs.launch import RUN, STAGES, LaunchSpec
+from infra.flags import again, flag
 from infra.selection.machine_spec import LIMITS, MACHINE
 from scripts.cli.flags import Output, Questions
 
@@ -56,6 +56,17 @@ class SweepFlags(Output, Questions):
     report: bool = flag(False, "only the table and the page, as far as the runs have come", group=SWEEP)
     dry_run: bool = flag(False, "show who runs where, what it costs, and stop", group=SWEEP)
     pods: int | None = flag(None, "on so many pods at once (ssh: all that are free; local: 1)", group=MACHINE)
+    pack: int | None = flag(
+        None, "rented: hold the pods from the first run to the last, so many runs side by side on each, every one with "
+        "GPUs of its own; a sweep that describes its pods does so anyhow", group=MACHINE, unit="RUNS",
+    )  # fmt: skip
+    deploy_only: bool = flag(False, "rent its pods and hold them, and run nothing", group=STAGES)
+    no_deploy: bool = flag(
+        False, "rent nothing: use the pods that are held for it, which stay; one that is missing is skipped",
+        group=STAGES,
+    )  # fmt: skip
+    no_sync: bool = again(LaunchSpec, "no_sync")
+    no_setup: bool = again(LaunchSpec, "no_setup")
     provider: str = flag("", "where: local, ssh, runpod, lium, shadeform, or market (default: what .env says)",
                          group=MACHINE)  # fmt: skip
     store: str = flag("", "where artifacts go (default var/artifacts)", group=MACHINE, unit="URI")

@@ -26,14 +26,16 @@ from flows.jobs import training
 from flows.jobs.work import JobWork
 from flows.planning import Work, node_commands
 from flows.pods import scale_of
+from flows.sweeps import carry
 from infra.agent.job import Job
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import UsageError
 from infra.flags import given
 from infra.jobs.job_file import JobFile
-from infra.ledger import spend
-from infra.ledger.journal import Journal, Op, service_lease
+from infra.ledger import service_rows, spend
+from infra.ledger.journal import Journal, Op
+from infra.ledger.service_rows import service_lease
 from infra.records import Plan
 from infra.runs import pods
 from infra.runs.follow import Seen
@@ -44,6 +46,7 @@ from infra.settings import Settings
 from scripts.cli import context, offers_table, plan_text, prompts, render, steps_text
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
+from scripts.runs.deploy import deploy
 from scripts.runs.flags import NOT_OF_THE_PLAN, DownFlags, KeepFlags, LaunchFlags, ResumeFlags, StopFlags
 from scripts.runs.logs import tell_steps
 from serve import controller_client, controller_process
@@ -57,12 +60,17 @@ def launch(spec: LaunchFlags) -> None:
     file = jobs.load(spec, spec.file, spec.cmd, spec.workdir)
     if file:
         spec = replace(spec, provider=jobs.provider_of(file, spec))
+    if spec.no_deploy:
+        spec = use_case.on_held(spec)
     settings = context.settings_of(spec)
     if file and training.is_training(file):
         context.give([f"{name}={value}" for name, value in training.variables(file, settings).items()])
         spec, file = training.spec_of(file, spec, settings, render.tell), None
         settings = context.settings_of(spec)
     meant = own_job(file, spec, settings) if file else use_case.understand(spec, settings, render.tell)
+    if spec.deploy_only:
+        deploy((meant.request, *meant.others), meant.is_ordered, meant.limits, spec, settings)
+        return
     with open_journal(settings) as journal:
         with moving_line.waiting("what is there, and what it costs, is found out"):
             settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
@@ -239,7 +247,7 @@ def down(spec: DownFlags) -> None:
     run = spec.run
     settings = context.settings()
     with open_journal(settings) as journal:
-        known = [one.name for one in journal.services()]
+        known = [one.name for one in service_rows.every(journal)]
         is_service = bool(run) and not spec.all and run in known
         services = known if spec.all else [run] if is_service else []  # else they replace what is ended
         with moving_line.waiting(f"{', '.join(services)}: ended, with all replicas"):
@@ -249,7 +257,12 @@ def down(spec: DownFlags) -> None:
             if spec.json:
                 print_json({"ended": [run]})
             return
-        rows = journal.ops(live=True) if spec.all else ending.rows_of(run, journal)
+        sweeps = [one for one in carry.known(journal, settings) if spec.all or one == run]
+        rows = [op for name in sweeps for op in carry.stop(name, journal, settings, render.tell)]
+        if spec.all:
+            rows = journal.ops(live=True)
+        elif not sweeps:
+            rows = ending.rows_of(run, journal)
         with moving_line.waiting(f"{', '.join(one.run for one in rows)}: saved and ended"):
             ended = list(ending.rows(rows, journal, settings, render.tell))
     raise_worst([*done, *ended])
@@ -292,7 +305,7 @@ def keep_(spec: KeepFlags) -> None:
     run = spec.run
     settings = context.settings()
     with open_journal(settings) as journal:
-        if run and journal.service(run):
+        if run and service_rows.find(journal, run):
             look_after(run, settings, journal, spec.json)
             return
         op = find_run(journal, run)

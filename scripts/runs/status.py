@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from flows import shares
 from flows import status as use_case
+from flows.sweeps import carry
 from flows.sweeps import results as kept
 from flows.sweeps.results import SweepResult
 from infra.control import host_side
@@ -34,7 +35,7 @@ def status(spec: StatusFlags) -> None:
             if spec.json:
                 print_json([status_table.view_json(view) for view in views])
             elif views:
-                shown = views if spec.run else use_case.folded(views, sweeps(settings))
+                shown = views if spec.run else fold(views, journal, settings)
                 render.console(stderr=False).print(status_table.status_table(shown), soft_wrap=True)
                 rented = [view.provider for view in views if view.provider in VENDORS]
                 for line in Reports.beside(settings.state_file).cite(rented):
@@ -68,6 +69,12 @@ def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
     return use_case.of_run(views, journal, run, sweeps(settings))
 
 
+def fold(views: list[PodView], journal: Journal, settings: Settings) -> list[PodView]:
+    """Return the rows with those of a sweep in one."""
+    known = sweeps(settings)
+    return use_case.folded(views, known, carry.how_to_go_on(journal, settings, list(known)))
+
+
 def sweeps(settings: Settings) -> dict[str, SweepResult]:
     """Return the sweeps that are on record, by name."""
     return {one.name: one for one in kept.kept(settings)}
@@ -94,5 +101,5 @@ def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_js
             if as_json:
                 print_json([status_table.view_json(view) for view in views], indent=None)
             else:
-                show(status_table.watch_screen(views if run else use_case.folded(views, sweeps(settings)), every_s))
+                show(status_table.watch_screen(views if run else fold(views, journal, settings), every_s))
             time.sleep(every_s)

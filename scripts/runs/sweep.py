@@ -3,27 +3,40 @@
 Ctrl-C detaches all that runs.
 """
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from invoke import Exit
 
+from flows import supervise
 from flows.follow import DETACHED
+from flows.pods import scale_of
 from flows.sweeps import answer as answers
-from flows.sweeps import configurations, prices, work
+from flows.sweeps import carry, configurations, pods, prices
 from flows.sweeps import plan as planning
 from flows.sweeps import results as kept
+from flows.sweeps.begin import begin
 from flows.sweeps.plan import SweepPlan
 from flows.sweeps.promote import promote
 from flows.sweeps.records import EarlyStop, SweepSpec
 from flows.sweeps.results import SweepResult
-from infra.errors import UsageError
-from infra.settings import Settings
-from scripts.cli import context, prompts, render
+from infra.errors import SlipwayError, UsageError
+from infra.flags import as_typed
+from infra.ledger.held_pods import gpus_of
+from infra.ledger.journal import Journal
+from infra.providers import registry
+from infra.records import Offer
+from infra.runs.settle import settle
+from infra.settings import HELD, Settings
+from scripts.cli import context, prompts, render, session
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.runs import sweep_text
+from scripts.runs.deploy import about
 from scripts.runs.flags import SweepFlags
 
 
@@ -39,7 +52,8 @@ def sweep(spec: SweepFlags) -> None:
         look_back(spec, settings)
         return
     asked = asked_for(spec, settings)
-    if asked.pods:
+    own = not settings.sources["provider"].startswith("default") and not registry.candidates(settings)[0].is_rented
+    if asked.pods and not own:
         price = prices.of(asked, settings, render.tell)
         if not spec.json:
             render.say(sweep_text.trials_table(asked))
@@ -51,7 +65,11 @@ def sweep(spec: SweepFlags) -> None:
             render.say("dry run: nothing was rented; models and data are looked at when it begins")
             return
     with open_journal(settings) as journal:
-        planned = planning.plan(asked, journal, settings, context.again("--with-missing"), render.tell)
+        if spec.deploy_only:
+            deploy(spec, asked, journal, settings)
+            return
+        planned, running = plan(spec, asked, journal, settings)
+        planned.more = tuple(f"--{flag}" for flag in ("no-sync", "no-setup") if getattr(spec, flag.replace("-", "_")))
         if not spec.json:
             sweep_text.show_plan(planned)
         if planned.idle:
@@ -60,16 +78,114 @@ def sweep(spec: SweepFlags) -> None:
             if spec.json:
                 print_json({"lanes": planned.lanes, "idle_pods": planned.idle, "runs": rows(planned)})
             return
-        if planned.most_micro_usd:
+        is_rented = planned.shared is not None and bool(planned.shared.entries)
+        if planned.most_micro_usd or is_rented and any(one.plan.job for one in planned.trials.values()):
             prompts.confirm(spec.yes)
-        at_work = work.begin(planned, journal, settings, render.tell)
+        command = command_of(spec, asked, settings)
         try:
-            at_work.go()
+            with carry.at_work(command, journal, settings):
+                keep_watch(command, settings)
+                at_work = begin(planned, journal, running, render.tell, settings)
+                at_work.go()
         except KeyboardInterrupt:
             again = context.again()
             render.say(f"\ndetached; what runs goes on. See it: ./inv status. Go on with the rest: {again}")
             raise Exit(code=DETACHED) from None
     report(at_work.result, planned.idle, spec.json)
+
+
+def command_of(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> carry.SweepCommand:
+    """Return what goes on with the sweep when this process has died."""
+    path = Path(spec.config).expanduser()
+    spec = replace(spec, config=str(path.absolute()) if path.is_file() else spec.config, dry_run=False)
+    env = [f"--env={name}" for name in settings.given]
+    typed = carry.shown(["sweep", *as_typed(replace(spec, yes=False, json=False)), *env])
+    words = ("sweep", *as_typed(replace(spec, yes=True, json=True, provider=settings.provider)), *env)
+    is_here = registry.candidates(settings)[0].is_here
+    return carry.SweepCommand(asked.name, words, typed, is_here)
+
+
+def keep_watch(command: carry.SweepCommand, settings: Settings) -> None:
+    """Have the supervisor go on with the sweep if this process dies."""
+    if command.is_here:
+        return
+    try:
+        supervise.ensure(settings)
+    except SlipwayError as error:
+        render.tell(f"{error}; if this process is killed, go on: {command.typed}")
+
+
+def is_shared(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> bool:
+    """Tell whether its runs share pods that are rented for all of them, or are there. Raises UsageError."""
+    is_rented = registry.candidates(settings)[0].is_rented
+    flags = {"--pack": spec.pack, "--deploy-only": spec.deploy_only}
+    for flag in (name for name, value in flags.items() if value and not is_rented):
+        raise UsageError(f"{flag} is for rented machines; those of --provider {settings.provider} are there, and runs "
+                         "share them by their GPUs anyhow")  # fmt: skip
+    if spec.no_deploy and (spec.pack or spec.deploy_only):
+        raise UsageError("--no-deploy uses the pods that are there; leave out --pack and --deploy-only")
+    if spec.no_deploy and spec.spend_limit:
+        raise UsageError("--spend-limit: with --no-deploy nothing is rented; pods have the limits they were made with")
+    if spec.pack is not None and spec.pack < 1:
+        raise UsageError(f"--pack is {spec.pack}; it must be at least 1")
+    return is_rented and bool(spec.pack or asked.pods or spec.deploy_only or spec.no_deploy)
+
+
+def plan(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Settings) -> tuple[SweepPlan, Settings]:
+    """Return the plan, and the settings of its runs."""
+    again = context.again("--with-missing")
+    if not is_shared(spec, asked, settings):
+        if (spec.no_sync or spec.no_setup) and registry.candidates(settings)[0].is_rented:
+            raise UsageError("--no-sync, --no-setup: a machine that is new has no code and no environment yet; they go "
+                             "with --no-deploy, and with machines of your own")  # fmt: skip
+        return planning.plan(asked, journal, settings, again, render.tell), settings
+    running = context.settings(provider=HELD, store=spec.store)
+    machines: dict[str, tuple[int, Offer | None]]
+    if spec.no_deploy:
+        settle(journal, settings, render.tell)
+        found = pods.there(asked, journal, render.tell)
+        machines = {op.run: (gpus_of(op), None) for op in found[: None if asked.pods else spec.pods]}
+        shared = pods.SweepPods(asked.name, there=tuple(machines))
+    else:
+        shared = pods.shared_by(asked, spec.pack or 1, asked.num_pods, settings.provider, render.tell)
+        pods.check_names(shared, journal)
+        offers = pods.find_offers(shared, journal, settings, render.tell)
+        show_pods(spec, shared, offers)
+        machines = {
+            name: (one.gpu_count or (offers[name].num_gpus if name in offers else 0), offers.get(name))
+            for name, one in shared.entries.items()
+        }
+    return planning.plan_on(asked, machines, shared, running, again, render.tell), running
+
+
+def show_pods(spec: SweepFlags, shared: pods.SweepPods, offers: Mapping[str, Offer]) -> None:
+    """Show what is rented for a sweep, and what that costs."""
+    for line in () if spec.json else sweep_text.held_lines(shared, offers):
+        render.say(line)
+
+
+def deploy(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Settings) -> None:
+    """Rent the pods of a sweep and hold them. Raises Exit unless all are there."""
+    is_shared(spec, asked, settings)
+    shared = pods.shared_by(asked, spec.pack or 1, asked.num_pods, settings.provider, render.tell)
+    pods.check_names(shared, journal)
+    show_pods(spec, shared, pods.find_offers(shared, journal, settings, render.tell))
+    if spec.dry_run:
+        render.say("dry run: nothing was rented")
+        return
+    prompts.confirm(spec.yes)
+    if shared.limit:
+        shared.limit.open(journal, settings)
+    missing = pods.deploy(shared, journal, settings, render.tell)
+    rows = [op for op in journal.ops(live=True) if op.run in shared.entries]
+    if spec.json:
+        print_json([about(op, settings) for op in rows])
+    for op in rows:
+        render.say(f"{op.run} is ready: {session.cost_of(op, scale_of(op, settings))}")
+    use = f"inv sweep {shlex.quote(spec.config)} --no-deploy"
+    render.say(f"next: {use}; end them: {'; '.join(f'inv down {op.run}' for op in rows)}")
+    if missing:
+        raise Exit(f"inv sweep: {'; '.join(missing)}", code=1)
 
 
 def look_back(spec: SweepFlags, settings: Settings) -> None:
@@ -98,7 +214,7 @@ def asked_for(spec: SweepFlags, settings: Settings) -> SweepSpec:
 def rows(planned: SweepPlan) -> list[dict[str, Any]]:
     """Return the trials of a plan for a program."""
     return [
-        {"run": run, "arm": one.trial.arm, "pod": next(lane.pod for lane in planned.lanes if run in lane.runs),
+        {"run": run, "arm": one.trial.arm, "pod": next((lane.pod for lane in planned.lanes if run in lane.runs), ""),
          "estimate_s": round(one.estimate_s, 1), "most_usd": render.usd(one.most_micro_usd)}
         for run, one in planned.trials.items()
     ]  # fmt: skip

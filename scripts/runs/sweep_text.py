@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ from flows.sweeps import prices
 from flows.sweeps import results as kept
 from flows.sweeps.answer import ArmRow, SweepAnswer
 from flows.sweeps.plan import SweepPlan
+from flows.sweeps.pods import SweepPods
 from flows.sweeps.prices import SweepPrice
 from flows.sweeps.records import SweepSpec, shown
 from flows.sweeps.results import SweepResult
 from infra.money import in_usd, per_hour
+from infra.records import Offer
 from infra.units import moment
 from scripts.cli import render
 from trainer.reporting import sweep_page
@@ -43,8 +45,10 @@ def pods_lines(spec: SweepSpec, price: SweepPrice) -> Iterator[str]:
     if not spec.pods:
         return
     runs = render.count(len(spec.trials), "run")
-    said = f"{render.count(len(spec.pods), 'pod')}, {runs}, {spec.gpu_hours:g} GPU-hours ({hours(spec)})"
-    yield f"{said}: {costs(spec, price) or 'no price known'}"
+    said = f"{render.count(len(spec.pods), 'pod')}, {runs}"
+    if hours(spec):
+        said += f", {spec.gpu_hours:g} GPU-hours ({hours(spec)}): {costs(spec, price) or 'no price known'}"
+    yield said
     for one in price.kinds:
         if one.micro_usd_per_hour is not None and one.per_gpu is not None:
             each = f"{per_hour(one.micro_usd_per_hour)} per pod, {per_hour(one.per_gpu)} per GPU"
@@ -54,9 +58,19 @@ def pods_lines(spec: SweepSpec, price: SweepPrice) -> Iterator[str]:
     on_each = {pod.name: sum(one.pod == pod.name for one in spec.trials.values()) for pod in spec.pods}
     if max(on_each.values()) > 1:
         parts = " or ".join(sorted({str(trial.spec.num_gpus) for trial in spec.trials.values()}))
-        yield f"runs that share a pod rent their part of it each, {parts} GPUs, and share no machine"
+        yield f"runs that share a pod have {parts} of its GPUs each"
     if idle := spec.idle_pods:
         yield f"{render.count(len(idle), 'pod')} {'has' if len(idle) == 1 else 'have'} no run: {', '.join(idle)}"
+
+
+def held_lines(shared: SweepPods, offers: Mapping[str, Offer]) -> Iterator[str]:
+    """Yield what is rented for a sweep and held from its first run to its last, and what all of it costs at most."""
+    for name, one in offers.items():
+        gpus = f"{one.num_gpus} {one.gpu}" if one.num_gpus else "no GPU"
+        yield f"{name}: {gpus} at {one.provider}, {per_hour(one.micro_usd_per_hour)}"
+    limit = f", {in_usd(shared.limit.amount)} together at most" if shared.limit else ""
+    rate = per_hour(sum(one.micro_usd_per_hour for one in offers.values()))
+    yield f"{render.count(len(offers), 'pod')}, {rate}{limit}; each is given back when nothing is left for it"
 
 
 def trials_table(spec: SweepSpec) -> str:
@@ -80,7 +94,9 @@ def show_plan(planned: SweepPlan) -> None:
             rows.append((lane.pod, shown(run, planned.spec.name), render.duration(one.estimate_s), state))
     render.say(render.columns(rows))
     longest_s = max(lane.estimate_s for lane in planned.lanes)
-    what = f"{render.count(len(planned.trials), 'run')} on {render.count(len(planned.lanes), 'pod')}"
+    machines = {lane.host or lane.pod for lane in planned.lanes}
+    beside = f", {len(planned.lanes)} at once" if len(planned.lanes) > len(machines) else ""
+    what = f"{render.count(len(planned.trials), 'run')} on {render.count(len(machines), 'pod')}{beside}"
     render.say(f"{what}, about {render.duration(longest_s)} (estimates, one by one)")
     if planned.is_rented:
         together = planned.most_micro_usd if planned.limit is None else min(planned.limit, planned.most_micro_usd)

@@ -3,11 +3,13 @@
 import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.world import ONE_THREAD, World
+from tests.end_to_end.services import GUARD_S, Place
+from tests.world import ONE_THREAD, World, until
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +40,13 @@ def stock(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("base_checkpoints", "by-fingerprint/base_checkpoints"):
         shutil.rmtree(store / name)
     return store
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """An installation, and the end of all that its services were."""
+    world = World(tmp_path)
+    yield Place(world, tmp_path)
+    world.inv("serve.down", "--all")
+    # A supervisor that leaves by itself gives its lease up first: nobody can wait for the rest of it.
+    until(lambda: not world.processes(), "their end", GUARD_S)

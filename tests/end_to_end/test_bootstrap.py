@@ -134,6 +134,16 @@ def test_killed_half_way_it_leaves_nothing_that_looks_finished(checkout):
     assert [one.communicate(timeout=100) and one.returncode for one in both] == [0, 0]
 
 
+def test_two_commands_that_stamp_at_the_same_moment_both_go_on(checkout, tmp_path):
+    (checkout.venv / "slipway-inv").unlink()
+    words = [BASE, ROOT / "tests" / "programs" / "paced_stamp.py", tmp_path, checkout.root / "inv", "config"]
+    both = [
+        subprocess.Popen(words, cwd=checkout.root, env=checkout.environ, stdout=subprocess.DEVNULL) for _ in range(2)
+    ]
+    assert [one.wait(timeout=100) for one in both] == [0, 0]
+    assert [path.name for path in checkout.venv.glob("slipway-inv*")] == ["slipway-inv"]
+
+
 def python_without(folder: Path, *modules: str) -> str:
     """A real Python whose library lacks these modules, as Debian's does until python3-venv is installed."""
     library = Path(sysconfig.get_path("stdlib"))

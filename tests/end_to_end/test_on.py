@@ -67,6 +67,8 @@ def test_a_command_runs_on_all_machines_and_the_worst_exit_code_is_ours(world):
     world, (first, second) = world
     a, b = first.network, second.network
     assert ended(world, "on", "a", "b", "--", "hostname") == (0, [f"a | {a}", f"b | {b}"], "")
+    words = ("sh", "-c", "echo \"$1\" and '$1'", "sh", "two  words")
+    assert ended(world, "on", "a", "--", *words) == (0, ["a | two  words and $1"], "")
     script = f'basename "$PWD" >&2; printf "1%%\\r2%%"; [ $(hostname) != {b} ]'
     code, lines, err = ended(world, "on", "--all", "--", script)
     assert (code, lines) == (1, ["a | 2%", "b | 2%", "c | 2%"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent import environment
+from infra.agent.environments import environment
 from tests.infra.skypilot.bed import Bed, bed, lacking
 from tests.world import World, until
 

@@ -19,7 +19,7 @@ import urllib.request
 import pytest
 
 from infra import train_env
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.ledger.journal import Journal
 from infra.names import new_token
 from tests import seeds
@@ -32,7 +32,7 @@ EVERYTHING = ["text", "tokenizer", "tokens", "base", "identity", "questions", "m
 
 @pytest.fixture
 def world(tmp_path):
-    one = World(tmp_path)
+    one = World(tmp_path, dict(ONE_THREAD))
     yield one
     one.inv("down", "--all")
     assert one.processes() == [], "something of a run outlived `inv down --all`"
@@ -42,14 +42,13 @@ def world(tmp_path):
 def ready(world, stock):
     """The same with what base reads: a launch of base begins to train at once."""
     world.take(stock)
-    world.extra.update(ONE_THREAD)
     return world
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """A world in which everything was made once, and the result of the launch."""
-    one = World(tmp_path_factory.mktemp("done"))
+    one = World(tmp_path_factory.mktemp("done"), dict(ONE_THREAD))
     return one, one.json("launch", "--yes")
 
 
@@ -71,7 +70,9 @@ def test_a_second_launch_has_nothing_to_do(done):
 
 def test_the_next_plan_is_by_what_the_run_has_taken(done, tmp_path):
     world, result = done
-    fresh = World(world.folder, {"SLIPWAY_STORE": str(tmp_path / "fresh")})  # where everything is to be made again
+    fresh = World(
+        world.folder, {**world.extra, "SLIPWAY_STORE": str(tmp_path / "fresh")}
+    )  # where everything is to be made again
     plan = fresh.json("launch", "--dry-run")
     assert plan["estimate_from"].startswith("measured once")
     took = {step["name"]: step["elapsed_s"] for step in result["steps"]}
@@ -256,7 +257,7 @@ def test_a_changed_persona_makes_again_only_what_depends_on_it(done, tmp_path):
 
 def test_a_damaged_artifact_is_made_again_and_a_damaged_copy_of_it_is_put_right(tmp_path, done):
     source, _ = done
-    world = World(tmp_path)
+    world = World(tmp_path, dict(ONE_THREAD))
     subprocess.run(["cp", "-r", source.folder / "artifacts", tmp_path / "artifacts"], check=True)  # no links are left
     root = tmp_path / "artifacts"
     named = next((root / "chatsft_checkpoints" / "tiny" / "hf").glob("*.safetensors"))

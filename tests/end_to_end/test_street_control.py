@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.control.places import HostPlaces
 from infra.journal_file import Moved
 from infra.ledger.journal import Journal

@@ -7,9 +7,9 @@ import sqlite3
 import pytest
 
 from infra.agent.process import identify, is_alive
-from infra.ledger.journal import service_lease
+from infra.ledger.service_rows import service_lease
 from serve.load import LoadTest
-from tests.end_to_end.test_street_serve import GUARD_S, Place, Traffic, place, say, serving  # noqa: F401
+from tests.end_to_end.services import GUARD_S, Place, Traffic, say, serving
 from tests.world import until
 
 pytestmark = pytest.mark.process
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.process
 TOKENS = 8
 
 
-def another_controller(place: Place, before: int) -> bool:  # noqa: F811
+def another_controller(place: Place, before: int) -> bool:
     with place.journal() as journal:
         holder = journal.holder(service_lease("demo"))
     return holder is not None and holder.pid != before
 
 
-def test_controllers_come_and_go_without_a_dropped_request_and_a_gateway_that_is_killed_is_back(place):  # noqa: F811
+def test_controllers_come_and_go_without_a_dropped_request_and_a_gateway_that_is_killed_is_back(place):
     """One is killed, one is told to leave as an upgrade does, and the supervisor begins others; then the gateway."""
     url = place.up("demo", place.model("A", token_s=0.01), "--config", place.config())["endpoint"]
     engines, gateway = place.engines("demo"), place.gateway("demo")
@@ -62,7 +62,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_a_gateway_that_outlived_its_controller_is_ended_with_its_service(place):  # noqa: F811
+def test_a_gateway_that_outlived_its_controller_is_ended_with_its_service(place):
     place.up("demo", place.model("A"), "--config", place.config(1))
     place.kill_supervisor()
     before = place.controller("demo")

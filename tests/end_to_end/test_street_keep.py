@@ -17,7 +17,7 @@ from infra.runs.keeper import lease_name
 from tests.end_to_end.test_street_ssh import world as world
 from tests.hosts import Host
 from tests.hosts import sshd as sshd
-from tests.world import ROOT, World, until
+from tests.world import ONE_THREAD, ROOT, World, until
 
 pytestmark = pytest.mark.process
 
@@ -79,7 +79,7 @@ def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world,
     until(lambda: world.json("supervisor")["state"] == "not needed", "that nothing is left for it")
     (row,) = world.json("status")
     assert (row["state"], row["recoveries"]) == ("succeeded", 1)
-    undisturbed = World(tmp_path / "undisturbed")
+    undisturbed = World(tmp_path / "undisturbed", dict(ONE_THREAD))
     undisturbed.take(stock)
     name = undisturbed.json("launch", "--phase", "base", "--steps", "100", "--yes")["run"]
     assert losses(pod) == losses(undisturbed.folder / "pods" / name)

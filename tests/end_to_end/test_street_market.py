@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.timeout(400),  # a guard against hangs, also where eight others are at work
 ]
 VENDORS = {"runpod": "L40S", "lium": "RTX4090,L40S", "shadeform": "L40S,L40,A6000"}  # with what is cheap there
+ONE_THREAD = ("--env", "OMP_NUM_THREADS=1")  # see tests/world.py; a pod has the variables of its job alone
 SPOT = {"runpod": "L40S", "lium": "A6000,RTX4090,L40S,H100"}
 KEYS = {f"{name.upper()}_API_KEY": "" for name in VENDORS}
 ENDED = ("limit", "stopped")  # stopped: its vendor was first, and its last words had not reached the store
@@ -117,7 +118,8 @@ def slow(tmp_path):
 def line(vendor: str, *more: str, gpu: str = "") -> list[str]:
     """A launch of its own on that vendor."""
     name = more[more.index("--run-name") + 1]
-    return ["launch", "--provider", vendor, "--gpu", gpu or VENDORS[vendor], "--phase", "base", "--tag", name, *more]
+    train = ("--phase", "base", "--tag", name, *ONE_THREAD)
+    return ["launch", "--provider", vendor, "--gpu", gpu or VENDORS[vendor], *train, *more]
 
 
 def weights(store: Path, folder: str) -> bytes:
@@ -211,7 +213,8 @@ def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(us
     user.world.tell("/faults", {"preempt_at_work": dict.fromkeys(SPOT, 1)})
     more = {"runpod": [], "lium": ["--volume", "vol-rehearsal"]}
     words = ("--seed", "7", "--use-spot", "--spend-limit", "20", "--yes", "--json")
-    local = user.begin("launch", "--provider", "local", "--phase", "base", "--tag", "calm", "--seed", "7", "--yes")
+    calm = ("--phase", "base", "--tag", "calm", *ONE_THREAD, "--seed", "7", "--yes")
+    local = user.begin("launch", "--provider", "local", *calm)
     done = user.at_once({
         name: line(name, "--run-name", f"spot-{name}", *words, *more[name], gpu=gpu) for name, gpu in SPOT.items()
     })  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.agent.job import PodFolder
 from infra.agent.process import find
 from infra.agent.state import living

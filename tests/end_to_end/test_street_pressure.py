@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 
 from serve.policy.replica_states import State
-from tests.end_to_end.test_street_serve import GUARD_S, place, say  # noqa: F401 the first is a fixture
+from tests.end_to_end.services import GUARD_S, say
 from tests.serve.gateway.test_pressure import idle
 from tests.world import until
 
@@ -25,7 +25,7 @@ def soft_limit(count: int):
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_neither_idle_connections_nor_a_want_of_files_cost_a_service_its_controller_or_a_replica(place):  # noqa: F811
+def test_neither_idle_connections_nor_a_want_of_files_cost_a_service_its_controller_or_a_replica(place):
     model = place.model("Bosun")
     with soft_limit(1024):  # as most systems have it
         url = place.up("demo", model, "--config", place.config(endpoint_probe_interval_seconds=0.2))["endpoint"]

@@ -1,186 +1,29 @@
 """Services as people type them: real processes on this machine, the scripted engine in place of a model."""
 
-import asyncio
 import contextlib
 import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import ssl
-import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 
-import aiohttp
 import pytest
 
-from infra.agent import environment
-from infra.agent.process import Identity, find, is_alive, send
-from infra.ledger.journal import SUPERVISOR, Journal
-from infra.rehearsal import attach
-from serve import gateway_orders
+from infra.agent.environments import environment
+from infra.agent.process import is_alive
 from serve.gateway.http.certificate import Tls
-from serve.load import Heard, LoadTest, ask
-from serve.places import Places
-from serve.policy.replica_states import State
-from serve.policy.service_state import ServiceRecord, seen_of
-from tests.end_to_end.test_street_ssh import with_machines
-from tests.hosts import loopback
+from serve.load import LoadTest
+from tests.end_to_end.services import GUARD_S, Place, Traffic, say, serving
 from tests.serve.certificates import Authority
-from tests.serve.engine.test_engines import model as sized_model
-from tests.world import World, until
+from tests.world import until
 
 pytestmark = pytest.mark.process
-
-GUARD_S = 180.0  # against a test that hangs; nothing is measured by it
-PROBE = {"path": "/health", "initial_delay_seconds": 60, "timeout_seconds": 10, "endpoint_probe_interval_seconds": 1}
-
-
-@dataclass
-class Place:
-    """An installation, and what its services answer."""
-
-    world: World
-    folder: Path
-
-    def model(self, name: str, **script) -> Path:
-        """A model of the scripted engine, which says its name over and over."""
-        folder = self.folder / name
-        folder.mkdir(exist_ok=True)
-        (folder / "fake.json").write_text(json.dumps({"words": [f" {name}"], **script}))
-        return folder
-
-    def config(self, replicas: int = 2, slipway=None, policy=None, resources=None, tls=None, **probe) -> str:
-        section = {"replica_policy": policy} if policy else {"replicas": replicas}
-        section |= {"tls": vars(tls)} if tls else {}
-        file = {"service": {"readiness_probe": {**PROBE, **probe}, **section}, "slipway": slipway or {},
-                "resources": resources or {}}  # fmt: skip
-        path = self.folder / "service.yaml"
-        path.write_text(json.dumps(file))  # which is YAML, too
-        return str(path)
-
-    def up(self, name: str, model: Path, *words: str, code: int = 0) -> dict:
-        line = ("serve.up", name, "--model", str(model), "--provider", "local", *words)
-        return self.world.json(*line, code=code)
-
-    def status(self, name: str) -> dict:
-        return self.world.json("serve.status", name)
-
-    def journal(self) -> Journal:
-        return Journal.open(self.world.environ["SLIPWAY_STATE_FILE"], {**os.environ, **self.world.environ})
-
-    def seen(self, name: str) -> ServiceRecord:
-        with self.journal() as journal:
-            row = journal.service(name)
-        assert row is not None
-        return seen_of(row.seen)
-
-    def engines(self, name: str) -> dict[str, int]:
-        """The pid of each replica's engine, by the replica's name."""
-        return {run: one.pid for run, one in self.processes(name, b"serve.fake").items()}
-
-    def processes(self, name: str, word: bytes) -> dict[str, Identity]:
-        """Of each replica the process with that word in its command line, by the replica's name."""
-        with self.journal() as journal:
-            rows = [op for op in journal.ops(live=True) if op.service == name]
-        found = {}
-        for op in rows:
-            for one in find(op.token):
-                with contextlib.suppress(OSError):
-                    if word in Path(f"/proc/{one.pid}/cmdline").read_bytes():
-                        found[op.run] = one
-        return found
-
-    def workers(self, name: str) -> dict[str, Identity]:
-        """Of each replica the worker that ignores SIGTERM, in a session of its own."""
-        return self.processes(name, b"signal.SIG_IGN")
-
-    def ended(self, name: str, number: int) -> bool:
-        """Whether a replica is said to be gone, or not even remembered."""
-        return all(one.ended_at for one in self.seen(name).members if one.number == number)
-
-    def gateway(self, name: str) -> Identity | None:
-        """The gateway that lives."""
-        return gateway_orders.living(Places(self.folder / "services" / name))
-
-    def kill_gateway(self, name: str) -> None:
-        gateway = self.gateway(name)
-        assert gateway is not None and send(gateway, signal.SIGKILL)
-        until(lambda: not is_alive(gateway), "its end")
-
-    def kill_supervisor(self) -> None:
-        """So that nobody begins a controller again but who asks for it."""
-        with self.journal() as journal:
-            supervisor = journal.holder(SUPERVISOR)
-        assert supervisor is not None and send(supervisor, signal.SIGKILL)
-        until(lambda: not is_alive(supervisor), "its end")
-
-    def controller(self, name: str) -> int:
-        with self.journal() as journal:
-            holder = journal.holder(f"serve:{name}")
-        assert holder is not None
-        return holder.pid
-
-
-@pytest.fixture
-def place(tmp_path):
-    world = World(tmp_path)
-    yield Place(world, tmp_path)
-    world.inv("serve.down", "--all")
-    assert world.processes() == []
-
-
-def say(url: str, **more) -> tuple[str, str]:
-    """What is answered to a chat, and by which replica."""
-    said = {"model": "demo", "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 3, **more}
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(said).encode())
-    request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=GUARD_S) as reply:
-        text = json.load(reply)["choices"][0]["message"]["content"]
-        return text, reply.headers["x-slipway-replica"]
-
-
-@dataclass
-class Traffic:
-    """Streams that are asked one after another by several clients at once, until the block ends."""
-
-    load: LoadTest
-    clients: int = 4
-    heard: list[Heard] = field(default_factory=list)
-
-    def __enter__(self) -> "Traffic":
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-        self._thread.start()
-        self.await_more(8)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(GUARD_S)
-        assert not self._thread.is_alive()
-
-    def await_more(self, count: int) -> None:
-        wanted = len(self.heard) + count
-        until(lambda: len(self.heard) >= wanted, f"{count} more answers", GUARD_S)
-
-    def failures(self) -> list[Heard]:
-        return [one for one in self.heard if one.failure]
-
-    async def _run(self) -> None:
-        async with aiohttp.ClientSession() as session:
-            await asyncio.gather(*(self._ask(session) for _ in range(self.clients)))
-
-    async def _ask(self, session: aiohttp.ClientSession) -> None:
-        while not self._over.is_set():
-            self.heard.append(await ask(session, self.load))
 
 
 def test_a_service_from_its_first_request_to_its_end(place):
@@ -541,114 +384,3 @@ def test_an_engine_that_hangs_is_taken_out_and_replaced_and_all_change_at_once(p
         after = place.up("demo", place.model("B"), "--mode", "blue_green")
         traffic.await_more(8)
     assert not traffic.failures() and after["versions"] == [2] and serving(place) == {3, 4}
-
-
-def serving(place) -> set[int]:
-    """The numbers of those that requests go to, as the controller wrote it down."""
-    seen = place.seen("demo")
-    return {one.number for one in seen.members if one.number in seen.serving and one.state is State.READY}
-
-
-@pytest.mark.nightly
-def test_replicas_on_own_machines_are_reached_by_ssh_and_leave_nothing_there(tmp_path):
-    with contextlib.ExitStack() as stack:
-        boxes = []
-        for name in ("left", "right"):
-            (tmp_path / name).mkdir()
-            boxes.append(stack.enter_context(loopback(tmp_path / name)))
-        place = Place(with_machines(tmp_path, *boxes), tmp_path)
-        stack.callback(place.world.inv, "serve.down", "--all")
-        model = place.model("A")
-        line = ("serve.up", "demo", "--model", str(model), "--provider", "ssh", "--config", place.config())
-        url = place.world.json(*line)["endpoint"]
-        assert {say(url)[1] for _ in range(4)} == {"demo-0", "demo-1"}
-        with place.journal() as journal:
-            tokens = [op.token for op in journal.ops(live=True)]
-        homes = {place.world.inv("serve.ssh", "demo", "--replica-id", number, "--", "pwd").strip() for number in "01"}
-        assert {Path(home).parents[2] for home in homes} == {box.folder for box in boxes}
-        for box in boxes:
-            assert [one.name for one in (box.folder / ".slipway" / "models").iterdir()] != []
-
-        boxes[0].stop()  # its engine lives on, and cannot be reached: the other one answers
-        until(lambda: len(serving(place)) == 1, "a replica that is not ready", GUARD_S)
-        assert len({say(url)[1] for _ in range(4)}) == 1
-        boxes[0].start()
-        until(lambda: serving(place) == {0, 1}, "the same replica, ready again", GUARD_S)
-        place.world.inv("serve.down", "demo")
-        assert not [one for token in tokens for one in find(token)]
-        assert not [pod for box in boxes for pod in (box.folder / ".slipway" / "pods").glob("demo*")]
-
-
-def test_an_own_machine_comes_before_the_cheapest_spot_one_and_that_before_what_nobody_takes_away(tmp_path):
-    with contextlib.ExitStack() as stack:
-        (tmp_path / "box").mkdir()
-        place = Place(with_machines(tmp_path, stack.enter_context(loopback(tmp_path / "box"))), tmp_path)
-        place.world.extra.update(RUNPOD_API_KEY="", LIUM_API_KEY="", SHADEFORM_API_KEY="")
-        stack.callback(place.world.inv, "rehearse", "--stop")
-        config = place.config(resources={"use_spot": True}, slipway={"spend_limit": "40"})
-        line = ("serve.up", "demo", "--model", str(place.model("A")), "--provider", "any", "--config", config,
-                "--rehearse", "--dry-run")  # fmt: skip
-        shown = place.world.json(*line)["placement"]
-        assert {one["kind"] for one in shown} == {"spot", "on-demand"}
-
-        market = attach.find(attach.beside(tmp_path / "state" / "journal.db"))
-        shutil.copy(tmp_path / "pools.yaml", market.folder)  # where a rehearsal looks for own machines
-        own, *rented = place.world.json(*line)["placement"]
-        assert own["kind"] == "own" and {one["kind"] for one in rented} == {"spot", "on-demand"}
-        order = [(one["kind"] == "on-demand", Decimal(one["usd_per_hour"])) for one in rented]
-        assert order == sorted(order) and order[0][0] < order[-1][0]
-
-
-def test_no_gpu_is_rented_that_the_model_does_not_fit_into(tmp_path):
-    keys = {"RUNPOD_API_KEY": "", "LIUM_API_KEY": "", "SHADEFORM_API_KEY": ""}
-    place = Place(World(tmp_path, keys), tmp_path)
-    large = sized_model(tmp_path / "large", 30_000_000_000)  # 60 GB of weights, in a file without bytes
-    words = ("serve.up", "demo", "--model", str(large), "--engine", "vllm", "--provider", "runpod", "--rehearse")
-
-    def config(**resources):
-        return place.config(resources=resources, slipway={"spend_limit": "40", "engine": {"max_model_len": 4096}})
-
-    try:
-        said = place.world.begin(*words, "--config", config(accelerators="L40S:1"))
-        _, err = said.communicate(timeout=GUARD_S)
-        assert said.returncode == 2 and "does not fit: it needs 63.0 GB of the GPU (weights 60.0" in err
-        assert "--gpu with more memory, or num_gpus 2" in err and place.world.json("serve.status") == []
-        place.world.json(*words, "--config", config(accelerators="L40S:2"), "--dry-run")
-        shown = place.world.json(*words, "--config", config(accelerators=["L40S:1", "H100:1"]), "--dry-run")
-        assert shown["placement"] and {one["gpu"].split("-")[0] for one in shown["placement"]} == {"H100"}
-    finally:
-        place.world.inv("rehearse", "--stop")
-
-
-@pytest.mark.nightly
-def test_rented_replicas_are_replaced_when_their_machine_is_taken_away_and_never_pass_the_budget(tmp_path):
-    keys = {"RUNPOD_API_KEY": "", "LIUM_API_KEY": "", "SHADEFORM_API_KEY": ""}
-    place = Place(World(tmp_path, keys), tmp_path)
-    model, resources = place.model("A"), {"accelerators": "L40S:1", "use_spot": True}
-    config = place.config(resources=resources, slipway={"spend_limit": "40"})
-    line = ("serve.up", "demo", "--model", str(model), "--provider", "runpod", "--config", config, "--rehearse")
-    try:
-        shown = place.world.json(*line, "--dry-run")["placement"]
-        assert [one["kind"] for one in shown[:2]] == ["spot", "on-demand"]
-        asked = place.world.begin(*line)
-        _, refused = asked.communicate(timeout=GUARD_S)
-        price = f"2 replicas: about {2 * Decimal(shown[0]['usd_per_hour']):.2f} USD/h; all together, at most 40 USD"
-        assert asked.returncode == 2 and price in refused
-        assert "pass --yes; nothing was changed" in refused and not place.world.json("serve.status", "--rehearse")
-        place.world.json(*line, "--yes")
-        market = attach.find(attach.beside(tmp_path / "state" / "journal.db"))
-        first = next(pod for pod in market.truth()["pods"] if pod["state"] == "running")
-        market.tell("/preempt", {"id": first["id"]})
-
-        def replaced():
-            found = place.world.json("serve.status", "demo", "--rehearse")
-            return found["ready"] == 2 and 2 in {one["id"] for one in found["replicas"]}
-
-        until(replaced, "a replacement", GUARD_S)
-        with Journal.open(market.folder / "journal.sqlite") as journal:
-            assert sum(op.cap for op in journal.ops() if op.is_live) <= 40_000_000
-        place.world.inv("serve.down", "demo", "--rehearse")
-        assert {pod["state"] for pod in market.truth()["pods"]} <= {"gone", "deleting"}
-    finally:
-        place.world.inv("serve.down", "--all", "--rehearse")
-        place.world.inv("rehearse", "--stop")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.packages import to_carry
+from infra.agent.environments.packages import to_carry
 from tests.end_to_end.test_street import EVERYTHING
 from tests.hosts import hosts as hosts
 from tests.hosts import sshd as sshd
 from tests.hosts import uv_cache as uv_cache
-from tests.world import World, until
+from tests.world import ONE_THREAD, World, until
 
 pytestmark = pytest.mark.process
 
@@ -51,7 +51,8 @@ def with_machines(folder, *machines):
     (folder / "pools.yaml").write_text(json.dumps({"box": {"user": machines[0].address.user, "hosts": known}}))
     # A world has a configuration folder of its own, which hides that pip's may lie in the user's.
     places = {f"PIP_{option.upper().replace('-', '_')}": " ".join(found) for option, found in to_carry().items()}
-    return World(folder, {"SLIPWAY_POOLS": str(folder / "pools.yaml"), "SLIPWAY_ACCEPT_FREE_GB": "1", **places})
+    known_places = {"SLIPWAY_POOLS": str(folder / "pools.yaml"), "SLIPWAY_ACCEPT_FREE_GB": "1", **places}
+    return World(folder, {**known_places, **ONE_THREAD})
 
 
 def told(process):

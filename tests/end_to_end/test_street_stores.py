@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent.environment import default_cache
+from infra.agent.environments.environment import default_cache
 from infra.rehearsal import attach
 from store import Store, credentials
 from store.backends.by_uri import open_place

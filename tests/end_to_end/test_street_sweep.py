@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.rehearsal import attach
 from tests.end_to_end.test_street_market import VENDORS, Rehearsed
 from tests.loopback import loopback

@@ -13,7 +13,7 @@ import pytest
 
 from infra.agent.job import Job, Limits, Step
 from infra.agent.process import end_all
-from infra.runs.sync_step import with_courier
+from infra.runs.sync.sync_step import with_courier
 from store.run_sync.run_folder import RunFolder, by_folder
 from tests.infra.agent.world import World, module, names, until
 from tests.programs import source

@@ -21,7 +21,7 @@ from infra.agent.process import send
 from infra.agent.state import living, read_json, report
 from tests import seeds
 from tests.faults.trial import rounds
-from tests.infra.agent.test_steps import WAIT
+from tests.infra.agent.execution.test_steps import WAIT
 from tests.infra.agent.world import World, module, until
 
 pytestmark = pytest.mark.process

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.agent import process
-from infra.agent.farewell import KEY
+from infra.agent.lifecycle.farewell import KEY
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.providers.offers import open_market

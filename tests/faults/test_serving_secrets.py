@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.test_street_serve import Place
+from tests.end_to_end.services import Place
 from tests.faults.test_secrets import KEYS, command_lines, files, forms
 from tests.programs import source
 from tests.world import World, until

@@ -1,11 +1,17 @@
 """What a supervisor looks after: runs that go on elsewhere and that nobody keeps, and nothing else."""
 
 import json
+import os
 import time
 
 import pytest
 
 from flows import supervise
+from flows.sweeps import carry
+from flows.sweeps import results as kept_sweeps
+from flows.sweeps.carry import SweepCommand
+from flows.sweeps.results import SweepResult, TrialResult
+from infra.errors import UsageError
 from infra.ledger.journal import SUPERVISOR, Journal
 from infra.runs.keeper import lease_name
 from infra.settings import Settings
@@ -95,3 +101,33 @@ def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal
     journal.note(journal.op(op.token), reason="somebody has done something")
     supervisor.look()
     assert len(tried) == 6
+
+
+def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last_week(tmp_path):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "SLIPWAY_PODS": str(tmp_path / "pods")}
+    settings = Settings.load(ROOT, environ=environ)
+    folder = kept_sweeps.folder_of("rates", settings)
+    trial = TrialResult(run="rates.a", arm="a")
+    result = SweepResult(name="rates", folder=folder, about="", rank={}, against="", provider="lium",
+                         limit_micro_usd=None, trials={"rates.a": trial})  # fmt: skip
+    command = SweepCommand("rates", ("sweep", "rates.yaml"), "./inv sweep rates.yaml", False)
+    with Journal.open(settings.state_file) as journal:
+        with carry.at_work(command, journal, settings):
+            assert supervise.is_needed(journal, settings) and carry.due(journal, settings) == {}
+            with pytest.raises(UsageError, match="at work already"), carry.at_work(command, journal, settings):
+                pass
+        result.write()
+        assert not supervise.is_needed(journal, settings)  # it has left by itself
+        die(journal, "sweep:rates")
+        assert list(carry.due(journal, settings)) == ["rates"] and supervise.is_needed(journal, settings)
+        a_week_ago = time.time() - 7 * 86400
+        os.utime(folder / "sweep.json", (a_week_ago, a_week_ago))
+        told = {"rates": "./inv sweep rates.yaml"}
+        assert not carry.due(journal, settings) and carry.how_to_go_on(journal, settings, ["rates"]) == told
+        op = begun(journal, "rates.pod-1", vendor="lium", role="pod:rates")
+        trial.state = "succeeded"
+        result.write()
+        assert list(carry.due(journal, settings)) == ["rates"]  # its pod is to be given back
+        assert [one.run for one in carry.stop("rates", journal, settings, print)] == ["rates.pod-1"]
+        assert not carry.known(journal, settings) and not carry.due(journal, settings)
+        journal.advance(op, "gone")

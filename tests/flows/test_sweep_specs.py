@@ -96,6 +96,15 @@ def test_the_five_have_the_numbers_of_their_source(tmp_path):
     assert advanced.spec.options["rl.schedule.warmup_steps"] == "50" and "WANDB_TAGS" in advanced.env
 
 
+def test_an_experiment_whose_answers_vllm_gives_says_how_many_gpus_do_so():
+    alone = ExperimentConfig(name="a").launch()
+    assert (alone.engine, alone.engine_devices, alone.num_gpus) == ("", 0, 0)
+    spec = ExperimentConfig(name="a", custom_args={"engine": "vllm"}).launch()
+    assert (spec.engine, spec.engine_devices, spec.num_gpus) == ("vllm", 4, 5)
+    fewer = ExperimentConfig(name="a", gpu_devices="2,3", train_gpu_device="0,1", custom_args={"engine": "vllm"})
+    assert (fewer.launch().engine_devices, fewer.launch().num_gpus) == (2, 4)
+
+
 def test_functions_of_ones_own_are_found_by_name_and_say_which_pods_are_idle(tmp_path):
     own = settings(tmp_path, SLIPWAY_SWEEPS=str(EXAMPLES / "custom.py"))
     assert {"custom_sweep", "loop_sweep", "lr_sweep"} <= set(configurations.known(own))
@@ -146,7 +155,8 @@ def leaves(record, above=""):
 OTHER = {
     "packed": "never", "packing": "best-fit",
          "dtype": "bfloat16", "compile": "never", "parallel": "ddp", "schedule.kind": "cosine",
-         "optimizer.betas": "0.5,0.6", "mixture": None, "rl.loss": "grpo", "rl.engine": None, "rl.reward": "text",
+         "optimizer.betas": "0.5,0.6", "mixture": None, "rl.loss": "grpo", "rl.engine": None, "rl.engine_devices": None,
+         "rl.reward": "text",
          "rl": None, "bits": None, "blocks": None, "micro_rows": "2", "rl.group": "2", "rl.top_p": "0.5",
          "rl.overlong": "3", "schedule.decay": "0.25", "sequence_len": "32", "optimizer.embed_lr": "0.5",
          "optimizer.head_lr": "0.5", "optimizer.muon_decay": "0.5"}  # fmt: skip
@@ -220,3 +230,9 @@ def reached(nodes):
         found.add(one := todo.pop())
         todo += nodes[one].inputs.values()
     return found
+
+
+@pytest.mark.parametrize(("gpus", "sharing", "each"), [(8, 2, 4), (4, 8, 1), (0, 2, 0)])
+def test_runs_that_share_a_pod_have_a_part_of_its_gpus_and_none_where_it_has_none(gpus, sharing, each):
+    machine = PodSpec(name="p", gpu_type="A100" if gpus else None, gpu_count=gpus)
+    assert experiment.trial("s", ExperimentConfig(name="a"), machine, sharing).spec.num_gpus == each

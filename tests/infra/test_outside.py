@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, example, given, settings
 
 from infra import pod_reports
 from infra.agent import outside as agents
+from infra.agent.execution.progress import Tail
 from infra.agent.job import Job, Limits, Step
-from infra.agent.progress import Tail
 from infra.errors import SlipwayError
 from infra.ledger.journal import Op
 from infra.records import PodView

@@ -137,3 +137,16 @@ def test_the_newest_report_is_cited_and_a_damaged_one_is_none(tmp_path):
     (newest,) = tmp_path.glob("journal-drills/lium-20260922*.json")
     newest.write_text("{")
     assert reports.cite(["lium"])[0].endswith("16 of 16 clauses kept")
+
+
+def test_a_listing_in_the_second_of_a_deletion_came_after_it():
+    """A clock that is known to the second tells neither which was first nor that time goes on."""
+    asked = [one for one in HONEST.asked if not any(pod.state == "ending" for pod in one.pods)]
+    same = [
+        replace(one, began_at=asked[number - 1].began_at, ended_at=asked[number - 1].began_at - 0.1)
+        if number and asked[number - 1].verb == "delete" else one
+        for number, one in enumerate(asked)
+    ]  # fmt: skip
+    assert sum(one.ended_at < one.began_at for one in same) == 2
+    found = clauses.judge(replace(HONEST, asked=tuple(same)))
+    assert {one.clause: one.state for one in found} == dict.fromkeys([one.clause for one in found], KEPT)

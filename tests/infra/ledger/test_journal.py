@@ -472,23 +472,3 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=25, stateful_step_count=20, deadline=None, database=None)
-
-
-def test_a_service_is_wanted_by_one_command_at_a_time_and_seen_by_whoever_holds_its_lease(environ):
-    with Journal.open(environ=environ) as journal, Journal.open(environ=environ) as other:
-        first = journal.want("demo", "one", None)
-        with pytest.raises(Fenced):
-            other.want("demo", "also one", None)
-        lease = journal.take("serve:demo")
-        journal.saw("demo", "two replicas", lease)
-        second = other.want("demo", "two", first)
-        assert (second.wanted, second.seen, second.epoch) == ("two", "two replicas", first.epoch + 1)
-        with pytest.raises(Fenced):
-            journal.want("demo", "three", first)
-        newer = journal.renew(lease)
-        for write in (lambda: journal.saw("demo", "late", lease), lambda: journal.forget("demo", lease)):
-            with pytest.raises(Fenced):
-                write()
-        assert other.services() == [second]
-        journal.forget("demo", newer)
-        assert other.service("demo") is None and other.services() == []

@@ -20,7 +20,7 @@ from infra.machines.host_memory import HostMemory
 from infra.names import new_token
 from infra.providers.ssh import SshPools
 from infra.records import Address, Offer, Request
-from infra.runs import launch, pods
+from infra.runs import hand_over, pods
 from infra.transport.host_keys import StrangeHost
 from infra.transport.push import push
 from infra.transport.ssh import Ssh
@@ -280,7 +280,7 @@ def test_ending_a_pod_ends_its_processes_and_nobody_elses(inventory, journal, is
     transport = on(provider, 0)
     pod = PodFolder(Path(Address.parse(op.address).folder))
     push(transport, REPOSITORY, pod.code, op.token)
-    launch.hand_over(op, provider, journal, {})
+    hand_over.hand_over(op, provider, journal, {})
     bystander = subprocess.Popen(["sleep", "600"])
     try:
         until(lambda: working(transport, pod), "work on the host")

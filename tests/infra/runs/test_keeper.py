@@ -24,8 +24,9 @@ from infra.providers.local import Local
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
 from infra.runs import keeper as keep
-from infra.runs import launch, pods, sight, snapshot
+from infra.runs import launch, pods, sight
 from infra.runs.keeper import Keeper
+from infra.runs.sync import snapshot
 from infra.selection.choose import of_machines
 from infra.transport.ssh import Ssh
 from tests.loopback import loopback

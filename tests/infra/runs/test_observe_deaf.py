@@ -11,8 +11,9 @@ from infra.machines.host_memory import HostMemory
 from infra.machines.inventory import Host as Machine
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
-from infra.runs import mirror, observe, sight
+from infra.runs import observe, sight
 from infra.runs.pods import end
+from infra.runs.sync import mirror
 from infra.transport.ssh import Ssh
 from tests.loopback import loopback
 from tests.street import launch_on

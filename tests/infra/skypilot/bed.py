@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.agent.meet import free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,11 +63,15 @@ class Bed:
     """Returns when it answers."""
 
     def kill_server(self) -> None:
-        """Kill the API server and its workers; the controllers of jobs are processes of their own."""
+        """Kill the API server, its workers and the queues between them, which would keep the ports of the next one.
+
+        The controllers of jobs are processes of their own.
+        """
         mark = f"HOME={self.environ['HOME']}".encode()
         for pid in _processes(lambda folder: mark in (folder / "environ").read_bytes().split(b"\0")):
             with contextlib.suppress(OSError):
-                if b"sky.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if any(one in words for one in (b"sky.server", b"SkyPilot:executor", b"multiprocessing.")):
                     os.kill(pid, signal.SIGKILL)
 
     def run(self, *words: str, timeout_s: float = 60.0) -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from infra.agent.execution.steps import RESUME_ME
 from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.managed import SUBMITTED_AT
 from infra.agent.meet import free_ports
-from infra.agent.steps import RESUME_ME
 from infra.records import Carried, Plan, Request
 from infra.skypilot import job_view, submit
 from tests.infra.agent.world import until

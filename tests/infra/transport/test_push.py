@@ -14,7 +14,7 @@ from infra.agent import receive
 from infra.errors import SlipwayError, UsageError
 from infra.transport import shipment
 from infra.transport.protocol import Lost, ThisMachine
-from infra.transport.push import Pushed, push, pushed
+from infra.transport.push import Pushed, adopt, differences, push, pushed
 from infra.transport.ssh import Ssh
 from tests.hosts import hosts, sshd, until  # noqa: F401
 
@@ -314,3 +314,21 @@ def test_a_file_that_cannot_be_read_is_named(root, tmp_path):
     (root / "gone").unlink()
     with pytest.raises(UsageError, match="gone cannot be read to be sent: No such file"):
         shipment.inspect(root, "gone", seen)
+
+
+def test_another_pod_takes_over_what_was_sent_to_the_first_and_says_what_differs(machine, root, tmp_path):
+    write(root, {"pyproject.toml": b""})
+    (tmp_path / "pods").mkdir()
+    first, second = make_pod(tmp_path / "pods" / "a-1"), make_pod(tmp_path / "pods" / "b-2")
+    assert adopt(machine, second, TOKEN) == "", "nobody has sent anything yet"
+    push(machine, root, first, TOKEN)
+    (first / "made").write_text("by the pod")
+    assert adopt(machine, second, TOKEN) == "a-1" and differences(machine, root, second, TOKEN) == []
+    assert {path.name for path in second.rglob("*")} == {path.name for path in first.rglob("*")} - {"made"}
+    write(root, {"empty": b"no more", "new": b""})
+    (root / "with space").unlink()
+    (second / "sub" / "data.bin").write_bytes(b"edited there")
+    assert differences(machine, root, second, TOKEN) == ["empty", "new", "sub/data.bin", "with space"]
+    assert push(machine, root, second, TOKEN).removed == 1 and differences(machine, root, second, TOKEN) == []
+    assert adopt(machine, first, TOKEN) == "b-2", "the newest"
+    assert (first / "made").exists() and not (first / "with space").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from infra.agent.job import Job
 from infra.ledger.journal import Op
-from infra.runs import snapshot
+from infra.runs.sync import snapshot
 from infra.transport.protocol import Lost, ThisMachine
 from store import Store
 

@@ -20,8 +20,8 @@ from infra.errors import SlipwayError
 from infra.jobs.job_steps import is_own_text
 from infra.ledger.journal import Op
 from infra.records import Carried
-from infra.runs import mirror
 from infra.runs.pods import folder_of
+from infra.runs.sync import mirror
 from infra.transport.meter import Meter
 from infra.transport.protocol import ThisMachine, Transport
 from infra.transport.push import push

@@ -1,0 +1,74 @@
+"""A machine that is rented and held without work: what `inv pod.create` and `inv launch --deploy-only` do."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flows import pods
+from infra.agent.job import Limits
+from infra.agent.limits import read_clocks
+from infra.flags import given
+from infra.ledger import spend
+from infra.ledger.journal import Op
+from infra.providers import registry
+from infra.records import Request
+from infra.runs.settle import settle
+from infra.selection import choose
+from infra.settings import Settings
+from scripts.cli import offers_table, prompts, render, session
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from scripts.runs.flags import NOT_OF_THE_PLAN
+
+
+def deploy(requests: Sequence[Request], is_ordered: bool, limits: Limits, spec: Any, settings: Settings) -> None:
+    """Rent a machine and hold it. `spec`: flags of `pod.create`, or of a launch.
+
+    `requests`, `is_ordered`: what would do, as `choose.among` takes it.
+    """
+    candidates = registry.candidates(settings)
+    with open_journal(settings) as journal:
+        settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
+        find = choose.wait_for if spec.wait else choose.find
+        request, offers = choose.among(find, candidates, requests, is_ordered, settings, render.tell)
+        if offers[0].micro_usd_per_hour and not spec.json:
+            offers_table.show_offers(request, offers)
+            offers_table.show_ends(limits, offers[0], settings, "end", stays=True)
+        payable = choose.payable(offers, 1, settings, render.tell)
+        if spec.dry_run:
+            if spec.json:
+                print_json({"run": None, "state": "planned",
+                            "usd_per_hour": render.usd(payable[0].micro_usd_per_hour),
+                            "flags": given(spec, NOT_OF_THE_PLAN)})  # fmt: skip
+            render.say("dry run: nothing was rented")
+            return
+        if candidates[0].is_rented:
+            is_named = bool(spec.cloud and spec.region and spec.instance_type)
+            payable = prompts.pick(payable, is_named, spec.yes)
+            if not payable:
+                render.say("nothing was rented")
+                return
+        op = pods.make(request, limits, payable, journal, settings, render.tell, unchecked=spec.no_accept,
+                       budget=spec.budget)  # fmt: skip
+        session.use(op)
+    if spec.json:
+        print_json(about(op, settings))
+    beside = f"; or beside others: inv launch --no-deploy --host {op.run} --phase sft" if op.rate else ""
+    render.say(f"{op.run} is ready: {session.cost_of(op, pods.scale_of(op, settings))}. "
+               f"Next: inv pod.run {op.run} --phase sft{beside}; end it: inv pod.down {op.run}")  # fmt: skip
+
+
+def about(op: Op, settings: Settings) -> dict[str, Any]:
+    """Return a live pod as the journal knows it."""
+    return {
+        "run": op.run,
+        "provider": op.vendor,
+        "id": op.remote_id,
+        "state": op.state.lower(),
+        "usd_per_hour": render.usd(op.rate),
+        "age_s": round(spend.age_s(op, read_clocks(), pods.scale_of(op, settings)), 1),
+        "ttl_s": op.ttl_s,
+        "limit_usd": None if op.cap is None else render.usd(op.cap),
+        "stays": op.stays,
+        "set": op.pod_set or None,
+        "for": pods.purpose(op),
+    }

@@ -1,0 +1,165 @@
+"""An installation whose services a test starts, asks and disturbs, with scripted engines in place of a model."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import threading
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from infra.agent.process import Identity, find, is_alive, send
+from infra.ledger import service_rows
+from infra.ledger.journal import SUPERVISOR, Journal
+from serve import gateway_orders
+from serve.load import Heard, LoadTest, ask
+from serve.places import Places
+from serve.policy.replica_states import State
+from serve.policy.service_state import ServiceRecord, seen_of
+from tests.world import World, until
+
+GUARD_S = 180.0  # against a test that hangs; nothing is measured by it
+PROBE = {"path": "/health", "initial_delay_seconds": 60, "timeout_seconds": 10, "endpoint_probe_interval_seconds": 1}
+
+
+@dataclass
+class Place:
+    """An installation, and what its services answer."""
+
+    world: World
+    folder: Path
+
+    def model(self, name: str, **script) -> Path:
+        """A model of the scripted engine, which says its name over and over."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        (folder / "fake.json").write_text(json.dumps({"words": [f" {name}"], **script}))
+        return folder
+
+    def config(self, replicas: int = 2, slipway=None, policy=None, resources=None, tls=None, **probe) -> str:
+        section = {"replica_policy": policy} if policy else {"replicas": replicas}
+        section |= {"tls": vars(tls)} if tls else {}
+        file = {"service": {"readiness_probe": {**PROBE, **probe}, **section}, "slipway": slipway or {},
+                "resources": resources or {}}  # fmt: skip
+        path = self.folder / "service.yaml"
+        path.write_text(json.dumps(file))  # which is YAML, too
+        return str(path)
+
+    def up(self, name: str, model: Path, *words: str, code: int = 0) -> dict:
+        line = ("serve.up", name, "--model", str(model), "--provider", "local", *words)
+        return self.world.json(*line, code=code)
+
+    def status(self, name: str) -> dict:
+        return self.world.json("serve.status", name)
+
+    def journal(self) -> Journal:
+        return Journal.open(self.world.environ["SLIPWAY_STATE_FILE"], {**os.environ, **self.world.environ})
+
+    def seen(self, name: str) -> ServiceRecord:
+        with self.journal() as journal:
+            row = service_rows.find(journal, name)
+        assert row is not None
+        return seen_of(row.seen)
+
+    def engines(self, name: str) -> dict[str, int]:
+        """The pid of each replica's engine, by the replica's name."""
+        return {run: one.pid for run, one in self.processes(name, b"serve.fake").items()}
+
+    def processes(self, name: str, word: bytes) -> dict[str, Identity]:
+        """Of each replica the process with that word in its command line, by the replica's name."""
+        with self.journal() as journal:
+            rows = [op for op in journal.ops(live=True) if op.service == name]
+        found = {}
+        for op in rows:
+            for one in find(op.token):
+                with contextlib.suppress(OSError):
+                    if word in Path(f"/proc/{one.pid}/cmdline").read_bytes():
+                        found[op.run] = one
+        return found
+
+    def workers(self, name: str) -> dict[str, Identity]:
+        """Of each replica the worker that ignores SIGTERM, in a session of its own."""
+        return self.processes(name, b"signal.SIG_IGN")
+
+    def ended(self, name: str, number: int) -> bool:
+        """Whether a replica is said to be gone, or not even remembered."""
+        return all(one.ended_at for one in self.seen(name).members if one.number == number)
+
+    def gateway(self, name: str) -> Identity | None:
+        """The gateway that lives."""
+        return gateway_orders.living(Places(self.folder / "services" / name))
+
+    def kill_gateway(self, name: str) -> None:
+        gateway = self.gateway(name)
+        assert gateway is not None and send(gateway, signal.SIGKILL)
+        until(lambda: not is_alive(gateway), "its end")
+
+    def kill_supervisor(self) -> None:
+        """So that nobody begins a controller again but who asks for it."""
+        with self.journal() as journal:
+            supervisor = journal.holder(SUPERVISOR)
+        assert supervisor is not None and send(supervisor, signal.SIGKILL)
+        until(lambda: not is_alive(supervisor), "its end")
+
+    def controller(self, name: str) -> int:
+        with self.journal() as journal:
+            holder = journal.holder(f"serve:{name}")
+        assert holder is not None
+        return holder.pid
+
+
+def say(url: str, **more) -> tuple[str, str]:
+    """What is answered to a chat, and by which replica."""
+    said = {"model": "demo", "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 3, **more}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(said).encode())
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=GUARD_S) as reply:
+        text = json.load(reply)["choices"][0]["message"]["content"]
+        return text, reply.headers["x-slipway-replica"]
+
+
+@dataclass
+class Traffic:
+    """Streams that are asked one after another by several clients at once, until the block ends."""
+
+    load: LoadTest
+    clients: int = 4
+    heard: list[Heard] = field(default_factory=list)
+
+    def __enter__(self) -> "Traffic":
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+        self.await_more(8)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(GUARD_S)
+        assert not self._thread.is_alive()
+
+    def await_more(self, count: int) -> None:
+        wanted = len(self.heard) + count
+        until(lambda: len(self.heard) >= wanted, f"{count} more answers", GUARD_S)
+
+    def failures(self) -> list[Heard]:
+        return [one for one in self.heard if one.failure]
+
+    async def _run(self) -> None:
+        async with aiohttp.ClientSession() as session:
+            await asyncio.gather(*(self._ask(session) for _ in range(self.clients)))
+
+    async def _ask(self, session: aiohttp.ClientSession) -> None:
+        while not self._over.is_set():
+            self.heard.append(await ask(session, self.load))
+
+
+def serving(place) -> set[int]:
+    """The numbers of those that requests go to, as the controller wrote it down."""
+    seen = place.seen("demo")
+    return {one.number for one in seen.members if one.number in seen.serving and one.state is State.READY}

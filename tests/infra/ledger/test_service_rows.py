@@ -1,0 +1,29 @@
+import pytest
+
+from infra.ledger import service_rows
+from infra.ledger.journal import Fenced, Journal
+from infra.ledger.service_rows import service_lease
+
+
+def test_a_service_is_wanted_by_one_command_at_a_time_and_seen_by_whoever_holds_its_lease(tmp_path):
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    with Journal.open(environ=environ) as journal, Journal.open(environ=environ) as other:
+        first = service_rows.want(journal, "demo", "one", None)
+        with pytest.raises(Fenced):
+            service_rows.want(other, "demo", "also one", None)
+        lease = journal.take(service_lease("demo"))
+        service_rows.saw(journal, "demo", "two replicas", lease)
+        second = service_rows.want(other, "demo", "two", first)
+        assert (second.wanted, second.seen, second.epoch) == ("two", "two replicas", first.epoch + 1)
+        with pytest.raises(Fenced):
+            service_rows.want(journal, "demo", "three", first)
+        newer = journal.renew(lease)
+        for write in (
+            lambda: service_rows.saw(journal, "demo", "late", lease),
+            lambda: service_rows.forget(journal, "demo", lease),
+        ):
+            with pytest.raises(Fenced):
+                write()
+        assert service_rows.every(other) == [second]
+        service_rows.forget(journal, "demo", newer)
+        assert service_rows.find(other, "demo") is None and service_rows.every(other) == []
