@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.agent.job import PodFolder
 from tests.hosts import Host, loopback
 from tests.world import ROOT, World, until

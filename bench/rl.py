@@ -282,7 +282,7 @@ def begun(given: argparse.Namespace, kind: str, python: str, scratch: Path) -> I
 
 
 def main() -> None:
-    from infra.agent import environment
+    from infra.agent.environments import environment
 
     flags = argparse.ArgumentParser()
     flags.add_argument("model", type=Path)

@@ -207,6 +207,8 @@ def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.10g}"  # 0.352, where a product of weights is 0.35200000000000004
     text = "none" if value is None else value if isinstance(value, str) and value else json.dumps(value)
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 

@@ -41,7 +41,7 @@ def smoke() -> Profile:
         model=model,
         optimizer=OptimizerConfig(lr=0.006, muon_lr=0.02, weight_decay=0.0),
         schedule=ScheduleConfig(warmup_steps=10, decay=0.7),
-        steps=144,
+        steps=72,
         rows=16,
         micro_rows=16,
         sequence_len=256,
@@ -51,7 +51,7 @@ def smoke() -> Profile:
         model=model,
         optimizer=OptimizerConfig(lr=0.004, muon_lr=0.012, weight_decay=0.0),
         schedule=ScheduleConfig(decay=0.3, final=0.3),
-        steps=180,
+        steps=120,
         rows=64,
         micro_rows=8,
         sequence_len=512,
@@ -63,7 +63,7 @@ def smoke() -> Profile:
         model=model,
         optimizer=OptimizerConfig(lr=0.001, muon_lr=0.004, weight_decay=0.0),
         schedule=ScheduleConfig(decay=1.0),
-        steps=216,
+        steps=150,
         rows=64,
         micro_rows=8,
         sequence_len=1024,
@@ -85,12 +85,12 @@ def smoke() -> Profile:
         model=model,
         optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, betas=(0.9, 0.99)),
         schedule=ScheduleConfig(warmup_steps=4, decay=0.7, final=0.05),
-        steps=88,
+        steps=128,
         rows=264,
         micro_rows=66,
         sequence_len=96,
         mixture={"sort": 1.0},
-        rl=RlConfig(max_new=14, shown=0.12, side_by_side=264, eval_every=22),
+        rl=RlConfig(max_new=14, shown=0.15, side_by_side=264, eval_every=22),
     )
     phases = {"base": base, "mid": mid, "sft": sft, "rl": rl, "dlm": dlm}
     return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=40))
@@ -100,7 +100,10 @@ def smoke_bits() -> Profile:
     """Return smoke's size in a shape that stays whole in 1.58 bits, down to a GGUF file, and the stages up to it."""
     whole = smoke()
     model = replace(whole.phases["base"].model, intermediate_size=768, qk_norm=False)
-    phases = {name: replace(phase, model=model) for name, phase in whole.phases.items()}
+    steps = {"base": 144, "mid": 180, "sft": 216}  # what is left of a model in 1.58 bits needs more of them
+    phases = {
+        name: replace(phase, model=model, steps=steps.get(name, phase.steps)) for name, phase in whole.phases.items()
+    }
     return replace(whole, name="smoke_bits", phases={**phases, **bits.small_stages(phases["base"], phases["sft"])})
 
 

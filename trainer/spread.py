@@ -1,4 +1,6 @@
-"""`python -m trainer.spread WORDS`: `python WORDS` by torchrun, one process per GPU of this node, or one on its CPU.
+"""`python -m trainer.spread [--spare N] WORDS`: `python WORDS` by torchrun, one process per GPU of this node.
+
+The last N GPUs are left to others. Without a GPU it is one process on the CPU.
 
 Which node this is and where the first one listens stand in SLIPWAY_NODE_RANK, SLIPWAY_NUM_NODES, MASTER_ADDR and
 MASTER_PORT. The number of nodes is fixed and node 0 has the checkpoints, so ranks are given, not drawn; whoever started
@@ -22,9 +24,16 @@ def main(words: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    spare = 0
+    if words[:1] == ["--spare"]:
+        spare, words = int(words[1]), words[2:]
+    gpus = torch.cuda.device_count()
+    if gpus and gpus <= spare:
+        print(f"{spare} of {gpus} GPUs are to be left to others, and none is left to train", file=sys.stderr)
+        return 2
     environ = os.environ
     flags = [
-        f"--nproc-per-node={torch.cuda.device_count() or 1}",
+        f"--nproc-per-node={gpus - spare if gpus else 1}",
         "--max-restarts=0",
         f"--shutdown-timeout={float(environ.get('SLIPWAY_GRACE_S', '60')):.0f}",
     ]

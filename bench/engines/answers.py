@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.blocks import folder_of, questions_of
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.checkout import ROOT
 from serve import engines
 from store import Store

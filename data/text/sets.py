@@ -334,4 +334,7 @@ def gated(reference: SetReference) -> str:
 
 
 def first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].removeprefix(HUB)
+    """Return what the library said first, and the names to choose from, which it tells on the second line."""
+    lines = (str(error) or type(error).__name__).splitlines()
+    choice = [line for line in lines[1:2] if line.startswith("Please pick one")]
+    return " ".join([lines[0], *choice]).removeprefix(HUB)

@@ -468,3 +468,8 @@ def test_the_sizes_of_dlm_may_be_variables_and_an_option_outweighs_them():
         recipe(replace(asked, tokens=-1))
     with pytest.raises(ConfigError, match="block_size 24 does not divide sequence_len 512"):
         recipe(replace(asked, block_size=24))
+
+
+def test_weights_that_changed_are_told_without_the_digits_of_their_products():
+    before, now = {"mixture": {"identity": 0.22, "other": 0.88 * 0.4}}, {"mixture": {"identity": 0.25, "other": 0.4}}
+    assert differences(before, now) == ["mixture identity 0.22 -> 0.25", "mixture other 0.352 -> 0.4"]

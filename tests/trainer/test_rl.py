@@ -2,7 +2,9 @@
 
 import json
 import os
+import random
 import signal
+import time
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -31,11 +33,11 @@ def config_of(phase: str, **rl: Any) -> PhaseConfig:
                 mixture={"sort": 1.0}, rl=how)  # fmt: skip
 
 
-@pytest.mark.process
-def test_a_killed_run_goes_on_to_the_same_bits_also_between_two_updates_on_the_same_answers(world):
-    def go(config: PhaseConfig, name: str, kill_at: int = 0) -> int:
-        """The exit code of the program."""
+@pytest.fixture
+def go(world):
+    """Run a phase as a program of its own: go(config, name) -> its exit code."""
 
+    def go(config: PhaseConfig, name: str, kill_at: int = 0, kill_after_s: float = 0.0) -> int:
         def work(tell: Tell) -> None:
             advance = loop.Training._advance
 
@@ -56,16 +58,25 @@ def test_a_killed_run_goes_on_to_the_same_bits_also_between_two_updates_on_the_s
         file = world.root / f"{config.phase}-{name}.json"
         keeping = Keeping(save_every=1, keep=2, reserve_bytes=0, samples=1)
         file.write_text(json.dumps({"making": asdict(making), "spec": asdict(config), "keeping": asdict(keeping)}))
-        return fork(work).leave(120.0)[1]
+        child = fork(work)
+        return child.leave(kill_after_s or 120.0)[1]
 
+    return go
+
+
+def made(world, name: str) -> Checkpoint:
+    return open_final(world.store / "rl_checkpoints" / name)
+
+
+@pytest.mark.process
+def test_a_killed_run_goes_on_to_the_same_bits_also_between_two_updates_on_the_same_answers(world, go):
     twice = config_of("rl", num_iterations=2, beta=0.05, dynamic_sampling=1)
     assert go(config_of("base"), "tiny") == 0
     assert go(twice, "whole") == 0
     assert go(twice, "parted", kill_at=5) == -signal.SIGKILL
     assert go(twice, "parted") == 0
-    made = [open_final(world.store / "rl_checkpoints" / name) for name in ("whole", "parted")]
-    assert hashes(made[0]) == hashes(made[1])
-    folder = made[1].folder.parent
+    assert hashes(made(world, "whole")) == hashes(made(world, "parted"))
+    folder = made(world, "parted").folder.parent
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [one["step"] for one in lines] == list(range(1, STEPS + 1))
     assert lines[0]["mismatch"] < 1e-4 and lines[0]["kl"] < 1e-6 < lines[-1]["kl"] and lines[0]["entropy"] > 1
@@ -73,10 +84,39 @@ def test_a_killed_run_goes_on_to_the_same_bits_also_between_two_updates_on_the_s
     said = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert {one["prompt"] for one in said} == {"Hello!", "What does join do?"} and "(reward " in said[0]["text"]
 
+    late = config_of("rl", lag=1)
+    assert go(late, "late") == 0
+    assert go(late, "parted-late", kill_at=5) == -signal.SIGKILL
+    assert go(late, "parted-late") == 0
+    assert hashes(made(world, "late")) == hashes(made(world, "parted-late"))
+    kept = (made(world, "late").folder.parent / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in kept.splitlines()]
+    assert lines[0]["moved"] < 1e-4 < lines[1]["moved"]
+
     assert go(config_of("rl"), "plain") == 0
     lines = [json.loads(line) for line in
              (world.store / "rl_checkpoints" / "plain" / "metrics.jsonl").read_text().splitlines()]  # fmt: skip
     assert sum(one["reward"] for one in lines[-2:]) > sum(one["reward"] for one in lines[:2])
+
+
+@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_two_hundred_kills_at_any_moment_change_no_bit(world, go):
+    config, chance = config_of("rl", num_iterations=2, lag=1), random.Random(20)
+    assert go(config_of("base"), "tiny") == 0
+    began = time.monotonic()
+    assert go(config, "whole") == 0
+    whole_s = time.monotonic() - began
+    kills, trials = 0, 0
+    while kills < 200:
+        trials += 1
+        name = f"parted-{trials}"
+        while code := go(config, name, kill_after_s=chance.uniform(0.05, 1.2) * whole_s):
+            assert code == -signal.SIGKILL
+            kills += 1
+        assert hashes(made(world, name)) == hashes(made(world, "whole"))
+    assert trials > 10
 
 
 def hashes(one: Checkpoint) -> dict[str, str]:

@@ -1,12 +1,20 @@
 """What the plan makes of words about reinforcement learning."""
 
+from dataclasses import replace
+
 import pytest
 
 from data.config import ConfigError, Persona
 from infra.errors import UsageError
+from infra.records import Request
 from trainer import plan as planning
+from trainer import spread
+from trainer.config import Keeping
+from trainer.plan import compare, rollout_engine
 from trainer.profiles.street import TALK
 from trainer.records import rl_words
+from trainer.records.rl_config import RlConfig
+from trainer.reuse import Choice
 
 
 def recipe(phases, **more):
@@ -42,7 +50,55 @@ def test_words_about_rl_are_read_and_a_reward_travels_as_text():
     assert rl_words.parse_reward("", False) == {}
     assert rl_words.parse_tasks("sort=1,gsm8k=3") == {"sort": 1.0, "gsm8k": 3.0} and rl_words.parse_tasks("") is None
     assert rl_words.parse_reward("", False, "vllm") == {"engine": "vllm"}
+    assert rl_words.parse_reward("", False, "vllm", 2, 1) == {"engine": "vllm", "engine_devices": 2, "lag": 1}
     with pytest.raises(ConfigError, match="--engine vlm: known: embedded, vllm"):
         rl_words.parse_reward("", False, "vlm")
     with pytest.raises(ConfigError, match="expected a task"):
         rl_words.parse_tasks("sort=much")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "devices", "problem"),
+    [
+        (0, 1, 0, ""),
+        (4, 1, 1, ""),
+        (4, 1, 0, "--engine-devices 1, and the others train"),
+        (4, 2, 1, "leave out --nodes"),
+        (2, 1, 2, "none is left to train; --num-gpus 3 or more"),
+    ],
+)
+def test_vllm_answers_on_gpus_of_one_machine_that_do_not_train(gpus, nodes, devices, problem):
+    request = Request(run="a", num_gpus=gpus, nodes=nodes)
+    rl = RlConfig(engine="vllm", engine_devices=devices)
+    if problem:
+        with pytest.raises(UsageError, match=problem):
+            rollout_engine.check(rl, request)
+        return
+    rollout_engine.check(rl, request)
+    rollout_engine.check(RlConfig(), replace(request, nodes=2))
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ({"engine_devices": 1}, "the engine embedded has no GPU of its own"),
+        ({"lag": 2}, "at most one update old"),
+        ({"lag": 1, "dynamic_sampling": 1}, "asks weights that are gone"),
+        ({"lag": 1, "loss": "plain"}, "plain has no ratio"),
+    ],
+)
+def test_what_cannot_go_together_is_refused(words, problem):
+    with pytest.raises(ConfigError, match=problem):
+        RlConfig(**words)
+
+
+def test_the_gpus_that_answer_do_not_train(monkeypatch):
+    nodes = recipe(("rl",), rl={"engine": "vllm", "engine_devices": 1})
+    step = compare._step(nodes["rl"], nodes, {name: Choice("f" * 16, {}) for name in nodes}, "/store", Keeping())
+    assert step.together == ("-m", "trainer.spread", "--spare", "1")
+    begun = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setattr("torch.distributed.run.run", lambda words: begun.append(words))
+    assert spread.main(["--spare", "1", "-m", "trainer", "rl"]) == 0
+    assert begun[0].nproc_per_node == "3" and begun[0].training_script == "trainer"
+    assert spread.main(["--spare", "4", "-m", "trainer", "rl"]) == 2 and len(begun) == 1

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 Z = 1.959963984540054  # of 95 %, two-sided
+WILSON = "Wilson score"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 In: a model, the folder of a task's problems. Out: measures with their intervals, and every problem's truth.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ MOST = 1024  # problems that are asked
 EACH = 8  # answers to each: k of pass@k
 DRAWN = 256  # problems of which k answers are drawn
 LONGEST = 512  # tokens of an answer that is worked out
-MEAN = "normal, over problems"
+MEAN = "normal, over problems"  # of values between 0 and 1, as pass@1 of eight answers is
 
 
 def measure(model: Decoder, tokenizer: Tokenizer, task: str, folder: Path, unsafe: bool) -> dict[str, list[float]]:
@@ -54,5 +55,9 @@ def measure(model: Decoder, tokenizer: Tokenizer, task: str, folder: Path, unsaf
 
 def of_mean(values: list[float], material: str) -> dict[str, Any]:
     """Return the mean of what each problem gave, with its interval."""
-    found = intervals.ratio(values, [1.0] * len(values))
-    return {**found.plain(), "unit": "share", "of": len(values), "method": MEAN, "material": material}
+    if set(values) <= {0.0, 1.0}:
+        found, method = intervals.share(int(sum(values)), len(values)), intervals.WILSON
+    else:
+        found, method = intervals.ratio(values, [1.0] * len(values)), MEAN
+        found = replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
+    return {**found.plain(), "unit": "share", "of": len(values), "method": method, "material": material}

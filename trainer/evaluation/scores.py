@@ -35,7 +35,6 @@ CONTEXT = (
 )
 TEXT, SHARE = "bits per byte", "share"  # units
 RATIO = "ratio estimator, linearised, over rows"
-WILSON = "Wilson score"
 
 
 def scores(spec: EvalSpec) -> dict[str, Any]:
@@ -176,8 +175,8 @@ def of_text(model: Decoder, words: tokenizer.Tokenizer, folder: Path, val: Seque
 def of_share(truths: Sequence[bool], files: Sequence[Path], **more: Any) -> dict[str, Any]:
     found = intervals.share(sum(truths), len(truths))
     rows = [int(one) for one in truths]
-    return {**found.plain(), "unit": SHARE, "of": len(rows), "method": WILSON, "material": digest(files), **more,
-            "rows": rows}  # fmt: skip
+    return {**found.plain(), "unit": SHARE, "of": len(rows), "method": intervals.WILSON, "material": digest(files),
+            **more, "rows": rows}  # fmt: skip
 
 
 def digest(files: Sequence[Path]) -> str:

@@ -27,8 +27,8 @@ class PolicyLoss:
     A batch has what `as_rows` gives, and of the answers that a target belongs to (rows, T), see `worth`: `better` and
     `worse`, the sums of their positive and of their negative advantages times what they weigh; `weights`, the sum of
     what they weigh; `times`, how many they are. And, all of them ln p (rows, T) of the targets, `old` of the policy
-    that answered, as the trainer computes it (absent = it is the policy that is changed), `sampled` as the engine
-    computed it, and `reference` of the model that the phase began with.
+    that answered, as the trainer computes it, or the engine where nobody else knows it (absent = it is the policy that
+    is changed), `sampled` as the engine computed it, and `reference` of the model that the phase began with.
     """
 
     def __init__(self, config: RlConfig) -> None:
@@ -45,7 +45,7 @@ class PolicyLoss:
         """Return the sum over tokens, and sums of the figures.
 
         They are `entropy` (nats), `clipped` (tokens whose gradient was cut off, for one of their answers at least),
-        `mismatch` (|ln p| between engine and trainer) and `kl` (nats).
+        `mismatch` (|ln p| between engine and trainer), `moved` (|ln p| since the policy that answered) and `kl` (nats).
         """
         config, width = self.config, batch["targets"].shape[1]
         counted = counted_in(batch)
@@ -59,9 +59,12 @@ class PolicyLoss:
 
         before = now.detach()
         old, sampled, reference = given("old"), given("sampled"), given("reference")
+        is_older = old is not None
         old = before if old is None else old
         better, worse, weights, times = (batch[name].flatten()[counted] for name in WORTH)
         figures = {"entropy": (entropy * times).sum()}
+        if is_older:
+            figures["moved"] = ((before - old).abs() * times).sum()
         if config.has_ratio:
             apart = now - old
             if config.loss == "gspo":

@@ -3,14 +3,18 @@
 In: the chat model of the phase before, problems whose answers can be checked. Out: the same model, right more often.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from data.config import Making
 from data.problems.problem import Problem, read
 from trainer.config import Keeping, PhaseConfig
+from trainer.device import VISIBLE
 from trainer.errors import Refused
 from trainer.model.decoder import Decoder
 from trainer.objectives.rl import PolicyLoss
@@ -20,7 +24,7 @@ from trainer.records.rl_config import RlConfig
 from trainer.rewards.reward import Judge
 from trainer.rewards.task_rewards import judge_of
 from trainer.rollouts.drawn import Drawn, Problems
-from trainer.rollouts.policy import Embedded, Engine, Policy, stops
+from trainer.rollouts.policy import Elsewhere, Embedded, Engine, Policy, stops
 from trainer.rollouts.source import Rollouts
 from trainer.rollouts.vllm_engine import Opening, Vllm
 from trainer.run import PhaseRun, phase_run, work_folder
@@ -75,16 +79,27 @@ def engine_of(phase: PhaseRun, rl: RlConfig) -> Engine:
     stop = stops(phase.tokenizer)
     if rl.engine == "embedded":
         return Embedded(stop, rl.side_by_side)
-    if phase.machine.device.type != "cpu" or phase.ranks.size > 1:
-        raise Refused(
-            "rl: the engine vllm works beside one training process on a machine without a GPU; here, take "
-            "--engine embedded"
-        )
+    if not phase.ranks.is_first:
+        return Elsewhere()
     logs = work_folder().parent / "logs"  # of a pod
     log = (logs if logs.is_dir() else work_folder()) / "vllm.log"
     opening = Opening(phase.checkpoints.folder / ".engine", phase.tokenizer_folder, phase.config.sequence_len,
-                      rl.side_by_side, rl.temperature)  # fmt: skip
+                      rl.side_by_side, rl.temperature, devices_of(phase, rl))  # fmt: skip
     return Vllm(stop, opening, log)
+
+
+def devices_of(phase: PhaseRun, rl: RlConfig) -> tuple[str, ...]:
+    """Return the GPUs on which vLLM answers, the last ones of this machine; "" for its processor."""
+    if phase.machine.device.type == "cpu":
+        return ("",)
+    seen, count = os.environ.get(VISIBLE, ""), torch.cuda.device_count()
+    names = seen.split(",") if seen else [str(one) for one in range(count)]
+    if not rl.engine_devices or phase.ranks.per_node > count - rl.engine_devices:
+        raise Refused(
+            f"rl: the engine vllm needs GPUs of its own, and {phase.ranks.per_node} of {count} are training; begin it "
+            "with --engine-devices 1, or take --engine embedded"
+        )
+    return tuple(names[-rl.engine_devices :])
 
 
 class Shown:

@@ -21,6 +21,7 @@ from store import extensions
 from store.manifest import kind_of
 from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
 from trainer.fingerprints import FIRST_CODE, differences, digest
+from trainer.plan import rollout_engine
 from trainer.plan.estimates import STATE_BYTES, estimate_s, told, ways_of
 from trainer.plan.nodes import recipe
 from trainer.plan.sources import own_sources
@@ -108,7 +109,9 @@ def resolve(
     if steps:
         specs = [nodes[name].spec for name in due if name in nodes]
         rl = [one.rl for one in specs if isinstance(one, PhaseConfig) and one.rl is not None]
-        setup = ("serve-cpu",) if any(one.engine == "vllm" for one in rl) else ()
+        for one in rl:
+            rollout_engine.check(one, request)
+        setup = (rollout_engine.environment_of(torch),) if any(one.engine == "vllm" for one in rl) else ()
         job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments, num_gpus=request.num_gpus,
                   setup=setup)  # fmt: skip
     phases = [node.spec for name, node in nodes.items() if name in due and isinstance(node.spec, PhaseConfig)]
@@ -239,6 +242,9 @@ def _step(node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], s
     if is_phase:
         config["keeping"] = asdict(keeping)
     together = ("-m", "trainer.spread") if is_phase else ()
+    rl = node.spec.rl if isinstance(node.spec, PhaseConfig) else None
+    if rl is not None and rl.engine_devices:
+        together = (*together, "--spare", str(rl.engine_devices))
     if own := own_code(node):
         config["extensions"] = own
     config = json.loads(json.dumps(config))

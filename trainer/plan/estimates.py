@@ -21,7 +21,8 @@ from trainer.reuse import Node
 
 def ways_of(phase: PhaseConfig, request: Request) -> dict[str, int]:
     """Return how a model may be spread over the GPUs that are asked for -> bytes that it takes of each, an estimate."""
-    found = memory.ways(phase, max(1, request.num_gpus), request.nodes)
+    answering = phase.rl.engine_devices if phase.rl is not None else 0
+    found = memory.ways(phase, max(1, request.num_gpus - answering), request.nodes)
     return {way: memory.estimate(phase, **spread).total for way, spread in found.items()}
 
 

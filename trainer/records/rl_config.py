@@ -52,8 +52,12 @@ class RlConfig:
     reward: str = ""
     """The text of a Python file with `reward(question, answer, completion)`, in place of the task's own."""
     engine: str = "embedded"
-    """What answers: `embedded`: the model in training; `vllm`: vLLM in a process of its own, on machines without a GPU,
-    with weights that it takes over before each step."""
+    """What answers: `embedded`: the model in training; `vllm`: vLLM in processes of its own, which take new
+    weights over before each step: one process on a machine without a GPU, else one on each of `engine_devices`."""
+    engine_devices: int = rounding(0)
+    """GPUs of the machine, its last ones, on which vLLM answers; the others train."""
+    lag: int = newer(0)
+    """1: the answers of a step are of the weights one update before, so that vLLM answers while the model learns."""
     eval_every: int = 10
     """Steps between measurements on the problems that are watched; 0 = only at the end."""
     eval_problems: int = 64
@@ -79,9 +83,18 @@ class RlConfig:
             self, "max_new num_iterations eval_problems test_problems drawn_problems samples_each side_by_side", 1
         )
         in_bounds(self, "clip_low clip_high beta correction dynamic_sampling overlong eval_every top_k shown", 0)
+        in_bounds(self, "lag engine_devices", 0)
         in_bounds(self, "temperature", 0, above=True)
         if self.group < 2:
             raise ConfigError(f"group is {self.group}; an answer is compared with others of its group: at least 2")
+        if self.engine_devices and self.engine != "vllm":
+            raise ConfigError(f"engine_devices is {self.engine_devices}, and the engine {self.engine} has no GPU of "
+                              "its own: --engine vllm")  # fmt: skip
+        if self.lag > 1:
+            raise ConfigError(f"lag is {self.lag}; answers are at most one update old: 0 or 1")
+        if self.lag and (self.dynamic_sampling or self.loss == "plain"):
+            what = "dynamic_sampling asks weights that are gone" if self.dynamic_sampling else "plain has no ratio"
+            raise ConfigError(f"lag is 1, and {what}; leave out one of them")
         if self.loss not in LOSSES:
             raise ConfigError(f"loss is {self.loss!r}; known: {', '.join(LOSSES)}")
         if self.engine not in ENGINES:

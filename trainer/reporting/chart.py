@@ -91,6 +91,16 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def margin_of(low: float, high: float, share: float) -> float:
+    """Return the room that an axis has beyond its values: a share of their spread.
+
+    Values that differ by rounding alone, such as the mean of a constant, have no spread: marks between them would be
+    one number.
+    """
+    spread = high - low if high - low > 1e-9 * max(abs(low), abs(high)) else 0.0
+    return share * spread or 0.05 * abs(high) or 1.0
+
+
 def layout(chart: Chart) -> ChartLayout:
     """Lay a chart out, without points that are no finite numbers; with none left there is nothing to draw."""
     points = [one for one in chart.points if math.isfinite(one[1])]
@@ -105,7 +115,7 @@ def layout(chart: Chart) -> ChartLayout:
         cut = sorted(shown)[int(len(shown) * 0.995)]
         high = cut + 0.1 * (cut - low)
     low = min(0.0, low) if chart.from_zero else low
-    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    margin = margin_of(low, high, 0.05)
     low, high = (low if chart.from_zero else low - margin), high + margin
     first, last = points[0][0], max(points[-1][0], points[0][0] + 1)
     heights, steps = ticks(low, high, 4), [one for one in ticks(first, last) if one == int(one)]

@@ -9,7 +9,20 @@ from typing import Any
 
 from data.report.html import Html, document, tag
 from trainer.reporting import chart as charting
-from trainer.reporting.chart import GAP, HEIGHT, LEAST_LEFT, LETTER, RIGHT, STYLE, TOP, WIDTH, Chart, Point, number
+from trainer.reporting.chart import (
+    GAP,
+    HEIGHT,
+    LEAST_LEFT,
+    LETTER,
+    RIGHT,
+    STYLE,
+    TOP,
+    WIDTH,
+    Chart,
+    Point,
+    margin_of,
+    number,
+)
 from trainer.reporting.compared import differences
 from trainer.reporting.run_report import PhaseStory, Story, charts, progress
 
@@ -62,7 +75,7 @@ def svg(title: str, first: Chart, second: Chart) -> Html:
     points = [one for line in lines for one in line]
     low, high = min(y for _, y in points), max(y for _, y in points)
     low = min(0.0, low) if first.from_zero else low
-    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    margin = margin_of(low, high, 0.05)
     low, high = (low if first.from_zero else low - margin), high + margin
     begin, end = min(x for x, _ in points), max(x for x, _ in points)
     end = max(end, begin + 1)

@@ -8,7 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from data.report.html import Html, tag
-from trainer.reporting.chart import BELOW, GAP, HEIGHT, LETTER, Point, labels, number, running_mean, thin, ticks
+from trainer.reporting.chart import (
+    BELOW,
+    GAP,
+    HEIGHT,
+    LETTER,
+    Point,
+    labels,
+    margin_of,
+    number,
+    running_mean,
+    thin,
+    ticks,
+)
 
 WIDE, TALL = 960, 320
 LEFT, RIGHT, TOP = 64, 24, 14
@@ -61,7 +73,7 @@ def curves(title: str, lines: Sequence[CurveLine], by_group: Mapping[str, str]) 
         y for _, points in drawn_lines for _, y in points
     ]
     low, high = shown[0], shown[min(len(shown) - 1, int(len(shown) * 0.98))]
-    margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+    margin = margin_of(low, high, 0.06)
     low, high = low - margin, high + margin
     heights, steps = ticks(low, high, 5), [one for one in ticks(0.0, last) if one == int(one)]
     up = labels(heights)
@@ -137,7 +149,9 @@ def _places(values: Sequence[str]) -> dict[str, float]:
 
 
 def differences(title: str, rows: Sequence[tuple[str, float, float]], by_group: Mapping[str, str]) -> Html:
-    """Return each difference as a dot with its interval, and a line at nothing; an interval that is nan is left out."""
+    """Return each difference as a dot with its interval, and a line at nothing; what is not finite is left out."""
+    rows = [(name, middle, half if math.isfinite(half) else math.nan) for name, middle, half in rows]
+    rows = [one for one in rows if math.isfinite(one[1])]
     if not rows:
         return tag("p", "There is nothing to compare with.", class_="soft")
     left = 220

@@ -20,7 +20,7 @@ CURVES = (  # key, title, unit, smooth, from zero, factor
     ("tokens_per_s", "Tokens per second", "", False, True, 1.0),
     ("mfu", "Model FLOPs utilisation (MFU)", " %", False, True, 100.0),
     ("memory_bytes", "Memory at the fullest moment", " GB", False, True, 1e-9),
-    ("data_share", "Waiting for data, share of a step", " %", False, True, 100.0),
+    ("data_share", "Waiting for data or answers, share of a step", " %", False, True, 100.0),
 )
 TOLD_OTHERWISE = {"step", "tokens", "step_s", "data_wait_s", "at"}
 MFU = (
@@ -168,7 +168,8 @@ def _numbers(phase: PhaseStory) -> Iterator[tuple[str, str]]:
         if spent:
             yield "time in steps", took(spent)
             waited = sum(one.get("data_wait_s", 0.0) for one in phase.lines)
-            yield "waited for data", f"{100 * waited / spent:.2f} % of it"
+            what = "answers" if "rollout_s" in last else "data"
+            yield f"waited for {what}", f"{100 * waited / spent:.2f} % of it"
     found = phase.result
     if found.get("bits_per_byte") is not None:
         beside = ", ".join(f"{name} {found[name]:.3f}" for name in ("gzip", "xz") if name in found)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -43,9 +43,24 @@ class Round:
     texts: list[str]
     took_s: float
 
+    def said(self) -> list[Any]:
+        """Return it as JSON values, without the problems."""
+        rewards = [[one.parts, one.is_right] for one in self.rewards]
+        return [self.prompts, self.ids, self.logprobs, self.ended, self.texts, rewards, self.took_s]
+
+    @staticmethod
+    def heard(said: Sequence[Any]) -> "Round":
+        """Return what `said` gave."""
+        prompts, ids, logprobs, ended, texts, rewards, took_s = said
+        return Round([], prompts, ids, logprobs, ended, [Reward(*one) for one in rewards], texts, took_s)
+
 
 class Engine(Protocol):
     """What makes answers."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Tell whether it works beside the training: one for all of its processes, at the same time as an update."""
 
     def take(self, model: Decoder) -> None:
         """Answer with these weights from now on."""
@@ -59,6 +74,8 @@ class Engine(Protocol):
 
 class Embedded:
     """The model in training answers, by a copy of its weights in the dtype in which it computes."""
+
+    is_apart = False
 
     def __init__(self, stop: Sequence[int], side_by_side: int) -> None:
         self.stop, self.side_by_side = stop, side_by_side
@@ -83,6 +100,22 @@ class Embedded:
         assert self.model is not None
         with uncompiled(self.model) if self.copy is None else nullcontext():
             return answer_all(self.copy or self.model, prompts, each, self.stop, how, numbers, self.side_by_side)
+
+
+class Elsewhere:
+    """Another process has what answers, and this one hears the answers."""
+
+    is_apart = True
+
+    def take(self, model: Decoder) -> None:
+        """Do nothing: the weights of all processes are equal."""
+
+    def close(self) -> None:
+        """Do nothing, as nothing was started."""
+
+    def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
+        """Raise RuntimeError: the first process is asked."""
+        raise RuntimeError("the first process has the engine")
 
 
 class Policy:

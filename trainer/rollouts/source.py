@@ -2,7 +2,7 @@
 
 In: the model as it is before a step. Out: rows for `PolicyLoss`, and figures of the answers. What a step reads is a
 function of the seed, the step and the model, so that a run that goes on after a kill makes the same answers again;
-where answers serve several updates, they are part of the checkpoint.
+where answers serve several updates, or are of older weights (`next_round`), they are part of the checkpoint.
 """
 
 import time
@@ -22,14 +22,15 @@ from trainer.objectives.shared_rows import as_rows, at_targets, hidden_of
 from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
 from trainer.records.rl_config import RlConfig, soft_overlong
-from trainer.rewards.reward import Reward
 from trainer.rollouts.drawn import Drawn, Problems
+from trainer.rollouts.next_round import NextRound
 from trainer.rollouts.policy import Policy, Round
 from trainer.speed import uncompiled
 
 ALONE = Ranks()
 ROOM = 160  # tokens of a row on a CPU: fewer leave more padding, more make attention dearer
 FEW, LONG = 0.05, 5  # groups with a signal, steps in a row: below and beyond, somebody is told
+OF_ANSWERS = ("ids", "logprobs", "ended", "rewards", "texts")  # of a round
 Batch = dict[str, np.ndarray]
 
 
@@ -53,6 +54,7 @@ class Rollouts(Source):
         self.quiet = 0  # steps in a row with hardly any signal
         self.held: tuple[int, Batch] | None = None  # of which step, where answers serve several updates
         self.handed_over: tuple[float, int] | None = None  # when, and how many tokens
+        self.next_round = NextRound(lambda place: self._share(place, 0), policy.engine.is_apart)
 
     def batch(self, step: int, *models: Decoder) -> Batch:
         """Return the rows of a step. Raises InputError, Refused, PeerLost."""
@@ -60,12 +62,16 @@ class Rollouts(Source):
         first = step // self.rl.num_iterations * self.rl.num_iterations
         figures = self._since(now)
         if self.held is None or self.held[0] != first:
+            place = first // self.rl.num_iterations
+            made = self._made(place, model) if self.next_round.holds(place) else None
             self.policy.engine.take(model)
             if self.rl.eval_every and step % self.rl.eval_every == 0:
                 figures |= self._measured()
-            made, of_answers = self._made(first, model)
-            self.held = (first, made)
-            figures |= of_answers
+            made = made or self._made(place, model)
+            if self.rl.lag and first + self.rl.num_iterations < self.config.steps:
+                self.next_round.begin(place + 1)
+            self.held = (first, made[0])
+            figures |= made[1]
         batch = self.held[1]
         self.told = figures
         counted = batch["targets"] != IGNORED
@@ -83,11 +89,12 @@ class Rollouts(Source):
         if self.rl.num_iterations > 1 and self.held is not None:
             found["first"] = torch.tensor(self.held[0])
             found |= {f"held.{name}": torch.from_numpy(one) for name, one in self.held[1].items()}
-        return found
+        return found | self.next_round.state()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what `state` gave."""
         self.quiet = int(tensors["quiet"])
+        self.next_round.load(tensors)
         if "first" in tensors:
             held = {name.removeprefix("held."): one.numpy() for name, one in tensors.items() if name[:5] == "held."}
             if "times" in held:  # else it was saved when each answer had places of its own, and is made anew
@@ -105,10 +112,9 @@ class Rollouts(Source):
             return {}
         return self.policy.measure(self.watched, self.rl.samples_each, self.config.seed)
 
-    def _made(self, step: int, model: Decoder) -> tuple[Batch, dict[str, float]]:
+    def _made(self, place: int, model: Decoder) -> tuple[Batch, dict[str, float]]:
         began = time.perf_counter()
-        place = step // self.rl.num_iterations
-        found = self._gathered(self._share(place, 0))
+        found = self._gathered(self.next_round.take(place))
         rewards = self._worth(found)
         for attempt in range(1, self.rl.dynamic_sampling + 1):
             silent = np.flatnonzero(~has_signal(rewards))
@@ -125,10 +131,14 @@ class Rollouts(Source):
         return batch, {**_told(found, rewards, signal, self.rl), "rollout_s": round(time.perf_counter() - began, 6)}
 
     def _share(self, place: int, attempt: int) -> Round:
-        """Return the answers of a round that are this process's."""
+        """Return the answers of a round that are this process's; all are the first one's if its engine is apart."""
         size, rank = self.ranks.size, self.ranks.rank
         rounds = self.rl.dynamic_sampling + 1
-        problems = self.problems.drawn((place * rounds + attempt) * self.groups, self.groups)[rank::size]
+        problems = self.problems.drawn((place * rounds + attempt) * self.groups, self.groups)
+        if not self.policy.engine.is_apart:
+            problems = problems[rank::size]
+        elif not self.ranks.is_first:
+            problems = []
         if not problems:
             return Round([], [], [], [], [], [], [], 0.0)
         return self.policy.round(
@@ -139,21 +149,17 @@ class Rollouts(Source):
         """Return the answers of all processes, in the order of the problems."""
         if self.ranks.size == 1:
             return mine
-        said = [mine.prompts, mine.ids, mine.logprobs, mine.ended, mine.texts, mine.took_s,
-                [[one.parts, one.is_right] for one in mine.rewards]]  # fmt: skip
-        heard = self.ranks.tell_all(said)
+        if self.policy.engine.is_apart:
+            return Round.heard(self.ranks.tell(mine.said() if self.ranks.is_first else None))
+        heard = [Round.heard(one) for one in self.ranks.tell_all(mine.said())]
         group = self.rl.group
-        found = Round([], [], [], [], [], [], [], max(one[5] for one in heard))
+        found = Round([], [], [], [], [], [], [], max(one.took_s for one in heard))
         for number in range(self.groups):
-            prompts, ids, logprobs, ended, texts, _, rewards = heard[number % self.ranks.size]
-            place = number // self.ranks.size
+            its, place = heard[number % self.ranks.size], number // self.ranks.size
             rows = slice(place * group, (place + 1) * group)
-            found.prompts.append(prompts[place])
-            found.ids.extend(ids[rows])
-            found.logprobs.extend(logprobs[rows])
-            found.ended.extend(ended[rows])
-            found.texts.extend(texts[rows])
-            found.rewards.extend(Reward(*one) for one in rewards[rows])
+            found.prompts.append(its.prompts[place])
+            for name in OF_ANSWERS:
+                getattr(found, name).extend(getattr(its, name)[rows])
         return found
 
     def _worth(self, found: Round) -> np.ndarray:
@@ -184,9 +190,12 @@ class Rollouts(Source):
         )  # fmt: skip
         targets = batch["targets"]
         batch |= worth(targets, spots, better[rows], weights[rows] * kept.any())
-        if rl.correction or rl.num_iterations > 1:
-            batch["sampled"] = at_targets(targets, spots, [found.logprobs[row] for row in rows])
-        if rl.num_iterations > 1:
+        sampled = at_targets(targets, spots, [found.logprobs[row] for row in rows])
+        if rl.lag:  # the policy that answered is gone; what the engine said of it is all there is
+            batch["old"] = sampled
+        elif rl.correction or rl.num_iterations > 1:
+            batch["sampled"] = sampled
+        if rl.num_iterations > 1 and not rl.lag:
             batch["old"] = self._logprobs(model, batch)
         if self.reference is not None:
             batch["reference"] = self._logprobs(self.reference, batch)
@@ -236,7 +245,7 @@ def _exchanged(found: Round, others: Round, silent: np.ndarray, fresh: np.ndarra
     )  # fmt: skip
     for mine, its in zip(silent.tolist(), fresh.tolist(), strict=False):
         new.prompts[mine] = others.prompts[its]
-        for name in ("ids", "logprobs", "ended", "rewards", "texts"):
+        for name in OF_ANSWERS:
             getattr(new, name)[mine * group : (mine + 1) * group] = getattr(others, name)[
                 its * group : (its + 1) * group
             ]

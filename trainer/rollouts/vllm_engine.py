@@ -1,15 +1,19 @@
-"""vLLM as what answers: in a process and an environment of its own, with the weights of the model in training.
+"""vLLM as what answers: in processes and an environment of its own, with the weights of the model in training.
 
 In: a model, prompts as ids. Out: answers with their log-probabilities, as the engine has them. Before each round the
 weights are written as a folder, which the engine reads; that it has done so is checked, since an engine that keeps old
 ones answers just as well. One that has ended, hangs or has other weights is started again, once for each question.
+Several processes, on a GPU each, share the prompts of a round.
 """
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
@@ -28,6 +32,7 @@ from trainer.speed import uncompiled
 START_S, OPEN_S, ANSWER_S = 1800.0, 900.0, 900.0  # its environment may have to be made first
 PROBE, PROBED = 8, 8  # ids of the prompt that the weights are checked with, and of its answer
 APART = {torch.float32: 1e-3, torch.bfloat16: 0.15}  # nats that an id of the probe may be worth more or less
+Probed = tuple[list[int], Tensor]  # the likeliest answer to the probe, and ln p of its ids
 
 
 @dataclass(frozen=True)
@@ -41,51 +46,56 @@ class Opening:
     """Tokens that a prompt and its answer have together at most."""
     side_by_side: int
     temperature: float
+    devices: tuple[str, ...] = ("",)
+    """A process each: the GPU it sees, as CUDA_VISIBLE_DEVICES spells it, or "" for a processor."""
 
 
 class Vllm:
     """An engine that answers with the weights it was last given."""
 
-    def __init__(self, stop: Sequence[int], opening: Opening, log: Path) -> None:
+    is_apart = True
+
+    def __init__(self, stop: Sequence[int], opening: Opening, log: Path, answer_s: float = ANSWER_S) -> None:
+        """Take note of what to open. answer_s: a process that says nothing for so long hangs."""
         self.stop, self.opening = list(stop), opening
-        command = [sys.executable, "-m", "infra.agent.own_environment", "serve-cpu", "trainer.rollouts.vllm_child"]
-        environ = {
-            **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},  # nothing is fetched or told
-            **{"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        }
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.worker = Worker(command, ANSWER_S, START_S, environ, log, lambda line: emit("note", text=f"vllm: {line}"))
-        self.log, self.number = log, 0
-        self.model: Decoder | None = None
+        self.processes = [EngineProcess(opening, device, log, answer_s) for device in opening.devices]
+        self.threads = ThreadPoolExecutor(len(self.processes), "vllm")
+        self.turn = RLock()  # answers may be under way in one thread while another brings weights
+        self.number = 0
         self.weights: Path | None = None
 
     def take(self, model: Decoder) -> None:
         """Answer with these weights from now on. Raises TrainerError when the engine does not, or answers otherwise."""
-        self.model = model
-        self.number += 1
-        before, self.weights = self.weights, self.opening.folder / f"weights-{self.number}"
-        shutil.rmtree(self.weights, ignore_errors=True)
-        if before is None:
-            export.write(self.weights, model.config, model.state_dict(), self.opening.tokenizer, model.compute_dtype)
-        else:
-            shutil.copytree(before, self.weights, ignore=shutil.ignore_patterns("*.safetensors*"))
-            export.write_weights(self.weights, model.state_dict(), model.compute_dtype)
-        if self.worker.process is not None:
-            self._asked({"load": str(self.weights)})
-            if self._is_wrong():
-                emit("note", text="vllm: it has not taken the new weights over, and is started again", alarm=True)
-                self.worker.close()
-        if self.worker.process is None:
-            self._open()
-        if before is not None:
-            shutil.rmtree(before, ignore_errors=True)
+        with self.turn:
+            self.number += 1
+            before, self.weights = self.weights, self.opening.folder / f"weights-{self.number}"
+            shutil.rmtree(self.weights, ignore_errors=True)
+            if before is None:
+                export.write(
+                    self.weights, model.config, model.state_dict(), self.opening.tokenizer, model.compute_dtype
+                )
+            else:
+                shutil.copytree(before, self.weights, ignore=shutil.ignore_patterns("*.safetensors*"))
+                export.write_weights(self.weights, model.state_dict(), model.compute_dtype)
+            weights = self.weights
+            with uncompiled(model):
+                self._each([partial(one.take, model, weights) for one in self.processes])
+            if before is not None:
+                shutil.rmtree(before, ignore_errors=True)
 
     def answers(self, prompts: Sequence[Sequence[int]], each: int, how: Sampling, numbers: Tensor) -> Answers:
         """Return `each` answers to every prompt. Of `numbers`, (N, max_new) in [0, 1), seeds are made."""
         seeds = (numbers[::each, 0].double() * 2**31).long().tolist()
-        found = self._asked({"prompts": [list(one) for one in prompts], "each": each, **asdict(how), "stop": self.stop,
-                             "seeds": seeds})  # fmt: skip
+        share = -(-len(prompts) // len(self.processes))
+        asked = [
+            {"prompts": [list(one) for one in prompts[first : first + share]], "each": each, **asdict(how),
+             "stop": self.stop, "seeds": seeds[first : first + share]}
+            for first in range(0, len(prompts), share)
+        ]  # fmt: skip
+        with self.turn:
+            said = self._each([partial(one.ask, its) for one, its in zip(self.processes, asked, strict=False)])
+        found = [answer for its in said for answer in its]
         lengths = torch.tensor([len(ids) for ids, _, _ in found])
         ids = torch.zeros((len(found), int(lengths.max())), dtype=torch.int64)
         logprobs = torch.zeros(ids.shape)
@@ -95,59 +105,108 @@ class Vllm:
         return Answers(ids, logprobs, lengths, torch.tensor([ended for _, _, ended in found]))
 
     def close(self) -> None:
-        """End it, and remove the weights that it read."""
-        self.worker.close()
+        """End it, also in the middle of an answer, and remove the weights that it read."""
+        for one in self.processes:
+            one.close()
+        self.threads.shutdown()
         shutil.rmtree(self.opening.folder, ignore_errors=True)
 
-    def _open(self) -> None:
-        """Start it with the newest weights. Raises Refused, TrainerError."""
-        opening, model = self.opening, self.model
-        assert model is not None
-        dtype = str(model.compute_dtype).removeprefix("torch.")
-        asked = {"open": str(self.weights), "dtype": dtype, "room": opening.room,
-                 "side_by_side": opening.side_by_side, "temperature": opening.temperature}  # fmt: skip
-        try:
-            self.worker.ask(asked)
-        except NoAnswer as error:
-            raise Refused(f"vllm does not start: {error}{self._last_words()}") from None
-        if self._is_wrong():
-            raise TrainerError(
-                f"vllm gives other log-probabilities than the trainer for the same weights ({self.weights}); "
-                "train with the embedded engine instead: --engine embedded"
-            )
+    def _each(self, work: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Return what each gives, all at once. Raises what one of them raises."""
+        return [one.result() for one in [self.threads.submit(one) for one in work]]
 
-    def _asked(self, question: Mapping[str, Any]) -> Any:
+
+class EngineProcess:
+    """One process of vLLM, started when it is first given weights."""
+
+    def __init__(self, opening: Opening, device: str, log: Path, answer_s: float) -> None:
+        self.opening, self.log, self.is_closed = opening, log, False
+        on = "serve-cuda" if device else "serve-cpu"
+        command = [sys.executable, "-m", "infra.agent.own_environment", on, "trainer.rollouts.vllm_child"]
+        environ = {
+            **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},  # nothing is fetched or told
+            **{"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+            **({"CUDA_VISIBLE_DEVICES": device} if device else {}),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        }
+        self.worker = Worker(command, answer_s, START_S, environ, log, lambda line: emit("note", text=f"vllm: {line}"))
+        self.weights, self.dtype = Path(), torch.float32
+        self.probed: Probed | None = None  # by these weights, once they were found to be the model's
+
+    def take(self, model: Decoder, weights: Path) -> None:
+        """Answer with the weights of a folder, which are the model's. Raises Refused, TrainerError."""
+        self.weights, self.dtype, self.probed = weights, model.compute_dtype, None
+        if self.worker.process is not None:
+            self.ask({"load": str(weights)})
+        if self.worker.process is not None and not self._is_right(model):
+            emit("note", text="vllm: it has not taken the new weights over, and is started again", alarm=True)
+            self.worker.close()
+        if self.worker.process is None:
+            self._open(model)
+
+    def ask(self, question: Mapping[str, Any]) -> Any:
         """Return what it says; where it has ended or hangs, what another one says. Raises Refused, TrainerError."""
         try:
             return self.worker.ask(question)
         except NoAnswer as error:
+            if self.is_closed:
+                raise TrainerError("vllm: closed while it answered") from None
             emit("note", text=f"vllm: {error}; it is started again{self._last_words()}", alarm=True)
-        self._open()
-        if "load" in question:
+        if "load" in question:  # it is opened with them
             return {}
+        self._open(None)
         try:
             return self.worker.ask(question)
         except NoAnswer as error:
             raise TrainerError(f"vllm: {error}, twice for the same question{self._last_words()}") from None
 
+    def close(self) -> None:
+        """End it for good."""
+        self.is_closed = True
+        self.worker.close()
+
+    def _open(self, model: Decoder | None) -> None:
+        """Start it with the newest weights. model: whose they are; None = it may be another one by now.
+
+        Raises Refused, TrainerError.
+        """
+        opening = self.opening
+        asked = {"open": str(self.weights), "dtype": str(self.dtype).removeprefix("torch."), "room": opening.room,
+                 "side_by_side": opening.side_by_side, "temperature": opening.temperature}  # fmt: skip
+        try:
+            self.worker.ask(asked)
+        except NoAnswer as error:
+            raise Refused(f"vllm does not start: {error}{self._last_words()}") from None
+        if not self._is_right(model):
+            raise TrainerError(
+                f"vllm gives other log-probabilities than the trainer for the same weights ({self.weights}); "
+                "train with the embedded engine instead: --engine embedded"
+            )
+
     @torch.no_grad()
-    def _is_wrong(self) -> bool:
-        """Tell whether its likeliest ids are worth something else to the model in training."""
-        model = self.model
-        assert model is not None
-        prompt = [one % model.config.vocab_size for one in range(PROBE)]
+    def _is_right(self, model: Decoder | None) -> bool:
+        """Tell whether its likeliest ids are worth the same to the model, or to the process that was before it."""
+        prompt = [one % 64 for one in range(PROBE)]
         how = Sampling(max_new=PROBED, temperature=0.0)
         asked = {"prompts": [prompt], "each": 1, **asdict(how), "stop": [], "seeds": [0]}
         try:
-            ((ids, theirs, _),) = self.worker.ask(asked)
+            ((ids, said, _),) = self.worker.ask(asked)
         except NoAnswer:
-            return True
-        whole = torch.tensor([[*prompt, *ids[:-1]]], device=model.head.device)
-        with uncompiled(model):
+            return False
+        theirs = torch.tensor(said)
+        if model is not None:
+            whole = torch.tensor([[*prompt, *ids[:-1]]], device=model.head.device)
             hidden = model.hidden(whole)[0, len(prompt) - 1 :]
-        ours = token_logprobs(hidden, model.head, torch.tensor(ids, device=whole.device), model.shape)
-        apart = (ours.cpu() - torch.tensor(theirs)).abs().max()
-        return not float(apart) <= APART.get(model.compute_dtype, APART[torch.bfloat16])
+            right = token_logprobs(hidden, model.head, torch.tensor(ids, device=whole.device), model.shape).cpu()
+        elif self.probed is not None and self.probed[0] == ids:
+            right = self.probed[1]
+        else:
+            return False
+        most = APART.get(self.dtype, APART[torch.bfloat16])
+        if not float((right - theirs).abs().max()) <= most:
+            return False
+        self.probed = (ids, theirs)
+        return True
 
     def _last_words(self) -> str:
         """Return the last line of its log, and where the rest is."""

@@ -52,6 +52,7 @@ OTHERS = {
     "talk": {"talk": "hf://x/smoltalk/all:train[10%:20%]+test"},
     "asked": {"talk": "hf://x/gsm8k:train[:7]?user=question&assistant=answer"},
     "no config": {"talk": "hf://x/smoltalk"},
+    "no config of text": {"text": {"source": "hf://x/smoltalk?text=messages"}},
     "no split": {"talk": "hf://x/smoltalk/all:validation[:5]"},
     "gated": {"talk": "hf://x/gated:train[:5]"},
     "problems": {"problems": {"task": "file", "source": "hf://x/gsm8k/main:train[:40]"}},
@@ -129,6 +130,7 @@ def test_conversations_and_problems_come_from_the_same_references(compared):
     ("case", "seen"),
     [
         ("no config", ["hf://x/smoltalk", "all", "everyday-conversations"]),
+        ("no config of text", ["hf://x/smoltalk", "all", "everyday-conversations"]),
         ("no split", ["no split 'validation'", "known: train, test"]),
         ("gated", ["it asks for a token", "/datasets/x/gated", "set HF_TOKEN"]),
     ],

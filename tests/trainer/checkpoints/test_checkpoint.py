@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -42,6 +43,21 @@ def training(folder: Path, keeping: Keeping = EASY, model: Decoder | None = None
     return Training(
         model, config, Made(random_batch), Checkpoints(folder / "saved", keeping), FACTS, folder / "metrics"
     )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Checkpoint]:
+    """The end of a training of so many steps that nothing befell; trained by the first test that asks."""
+    made: dict[int, Checkpoint] = {}
+
+    def of(steps: int) -> Checkpoint:
+        if steps not in made:
+            found = training(tmp_path_factory.mktemp("undisturbed"), steps=steps).run()
+            assert found is not None
+            made[steps] = found
+        return made[steps]
+
+    return of
 
 
 class Stopped(Exception):
@@ -112,15 +128,14 @@ def damage(folder: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["truncated", "flipped", "missing", "unmanifested", "renamed", "garbled"])
-def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path, how):
+def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path, undisturbed, how):
     stop_at(training(tmp_path, steps=30), 19)
     damage(tmp_path / "saved" / "step-000000015", how)
     one = training(tmp_path, steps=30)
     stop_at(one, 10)  # which is where it goes on
     assert [path.name[:9] for path in (tmp_path / "saved").glob(".bad-*")] == [".bad-step"]
     final = training(tmp_path, steps=30).run()
-    reference = training(tmp_path / "other", steps=30).run()
-    ours, theirs = final.tensors("model"), reference.tensors("model")
+    ours, theirs = final.tensors("model"), undisturbed(30).tensors("model")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -185,14 +200,16 @@ class Spoilt:
     ("owner", "name", "at"),
     [(os, "fsync", 1), (os, "fsync", 4), (os, "fsync", 5), (os, "write", 2), (Path, "rename", 1), (Path, "mkdir", 3)],
 )
-def test_what_fails_once_is_written_afresh_and_costs_nothing(tmp_path, monkeypatch, caplog, owner, name, at):
-    whole = training(tmp_path / "a").run()
-    one = training(tmp_path / "b")
+def test_what_fails_once_is_written_afresh_and_costs_nothing(
+    tmp_path, undisturbed, monkeypatch, caplog, owner, name, at
+):
+    whole = undisturbed(40)
+    one = training(tmp_path)
     spoilt = Spoilt(monkeypatch, owner, name, range(at, at + 1))
     final = one.run()
     assert spoilt.calls > at and "written once more" in caplog.text and "was not saved" not in caplog.text
     assert [path.name for path in one.checkpoints.steps()] == [f"step-{step:09d}" for step in (30, 35, 40)]
-    assert not list((tmp_path / "b" / "saved").glob(".tmp-*"))
+    assert not list((tmp_path / "saved").glob(".tmp-*"))
     assert hashes(final) == hashes(whole)
 
 

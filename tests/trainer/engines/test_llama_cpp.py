@@ -13,7 +13,7 @@ import torch
 
 from data.chat.conversations import prompt
 from data.tokens import tokenizer as tokenizers
-from infra.agent import environment
+from infra.agent.environments import environment
 from tests.trainer.model.test_model import random_model
 from tests.world import ROOT
 from trainer.model import export, generate

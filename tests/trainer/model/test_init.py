@@ -38,7 +38,7 @@ def foreign(kind: str, folder: Path, vocab: int = 400, dtype: torch.dtype = torc
     torch.manual_seed(7)
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=vocab,
-        hidden_size=32,
+        hidden_size=4 * head_dim,  # vLLM takes it so of a Qwen2, whatever its head_dim says
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,

@@ -35,11 +35,18 @@ def model_of(vocab: int, seed: int) -> Decoder:
     return model
 
 
-def test_it_answers_with_the_newest_weights_as_the_trainer_would_also_after_a_kill_in_the_middle(inputs, tmp_path):
+def test_it_answers_with_the_newest_weights_as_the_trainer_would_also_after_one_was_killed_or_hung(inputs, tmp_path):
     words = inputs[0] / "tokenizer"
     first, second = (model_of(trained.TINY.vocab_size, seed) for seed in (1, 2))
-    engine = Vllm([0], Opening(tmp_path / "engine", words, 64, 16, 1.0), tmp_path / "vllm.log")
+    opening = Opening(tmp_path / "engine", words, 64, 16, 1.0, devices=("", ""))  # two of them share the prompts
+    engine = Vllm([0], opening, tmp_path / "vllm.log")
     embedded = Embedded([0], 16)
+
+    def pid(number: int) -> int:
+        process = engine.processes[number].worker.process
+        assert process is not None
+        return process.pid
+
     try:
         for model in (first, second):
             engine.take(model)
@@ -56,21 +63,32 @@ def test_it_answers_with_the_newest_weights_as_the_trainer_would_also_after_a_ki
                 assert (right - found.logprobs[row, : len(ids)]).abs().max() < 1e-4
                 assert bool(found.ended[row]) == (ids[-1] == 0)
 
-        process = engine.worker.process
-        assert process is not None
+        before = [pid(0), pid(1)]
 
-        def kill() -> None:
+        def strike() -> None:
             time.sleep(0.3)
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(before[0], signal.SIGKILL)
+            os.killpg(before[1], signal.SIGSTOP)
 
-        killer = threading.Thread(target=kill)
-        killer.start()
+        engine.processes[1].worker.timeout_s = 60.0  # it answers no more, and has not ended
+        striker = threading.Thread(target=strike)
+        striker.start()
         long = Sampling(max_new=40, temperature=1.0)
-        while killer.is_alive():
+        while striker.is_alive():
             engine.answers(PROMPTS, 4, long, uniform(12, 40, 2))
+        with (
+            torch.no_grad()
+        ):  # the model goes on meanwhile, and the new processes are of the weights that they were given
+            for weights in second.parameters():
+                weights += 1.0
         found = engine.answers(PROMPTS, 1, GREEDY, uniform(3, 8, 3))
-        assert torch.equal(found.ids, embedded.answers(PROMPTS, 1, GREEDY, uniform(3, 8, 3)).ids)
-        assert engine.worker.process is not None and engine.worker.process.pid != process.pid
+        assert torch.equal(found.ids, ours.ids)
+        assert pid(0) != before[0] and pid(1) != before[1]
+        os.killpg(pid(0), signal.SIGKILL)  # between two rounds
+        engine.take(second)
+        embedded.take(second)
+        ours, theirs = (one.answers(PROMPTS, 1, GREEDY, uniform(3, 8, 3)) for one in (embedded, engine))
+        assert torch.equal(ours.ids, theirs.ids) and not torch.equal(ours.ids, found.ids)
     finally:
         engine.close()
-    assert engine.worker.process is None and not (tmp_path / "engine").exists()
+    assert all(one.worker.process is None for one in engine.processes) and not (tmp_path / "engine").exists()

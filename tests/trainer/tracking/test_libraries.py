@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent import environment
+from infra.agent.environments import environment
 from tests.trainer.tracking.test_sidecar import tell
 from tests.world import ROOT, until
 

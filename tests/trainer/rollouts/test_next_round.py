@@ -1,0 +1,106 @@
+"""Answers that are one update old: made beside the training, learnt from with the ratio they need, kept over a kill."""
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from data.problems.problem import Problem
+from tests.trainer.conftest import tiny
+from trainer.model.decoder import IGNORED, Decoder, initialise
+from trainer.objectives.rl import PolicyLoss
+from trainer.records.rl_config import RlConfig
+from trainer.rewards.reward import Reward
+from trainer.rollouts.drawn import Problems
+from trainer.rollouts.policy import Embedded, Policy
+from trainer.rollouts.source import Rollouts
+
+
+class Beside(Embedded):
+    """An engine that works beside the training, on a copy of its weights."""
+
+    is_apart = True
+
+    def take(self, model):
+        super().take(copy.deepcopy(model))
+
+    def answers(self, *words):
+        self.thread = threading.current_thread()
+        return super().answers(*words)
+
+
+class Words:
+    """As much of a tokenizer as a policy needs: a letter is an id."""
+
+    def decode(self, ids):
+        return "".join(chr(97 + one % 26) for one in ids)
+
+
+class Asked(Policy):
+    def _prompt(self, task, messages):
+        return [3 + ord(one) % 50 for one in messages[0]["content"]]
+
+
+def judge(said):
+    return [Reward({"letters": float(len(set(one.text)))}, True) for one in said]
+
+
+@pytest.fixture
+def begin():
+    def source(engine):
+        rl = RlConfig(group=4, max_new=6, lag=1, eval_every=0)
+        config = tiny(phase="rl", steps=5, rows=16, micro_rows=8, sequence_len=32, mixture={"sort": 1.0}, rl=rl)
+        problems = [Problem(question="abcdefg"[one:], answer="") for one in range(5)]
+        policy = Asked(engine, Words(), {"sort": judge}, rl, 32)
+        return Rollouts(config, rl, policy, Problems({"sort": problems}, {"sort": 1.0}, 0), [])
+
+    return source
+
+
+def models(count):
+    made = [Decoder(tiny().model) for _ in range(count)]
+    for seed, one in enumerate(made):
+        initialise(one, seed)
+        for weights in one.parameters():
+            weights.data += 0.1 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(seed))
+    return made
+
+
+def worth_to(model, batch):
+    """ln p of the targets of a batch."""
+    source = Rollouts.__new__(Rollouts)
+    source.config, source.rl = tiny(), RlConfig()
+    return source._logprobs(model, batch)
+
+
+@pytest.mark.parametrize("kind", [Embedded, Beside])
+def test_the_answers_of_a_step_are_of_the_weights_before_and_its_ratio_is_to_them(begin, kind):
+    weights, source = models(5), begin(kind([0], 16))
+    made = [copy.deepcopy(source.batch(step, one)) for step, one in enumerate(weights)]
+    for step, batch in enumerate(made):
+        counted, before = batch["targets"] != IGNORED, weights[max(0, step - 1)]
+        np.testing.assert_allclose(batch["old"][counted], worth_to(before, batch)[counted], atol=1e-4)
+        if step:
+            assert np.abs(batch["old"] - worth_to(weights[step], batch))[counted].mean() > 0.01
+    tensors = {name: torch.from_numpy(values) for name, values in made[3].items()}
+    _, figures = PolicyLoss(source.rl).loss(weights[3], tensors)
+    assert figures["moved"] > 0 and "mismatch" not in figures
+    if kind is Beside:
+        assert source.policy.engine.thread is not threading.main_thread()
+
+
+def test_a_checkpoint_keeps_answers_of_weights_that_are_gone(begin):
+    weights, source = models(5), begin(Embedded([0], 16))
+    made = [copy.deepcopy(source.batch(step, one)) for step, one in enumerate(weights[:3])]
+    kept = {name: one.clone() for name, one in source.state().items()}
+    made += [copy.deepcopy(source.batch(step, weights[step])) for step in (3, 4)]
+    another = begin(Embedded([0], 16))
+    another.load(kept)
+    for step in (3, 4):
+        batch = another.batch(step, weights[step])
+        assert batch.keys() == made[step].keys()
+        for name, values in batch.items():
+            np.testing.assert_array_equal(values, made[step][name])
+    assert not source.next_round.state(), "nothing is made that no step reads"
