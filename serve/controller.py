@@ -26,8 +26,9 @@ from typing import Any
 from infra import own_code, train_env
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
-from infra.ledger import budgets, spend
-from infra.ledger.journal import Fenced, Journal, Lease, service_lease
+from infra.ledger import budgets, service_rows, spend
+from infra.ledger.journal import Fenced, Journal, Lease
+from infra.ledger.service_rows import service_lease
 from infra.runs.recovery import REPLICA
 from infra.settings import Settings
 from serve import leases
@@ -139,7 +140,7 @@ class Controller:
         if self.wanted.is_ending and not self.is_leaving:
             await self.gateway.end(LEAVE_S)
             await self._ask_store(leases.release, self.name, self.journal.installation, self.wanted)
-            self.journal.forget(self.name, self.lease)
+            service_rows.forget(self.journal, self.name, self.lease)
             self.say(f"{self.name}: ended, nothing of it runs")
 
     def _turn(self) -> None:
@@ -176,7 +177,7 @@ class Controller:
     # What is wanted.
 
     def _row(self) -> Any:
-        row = self.journal.service(self.name)
+        row = service_rows.find(self.journal, self.name)
         if row is None:
             raise Fenced(f"{self.name}: its row is no longer in the journal")
         return row
@@ -328,7 +329,7 @@ class Controller:
         )  # fmt: skip
         text = write(self.seen)
         if text != self.saved:
-            self.journal.saw(self.name, text, self.lease)
+            service_rows.saw(self.journal, self.name, text, self.lease)
             self.saved = text
         ready = sum(one.member.state is State.READY for one in self.replicas.kept.values())
         if (ready, self.memory.target) != self.counted:
@@ -370,11 +371,11 @@ async def keep(name: str) -> None:
         except Fenced:
             raise
         except BaseException as error:
-            row = journal.service(name)
+            row = service_rows.find(journal, name)
             if row is not None:
                 seen = controller.seen if controller else seen_of(row.seen)
                 text = str(error) or type(error).__name__
-                journal.saw(name, write(replace(seen, problem=text)), lease)
+                service_rows.saw(journal, name, write(replace(seen, problem=text)), lease)
             raise
 
 

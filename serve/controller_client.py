@@ -7,7 +7,9 @@ from pathlib import Path
 from infra import train_env
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Held, Journal, service_lease
+from infra.ledger import service_rows
+from infra.ledger.journal import Held, Journal
+from infra.ledger.service_rows import service_lease
 from infra.names import match
 from infra.runs.timing import Say
 from infra.settings import Settings
@@ -26,7 +28,7 @@ LEAVE_S = 600.0  # requests under way, then the engines, then proof from whoever
 def ensure(name: str, settings: Settings, journal: Journal, tell: Say) -> ServiceRecord:
     """Ensure a living controller, and return what it sees."""
     was_kept = controller_process.is_kept(name, journal)
-    row = journal.service(name)
+    row = service_rows.find(journal, name)
     seen = controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
     if not was_kept and row is not None and row.seen:
         tell(f"{name}: its controller was gone; another one has taken over")
@@ -40,7 +42,7 @@ def python(settings: Settings, tell: Say) -> Path:
 
 def certfile(name: str, journal: Journal) -> str:
     """Return the file of the certificate by which a service is known on this machine; "" where it speaks plain HTTP."""
-    row = journal.service(name)
+    row = service_rows.find(journal, name)
     tls = service_state.wanted_of(row.wanted).newest.service.tls if row else None
     return tls.certfile if tls else ""
 
@@ -52,13 +54,13 @@ def forget(name: str, settings: Settings, journal: Journal) -> None:
     except Held:
         return
     gateway_orders.tell_to_end(Places.of(settings, name))
-    journal.forget(name, lease)
+    service_rows.forget(journal, name, lease)
     journal.release(lease)
 
 
 def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[ServiceRecord, WantedService]:
     """Return what is seen of a service now, and what is wanted. Raises SlipwayError when its controller has failed."""
-    row = journal.service(name)
+    row = service_rows.find(journal, name)
     if row is None:
         raise SlipwayError(f"{name} was ended by another command")
     seen = (
@@ -71,14 +73,14 @@ def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[
 
 def finish(name: str, settings: Settings, journal: Journal, tell: Say) -> None:
     """End a service. Raises SlipwayError when it is not proven that nothing of it runs."""
-    row = journal.service(name)
+    row = service_rows.find(journal, name)
     if row is not None:
         wanted = service_state.wanted_of(row.wanted)
         if not wanted.is_ending:
-            journal.want(name, service_state.write(dataclasses.replace(wanted, is_ending=True)), row)
+            service_rows.want(journal, name, service_state.write(dataclasses.replace(wanted, is_ending=True)), row)
         controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
     deadline, told, told_at = time.monotonic() + LEAVE_S, "", 0.0
-    while (row := journal.service(name)) is not None or controller_process.is_kept(name, journal):
+    while (row := service_rows.find(journal, name)) is not None or controller_process.is_kept(name, journal):
         waits = waiting_for(service_state.seen_of(row.seen)) if row is not None else "its controller to leave"
         if waits != told or time.monotonic() - told_at > TELL_EVERY_S:
             told, told_at = waits, time.monotonic()
@@ -101,7 +103,7 @@ def waiting_for(seen: ServiceRecord) -> str:
 
 def find(name: str, journal: Journal) -> str:
     """Return the name of a service, by its beginning, or the only one. Raises UsageError."""
-    known = [one.name for one in journal.services()]
+    known = [one.name for one in service_rows.every(journal)]
     if not known:
         raise UsageError("no service is running; begin with: inv serve.up")
     if not name and len(known) > 1:

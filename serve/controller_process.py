@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Journal, service_lease
+from infra.ledger import service_rows
+from infra.ledger.journal import Journal
+from infra.ledger.service_rows import service_lease
 from infra.settings import Settings
 from infra.units import duration
 from serve.places import Places
@@ -34,7 +36,7 @@ def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[],
     python: returns the interpreter of the serve environment. Raises UsageError or SlipwayError with what the controller
     said when it could not go on.
     """
-    row = journal.service(name)
+    row = service_rows.find(journal, name)
     if row is None:
         raise UsageError(f"there is no service {name}; see: inv serve.status")
     seen = seen_of(row.seen)
@@ -45,7 +47,7 @@ def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[],
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         has_ended = process is not None and process.poll() is not None  # asked first: it may have been taken over
-        row = journal.service(name)
+        row = service_rows.find(journal, name)
         seen = seen_of(row.seen) if row else ServiceRecord()
         if row is None:
             return seen  # it was to be ended, and has been

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from infra import strict_yaml
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.ledger.journal import ServiceRow
+from infra.ledger.service_rows import ServiceRow
 from infra.market import gpus
 from infra.names import check_name
 from infra.providers import registry

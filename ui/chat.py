@@ -20,6 +20,7 @@ from flows.find_model import model_folder
 from infra import train_env
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
+from infra.ledger import service_rows
 from infra.transport.port_forward import LOOPBACK
 from serve import controller_client, engines
 from serve.gateway.http import certificate
@@ -37,7 +38,7 @@ SERVICE = "service "
 def models(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return whom one can talk to: services, then the models of the store."""
     with desk.journal() as journal:
-        services = [f"{SERVICE}{one.name}" for one in journal.services()]
+        services = [f"{SERVICE}{one.name}" for one in service_rows.every(journal)]
     kinds = [PHASES[one].folder for one in (USUAL, *all_phases()[::-1])]
     kept = [one.name for one in desk.artifacts() if one.name.split("/")[0] in kinds]
     kept.sort(key=lambda name: kinds.index(name.split("/")[0]))
@@ -82,7 +83,7 @@ class Talks:
         if model.startswith(SERVICE):
             name = model.removeprefix(SERVICE)
             with self.desk.journal() as journal:
-                row, certfile = journal.service(name), controller_client.certfile(name, journal)
+                row, certfile = service_rows.find(journal, name), controller_client.certfile(name, journal)
             seen = service_state.seen_of(row.seen) if row else None
             if seen is None or not seen.endpoint:
                 raise UsageError(f"the service {name} has no address yet; see: inv serve.status {name}")

@@ -19,16 +19,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.agent.job import Job, Limits, Step
 from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, Op
 from infra.providers import Provider, registry
 from infra.records import Plan
-from infra.runs import launch, mirror, pods
+from infra.runs import launch, pods
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.sight import Asks, Sight, look
+from infra.runs.sync import mirror
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 from serve import engines

@@ -19,7 +19,7 @@ import torch
 
 from data.chat import conversations
 from data.tokens.tokenizer import Tokenizer
-from infra.agent import environment
+from infra.agent.environments import environment
 from serve.engine.options import Tuning
 from serve.engines import ReplicaConfig, config_of
 from tests.serve.scripted_engine import ROOT

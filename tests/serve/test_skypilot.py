@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-from infra.agent import environment
+from infra.agent.environments import environment
 from serve import service
 from serve.policy import autoscaler, replica_states
 from serve.policy.autoscaler import AutoscalerMemory, Measurements, NewestReplica

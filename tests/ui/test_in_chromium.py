@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from infra import train_env
-from infra.agent.environment import default_cache
+from infra.agent.environments.environment import default_cache
 from scripts.project import debian
 from tests.world import ROOT, World
 

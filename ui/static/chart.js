@@ -96,7 +96,9 @@ export class Chart {
     }
     if (isLog) return { first, last: Math.max(last, first + 1e-9), low: Math.log10(low), high: Math.log10(high) + 0.02, factor, isLog };
     if (this.options.fromZero) low = Math.min(0, low);
-    const margin = 0.05 * (high - low) || 0.05 * Math.abs(high) || 1;
+    // Values that differ by rounding alone, such as the mean of a constant, have no spread: no number lies between them.
+    const spread = high - low > 1e-9 * Math.max(Math.abs(low), Math.abs(high)) ? high - low : 0;
+    const margin = 0.05 * spread || 0.05 * Math.abs(high) || 1;
     return { first, last: Math.max(last, first + 1e-9), low: this.options.fromZero ? low : low - margin, high: high + margin, factor };
   }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from flows.reading import logs
 from infra.errors import UsageError
+from infra.ledger import service_rows
 from infra.ledger.journal import Journal, Op
 from infra.runs.lookup import find_run, names_of_runs
 from serve import controller_process
@@ -71,7 +72,7 @@ def _brought(desk: Desk, op: Op, journal: Journal) -> list[Path]:
 def _of_service(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return the requests of a service, or what its controller says."""
     with desk.journal() as journal:
-        names = [one.name for one in journal.services()]
+        names = [one.name for one in service_rows.every(journal)]
     name, file = asked.word("service"), asked.word("file") or "requests"
     if name not in names:
         raise UsageError(f"no service is called {name!r}; running: {', '.join(names) or 'none'}")

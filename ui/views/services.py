@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from flows.reading import services
+from infra.ledger import service_rows
 from serve import controller_process
 from ui.desk import Desk
 from ui.views.ask import View, ViewQuery
@@ -14,7 +15,7 @@ SPAN_S, EACH_S = 900.0, 10.0
 def listed(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return each service as its controller saw it last, with the figures of its last requests."""
     with desk.journal() as journal:
-        names = [one.name for one in journal.services()]
+        names = [one.name for one in service_rows.every(journal)]
         found = services.look(names, desk.settings, journal, True)
     for one in found:
         one["history"] = history(desk, one["service"], time.time())

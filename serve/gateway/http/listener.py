@@ -8,20 +8,17 @@ cancels what is being done for it.
 import asyncio
 import contextlib
 import logging
-import re
 import socket
 import ssl
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from email.utils import formatdate
-from http import HTTPStatus
 
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from serve.gateway.http.crowd import Crowd
 from serve.gateway.http.doors import AT_ONCE, Doors
 from serve.gateway.http.eager import EagerTask
+from serve.gateway.http.heads import ONCE, PLAIN, SERVER, STATUS_LINES, checked, date, target
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.wire import MOST_HEAD_BYTES, Broken, Message, Wire
 
@@ -29,14 +26,9 @@ LINGER_S = 2.0  # for the rest of a body that nobody wants
 MOST_LINGER_BYTES = 16 << 20
 MOST_AHEAD = 8  # requests that a client sends before it has got its answers; what follows them is parsed later
 PIECE_BYTES = 16 << 10  # that are parsed at once: what they may hold in requests is more than MOST_AHEAD
-SERVER = b"slipway"
-STATUS_LINES = {one.value: b"HTTP/1.1 %d %b\r\n" % (one.value, one.phrase.encode()) for one in HTTPStatus}
 WITHOUT_BODY = (204, 304)
 FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate"))  # headers, to the engine
-ONCE = frozenset((b"host", b"transfer-encoding"))  # headers that may not be there twice
 UNREADABLE = (400, "this is no HTTP request that can be read")
-_PLAIN = re.compile(rb"/[A-Za-z0-9_/]*")
-_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")  # RFC 3986, 3.2.2
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +47,7 @@ class ClientRequest(Message):
     ) -> None:  # fmt: skip
         Message.__init__(self, line)
         self._line, self.method, self.headers, self.keeps = line, method, headers, keeps
-        self.path, self.host = (url, host) if _PLAIN.fullmatch(url) else _target(url, host)
+        self.path, self.host = (url, host) if PLAIN.fullmatch(url) else target(url, host)
         self._chunks = is_new  # to HTTP/1.0 the end of the connection is the end of the answer
 
     @property
@@ -134,7 +126,7 @@ class ClientRequest(Message):
         self.keeps = self.keeps and not self._line.is_leaving
         first = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
         last = b"\r\n" if self.keeps else b"Connection: close\r\n\r\n"
-        return b"%b%b%bServer: %b\r\n%b%b" % (first, lines, framing, SERVER, _date(), last)
+        return b"%b%b%bServer: %b\r\n%b%b" % (first, lines, framing, SERVER, date(), last)
 
 
 class Connection(Wire):
@@ -299,10 +291,11 @@ class Connection(Wire):
         version = "1.1" if keeps and not says_so else parser.get_http_version()
         is_new, host = version == "1.1", headers.get(b"host")
         if host != self._host or self._doubled or b"transfer-encoding" in headers or not is_new:
-            fault = self._fault(version)
+            name, fault = checked(version, headers, self._doubled)
             if fault is not None:
                 self._refuse(*fault)
                 return
+            self._host, self._name = host, name
         self._coming = ClientRequest(self, method, self._url, headers, is_new, is_new and keeps, self._name)
         self._coming.lines = self._lines
         self._ahead.append(self._coming)
@@ -316,26 +309,6 @@ class Connection(Wire):
         if self._coming is not None and not self._framing:
             self._coming.is_whole = True
             self._coming = None
-
-    def _fault(self, version: str) -> tuple[int, str] | None:
-        """Return what is wrong with headers that can be parsed, by RFC 9112, 2.3, 3.2 and 6.1."""
-        if version not in ("1.0", "1.1"):
-            return 505, f"HTTP/{version} is not spoken here; ask by HTTP/1.1"
-        if self._doubled:
-            return 400, f"there are two headers {self._doubled.decode()}"
-        host, codings = self._headers.get(b"host"), self._headers.get(b"transfer-encoding")
-        if host is None and version == "1.1":
-            return 400, "there is no header host"
-        found = _HOST.fullmatch(host or b"")
-        if found is None:
-            return 400, "the header host is none"
-        self._host, self._name = host, found[1].lower()
-        if codings is None or codings.lower() == b"chunked":
-            return (400, "HTTP/1.0 has no transfer-encoding") if codings and version == "1.0" else None
-        *before, last = (one.strip().lower() for one in codings.split(b","))
-        if last != b"chunked" or last in before:
-            return 400, "a transfer-encoding must end with chunked, once"
-        return 501, "no transfer-encoding but chunked is known here"
 
     # What is done about it.
 
@@ -490,27 +463,3 @@ class Listener:
             if one.transport is not None:
                 one.transport.abort()  # it may have something to be sent that nobody takes
         await asyncio.sleep(0)  # in which they are lost
-
-
-def _target(url: bytes, host: bytes) -> tuple[bytes, bytes]:
-    """Return path and host of a URL with a query, or with a host before it, which is the one that counts.
-
-    The path is no route of ours when it is neither.
-    """
-    try:
-        found = parse_url(url)
-    except HttpParserError:
-        return b"", host
-    return found.path or b"", host if found.host is None else found.host.lower()
-
-
-_dated = (0, b"")
-
-
-def _date() -> bytes:
-    """Return the Date header, made once a second."""
-    global _dated
-    now = int(time.time())
-    if _dated[0] != now:
-        _dated = (now, f"Date: {formatdate(now, usegmt=True)}\r\n".encode())
-    return _dated[1]

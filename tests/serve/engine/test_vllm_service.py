@@ -19,7 +19,7 @@ import pytest
 
 from data.tokens import tokenizer
 from infra.agent.process import find
-from tests.end_to_end.test_street_serve import Place
+from tests.end_to_end.services import Place
 from tests.programs import source
 from tests.serve import real
 from tests.serve.real import START_S

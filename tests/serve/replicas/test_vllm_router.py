@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from infra.agent import environment
+from infra.agent.environments import environment
 from infra.errors import SlipwayError
 from serve.gateway.access import AccessLog
 from serve.gateway.http.limits import GatewayLimits
