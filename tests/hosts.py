@@ -25,7 +25,8 @@ from typing import Any
 
 import pytest
 
-from infra.agent import environment, process
+from infra.agent import process
+from infra.agent.environments import environment
 from infra.records import Address
 from scripts.project import debian
 from tests.needs import PRIVILEGE, needs
@@ -240,7 +241,7 @@ def loopback(folder: Path, more: str = "") -> Iterator[Host]:
 
 @pytest.fixture
 def sshd(tmp_path: Path) -> Iterator[Host]:
-    with loopback(tmp_path) as host:
+    with loopback(tmp_path, "OMP_NUM_THREADS=1") as host:  # as ONE_THREAD of tests/world.py
         yield host
 
 

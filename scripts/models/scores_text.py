@@ -36,6 +36,8 @@ def show_scores(name: str, found: Mapping[str, Any]) -> None:
     out.print(table)
     if by_turn:
         out.print(turns_table(by_turn))
+        asked = next(iter(by_turn.values()))["of"]
+        out.print(f"the same {asked} questions at every turn; wanted: at most 5 % leaks")
     methods = dict.fromkeys(one["method"] for one in found["measures"].values())
     say(f"95 % intervals by: {'; '.join(methods)}")
     for key in MEASURES:
@@ -53,7 +55,6 @@ def turns_table(measures: Mapping[str, Mapping[str, Any]]) -> Any:
     for turn, one in right.items():
         cells = [cell for each in (one, leaks[turn]) for cell in (of_unit(each, each["value"]), between(each, each))]
         table.add_row(str(turn), *cells)
-    table.caption = f"the same {one['of']} questions at every turn; wanted: at most 5 % leaks"
     return table
 
 

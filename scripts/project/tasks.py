@@ -15,6 +15,7 @@ from scripts.project import debian
 from store import moving_line
 
 ROOT = Path(__file__).resolve().parents[2]
+MOST_TESTS = 8  # at a time: each worker has PyTorch in its memory
 TYPED = ("infra", "data", "store", "serve", "flows", "ui", "scripts", "tests/programs")
 
 
@@ -116,11 +117,16 @@ def test(c, spec):
     words += ["--fast"] if spec.fast else []
     words += ["-k", spec.k] if spec.k else []
     words += ["-m", "not gpu and not account"] if spec.nightly else []
-    if not spec.paths and not spec.k:  # most of the tests wait for processes: three at a time use two cores
-        words += ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
+    if not spec.paths and not spec.k:
+        words += ["-n", str(at_a_time()), "--dist", "loadfile", "--no-loadscope-reorder"]
     code = run_in_dev(words, Path.cwd() if spec.paths else ROOT)
     if code:
         raise Exit(code=code)
+
+
+def at_a_time() -> int:
+    """Return how many tests run at a time: two for each core, since most of them wait for processes."""
+    return min(MOST_TESTS, 2 * (os.cpu_count() or 1))
 
 
 @command(is_here=True, example="inv check")

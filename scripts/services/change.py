@@ -9,6 +9,7 @@ from pathlib import Path
 from flows import serve as use_case
 from flows import supervise
 from infra.errors import UsageError
+from infra.ledger import service_rows
 from infra.money import dollars
 from infra.names import check_name
 from infra.settings import Settings
@@ -114,7 +115,11 @@ def down(spec: ServeDownFlags) -> None:
         raise UsageError(f"--all and {spec.name}: give one of them")
     settings = context.settings()
     with open_journal(settings) as journal:
-        names = [one.name for one in journal.services()] if spec.all else [controller_client.find(spec.name, journal)]
+        names = (
+            [one.name for one in service_rows.every(journal)]
+            if spec.all
+            else [controller_client.find(spec.name, journal)]
+        )
         for one in names:
             with moving_line.waiting(f"{one} ends"):
                 controller_client.finish(one, settings, journal, render.tell)
@@ -130,7 +135,7 @@ def key(spec: KeyFlags) -> None:
     name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:
-        known = [one.name for one in journal.services()]
+        known = [one.name for one in service_rows.every(journal)]
         name = check_name(name) if name else controller_client.find("", journal)
     if spec.drop and not spec.for_:
         raise UsageError("--drop requires --for NAME")
@@ -187,7 +192,7 @@ def export(spec: ServeExportFlags) -> None:
         raise UsageError(f"--engine {spec.engine}: known: skyserve")
     settings = context.settings()
     with open_journal(settings) as journal:
-        row = journal.service(spec.config) if spec.config else None
+        row = service_rows.find(journal, spec.config) if spec.config else None
     service = (
         service_state.wanted_of(row.wanted).newest.service if row else service_file.load(revision.path_of(spec.config))
     )

@@ -16,9 +16,11 @@ from flows.reading.services import figures, look
 from infra import train_env
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
+from infra.ledger import service_rows
 from infra.ledger.journal import Journal, Op
-from infra.runs import mirror, pods
+from infra.runs import pods
 from infra.runs.lookup import way
+from infra.runs.sync import mirror
 from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import line_after_dashes, print_json
@@ -45,7 +47,9 @@ def status(spec: ServeStatusFlags) -> None:
     with open_journal(settings) as journal, redraw as redrawn:
         while True:
             names = (
-                [controller_client.find(spec.name, journal)] if spec.name else [one.name for one in journal.services()]
+                [controller_client.find(spec.name, journal)]
+                if spec.name
+                else [one.name for one in service_rows.every(journal)]
             )
             asked = moving_line.waiting(f"{', '.join(names)}: asked") if redrawn is None else contextlib.nullcontext()
             with asked:
@@ -100,7 +104,7 @@ def logs(spec: ServeLogsFlags) -> None:
 
 def log_path(name: str, number: int | None, controller: bool, settings: Settings, journal: Journal) -> Path:
     """Return a file of this machine that has the log; of a replica elsewhere, brought up to date."""
-    known = [one.name for one in journal.services()]
+    known = [one.name for one in service_rows.every(journal)]
     if name not in known and controller_process.Places.of(settings, name or "-").folder.is_dir() and number is None:
         pass  # it has ended; what was written of it is here
     else:
@@ -148,7 +152,7 @@ def ssh(spec: ServeSshFlags) -> None:
 
 def live_replica(name: str, number: int | None, journal: Journal) -> Op:
     """Return the row of a replica that lives. Raises UsageError that lists those there are."""
-    row = journal.service(name)
+    row = service_rows.find(journal, name)
     assert row is not None
     there = [one for one in service_state.seen_of(row.seen).members if one.state in LIVE]
     listed = ", ".join(str(one.number) for one in there) or "none"
@@ -168,7 +172,7 @@ def doctor(spec: ServeDoctorFlags) -> None:
         was_kept = controller_process.is_kept(name, journal)
         with moving_line.waiting(f"{name}: asked"):
             take_over(name, settings, journal)
-        row = journal.service(name)
+        row = service_rows.find(journal, name)
         assert row is not None
         wanted, seen = service_state.wanted_of(row.wanted), service_state.seen_of(row.seen)
     findings = advice(name, wanted, seen, figures(name, settings), was_kept)
@@ -240,7 +244,7 @@ def bench(spec: BenchFlags) -> None:
         name = controller_client.find(name, journal)
         with moving_line.waiting(f"{name}: asked"):
             seen = controller_client.ensure(name, settings, journal, render.tell)
-        row = journal.service(name)
+        row = service_rows.find(journal, name)
         assert row is not None
         newest = service_state.wanted_of(row.wanted).newest
         certfile = controller_client.certfile(name, journal)

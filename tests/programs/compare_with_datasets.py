@@ -2,8 +2,8 @@
 
 `python -m tests.programs.compare_with_datasets FOLDER` reads cases from standard input, a list of
 `{"spec": {...}, "load": [...], "column": "text"}`: what `inv shard` is asked for, and the arguments of `load_dataset`;
-or `{"talk": "hf://..."}` or `{"problems": {...}}` for other steps. It prints a list of what each came to. It is a
-program, since the library reads HF_ENDPOINT where it is imported.
+or `{"talk": "hf://..."}`, `{"problems": {...}}` or `{"text": {...}}` for what a step alone says. It prints a list of
+what each came to. It is a program, since the library reads HF_ENDPOINT where it is imported.
 """
 
 import io
@@ -65,10 +65,11 @@ def goes_on_anywhere(file: InputFile) -> bool:
 def made(case: dict[str, Any], folder: Path, number: int) -> dict[str, Any]:
     """Return what another step than `text` has written, by file, and what it said where it failed."""
     out = folder / f"made-{number}"
-    spec = asdict(talk_spec(case["talk"])) if "talk" in case else case["problems"]
+    (step,) = case
+    spec = asdict(talk_spec(case["talk"])) if step == "talk" else case[step]
     (folder / "config.json").write_text(json.dumps({"out": str(out), "spec": spec}))
     with redirect_stderr(io.StringIO()) as said:
-        code = main(["talk" if "talk" in case else "problems", "--config", str(folder / "config.json")])
+        code = main([step, "--config", str(folder / "config.json")])
     files = {one.name: one.read_text().rstrip("\n").split("\n") for one in out.glob("*.jsonl")}
     return {"code": code, "files": files, "said": said.getvalue()}
 

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from infra.agent import environment, packages
+from infra.agent.environments import environment, packages
 
 name, code, cache, torch = sys.argv[1:]
 carried = packages.CarriedSources(**json.loads(os.environ.get("CARRIED", "{}")))

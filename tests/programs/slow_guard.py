@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from infra.agent import guard
+from infra.agent.lifecycle import guard
 
 look = guard.Guard._reason_to_stop
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from infra.ledger.journal import Journal
+from infra.ledger import service_rows
 from scripts.services import change, inspect, services_text
 from scripts.services.flags import KeyFlags
 from serve import controller_client
@@ -43,7 +43,7 @@ def test_the_end_of_a_service_says_what_it_waits_for():
 def test_the_first_key_says_from_when_it_locks_others_out(tmp_path, monkeypatch, capsys, runs, said):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("SLIPWAY_STATE_FILE", str(tmp_path / "journal.sqlite"))
-    monkeypatch.setattr(Journal, "services", lambda self: [type("Row", (), {"name": "demo"})] if runs else [])
+    monkeypatch.setattr(service_rows, "every", lambda journal: [type("Row", (), {"name": "demo"})] if runs else [])
     monkeypatch.setattr(
         change.controller_process.Places, "of", lambda settings, name: type("P", (), {"keys": tmp_path / "keys"})
     )
