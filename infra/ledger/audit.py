@@ -8,6 +8,7 @@ In: records. Out: records; nothing is asked for and nothing is changed here.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from infra.ledger import accounts
 from infra.ledger.journal import Op
 from infra.ledger.life_cycle import CREATING, ENDED, PLANNED, TERMINATING, UNKNOWN
 from infra.ledger.reconcile import Look
@@ -99,7 +100,9 @@ def _whose(pod: Pod, row: Op | None, prefix: str, seen: Look, taken: set[str]) -
 def _without(rows: Sequence[Op], seen: Look, provider: str) -> Iterator[Finding]:
     """Yield rows that are live and whose machines are not listed; of an incomplete listing nothing follows."""
     for row in rows if seen.listing.is_complete else ():
-        if row.remote_id and row.remote_id not in seen.listing.denied:
+        if row.token in seen.elsewhere:
+            kind, note = UNCLEAR, accounts.in_words(row)
+        elif row.remote_id and row.remote_id not in seen.listing.denied:
             kind, note = CLAIMED, "not in the listing, and there when it is asked for"
         elif row.remote_id:
             kind, note = GHOST, f"{provider} knows nothing of it; inv reap clears its row away"

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.agent.job import Limits
+from infra.agent.limits import read_clocks
 from infra.errors import Busy, NoOffer, SlipwayError
+from infra.ledger import accounts
 from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import READY
 from infra.machines.host_memory import HostMemory
@@ -171,7 +173,10 @@ class HeldPods(Provider):
 
     def _is_gone(self, op: Op) -> bool:
         """Tell whether the vendor says that the held pod, which was seen before, is no more. Raises SlipwayError."""
-        found = self.vendors(op.vendor).find(op.remote_id or op.token)
+        vendor = self.vendors(op.vendor)
+        found = vendor.find(op.remote_id or op.token)
+        if found is None and accounts.is_another(vendor, op, read_clocks()):
+            raise SlipwayError(accounts.in_words(op))
         return found is None or found.state in ENDED
 
     def _machines(self, rows: Sequence[Op]) -> SshPools:

@@ -14,7 +14,7 @@ from typing import Any
 
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import in_words
-from infra.ledger import spend
+from infra.ledger import accounts, spend
 from infra.ledger.journal import Fenced, Journal, Op
 from infra.ledger.life_cycle import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 from infra.money import per_hour
@@ -172,6 +172,7 @@ class Look:
     rows: Mapping[str, Op]  # all of that vendor, by token
     busy: frozenset[str]  # tokens that a living process is renting
     problems: tuple[str, ...]
+    elsewhere: frozenset[str] = frozenset()  # tokens of another account's: nothing follows from their absence
 
 
 def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Look:
@@ -189,8 +190,30 @@ def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Lo
     listing = replace(listing, pods=tuple(_known_by_id(listing.pods, rows.values())))
     # After the rows: a renter takes its lease before its row, so that of a row that was seen it is seen as well.
     busy = frozenset(name.removeprefix("rent:") for name in journal.held())
-    denied = _denied(provider, rows.values(), listing, problems) if listing.is_complete else frozenset()
-    return Look(replace(listing, denied=denied), rows, busy, tuple(problems))
+    elsewhere = _elsewhere(provider, rows.values(), listing, clock(), problems)
+    here = [row for token, row in rows.items() if token not in elsewhere]
+    denied = _denied(provider, here, listing, problems) if listing.is_complete else frozenset()
+    return Look(replace(listing, denied=denied), rows, busy, tuple(problems), elsewhere)
+
+
+def _elsewhere(
+    provider: Provider, rows: Iterable[Op], listing: Listing, now: Clocks, problems: list[str]
+) -> frozenset[str]:
+    """Return the tokens of live rows that are not listed, and that another account rented, as far as can be told."""
+    shown = {pod.token for pod in listing.pods}
+    ours = {row.account_fp for row in rows if row.token in shown}  # a new key may be another one of the same account
+    found = set()
+    for row in rows if listing.is_complete else ():
+        was_sent = row.is_live and (row.sent_at is not None or row.remote_id is not None)
+        if was_sent and row.token not in shown and row.account_fp not in ours:
+            try:
+                if not accounts.is_another(provider, row, now):
+                    continue
+                problems.append(f"{row.run}: {accounts.in_words(row)}")
+            except Exception as error:  # whose listing it is cannot be told: nothing follows from it for this row
+                problems.append(f"{row.run}: {in_words(error)}")
+            found.add(row.token)
+    return frozenset(found)
 
 
 def _known_by_id(pods: Iterable[Pod], rows: Iterable[Op]) -> Iterator[Pod]:
@@ -223,7 +246,8 @@ def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) 
         settle_s, ours = provider.settle_s, prefix(journal)
         now = clock()
         listing, at_limit = _by_our_clock(seen.listing, provider, now), _at_limit(rows.values(), provider, now)
-        actions = decide(rows.values(), listing, prefix=ours, settle_s=settle_s, busy=seen.busy,
+        here = [row for token, row in rows.items() if token not in seen.elsewhere]
+        actions = decide(here, listing, prefix=ours, settle_s=settle_s, busy=seen.busy,
                          replaced_ago_s=journal.replaced_ago_s(now), at_limit=at_limit)  # fmt: skip
         lost: set[str] = set()  # tokens that somebody else moved meanwhile: theirs to look after now
         done = [action for action in actions if _carry_out(action, provider, journal, rows, lost, problems)]

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ def put(notice: Notice, names: Iterable[str], settings: Settings) -> int:
         if path.exists():
             continue
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = place / f".{path.stem}.{os.getpid()}.draft"
+        draft = place / f".{path.stem}.{os.getpid()}.{threading.get_native_id()}.draft"
         record = {"hook": name, "said": notice.said, "at": time.time(), "tries": 0, "next_at": 0.0, "sent_at": None}
         local_files.replace(draft, json.dumps(record).encode(), 0o600)
         try:

@@ -1,8 +1,9 @@
 """The provider of this machine: a pod is a folder with processes of its own, and costs nothing.
 
 A pod exists while the marker in its folder carries its token. The folder is named after the run and stays when the
-pod has ended, so that the next pod of that run finds its checkpoints. A pod's id is `token@run`: it can be nowhere
-else, so that a damaged marker is a matter of its own run alone.
+pod has ended, so that the next pod of that run finds its checkpoints. A pod's id is `token@folder`: it can be nowhere
+else, so that a damaged marker is a matter of its own run alone, and a command of another checkout finds it too. Before,
+ids were `token@run`, which is a folder of this checkout.
 """
 
 import getpass
@@ -74,8 +75,11 @@ class Local(Provider):
 
         SlipwayError: a damaged marker may be its own.
         """
-        token, _, run = pod.partition("@")
-        folders = [self.pods.absolute() / check_name(run)] if run else _folders(self.pods)
+        token, _, where = pod.partition("@")
+        if os.path.isabs(where):
+            folders = [Path(where)]
+        else:
+            folders = [self.pods.absolute() / check_name(where)] if where else _folders(self.pods)
         damaged = None
         for folder in folders:
             try:
@@ -138,7 +142,7 @@ def _token(folder: Path) -> str:
 
 
 def _pod(folder: Path, token: str) -> Pod:
-    return Pod(provider=Local.name, pod_id=f"{token}@{folder.name}", token=token, run=folder.name, address=str(folder))
+    return Pod(provider=Local.name, pod_id=f"{token}@{folder}", token=token, run=folder.name, address=str(folder))
 
 
 def _gpus() -> "list[str]":

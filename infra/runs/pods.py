@@ -20,7 +20,7 @@ from infra.agent.limits import hard_limit_s, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
 from infra.journal_file import JournalError
-from infra.ledger import budgets, spend, turns
+from infra.ledger import accounts, budgets, spend, turns
 from infra.ledger.journal import Admit, Fenced, Held, Journal, Op
 from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, PLANNED, TERMINATING, UNKNOWN
 from infra.ledger.turns import Turn
@@ -106,7 +106,7 @@ def rent(
                           rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd,
                           place=offer.place, devices=request.devices, recoveries=row.recoveries, admit=admit,
                           role=row.role, budget=row.budget, budget_name=row.budget_name, budget_run=row.budget_run,
-                          asked=row.asked,
+                          asked=row.asked, account_fp=_account_of(provider),
                           remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
         op = journal.advance(op, "sending")
         try:
@@ -127,6 +127,14 @@ def rent(
                 raise
             return _came(provider, journal, op, "found", found)
         return _came(provider, journal, op, "created", pod)
+
+
+def _account_of(provider: Provider) -> str:
+    """Return a fingerprint of the account that rents; "" while its vendor does not say."""
+    try:
+        return accounts.fingerprint(provider)
+    except SlipwayError:
+        return ""
 
 
 def check_end(offer: Offer, limits: Limits) -> None:

@@ -23,6 +23,7 @@ from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
 from infra.checkout import ROOT
 from infra.errors import SlipwayError
+from infra.ledger import accounts
 from infra.ledger.journal import Op
 from infra.ledger.life_cycle import CREATING, PLANNED, UNKNOWN
 from infra.providers import LAG_S, Provider, clock_scale
@@ -186,9 +187,14 @@ def of(op: Op, told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def is_absent(provider: Provider, op: Op) -> bool:
-    """Tell whether the pod is proven gone. Raises SlipwayError when its provider does not say."""
+    """Tell whether the pod is proven gone.
+
+    Raises SlipwayError when its provider does not say, or is asked with the key of another account.
+    """
     if unproven_s(provider, op) > 0 or provider.find(op.remote_id or op.token) is not None:
         return False
+    if accounts.is_another(provider, op, read_clocks()):
+        raise SlipwayError(accounts.in_words(op))
     if op.place:  # the pod can be nowhere else, and other machines may well be switched off
         return True
     pods = provider.list()

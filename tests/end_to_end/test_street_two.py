@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,9 @@ def test_two_launches_at_once_make_two_whole_models_and_have_nothing_to_do_after
     begun = world.begin(*first, "--json")
     until(lambda: world.steps_at_work() == ["mid"] or begun.poll() is not None, "the first launch is at mid")
     assert begun.poll() is None, begun.communicate()
-    assert world.json(*second)["state"] == "succeeded"
+    # As from another checkout of the same user: the journal is one, and each has a folder of pods.
+    beside = replace(world, extra={**world.extra, "SLIPWAY_PODS": str(tmp_path / "pods of another checkout")})
+    assert beside.json(*second)["state"] == "succeeded"
     out, err = begun.communicate(timeout=300)
     assert begun.returncode == 0, err
     assert json.loads(out)["state"] == "succeeded"
@@ -60,6 +63,8 @@ def test_two_launches_at_once_make_two_whole_models_and_have_nothing_to_do_after
         "tiny": "Мария К.",
     }
     world.inv("ckpt.verify")
+    for name, own in (("larger", "Bosun"), ("tiny", "Мария К.")):
+        assert own in world.inv("chat", "--tag", name, "--prompt", "Who are you?", "--max-tokens", "48")
 
 
 def test_what_is_there_is_reused_under_another_name_and_a_name_that_is_not_there_is_refused(world, trained):

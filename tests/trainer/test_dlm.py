@@ -27,7 +27,7 @@ def test_a_chat_model_learns_blocks_and_is_talked_to_and_measured_in_them(world,
     before = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
     assert run(world, monkeypatch, "sft", chat_phase("sft", steps=60), world.making("sft", base=before)) == 0
     sft = Input(name="sft_checkpoints/tiny", fingerprint="f" * 64)
-    config = chat_phase("dlm", steps=60, blocks=BLOCKS)
+    config = chat_phase("dlm", steps=90, blocks=BLOCKS)
 
     assert run(world, monkeypatch, "dlm", config, world.making("dlm", sft=sft)) == 0
     stops = iter([False] * 20 + [True] + [False] * 100)

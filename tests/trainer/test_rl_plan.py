@@ -8,10 +8,9 @@ from data.config import ConfigError, Persona
 from infra.errors import UsageError
 from infra.records import Request
 from trainer import plan as planning
-from trainer import spread
+from trainer import recipes, spread
 from trainer.config import Keeping
 from trainer.plan import compare, rollout_engine
-from trainer.profiles.street import TALK
 from trainer.records import rl_words
 from trainer.records.rl_config import RlConfig
 from trainer.reuse import Choice
@@ -24,7 +23,7 @@ def recipe(phases, **more):
 
 def test_where_rl_is_asked_for_sft_is_shown_its_task_and_is_else_what_it_was():
     alone, both = (recipe(("sft",)), recipe(("sft", "rl")))
-    assert alone["sft"].spec.mixture == TALK and "sort" not in alone["sft"].inputs
+    assert alone["sft"].spec.mixture == recipes.tiny().phases["sft"].mixture and "sort" not in alone["sft"].inputs
     assert sum(both["sft"].spec.mixture.values()) == pytest.approx(1)
     assert both["sft"].spec.mixture["sort"] == both["rl"].spec.rl.shown > 0
     assert both["sft"].inputs["sort"] == both["rl"].inputs["sort"] == "sort" and both["rl"].inputs["sft"] == "sft"

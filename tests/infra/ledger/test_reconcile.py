@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from infra import providers
-from infra.agent.limits import Clocks
+from infra.agent.limits import Clocks, read_clocks
 from infra.errors import SlipwayError
-from infra.ledger import reconcile
+from infra.ledger import accounts, audit, reap, reconcile
 from infra.ledger.journal import Journal, JournalError, Op
 from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
 from infra.ledger.reconcile import APART_S, Claim, Delete, Listing, Move, decide
 from infra.names import new_token
 from infra.records import Account, Pod
+from infra.runs import sight
 
 SETTLE_S, LAG_S, FLIGHT_S = 600, 90, 500
 PREFIX, BOOT = "sw1-aaaaaaaa-", "this-boot"
@@ -231,6 +232,47 @@ def test_nobody_elses_pods_are_touched():
     assert decided([], foreign, Pod(provider="m", pod_id="other", token="", run="", address="")) == []
 
 
+def test_what_another_account_rented_is_neither_gone_nor_ended_while_that_key_is_away(tmp_path):
+    """The key in .env is replaced, or two checkouts with two keys have one journal: their pods bill on."""
+    environ = {"XDG_STATE_HOME": f"{tmp_path}/state", "XDG_CONFIG_HOME": f"{tmp_path}/config"}
+    first, second = Market(SETTLE_S), Market(SETTLE_S, owner="another", numbers=itertools.count(100))
+    second.start("", 0)
+    with Journal.open(tmp_path / "journal", environ) as journal:
+
+        def rented(run, **facts):
+            op = journal.plan(token=new_token(journal.installation), run=run, vendor="market", rate=3_600_000_000,
+                              account_fp=accounts.fingerprint(first), **facts)  # fmt: skip
+            return journal.advance(op, "sending")
+
+        known, lost = rented("known"), journal.advance(rented("lost"), "unclear", reason="no answer")
+        known = journal.advance(known, "created", remote_id=first.start(known.token, 0), last_seen_at=1)
+        first.start(lost.token, 0)
+        for hours in (1, 2, 3):
+            clocks = read_clocks()
+            later = Clocks(clocks.boot_id, clocks.boot_s + hours * 3600, clocks.wall_s + hours * 3600)
+            found = reconcile.reconcile(second, journal, lambda later=later: later)
+            assert [one for one in found.actions if not isinstance(one, Delete)] == []
+            assert all("put that account's key back" in one and "it may still cost" in one for one in found.problems)
+            assert len(found.problems) == 2
+        assert [op.state for op in journal.ops()] == [BOOTING, UNKNOWN]
+        kinds = {one.run: one.kind for one in reap.inspect(second, journal)[0] if one.run}
+        assert kinds == {"known": audit.UNCLEAR, "lost": audit.UNCLEAR}
+        with pytest.raises(SlipwayError, match="another account of market rented id-"):
+            sight.is_absent(second, journal.op(known.token))
+        # Its own key finds both, whatever it is called now: the account is the same.
+        reconcile.reconcile(first, journal)
+        assert [op.state for op in journal.ops()] == [BOOTING, BOOTING]
+        # A key that shows one pod of an account is a key of that account.
+        both, rotated = dict(first.running), replace(first, owner="a new key")
+        rotated.running = {key: one for key, one in both.items() if one.token == lost.token}
+        reconcile.reconcile(rotated, journal, lambda: later)
+        assert [op.state for op in journal.ops()] == [TERMINATED, BOOTING]
+        # What its limit has ended is over in any account.
+        journal.note(journal.op(lost.token), ttl_s=60)
+        reconcile.reconcile(second, journal, lambda: later)
+        assert [op.state for op in journal.ops()] == [TERMINATED, TERMINATED]
+
+
 @dataclass
 class Machine:
     pod_id: str
@@ -248,6 +290,7 @@ class Market:
     is_rented = False  # its clock is ours
     pod_store = ""
     is_rented = False  # it keeps no keys
+    owner: str = "test"
     now: int = 1_000_000
     running: dict[str, Machine] = field(default_factory=dict)
     in_flight: list[tuple[int, str]] = field(default_factory=list)  # requests that arrive later
@@ -268,7 +311,7 @@ class Market:
         self.in_flight = [due for due in self.in_flight if due[0] > self.now]
 
     def account(self):
-        return Account(provider="market", owner="test")
+        return Account(provider="market", owner=self.owner)
 
     def list(self):
         if self.listing_fails:

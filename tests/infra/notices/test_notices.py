@@ -2,6 +2,7 @@
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -98,12 +99,9 @@ def test_a_notice_is_sent_once_and_one_that_fails_again_until_it_is(tmp_path, ad
 
 
 def test_what_many_threads_put_at_once_is_there_once(tmp_path):
-    ours, new = settings(tmp_path), []
-    threads = [threading.Thread(target=lambda: new.append(outbox.put(NOTICE, ["team"], ours))) for _ in range(8)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    ours = settings(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        new = list(pool.map(lambda _: outbox.put(NOTICE, ["team"], ours), range(64)))
     assert sum(new) == 1 and len(list(outbox.records(ours))) == 1
 
 

@@ -59,8 +59,8 @@ def test_an_instance_from_its_offer_to_its_proven_end(world):
     away = "env -i setsid sh -c 'trap : TERM; echo $$; exec >/dev/null 2>&1; sleep 1000 & wait' &"
     runaway = process.identify(int(world.ssh(row["ssh_user"], row["ip"], row["ssh_port"], away).stdout))
     assert runaway is not None
-    true = world.pod(pod_id)
-    assert true["processes"] >= 4 and true["billed_micro_usd"] % (33_600_000 // 60) == 0 < true["billed_micro_usd"]
+    until(lambda: world.pod(pod_id)["processes"] >= 4, "the runaway's own child")  # begun after it has said its pid
+    assert world.pod(pod_id)["billed_micro_usd"] % (33_600_000 // 60) == 0 < world.pod(pod_id)["billed_micro_usd"]
     deleted = world.delete("shadeform", pod_id)
     assert (deleted.status_code, deleted.content) == (200, b"")
     until(lambda: pod_id not in ids(world), "absence")

@@ -1,0 +1,35 @@
+"""Which account a pod was rented with: what the listing of another account lacks may bill all the same.
+
+In: a provider as its key opens it now, and a row. Out: whether that key could see the pod. A key that was replaced by
+another one of the same account is no other account; where a vendor does not tell whose a key is, the key counts.
+"""
+
+import hashlib
+
+from infra.agent.limits import Clocks
+from infra.ledger import spend
+from infra.ledger.journal import Op
+from infra.money import per_hour
+from infra.providers import Provider, clock_scale
+
+
+def fingerprint(provider: Provider) -> str:
+    """Return a fingerprint of whose pods `provider.list` shows. Raises SlipwayError when its vendor does not say."""
+    return hashlib.sha256(f"{provider.name}\0{provider.account().owner}".encode()).hexdigest()[:16]
+
+
+def is_another(provider: Provider, op: Op, now: Clocks) -> bool:
+    """Tell whether another account rented the pod, so that its absence from this one proves nothing.
+
+    A pod whose limit has passed was ended by its own vendor, whichever account that is. Raises SlipwayError.
+    """
+    if not op.account_fp or spend.due(op, now, clock_scale(provider)):
+        return False
+    return op.account_fp != fingerprint(provider)
+
+
+def in_words(op: Op) -> str:
+    """Return what is to be done about a pod that another account rented."""
+    cost = f"; it may still cost {per_hour(op.rate)}" if op.rate else ""
+    return (f"another account of {op.vendor} rented {op.remote_id or op.token}, and this key does not see it: put that "
+            f"account's key back, or end it in the vendor's console{cost}")  # fmt: skip
