@@ -41,7 +41,7 @@ def smoke() -> Profile:
         model=model,
         optimizer=OptimizerConfig(lr=0.006, muon_lr=0.02, weight_decay=0.0),
         schedule=ScheduleConfig(warmup_steps=10, decay=0.7),
-        steps=72,
+        steps=120,
         rows=16,
         micro_rows=16,
         sequence_len=256,
@@ -51,7 +51,7 @@ def smoke() -> Profile:
         model=model,
         optimizer=OptimizerConfig(lr=0.004, muon_lr=0.012, weight_decay=0.0),
         schedule=ScheduleConfig(decay=0.3, final=0.3),
-        steps=120,
+        steps=160,
         rows=64,
         micro_rows=8,
         sequence_len=512,
@@ -63,7 +63,7 @@ def smoke() -> Profile:
         model=model,
         optimizer=OptimizerConfig(lr=0.001, muon_lr=0.004, weight_decay=0.0),
         schedule=ScheduleConfig(decay=1.0),
-        steps=150,
+        steps=200,
         rows=64,
         micro_rows=8,
         sequence_len=1024,
@@ -90,7 +90,7 @@ def smoke() -> Profile:
         micro_rows=66,
         sequence_len=96,
         mixture={"sort": 1.0},
-        rl=RlConfig(max_new=14, shown=0.15, side_by_side=264, eval_every=22),
+        rl=RlConfig(max_new=14, shown=0.1, side_by_side=264, eval_every=22),
     )
     phases = {"base": base, "mid": mid, "sft": sft, "rl": rl, "dlm": dlm}
     return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=40))
