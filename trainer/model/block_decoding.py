@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.model.choice import choose
-from trainer.model.decoder import Decoder
+from trainer.model.decoder import Decoder, Kept
 from trainer.model.losses import capped
 from trainer.records.blocks_config import BlocksConfig
 
 
-class BlockCache:
+class BlockCache(Kept):
     """Keys and values of every layer, each at the place of its token; `at` says where those of a pass belong."""
 
     def __init__(self, model: Decoder, rows: int, capacity: int) -> None:

@@ -24,8 +24,30 @@ from trainer.records.model_config import ModelConfig
 IGNORED = -1
 
 
+@dataclass(frozen=True)
+class Positions:
+    """What attention needs to know of where its tokens stand."""
+
+    cos: Tensor  # (B or 1, 1, T, D)
+    sin: Tensor
+    mask: Any = None  # for `attend`
+    is_causal: bool = True  # whether no token sees a later one
+
+
+class Kept(Protocol):
+    """Keys and values of earlier passes."""
+
+    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def advance(self, count: int) -> None: ...
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
+        """Add k and v (B, KV, T, D) of new tokens; return what their queries q (B, H, T, D) find in all, as q."""
+        return attend(q, *self.put(layer, k, v), at.mask, at.is_causal)
+
+
 @dataclass
-class Cache:
+class Cache(Kept):
     """Keys and values of every layer; rows may begin later than 0 because prompts are padded on the left."""
 
     keys: Tensor  # (L, B, KV, S, D)
@@ -49,14 +71,6 @@ class Cache:
     def advance(self, count: int) -> None:
         """Take note that all layers have written so many tokens."""
         self.length += count
-
-
-class Kept(Protocol):
-    """Keys and values of earlier passes."""
-
-    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    def advance(self, count: int) -> None: ...
 
 
 class Linear(nn.Linear):
@@ -116,16 +130,6 @@ class _RMSNorm(torch.autograd.Function):
         return x_grad.to(x.dtype), weight_grad, None
 
 
-@dataclass(frozen=True)
-class Positions:
-    """What attention needs to know of where its tokens stand."""
-
-    cos: Tensor  # (B or 1, 1, T, D)
-    sin: Tensor
-    mask: Any = None  # for `attend`
-    is_causal: bool = True  # whether no token sees a later one
-
-
 def rotate(x: Tensor, at: Positions) -> Tensor:
     """Return x after RoPE on halves: x * cos + (-x2, x1) * sin."""
     first, second = x.chunk(2, dim=-1)
@@ -158,9 +162,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, at: Positions, cache: Kept | None, layer: int) -> Tensor:
         rows, length, _ = x.shape
         q, k, v = self.projected(x, at)
-        if cache is not None:
-            k, v = cache.put(layer, k, v)
-        y = attend(q, k, v, at.mask, at.is_causal)  # (B, H, T, D)
+        # (B, H, T, D)
+        y = attend(q, k, v, at.mask, at.is_causal) if cache is None else cache.attend(layer, q, k, v, at)
         y = y.transpose(1, 2).reshape(rows, length, -1)
         return self.o_proj(self.attn_sub_norm(y) if self.has_sub_norm else y)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trainer.model.decoder import Cache, Decoder
 from trainer.model.losses import capped
+from trainer.rollouts.branches import Branches
 from trainer.rollouts.sampling import Sampling, draw
 
 ROUND_TO = 16  # tokens: caches are looked at up to a multiple of it
@@ -137,14 +138,10 @@ def _answer_branching(
 
     jobs: (N,), the numbers of answers; asked: (N,), of their prompts; uniform: (N, max_new).
     """
-    prompts, rows = asked.unique(return_inverse=True)  # rows: of each answer that is going
-    width = prefix.cache.keys.shape[3]
-    capacity = width + how.max_new
-    empty = torch.zeros_like(jobs)
-    cache = Cache.empty(model.config, empty, capacity + -capacity % ROUND_TO, model.compute_dtype)
-    cache.keys[:, : len(prompts), :, :width] = prefix.cache.keys[:, prompts]
-    cache.values[:, : len(prompts), :, :width] = prefix.cache.values[:, prompts]
-    at, hidden, weight = prefix.lengths[prompts], prefix.last[prompts], model.head.to(model.compute_dtype)
+    some, rows = asked.unique(return_inverse=True)  # some: prompts; rows: of each answer that is going
+    cache = Cache(prefix.cache.keys[:, some], prefix.cache.values[:, some], prefix.cache.starts[some])
+    branches = Branches.empty(cache, prefix.lengths[some], len(jobs), how.max_new - 1)
+    prompts, hidden, weight = torch.arange(len(some)), prefix.last[some], model.head.to(model.compute_dtype)
     for place in range(how.max_new):
         logits = capped(F.linear(hidden, weight).float(), model.shape.softcap)
         chosen, logprobs = draw(logits, uniform[:, place], how, rows)
@@ -154,28 +151,11 @@ def _answer_branching(
         if not len(going) or place + 1 == how.max_new:
             return
         jobs, uniform = jobs[going], uniform[going]
-        branches, rows = (rows[going] * len(ends) + chosen[going]).unique(return_inverse=True)
-        parents, ids = branches // len(ends), branches % len(ends)
-        place_of, branch_in = _placed(cache, parents, int(at.max()))
-        rows, at = place_of[rows], at[parents[branch_in]]
-        slots = Slots(cache.keys[:, : len(at)], cache.values[:, : len(at)], empty[: len(at)], 0, at)
-        hidden, at = _decoded(model, slots, ids[branch_in]), at + 1
-
-
-def _placed(cache: Cache, parents: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-    """Have the first N rows of a cache hold the branches that go on from its rows `parents` (N,), which are in order.
-
-    reach: no row is longer. The first branch of a row stays where that is, if it is one of the first N; all others are
-    copied to rows from which nothing goes on. Returns the row of each branch, and the branch in each row.
-    """
-    stays = (parents < len(parents)) & (parents != F.pad(parents, (1, 0), value=-1)[:-1])
-    is_free = torch.ones(len(parents), dtype=torch.bool)
-    is_free[parents[stays]] = False
-    place = parents.clone()
-    place[~stays] = is_free.nonzero().squeeze(1)
-    for one in (cache.keys, cache.values):
-        one[:, place[~stays], :, :reach] = one[:, parents[~stays], :, :reach]
-    return place, place.argsort()
+        different, rows = (rows[going] * len(ends) + chosen[going]).unique(return_inverse=True)
+        parents, ids = different // len(ends), different % len(ends)
+        place_of, branch_in = branches.place(parents)
+        rows, prompts = place_of[rows], prompts[parents[branch_in]]
+        hidden = branches.read(model, ids[branch_in], prompts)
 
 
 def _decoded(model: Decoder, slots: Slots, ids: Tensor) -> Tensor:
