@@ -14,7 +14,7 @@ from infra.drill.evidence import VerbCall
 from infra.errors import SlipwayError
 from infra.providers import Market
 from infra.providers.json_api import Exchange, JsonApi
-from infra.records import Offer, Pod, Request
+from infra.records import Account, Offer, Pod, Request
 from infra.transport.protocol import Result, Transport
 
 CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # how the paths end by which vendors rent
@@ -63,6 +63,15 @@ class Watch:
             yield
         finally:
             api.listener = None
+
+    def account(self) -> Account:
+        """Return whose account it is; nobody else's business, so that no recording has it."""
+        api = cast(JsonApi, getattr(self._market, "api"))  # noqa: B009 (as above)
+        listener, api.listener = api.listener, None
+        try:
+            return self._market.account()
+        finally:
+            api.listener = listener
 
     def offers(self, request: Request) -> "Sequence[Offer]":
         return self._market.offers(request)
