@@ -456,6 +456,13 @@ def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_o
             recipe(replace(BITS, options=options))
 
 
+def test_fewer_or_more_steps_rescale_the_warm_up_of_the_recipe_and_not_one_that_was_given():
+    asked = replace(WANTED, phases=("base",), steps=60)
+    assert recipe(asked)["base"].spec.schedule.warmup_steps == 50  # tiny: 10 of 12
+    given = recipe(replace(asked, options={"base.schedule.warmup_steps": "5"}))["base"].spec
+    assert (given.steps, given.schedule.warmup_steps) == (60, 5)
+
+
 def test_the_sizes_of_dlm_may_be_variables_and_an_option_outweighs_them():
     asked = replace(
         WANTED, phases=("dlm",), profile="smoke", batch_size=4, grad_accum=16, tokens=1_000_000, block_size=32
