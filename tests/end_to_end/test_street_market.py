@@ -292,7 +292,7 @@ def test_a_whole_run_that_is_taken_away_twice_ends_with_the_same_parameters(user
 def test_the_dollar_ends_a_run_whose_launcher_is_dead_and_more_money_goes_on_with_it(slow):
     user = slow
     words = ["launch", "--rehearse", "--provider", "shadeform", *DEAR, "--phase", "mid", "--spend-limit", "1", "--yes"]
-    launcher = user.begin(*words)
+    launcher = user.begin(*words, "--set", "mid.steps=1000")  # more than any machine does for a dollar
     assert launcher.stderr is not None
     assert any("✓ tokens" in line for line in launcher.stderr)  # in the midst of it
     os.killpg(launcher.pid, signal.SIGKILL)
