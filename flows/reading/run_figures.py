@@ -7,6 +7,7 @@ from pathlib import Path
 from infra.agent.job import Job
 from infra.errors import SlipwayError
 from infra.ledger.journal import Op
+from infra.ledger.life_cycle import TERMINATING
 from infra.runs.lookup import way
 from infra.runs.pods import folder_of
 from infra.runs.sync import mirror
@@ -25,7 +26,8 @@ def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
     One that cannot be asked is left out, which `tell` hears.
     """
     with _told(op, "its pod", tell):
-        is_gone = not op.is_live and op.vendor in VENDORS  # nothing of it is left to be asked
+        # Nothing of it is left to be asked, or soon nothing will be.
+        is_gone = op.vendor in VENDORS and (not op.is_live or op.state == TERMINATING)
         if op.address and not is_gone and mirror.words_there(op, reach := way(settings, op)):
             root = folder_of(op).root
 

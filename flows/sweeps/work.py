@@ -25,7 +25,7 @@ from flows.sweeps.plan import SweepPlan, makings
 from flows.sweeps.pods import PodsAtWork, needed, share_costs
 from flows.sweeps.results import SweepResult
 from infra.agent.limits import read_clocks
-from infra.errors import OutOfMoney
+from infra.errors import NoOffer, OutOfMoney
 from infra.flags import as_typed
 from infra.ledger import budgets, spend
 from infra.ledger.journal import Journal
@@ -45,6 +45,7 @@ LOOK_S = {"local": 1.0}  # between two looks at the figures of a trial at work; 
 LOOK_ELSEWHERE_S = 15.0
 SETTLE_EVERY_S = 5.0
 MOST_BEGUN = 5  # times that a launch which died is begun again
+REST_S = 300.0  # of the vendor's clock, for a pod's place in the sweep for which there was no machine
 
 
 @dataclass
@@ -77,6 +78,8 @@ class SweepWork:
     begun: dict[str, int] = field(default_factory=dict)
     """How often the launch of a trial has died."""
     settled_at: float = 0.0
+    resting: dict[int, float] = field(default_factory=dict)
+    """Until when no trial begins on a lane, while others are at work: there was no machine for it."""
     is_leaving: bool = False
     pods: PodsAtWork | None = None
     """Those that trials share, where they do."""
@@ -149,6 +152,8 @@ class SweepWork:
         if self.pods:
             ready = self.pods.ready()
             free = [number for number in free if lanes[number].host in ready]
+        if self.running:
+            free = [number for number in free if self.resting.get(number, 0.0) <= time.monotonic()]
         for lane in free:
             waiting = [run for run in self._waiting() if self._fits(run, lane)]
             own = [run for run in lanes[lane].runs if run in waiting]
@@ -256,6 +261,9 @@ class SweepWork:
             with suppress(ValueError):  # it died before it said anything: its exit code has to do
                 document = json.loads(one.said.read_bytes())
             code = one.child.returncode
+            if code == NoOffer.exit_code and self.running:
+                self._rest(one, str(document.get("error") or "no machine is to be had"))
+                continue
             is_unsaid = not document.get("state") and code != DETACHED_CODE and one.stop_at is None
             if is_unsaid and self._may_go_on(run, code):
                 self.tell(f"{time.strftime('%H:%M:%S')} {run}: its launch left with exit code {code}; it is taken up "
@@ -271,6 +279,16 @@ class SweepWork:
             if one.stop_at is not None and state != kept.SUCCEEDED:
                 state, reason = kept.STOPPED, f"behind after {one.stop_at} of {self.result.trials[run].steps} steps"
             self._close(run, state, reason)
+
+    def _rest(self, one: TrialAtWork, why: str) -> None:
+        """Have a trial wait that got no machine: whoever is at work has one, which is free for it later."""
+        scale = self.settings.clock_scale if self.settings.rehearsal else 1.0
+        self.resting[one.lane] = time.monotonic() + REST_S / scale
+        if self.planned.budget:
+            budgets.give_back(self.journal, self.planned.budget, one.run)
+        self._set(one.run, state=kept.WAITING, pod="", reason=f"waits: {why.splitlines()[0]}")
+        place = self.planned.lanes[one.lane].pod
+        self.tell(f"{time.strftime('%H:%M:%S')} {place}: no machine for {one.run}; it waits: {why.splitlines()[0]}")
 
     def _may_go_on(self, run: str, code: int) -> bool:
         """Tell whether a trial is at work, or was when its pod went, though nobody follows it any more.

@@ -161,16 +161,17 @@ class Keeper:
                 failure = SlipwayError(f"{op.run}: {verdict['reason']}")
             except SlipwayError as error:
                 now = self.journal.ops(run=op.run)[-1]
-                if pods.is_over(now):
-                    raise
+                is_over = pods.is_over(now)  # whoever asked meanwhile has brought it home, and has ended it
                 is_ours = now.is_live and now.slot >= 0 and now.token == op.token
-                if is_ours and not heard and self._is_well(now):
+                if not is_over and is_ours and not heard and self._is_well(now):
                     raise  # it lives, and only we cannot read it
                 failure = error
                 if last := self._last_words(now):
                     at_home = mirror.words_at_home(now, self.folder).get("progress", {})
                     yield {"steps": [], **at_home, **progress, "recoveries": now.recoveries}, last
                     return
+                if is_over:
+                    raise
             try:
                 before, op = op, self._bring_back(op, failure)
                 if op.recoveries > before.recoveries:

@@ -200,3 +200,16 @@ def test_a_sweep_over_a_market_rents_a_pod_for_each_run_and_leaves_none(renter):
     assert [one["state"] for one in done] == ["succeeded"] * 2
     truth = user.truth()
     assert (len(truth["pods"]), truth["billing"]) == (2, 0)
+
+
+@pytest.mark.nightly
+def test_where_a_market_has_one_such_machine_the_other_trials_wait_for_it(renter, tmp_path):
+    user, _ = renter
+    each = {"profile": "tiny", "phase": "base", "gpu": "RTX4090", "num_gpus": 2, "use_spot": True}
+    (tmp_path / "one.yaml").write_text(
+        json.dumps({"each": each, "runs": [{"name": f"r{n}", "seed": n} for n in (1, 2, 3)]})
+    )
+    words = ["sweep", str(tmp_path / "one.yaml"), "--provider", "lium", "--pods", "2", "--spend-limit", "30"]
+    done = user.json(*words, "--rehearse", "--yes")["runs"]
+    assert [one["state"] for one in done] == ["succeeded"] * 3
+    assert user.truth()["billing"] == 0 and len({pod["offer"] for pod in user.truth()["pods"]}) == 1

@@ -101,6 +101,28 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_brought_back_on_its_machine(
         pods.end(local, journal.op(op.token), journal)
 
 
+class Fleeting(Local):
+    """Pods that may go with all that is on them."""
+
+    fleeting = True
+
+
+@pytest.mark.process
+def test_a_run_that_somebody_else_brought_home_and_ended_meanwhile_has_succeeded(journal, code, tmp_path):
+    """`inv status` in another terminal, or the supervisor, may be faster than the launch that follows."""
+    provider = Fleeting(tmp_path / "pods")
+    op = launch_on(provider, plan_of("local"), journal, code, print)
+    folder = pods.folder_of(op)
+    (folder.code / "GO").touch()
+    until(folder.verdict.exists, "its verdict")
+    keeper = keeper_of(journal, provider, tmp_path / "home")
+    keeper.folder.mkdir(parents=True)
+    shutil.copy(folder.verdict, keeper.folder / "verdict.json")
+    pods.end(provider, journal.op(op.token), journal, "its work has ended: succeeded", "succeeded")
+    ((_, verdict),) = keeping(keeper, journal.op(op.token))
+    assert verdict["state"] == "succeeded" and journal.op(op.token).state == "TERMINATED"
+
+
 @pytest.mark.process
 def test_what_was_ended_on_purpose_stays_ended(journal, code, tmp_path):
     local = Local(tmp_path / "pods")
