@@ -6,20 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from infra.errors import UsageError
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal, Op
 from infra.money import dollars
 from infra.runs import pods
 from infra.settings import Settings
-from infra.units import iso
+from infra.units import duration, iso
 from serve import controller_process
 from serve.awaiting import phases
+from serve.gateway.http import certificate
+from serve.gateway.http.certificate import Tls
 from serve.policy import replica_states, service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import Member, ServiceRecord
 
 RECENT_S = 300.0  # what metrics are taken from
 TAIL_BYTES = 8 << 20
+SOON_S = 14 * 86_400.0  # before a certificate ends
 SHOWN_FAILURES = 5
 
 
@@ -53,9 +57,24 @@ def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
         "model": wanted.newest.model,
         "engine": wanted.newest.engine,
         "held": seen.held or seen.problem,
+        "certificate": certificate_of(wanted.newest.service.tls, time.time()),
         "usd_per_hour": dollars(sum(op.rate for op in rows.values() if op.is_live)),
         "replicas": members,
     }
+
+
+def certificate_of(tls: Tls | None, now: float) -> dict[str, Any] | None:
+    """Return when the certificate of a service ends, and what is to be done about it; None without one."""
+    if tls is None:
+        return None
+    try:
+        at = certificate.ends_at(tls.certfile)
+    except UsageError as error:
+        return {"ends": None, "problem": str(error)}
+    left_s, again = at - now, f"write a new one to {tls.certfile} and {tls.keyfile}: it is taken without a restart"
+    if left_s <= 0:
+        return {"ends": iso(at), "problem": f"it has ended, and clients refuse it; {again}"}
+    return {"ends": iso(at), "problem": f"it ends in {duration(left_s)}; {again}" if left_s < SOON_S else ""}
 
 
 def shown(seen: ServiceRecord) -> list[Member]:

@@ -21,6 +21,8 @@ def lines_about(one: dict[str, Any], with_replicas: bool) -> list[str]:
     lines += [f"Endpoint: {one['endpoint'] or 'none yet'}", f"Replicas: {one['ready']}/{one['target']} ready"]
     if one["held"]:
         lines.append(f"Held: {one['held']}")
+    if found := one.get("certificate"):
+        lines.append(f"Certificate: {found['problem'] or 'ends ' + found['ends']}")
     if with_replicas and one["replicas"]:
         lines.append(table(one["replicas"]))
     for starting in one["replicas"] if not with_replicas else ():

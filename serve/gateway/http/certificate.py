@@ -93,6 +93,16 @@ def client_context(certfile: str) -> ssl.SSLContext:
     return context
 
 
+def ends_at(certfile: str) -> float:
+    """Return when the server's own certificate ends, in seconds since 1970 UTC."""
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(leaf(certfile).encode()).not_valid_after_utc.timestamp()
+    except ValueError as error:
+        raise UsageError(f"service.tls: certfile {certfile} cannot be read: {error}") from None
+
+
 def leaf(certfile: str) -> str:
     """Return the first certificate of a file, which is the server's own."""
     found = _FIRST.search(_text(certfile))
