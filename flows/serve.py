@@ -20,6 +20,7 @@ from infra.names import check_name
 from infra.records import Offer
 from infra.runs.timing import Say
 from infra.settings import Settings, is_secret
+from infra.units import count
 from serve import controller_client, controller_process, revision
 from serve import service as service_file
 from serve.engine import models
@@ -55,7 +56,14 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     provider = "" if where == revision.ANY else where
     document = revision.document_of(spec.config, old, name, spec.replicas)
     if not (old or spec.config) and placement.candidates(provider, settings) == ("local",):
-        document = revision.for_this_machine(document, len(host.nvidia()[0]), spec.replicas)
+        num_gpus = len(host.nvidia()[0])
+        document = revision.for_this_machine(document, num_gpus, spec.replicas)
+        if not spec.replicas:
+            of_what = (
+                f"a replica for each of its {count(num_gpus, 'GPU')}" if num_gpus else "no GPU here, so one replica"
+            )
+            tell(f"{of_what}; more would take turns with the same {'GPUs' if num_gpus else 'CPUs'}; "
+                 "another number: --replicas N")  # fmt: skip
     document = with_environment(document, settings)
     before = old.newest if old else None
     service = service_file.parse(f"service {name}", document)

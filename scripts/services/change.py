@@ -13,6 +13,7 @@ from infra.ledger import service_rows
 from infra.money import dollars
 from infra.names import check_name
 from infra.settings import Settings
+from infra.units import count
 from scripts.cli import context, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
@@ -81,7 +82,8 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
         what = f"{one.num_gpus} x {one.gpu}" if one.num_gpus else "none"
         table.append((str(number), placement.kind_of(one), one.provider, one.place or one.instance_type or one.offer_id,
                       what, dollars(one.micro_usd_per_hour)))  # fmt: skip
-    render.say(f"{name}: {version.model} by {version.engine}, {least} to {most} replicas; machines in the order "
+    many = count(most, "replica") if least == most else f"{least} to {most} replicas"
+    render.say(f"{name}: {version.model} by {version.engine}, {many}; machines in the order "
                "in which they are tried:")  # fmt: skip
     print(render.clean(columns(table)), file=sys.stdout if is_asked else sys.stderr)
     rate, left = 0, least
@@ -91,7 +93,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     missing = f" ({least - left} of them: there is no machine for more)" if left else ""
     limit = service.ours.spend_limit
     until = "nothing was started" if is_asked else f"all together, at most {limit} USD" if limit else "no limit"
-    render.say(f"{least} replicas{missing}: about {dollars(rate)} USD/h; {until}")
+    render.say(f"{count(least, 'replica')}{missing}: about {dollars(rate)} USD/h; {until}")
 
 
 def scale(spec: ScaleFlags) -> None:
