@@ -44,11 +44,6 @@ class ByHttp(Market):
     def forget(self, token: str) -> None:
         self.keys.forget(token)
 
-    def check_clock(self) -> None:
-        """Raise SlipwayError when a timer of this vendor would not be one; nothing was asked for."""
-        if self.skew:
-            raise SlipwayError(f"{self.name}: {self.skew}; nothing was rented")
-
     def path_of(self, form: str, pod_id: str) -> str:
         """Return `form` with that id in it. SlipwayError: it is the id of nothing, and would name all of them."""
         if pod_id in ("", ".", ".."):

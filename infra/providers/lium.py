@@ -235,7 +235,6 @@ class Lium(ByHttp):
         UsageError: a limit beyond the vendor's 30 days; without any limit the pod gets those.
         """
         limit_s = hard_limit_s(limits)
-        self.check_clock()
         hours = MOST_HOURS if limit_s is None else max(1, math.ceil(limit_s / 3600))
         if hours > MOST_HOURS:
             raise UsageError(f"lium: a pod lives {MOST_HOURS} hours at most; {hours} were asked for")

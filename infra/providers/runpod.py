@@ -254,7 +254,6 @@ class RunPod(ByHttp):
 
         A spending limit is armed as the time that the money lasts at this price.
         """
-        self.check_clock()
         limit_s = hard_limit_s(limits)
         env = {MARK: token, "SLIPWAY_RUN": request.run, "PUBLIC_KEY": self.keys.public(token)}
         disk_gb = max(request.disk_bytes, DISK_BYTES) // 10**9

@@ -89,6 +89,7 @@ def rent(
     """
     if provider.is_rented:
         check_end(offer, job.limits)
+        _check_clock(provider)
     token = new_token(journal.installation)
     limits = replace(job.limits, micro_usd_per_hour=offer.micro_usd_per_hour)
     spec_hash = row.spec_hash or hashlib.sha256(replace(job, token="").to_json().encode()).hexdigest()
@@ -135,6 +136,13 @@ def _account_of(provider: Provider) -> str:
         return accounts.fingerprint(provider)
     except SlipwayError:
         return ""
+
+
+def _check_clock(provider: Provider) -> None:
+    """Raise SlipwayError when a timer of that vendor would not be one, as its last answer shows."""
+    rented = market(provider)
+    if rented and rented.skew:
+        raise SlipwayError(f"{provider.name}: {rented.skew}; nothing was rented")
 
 
 def check_end(offer: Offer, limits: Limits) -> None:

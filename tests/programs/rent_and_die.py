@@ -18,7 +18,8 @@ request = Request(run=sys.argv[1], gpu="L40S", num_gpus=1)
 
 
 class Dying:
-    name, is_rented, clock_scale = "runpod", True, market.clock_scale
+    def __getattr__(self, name: str) -> Any:
+        return getattr(market, name)
 
     def create(self, *words):
         market.create(*words)

@@ -65,7 +65,8 @@ class Desk:
 
     @property
     def created(self):
-        return sum(map(self.stand.times, CREATES))
+        deployed = sum("podFindAndDeploy" in body["query"] for body in self.stand.bodies("POST /graphql"))
+        return sum(map(self.stand.times, CREATES[:3])) + deployed
 
 
 @pytest.fixture(params=sorted(FACTS))
@@ -145,7 +146,7 @@ def test_nothing_is_rented_by_a_clock_that_is_more_than_an_hour_off(desk, journa
     (offer, *_), job = desk.client.catalog(desk.request), Job(run="", token="", steps=(), limits=DAY)
     with pytest.raises(SlipwayError, match="its clock is .* nothing was rented"):
         pods.rent(desk.client, desk.request, offer, job, journal)
-    assert desk.created == 0 and [op.state for op in journal.ops()] == ["FAILED"]
+    assert desk.created == 0 and journal.ops() == []
 
 
 def test_what_its_vendor_tells_otherwise_than_was_agreed_to_is_given_back(tmp_path):
