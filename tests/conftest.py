@@ -4,6 +4,7 @@ What needs a GPU, an account or a night is deselected by marker.
 """
 
 import os
+import signal
 import sys
 from collections import Counter
 
@@ -19,6 +20,11 @@ from tests.slowest import Slowest
 # which takes longer than the import itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell without job control starts what it runs in the background with Ctrl-C ignored, and programs inherit that from
+# the tests which send them Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SKIPPED: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()
 

@@ -16,10 +16,11 @@ INDENT = 30  # columns before the help of a flag
 def written(one: Flag) -> str:
     """Return how a flag is typed: `-y, --yes`, `--num-gpus N`, `--watch [TEXT]`, `--no-yes`."""
     unit = one.unit or KINDS.get(one.kind, "TEXT")
+    name = f"-{one.spelled}" if len(one.spelled) == 1 else f"--{one.spelled}"
     if one.kind is bool and not one.is_many:
-        names = [f"--no-{one.spelled}" if one.default is True else f"--{one.spelled}"]
+        names = [f"--no-{one.spelled}" if one.default is True else name]
     else:
-        names = [f"--{one.spelled} [{unit}]" if one.is_bare else f"--{one.spelled} {unit}"]
+        names = [f"{name} [{unit}]" if one.is_bare else f"{name} {unit}"]
     names += [f"--{name}" for name in one.also if len(name) > 1]
     return ", ".join([*(f"-{name}" for name in one.also if len(name) == 1), *names])
 
