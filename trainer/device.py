@@ -43,21 +43,21 @@ class Machine:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the hardware and PyTorch say."""
+    """The machine as the hardware and PyTorch report it."""
 
     threads: int
     has_cuda: bool
-    """Whether CUDA works."""
+    """True if CUDA works."""
     bfloat16: bool
-    """Whether the device that is used multiplies bfloat16 in hardware: on a CPU AVX512_BF16 or AMX."""
+    """True if the device in use multiplies bfloat16 in hardware: on a CPU AVX512_BF16 or AMX."""
     build: str = ""
     """The CUDA that PyTorch was built for; "" = the build for CPUs."""
     gpus: tuple[str, ...] = ()
-    """Where CUDA does not work: what nvidia-smi lists."""
+    """The GPUs that nvidia-smi lists where CUDA does not work."""
     is_hidden: bool = False
-    """Whether somebody has asked for no GPU, by an empty CUDA_VISIBLE_DEVICES."""
+    """True if GPUs are hidden by an empty CUDA_VISIBLE_DEVICES."""
     why: str = ""
-    """What CUDA said as it did not begin."""
+    """The error of CUDA where it failed to start."""
 
 
 def choose(seen: Hardware) -> Machine:

@@ -1,4 +1,4 @@
-"""What makes an artifact the one that is wanted: its settings, the version of its semantics, and its inputs.
+"""Fingerprints of artifacts, made of a step's settings, the version of its semantics, and its inputs.
 
 A fingerprint is `<spec>-<version>-<inputs>`: `<spec>` hashes the settings of the step, `<inputs>` the fingerprints of
 what the step reads, and `<version>` is `v1`, `v2`, ... after VERSIONS. The code is not part of it: its digest stands
@@ -47,8 +47,8 @@ FIRST_CODE = {
     "mid": "3bdb437f0b0b",
     "sft": "47d3cd0df839",
 }
-"""What stands for version 1 in fingerprints that 8284afb wrote: its digest of all the code behind each step. Steps that
-came later have none."""
+"""The digests that stand for version 1 in fingerprints written by 8284afb: each hashes all the code behind a step.
+Steps that came later have none."""
 
 # Modules, and packages of them, that change how a thing is told or kept, never what it is.
 NEUTRAL = {
@@ -275,7 +275,7 @@ def _fields(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[str, str]
 
 
 def _is_docstring(node: Any) -> bool:
-    """Tell whether a statement is a string alone, which does nothing."""
+    """Return whether a statement is a string alone, which does nothing."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 

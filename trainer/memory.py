@@ -1,4 +1,4 @@
-"""What training takes of a GPU's memory, part by part, and the largest micro-batch that fits. No torch here.
+"""Estimates of the GPU memory that training takes, part by part, and the largest micro-batch that fits. No torch here.
 
 In: a `PhaseConfig`, how much memory there is. Out: `Memory`, in bytes; a `Fit`. Every GPU holds the whole model and a
 share of the optimizer's state (`sharers`), or a part of both (`parts`). The sums are of what the decoder keeps for the
@@ -25,7 +25,7 @@ MUON_AT_ONCE = 1 << 26  # numbers that a GPU orthogonalises at a time: trainer.o
 
 
 class Shares(TypedDict, total=False):
-    """How a model lies on several GPUs, as `estimate` takes it."""
+    """The spreading of a model over several GPUs: keyword arguments of `estimate`."""
 
     parts: int
     sharers: int
@@ -33,23 +33,23 @@ class Shares(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of each part at the moment when most is taken."""
+    """Bytes of each part at the peak."""
 
     weights: int
-    """float32, and what of them is kept in the dtype of activations until the way back."""
+    """Parameters in float32, and their copies in the dtype of activations that are kept until the backward pass."""
     gradients: int
     optimizer: int
     activations: int
-    """What the blocks keep for the way back, and what comes and goes on it."""
+    """Tensors that the blocks keep for the backward pass, and temporary ones of that pass."""
     logits: int
-    """One slice of them with its gradients, and what the head's gradient waits in."""
+    """One slice of the logits with its gradients, and the accumulated gradient of the head."""
     framework: int
     frozen: int = 0
     """A second model that does not learn, in the dtype of activations."""
     update: int = 0
-    """What the update takes beyond what the passes have left free: Muon's products, parameters on their way."""
+    """Memory of the update beyond what the passes have freed: Muon's products, parameters being gathered."""
     exchange: int = 0
-    """What several processes need to talk."""
+    """Buffers for communication between processes."""
     saving: int = 0
     """On a CPU: the copy from which checkpoints are written. A GPU's lies in its machine's memory: `host_bytes`."""
 
@@ -189,7 +189,7 @@ def parallel(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int =
 
 
 def fits(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int = 1) -> bool:
-    """Tell whether it fits into GPUs of that size as it is, spread in one of the ways that it allows."""
+    """Return whether it fits into GPUs of that size as it is, spread in one of the ways that it allows."""
     spreads = ways(config, per_node, nodes).values()
     return any(estimate(config, **spread).total <= USABLE * memory_bytes for spread in spreads)
 

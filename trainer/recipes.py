@@ -213,7 +213,7 @@ PROFILES = {
 
 
 def is_file(name: str) -> bool:
-    """Tell whether a profile is meant as a file."""
+    """Return whether a profile is meant as a file."""
     return name.endswith((".yaml", ".yml"))
 
 

@@ -38,7 +38,7 @@ class Choice:
 
     fingerprint: str
     code: Code
-    """Of the checkout, not of the artifact."""
+    """Code of the checkout, not of the artifact."""
     is_here: bool = False
     differs: tuple[str, ...] = ()
     """Files whose code is another one than that which made it; () where that is not known."""

@@ -1,4 +1,4 @@
-"""What every phase does around its training: inputs out of the store, one locked run folder, one published artifact.
+"""The frame of every phase around its training: inputs from the store, one locked run folder, one published artifact.
 
 In: a `Making` and the records of a phase. Out: `<work>/checkpoints/<phase>-<spec>-<inputs>/` while it trains
 (`metrics.jsonl` in `<work>/runs/<phase>/`), then the artifact: `step-<9 digits>/`, `hf/`, `metrics.jsonl`,

@@ -1,4 +1,4 @@
-"""How a phase uses the machine it runs on: which dtype, what is compiled, what is computed twice.
+"""The ways in which a phase uses its machine: which dtype, what is compiled, what is computed twice.
 
 In: a decoder, a `PhaseConfig`, the `Machine`. Out: the same decoder, faster or smaller while it trains. Nothing here
 changes results by more than rounding, except float8, which a phase must name.
@@ -116,7 +116,7 @@ def uncompiled(model: Decoder) -> Iterator[None]:
 
 
 def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
-    """Tell whether the blocks are compiled, the same at every start of a run.
+    """Return whether the blocks are compiled, the same at every start of a run.
 
     Raises Refused when told to and unable.
     """

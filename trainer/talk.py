@@ -39,13 +39,13 @@ class Partner(Protocol):
 
     name: str
     system: str
-    """What it is told beforehand, "" for nothing."""
+    """The system message; "" for none."""
     messages: list[Said]
-    """What was said until here, a system message not among it."""
+    """The messages so far, without the system message."""
     tokens: int | None
-    """Of the last answer; None where nobody has counted them."""
+    """Tokens of the last answer; None where nobody has counted them."""
     goes_on: tuple[type[Exception], ...]
-    """What `say` raises for a question that is not answered, where the next one may be."""
+    """Errors of `say` that fail one question only; the next one may be answered."""
 
     def say(self, words: str) -> Iterator[str]:
         """Yield the answer to the next question, piece by piece. What came of one that is closed early is kept."""
@@ -66,12 +66,12 @@ class Partner(Protocol):
 
 @dataclass(frozen=True)
 class TalkPlace:
-    """Where a conversation keeps what it keeps."""
+    """The places where a conversation stores things."""
 
     history: str = ""
-    """File of the lines that were typed, "" for none."""
+    """File of the lines that were typed; "" for none."""
     folder: str = ""
-    """Where /save puts a relative path, "" for the current folder."""
+    """Folder in which /save resolves a relative path; "" for the current folder."""
 
 
 NOWHERE = TalkPlace()

@@ -195,7 +195,7 @@ class Checkpoints:
         return {}
 
     def has(self, step: int) -> bool:
-        """Tell whether there is something under that name; not verified."""
+        """Return whether anything exists under that name; it is not verified."""
         return self._target(step).exists()
 
     def _target(self, step: int) -> Path:

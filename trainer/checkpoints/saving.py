@@ -43,7 +43,7 @@ class Saver:
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether a save is under way, which all processes say alike."""
+        """Return whether a save is under way, which all processes say alike."""
         return self._draft is not None
 
     def begin(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> bool:
@@ -86,7 +86,7 @@ class Saver:
         wait([self._at_work], timeout_s)
 
     def collect(self) -> bool:
-        """Tell whether the save under way has ended well; raises OSError on all when it has failed.
+        """Return whether the save under way has ended well; raises OSError on all when it has failed.
 
         Waits for no writing. All processes call it together while a save is under way. Raises PeerLost.
         """

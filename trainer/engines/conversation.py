@@ -15,16 +15,16 @@ from trainer.errors import Refused
 
 
 class Engine(Protocol):
-    """What goes on with a prompt."""
+    """A model that continues a prompt."""
 
     positions: int
-    """How many tokens it holds."""
+    """Number of tokens that its context holds."""
 
     align: int
-    """An answer begins at a multiple of so many tokens."""
+    """An answer begins at a multiple of this many tokens."""
 
     where: str
-    """By what it computes, in words."""
+    """The device and library it computes with, in words."""
 
     def tokens(self, prompt: Sequence[int], stop: Collection[int], max_new: int) -> Iterator[int]:
         """Yield what follows, id by id, at most so many; it may go on behind an id of `stop`."""

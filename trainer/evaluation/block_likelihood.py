@@ -1,4 +1,4 @@
-"""What tokens cost a model that decodes in blocks, taken one by one from left to right: a likelihood, as others have.
+"""The likelihood of tokens under a model that decodes in blocks, one by one from left to right, as for other models.
 
 In: ids, the usual targets. Out: nats. A token is predicted where decoding would, had it taken all before it and nothing
 after: out of a copy of its block that is masked from the token on. So each of the D places of a block takes a pass of

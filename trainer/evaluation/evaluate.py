@@ -1,4 +1,4 @@
-"""How good a model is: bits per byte of held-out text, and what it answers.
+"""Evaluation of a model: bits per byte of held-out text, and its answers to questions.
 
 In: a model, held-out text or conversations. Out: plain numbers, and progress records on the way.
 """
@@ -107,7 +107,7 @@ def room_for(model: Decoder, max_new: int) -> int:
 
 
 def says(name: str, answer: str) -> bool:
-    """Tell whether the name is among the words of an answer, in whatever case; "Max" is not in "maximum"."""
+    """Return whether the name is among the words of an answer, in whatever case; "Max" is not in "maximum"."""
     pattern = rf"(?<!\w){re.escape(plain(name))}(?!\w)"
     return re.search(pattern, plain(answer)) is not None
 
@@ -122,6 +122,6 @@ def admits_not_knowing(answer: str) -> bool:
 
 
 def begins_like(answer: str, expected: str, num_words: int = 4) -> bool:
-    """Tell whether the first words of the right docstring are in the answer."""
+    """Return whether the first words of the right docstring are in the answer."""
     first = " ".join(expected.lower().split()[:num_words])
     return bool(first) and first in " ".join(answer.lower().split())

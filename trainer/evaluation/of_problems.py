@@ -1,4 +1,4 @@
-"""How many problems of a task of reinforcement learning a model solves: the likeliest answer, and k drawn ones.
+"""Evaluation on a task of reinforcement learning: the share solved by the likeliest answer, and by k sampled ones.
 
 In: a model, the folder of a task's problems. Out: measures with their intervals, and every problem's truth.
 """

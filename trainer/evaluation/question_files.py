@@ -44,11 +44,11 @@ class Question:
     text: str
     choices: tuple[str, ...] = ()
     right: int = 0
-    """Of `choices`."""
+    """Index of the right one of `choices`."""
     accepted: tuple[str, ...] = ()
-    """Where there are no choices."""
+    """Accepted answers, for a question without choices."""
     example: str = ""
-    """Where there are no choices: an accepted answer as the file has it."""
+    """An accepted answer as the file spells it, for a question without choices."""
 
     @property
     def answer(self) -> str:

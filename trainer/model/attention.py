@@ -70,7 +70,7 @@ def one_after_another(q: Tensor, k: Tensor, v: Tensor, documents: DocumentBounds
 
 
 def has_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Tell whether `DocumentBounds` can be attended to there."""
+    """Return whether `DocumentBounds` can be attended to there."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
     return head_dim % 8 == 0 and head_dim <= MOST_HEAD_DIM and torch.cuda.get_device_capability(device) >= VARLEN_SINCE

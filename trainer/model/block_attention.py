@@ -23,7 +23,7 @@ PARTS = 4  # of the clean queries: the last of them meets all clean keys, the fi
 
 @dataclass(frozen=True)
 class Views:
-    """What attention needs to know of a sequence of clean tokens and of copies of their blocks."""
+    """The inputs of attention over a sequence of clean tokens followed by copies of their blocks."""
 
     numbers: Tensor
     """(B, M) int64: the clean block that each block of the sequence stands for; those of the clean tokens come first,

@@ -26,7 +26,7 @@ IGNORED = -1
 
 @dataclass(frozen=True)
 class Positions:
-    """What attention needs to know of where its tokens stand."""
+    """The positions and the mask that attention needs."""
 
     cos: Tensor  # (B or 1, 1, T, D)
     sin: Tensor

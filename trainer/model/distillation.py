@@ -1,4 +1,4 @@
-"""What a student is to have in common with its teacher inside: hidden states of layers, relations of one layer.
+"""Losses that bring a student's inner states close to its teacher's: hidden states of layers, relations of one layer.
 
 In: states of both for the same tokens, which tokens count. Out: summed distances, fp32 scalars with gradients to the
 student's. Sources: Wang et al., arXiv 2012.15828 (relations of queries, keys and values); Wu et al., arXiv 2510.13998

@@ -1,4 +1,4 @@
-"""What a Hugging Face `config.json` says, as our records, and back. Light to import: no torch here.
+"""Conversion between a Hugging Face `config.json` and our records. Light to import: no torch here.
 
 In: the content of a config.json. Out: a `ModelConfig`, or ConfigError where our decoder cannot be that model.
 """
@@ -284,7 +284,7 @@ def differences(config: ModelConfig, headers: Iterable[Mapping[str, Stored]]) ->
 
 
 def is_spare(name: str, config: ModelConfig) -> bool:
-    """Tell whether a tensor says only what is said elsewhere: the embedding once more, or what config.json says."""
+    """Return whether a tensor is redundant: the embedding once more, or values that config.json has."""
     return (name == "lm_head.weight" and config.tie_word_embeddings) or name.endswith("rotary_emb.inv_freq")
 
 

@@ -1,4 +1,4 @@
-"""What each token costs by itself, with a gradient of its own: sliced, so that the logits of a batch never exist whole.
+"""Losses per token, each with a gradient of its own; computed in slices, so that a batch's logits never exist at once.
 
 In: hidden states, the head's matrix, the ids that came. Out: log-probabilities, one per token, and the entropy of each
 distribution. On the way back the logits of a slice are made again, since the gradient of a token is not known before;
@@ -89,7 +89,7 @@ def slices(hidden: Tensor) -> list[slice]:
 
 @dataclass(frozen=True)
 class Teacher:
-    """What a frozen model makes of the same tokens."""
+    """The outputs of a frozen model for the same tokens."""
 
     hidden: Tensor  # (N, d of the teacher)
     head: Tensor  # (V, d of the teacher)

@@ -1,4 +1,4 @@
-"""What a phase minimises: an objective turns a model and a batch into a summed loss.
+"""Objectives: each turns a model and a batch into a summed loss, which a phase minimises.
 
 In: a decoder, a batch as named arrays. Out: the sum of the loss over the rows at hand, and figures of it. The loop
 divides both by the objective's `count` of the whole batch, so that a step is the same whatever number of micro-batches

@@ -52,7 +52,7 @@ def with_masks(
 
 @dataclass(frozen=True)
 class Sequence:
-    """What the model reads of a batch, and what is to be learnt where."""
+    """The model's input made of a batch, and the targets at each place."""
 
     ids: Tensor
     """(B, S): clean tokens, then the copies of the first view, then those of the second."""

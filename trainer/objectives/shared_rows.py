@@ -15,7 +15,7 @@ from torch import Tensor
 from trainer.model.decoder import IGNORED, Decoder
 
 Spots = list[np.ndarray]
-"""Of each answer: where in the flattened rows its ids are targets, int64 (its length,)."""
+"""The places of each answer's ids as targets in the flattened rows: int64, (its length,)."""
 
 
 class _Row:

@@ -33,7 +33,7 @@ class Cut:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether every process has the parameters whole, whatever else is cut."""
+        """Return whether every process has the parameters whole, whatever else is cut."""
         return self.size == 1
 
     def part(self, tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What mid and sft share: conversations drawn by the mixture, on top of the model of the phase before."""
+"""The training that mid and sft share: conversations drawn from the mixture, on top of the previous phase's model."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is wanted, compared with what is there: the plan, and the job that makes the missing part.
+"""Compare what is wanted with what the store holds: the plan, and the job that makes the missing part.
 
 In: `Wanted`, an `Inventory` of what the store holds, the checkout whose code will run. Out: a `Plan`. Touches no store.
 """

@@ -1,4 +1,4 @@
-"""How long steps take and how much memory they need, by formulas; and what of a step its time depends on.
+"""Estimates by formula of the time and memory that steps take, and of what a step's time depends on.
 
 In: a step and what the machine does of useful work; the GPUs that are asked for. Out: seconds; bytes of each GPU.
 `infra.market.expected` learns from what steps have taken, of the same amount of work and of others.

@@ -1,4 +1,4 @@
-"""What sources are called in the store, and by what it is known that they have changed.
+"""The names of sources in the store, and the fingerprints that change when a source does.
 
 In: a source as it was typed: `pydocs`, `fineweb`, a path, a data set, several by weight. Out: a name; a fingerprint.
 """

@@ -41,7 +41,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Ternary:
-    """How the matrices inside the blocks are rounded to -1, 0 and 1 times a scale."""
+    """The rounding of the matrices inside the blocks to -1, 0 and 1 times a scale."""
 
     per_row: bool = False
     """One scale for each output instead of one for the matrix."""

@@ -19,7 +19,7 @@ WORD = "own"  # of the step that trains any of them: `python -m trainer own`
 
 @dataclass(frozen=True, kw_only=True)
 class OwnPhase:
-    """What the constant PHASE of an extension says of its phase."""
+    """The declaration of a phase by an extension: its constant PHASE."""
 
     like: str
     """The phase of ours whose settings it has, but for what `--set` changes, and whose kind of data it reads."""

@@ -15,13 +15,13 @@ INIT, TEACHER = "init", "teacher"  # roles of inputs: somebody else's model to b
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """What the rest of the house needs to know of a phase."""
+    """The properties of a phase that the rest of the project needs."""
 
     name: str
     folder: str
-    """Of the store: its artifacts are `<folder>/<tag>`."""
+    """Folder in the store: its artifacts are `<folder>/<tag>`."""
     module: str
-    """Holds `run(config, making, keeping, ranks)`; phases may share one."""
+    """Module with `run(config, making, keeping, ranks)`; phases may share one."""
     follows: tuple[str, ...] = ()
     """The phases whose model it can go on from, nearest first; () = it begins from nothing."""
     reads: str = ""
@@ -32,17 +32,17 @@ class Phase:
     version: int = 1
     """Raised by whoever changes what comes out of it for the same settings and inputs; see trainer/fingerprints.py."""
     in_all: bool = False
-    """Whether `--phase all` holds it, and whether its model is one that commands take unasked."""
+    """True if `--phase all` includes it, and commands take its model by default."""
     optional: bool = False
-    """Whether it is left out of a sum that names a phase it could go on from and not itself: bits1+bits2."""
+    """True if a sum leaves it out unless it is named, where a named phase could go on from it: bits1+bits2."""
     takes_init: bool = True
-    """Whether somebody else's model may stand in for the phases before it."""
+    """True if an imported model may replace the phases before it."""
     trains: bool = True
-    """Whether it has steps; else it changes the model that it is given, and saves it."""
+    """True if it trains in steps; otherwise it converts the model that it is given, and saves it."""
     alias: str = ""
     """Another word for it in `--phase`."""
     like: str = ""
-    """Of an extension: the phase of ours whose settings it has; see trainer/records/own_phase.py."""
+    """The phase of ours whose settings a phase of an extension has; see trainer/records/own_phase.py."""
     extension: str = ""
     """The file and the digest of the extension that it is; "" = it is ours."""
 

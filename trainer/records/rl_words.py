@@ -1,4 +1,4 @@
-"""What flags say about reinforcement learning, as plain values. Light: no torch here."""
+"""The flags about reinforcement learning, parsed into plain values. Light: no torch here."""
 
 import math
 from typing import Any

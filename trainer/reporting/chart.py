@@ -29,7 +29,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Chart:
-    """What is shown over the steps, or over what `along` says; points in the order of their steps."""
+    """A figure drawn over the steps, or over what `along` names; points are in the order of their steps."""
 
     title: str
     points: tuple[Point, ...]
@@ -38,11 +38,11 @@ class Chart:
     from_zero: bool = False
     unit: str = ""
     along: str = "step"
-    """What is counted along the bottom."""
+    """The quantity of the horizontal axis."""
     run: str = ""
-    """Whose it is: stands above the picture, where no page says so."""
+    """Name of the run, shown above the picture where no page shows it."""
     marks: tuple[tuple[float, str], ...] = ()
-    """What happened at a step, in words."""
+    """Events, each as a step and words."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ChartLayout:
     marks: list[tuple[float, str]] = field(default_factory=list)
     """x and words of what happened."""
     left: int = LEAST_LEFT
-    """Where the drawing begins, right of the words of the upward axis."""
+    """Left edge of the drawing, right of the labels of the vertical axis."""
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:

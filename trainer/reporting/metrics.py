@@ -1,4 +1,4 @@
-"""What a run tells while it trains: `metrics.jsonl`, `samples.jsonl`, progress records.
+"""The records that a run writes while it trains: `metrics.jsonl`, `samples.jsonl`, progress records.
 
 In: the figures of a step, and now and then what the model says. Out: one line per step in `metrics.jsonl`, which
 `trainer.tracking` tells to others; at most a few `progress` records per second, which carry a short curve of the loss

@@ -1,4 +1,4 @@
-"""How fast a device could multiply at most: what the utilisation of a training (MFU) is a share of.
+"""The peak speed of a device, against which the utilisation of a training (MFU) is measured.
 
 In: the machine. Out: a `Peak`, floating point operations per second of one process's device, and where the number is
 from. A GPU's is its data sheet's for dense bfloat16 products, whatever the phase computes in, so that runs compare. A

@@ -37,16 +37,16 @@ class PhaseStory:
 
     name: str
     state: str = ""
-    """As its step is called: waiting, running, done, reused, failed."""
+    """State of its step: waiting, running, done, reused, failed."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Of `PhaseConfig`, {} where it is not known."""
+    """Fields of its `PhaseConfig`; {} where it is not known."""
     lines: Sequence[Mapping[str, Any]] = ()
-    """Of metrics.jsonl."""
+    """Lines of metrics.jsonl."""
     samples: Sequence[Mapping[str, Any]] = ()
     result: Mapping[str, Any] = field(default_factory=dict)
-    """What is known of the model that it has made."""
+    """Facts about the model that it has made."""
     measured: Sequence[tuple[str, str, str]] = ()
-    """Of `inv eval`: measure, value, interval."""
+    """Results of `inv eval`: measure, value, interval."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Story:
     """When, for people."""
     note: str = ""
     marks: Sequence[tuple[float, str]] = ()
-    """What happened to it, and when: UTC epoch seconds."""
+    """Events of the run: UTC epoch seconds and words."""
     cost: Sequence[tuple[float, float]] = ()
     """Minutes since its first pod was asked for, and the US dollars that it had cost by then."""
 

@@ -1,4 +1,4 @@
-"""What the model says while it learns: the same few prompts again and again, for people to read.
+"""Samples of the model's text while it learns: the same few prompts again and again, for people to read.
 
 In: the model as it is, the tokenizer. Out: prompts and texts, greedy, so that nothing random is used up: training goes
 on as if nobody had asked.
@@ -43,5 +43,5 @@ class Sampler:
 
 
 def is_due(step: int, steps: int, times: int) -> bool:
-    """Tell whether the model is asked after `step`: so many times at equal distances, the last one at the end."""
+    """Return whether the model is asked after `step`: at equal distances, the last time at the end."""
     return times > 0 and step * times // steps > (step - 1) * times // steps

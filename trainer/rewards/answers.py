@@ -28,7 +28,7 @@ def trailing(text: str) -> int:
 
 
 def thinks(text: str) -> bool:
-    """Tell whether there is a pair of thinking tags."""
+    """Return whether there is a pair of thinking tags."""
     return THINKING.search(text) is not None
 
 

@@ -32,10 +32,10 @@ PROBE = "import os\ntry:\n    os.listdir('/proc/1')\n    seen = 'files'\nexcept 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one call or assertion."""
+    """The result of one call or assertion."""
 
     value: str | None
-    """repr of what the call gave; None where it did not end."""
+    """repr of the value that the call returned; None where it did not end."""
     error: str = ""
 
 

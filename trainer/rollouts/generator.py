@@ -103,7 +103,7 @@ def answer_all(
 
 @dataclass(frozen=True)
 class _Found:
-    """What was drawn, by answer; one more, for rows that rest."""
+    """The sampled ids of each answer, and one more row for places of the batch that are idle."""
 
     ids: Tensor  # (N + 1, max_new)
     logprobs: Tensor

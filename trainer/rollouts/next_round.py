@@ -33,7 +33,7 @@ class NextRound:
         self.next = (number, done)
 
     def holds(self, number: int) -> bool:
-        """Tell whether the answers of a round were begun."""
+        """Return whether the answers of a round were begun."""
         return self.next is not None and self.next[0] == number
 
     def take(self, number: int) -> Round:

@@ -35,9 +35,9 @@ class Round:
     problems: list[Drawn]
     prompts: list[list[int]]
     ids: list[list[int]]
-    """Of each answer, the id that ends it included."""
+    """Ids of each answer, with the id that ends it."""
     logprobs: list[list[float]]
-    """Of these ids, as the engine has them."""
+    """Log-probabilities of these ids, as the engine computed them."""
     ended: list[bool]
     rewards: list[Reward]
     texts: list[str]
@@ -56,11 +56,11 @@ class Round:
 
 
 class Engine(Protocol):
-    """What makes answers."""
+    """An engine that generates answers."""
 
     @property
     def is_apart(self) -> bool:
-        """Tell whether it works beside the training: one for all of its processes, at the same time as an update."""
+        """Return whether it runs apart from the training: one engine for all processes, at the same time as updates."""
 
     def take(self, model: Decoder) -> None:
         """Answer with these weights from now on."""

@@ -70,7 +70,7 @@ def answers(engine: Any, asked: dict[str, Any]) -> list[list[Any]]:
 
 
 class Weights:
-    """What every worker of the engine can do besides: see `worker_extension_cls` of vLLM."""
+    """Extra methods of every worker of the engine: see `worker_extension_cls` of vLLM."""
 
     def take_weights(self, folder: str) -> None:
         """Answer with the weights of a folder from now on.

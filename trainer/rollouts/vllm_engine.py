@@ -37,10 +37,10 @@ Probed = tuple[list[int], Tensor]  # the likeliest answer to the probe, and ln p
 
 @dataclass(frozen=True)
 class Opening:
-    """With what the engine is opened."""
+    """The settings with which the engine is opened."""
 
     folder: Path
-    """Of this run: weights go there."""
+    """Folder of this run, where new weights are written."""
     tokenizer: Path
     room: int
     """Tokens that a prompt and its answer have together at most."""
@@ -185,7 +185,7 @@ class EngineProcess:
 
     @torch.no_grad()
     def _is_right(self, model: Decoder | None) -> bool:
-        """Tell whether its likeliest ids are worth the same to the model, or to the process that was before it."""
+        """Return whether its likeliest ids are worth the same to the model, or to the process that was before it."""
         prompt = [one % 64 for one in range(PROBE)]
         how = Sampling(max_new=PROBED, temperature=0.0)
         asked = {"prompts": [prompt], "each": 1, **asdict(how), "stop": [], "seeds": [0]}

@@ -1,4 +1,4 @@
-"""What clients ask in OpenAI's words, and the shapes of answers.
+"""Requests of clients in OpenAI's protocol, and the shapes of the replies.
 
 In: the JSON of a request, a tokenizer. Out: an `Ask`, or Wrong, which says what is; replies as plain values.
 """
@@ -39,7 +39,7 @@ class Ask:
     streams: bool
     tells_usage: bool
     head: dict[str, Any] = field(default_factory=dict)
-    """Of each part of the reply."""
+    """Fields that every part of the reply begins with."""
 
     def usage(self, tokens: int) -> dict[str, int]:
         return {"prompt_tokens": len(self.ids), "completion_tokens": tokens, "total_tokens": len(self.ids) + tokens}

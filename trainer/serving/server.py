@@ -30,15 +30,15 @@ KEY = "VLLM_API_KEY"  # as serve.engines gives it to every engine
 @dataclass(frozen=True, kw_only=True)
 class EngineLimits:
     max_seqs: int = 8
-    """Requests at work."""
+    """Requests that are answered at the same time."""
     max_queued: int = 64
-    """That may wait; the next is told that the engine is busy."""
+    """Requests that may wait; one more is told that the engine is busy."""
     max_model_len: int = 0
-    """0 = the model's positions."""
+    """Tokens of a prompt and its answer at most; 0 = the model's positions."""
     max_tokens: int = 0
-    """Of any answer; 0 = as many as fit."""
+    """Tokens of an answer at most; 0 = as many as fit."""
     shutdown_s: float = 60.0
-    """For which answers go on after SIGTERM."""
+    """Seconds after SIGTERM during which answers are finished."""
 
 
 @dataclass
