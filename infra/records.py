@@ -172,13 +172,13 @@ class Inventory:
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """What a step does, as far as its time depends on it."""
+    """The work of a step, as far as its time depends on it."""
 
     step: str
     kind: str
-    """The program and the version of what it does: records of another kind are not of this step."""
+    """Program and version of the work: times of another kind do not apply to this step."""
     machine: str
-    """What it runs on: kind and number of GPUs, or of CPUs."""
+    """The machine it runs on: kind and number of GPUs, or of CPUs."""
     shape: str
     """A digest of the settings that its pace depends on."""
     size: float = 0.0
@@ -186,27 +186,27 @@ class StepWork:
     amount: float = 0.0
     """Operations (FLOP) of the whole step; 0 = its time is not known to grow with anything."""
     guess_s: float | None = None
-    """By a formula, None = there is none."""
+    """Seconds by a formula; None = there is none."""
     fixed_s: float = 0.0
-    """Of the guess, what does not grow with the amount."""
+    """The part of `guess_s` that does not grow with the amount."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """How long a step will take."""
+    """The forecast of a step's time, in seconds."""
 
     step: str
     seconds: float
     low: float
     high: float
     fixed_s: float
-    """Of `seconds`, what passes before and after its work."""
+    """The part of `seconds` that passes before and after the work itself."""
     source: str
-    """One of the words of `infra.market.expected`."""
+    """Basis of the forecast: one of the words of `infra.market.expected`."""
     times: int = 0
-    """How many records it comes from."""
+    """Number of measurements that it is based on."""
     is_crowded: bool = False
-    """They are of a machine that was busy with something else."""
+    """True if the measurements come from a machine that was busy with other work."""
 
     @property
     def range_s(self) -> tuple[float, float, float]:

@@ -104,7 +104,7 @@ def pods() -> List[Dict[str, Any]]:
 
 
 def may_share(devices: str, others: str) -> bool:
-    """Tell whether two pods can have these GPUs of one machine; "" = the whole machine."""
+    """Return whether two pods can have these GPUs of one machine; "" = the whole machine."""
     return bool(devices and others) and not set(devices.split(",")) & set(others.split(","))
 
 

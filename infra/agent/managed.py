@@ -95,7 +95,7 @@ def lay_out(brought: Path, home: Path, environ: Dict[str, str], now: float) -> P
 
 
 class LogRelay:
-    """What is printed for the engine's log: the lines of every step's log once, and reports."""
+    """Prints the engine's log: each line of every step's log once, and reports."""
 
     def __init__(self, pod: PodFolder) -> None:
         self.pod = pod
@@ -148,7 +148,7 @@ def put_away(pod: PodFolder) -> None:
 
 
 def has_left(pod: PodFolder) -> bool:
-    """Tell whether the work has left, or is leaving, to be begun anew."""
+    """Return whether the work has left, or is leaving, to be begun anew."""
     return not pod.verdict.exists() and read_json(stop_file(pod)).get("state") == LEFT
 
 

@@ -30,30 +30,30 @@ NOT_HANDED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED", "VIRTUAL_ENV")  # ours, and n
 
 @dataclass(frozen=True)
 class Script:
-    """One text of a job, and what it is to find."""
+    """One script of a job, and the files and settings it runs with."""
 
     text: str
     name: str
-    """Of its task in the job file; "" where it has none."""
+    """Name of its task in the job file; "" where it has none."""
     workdir: str = ""
     """The folder beside the code that holds the job's own files; "" = it has none, and begins in its home."""
     envs: Dict[str, str] = field(default_factory=dict)
     mounts: Sequence[Sequence[str]] = ()
-    """What was sent besides: [folder beside the code, name in it or "", path at which the job wants it]."""
+    """Files and folders sent with it: [folder beside the code, name in it or "", path at which the job wants it]."""
     kept: Sequence[Sequence[str]] = ()
     """Folders that the courier brings from the store and carries back: [name in `work/mounts`, path]."""
     own_home: bool = False
     """The machine is somebody's own: `~` and what `pip install` installs are in the pod's folder, and go with it."""
     environment: str = ""
-    """The environment of ours that it runs in, "" = what the machine has."""
+    """The environment of ours that it runs in; "" = what the machine has."""
     task: int = 0
     num_tasks: int = 1
     restarts: int = 0
-    """How often a failure is no verdict yet."""
+    """Number of failures after which the script is run again."""
     restart_codes: Sequence[int] = ()
-    """Exit codes that never are one."""
+    """Exit codes after which it is always run again."""
     inputs: str = ""
-    """What else its mark stands for: the files that it reads."""
+    """Digest of the files that it reads, and of its launch: its mark is only valid for these."""
     withheld: Sequence[str] = ()
     """Variables that other steps of the job need, and that it did not ask for."""
 

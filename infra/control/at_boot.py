@@ -1,4 +1,4 @@
-"""What a boot of the control host starts: the service of a systemd user where there is one, else cron's @reboot.
+"""The start at boot of a control host: by a systemd user service where there is one, else by cron's @reboot.
 
 Where neither can be had, whoever connects starts it (`infra.control.host_side.settle_in`).
 """
@@ -61,7 +61,7 @@ def disarm(places: HostPlaces) -> None:
 
 
 def _arm_systemd(places: HostPlaces) -> bool:
-    """Tell whether the user's systemd runs it at boot, also while nobody is logged in."""
+    """Return whether the user's systemd runs it at boot, also while nobody is logged in."""
     if _said("systemctl", "--user", "show-environment") is None or _said("loginctl", "enable-linger") is None:
         return False
     _unit().parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What both ends of a command on a control host say to each other, in pieces with a kind and a length.
+"""The protocol between both ends of a command on a control host: frames with a kind and a length.
 
 From the laptop: BEGIN once (JSON), INPUT and its END, SIGNAL, SIZE of the terminal, GONE (nobody reads that stream any
 more), and PING, by which the host knows that somebody is there. From the host: OUT and ERR, COPY (of the journal), and

@@ -1,4 +1,4 @@
-"""What is kept at home of runs that are at work, on its way between a laptop and a control host.
+"""Copying what is kept of runs that are at work, between a laptop and a control host.
 
 That is the code of a run as it was launched, with which it goes on elsewhere, and its logs. In: the folders with the
 logs of runs, here and there, and the names of runs.

@@ -49,7 +49,7 @@ GIVING = ("-e", "--env", "--secret")  # flags whose bare name takes the shell's 
 
 @dataclass(frozen=True)
 class There:
-    """What a control host has said of itself."""
+    """A control host as it describes itself."""
 
     places: HostPlaces
     about: dict[str, Any]  # {} = it is none (any more)

@@ -20,7 +20,7 @@ FAREWELL_S = 600.0  # likewise, from the end of the work until a pod that delete
 
 @dataclass(frozen=True, kw_only=True)
 class ClauseResult:
-    """What became of one clause."""
+    """The result of one clause."""
 
     clause: str
     state: str  # KEPT, BROKEN; UNTOLD: the vendor does not say; UNREACHED: the drill did not come so far

@@ -29,7 +29,7 @@ class VerbCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Vendor:
-    """What the vendor is able to do, as its client says."""
+    """The abilities of a vendor, as its client declares them."""
 
     name: str
     time_limit: bool
@@ -63,7 +63,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """What was seen of the worker from within, and in the store. None = nobody has come so far."""
+    """Observations on the worker itself and in the store. None = not observed yet."""
 
     machine: str | None = None  # "" = the GPUs that were offered
     host_key: str | None = None  # what a second connection met: "" = the same host key
@@ -104,5 +104,5 @@ class Evidence:
 
 
 def is_of(pod: Pod, trial: Trial) -> bool:
-    """Tell whether a row is of that trial: by its id, or where that is not known by its token."""
+    """Return whether a row belongs to that trial: by its id, or by its token where the id is not known."""
     return bool(pod.pod_id) and pod.pod_id == trial.pod_id or pod.token == trial.token

@@ -41,7 +41,7 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What a vendor has said in one drill."""
+    """The answers of a vendor in one drill."""
 
     vendor: str
     at: int

@@ -16,7 +16,7 @@ from infra.units import count
 
 @dataclass(frozen=True, kw_only=True)
 class DrillReport:
-    """What a drill has found. `at`: UTC epoch seconds."""
+    """The findings of a drill. `at`: UTC epoch seconds."""
 
     vendor: str
     at: int

@@ -41,7 +41,7 @@ class Watch:
         self._ids: set[str] = set()
         self._is_renting = False
         self.is_losing = False
-        """Whether the answer to the next request for a machine is lost."""
+        """True if the answer to the next request for a machine is thrown away."""
         self.asked: list[VerbCall] = []
         self.heard: list[HeardExchange] = []
         self.tokens: set[str] = set()

@@ -35,7 +35,7 @@ FLAGS = {  # of launch, and what says the same in a job file
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """What a task wants at a path of its own."""
+    """A file, folder or bucket that a task wants at a path of its own."""
 
     path: str
     source: str

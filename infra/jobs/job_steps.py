@@ -28,15 +28,15 @@ ALWAYS = 1000  # restarts, where the file sets no limit of its own: time and mon
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What goes along, and where each task finds it."""
+    """The files that are sent along, and where each task finds them."""
 
     carried: tuple[Carried, ...]
     workdirs: tuple[str, ...]
-    """Of each task: the folder beside the code, "" where it has none."""
+    """The folder of each task beside the code; "" where it has none."""
     mounts: tuple[tuple[tuple[str, str, str], ...], ...]
-    """Of each task, as `Script.mounts`."""
+    """The mounts of each task, as in `Script.mounts`."""
     kept: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """Of each task, as `Script.kept`."""
+    """The kept folders of each task, as in `Script.kept`."""
 
 
 def lay_out(file: JobFile, is_own: bool) -> Layout:
@@ -130,7 +130,7 @@ def is_own_text(step: Step) -> bool:
 
 
 def is_setup(step: Step) -> bool:
-    """Tell whether a step sets up what the run of somebody's own text needs."""
+    """Return whether a step sets up what the run of somebody's own text needs."""
     return is_own_text(step) and (step.name == SETUP or step.name.endswith(f"-{SETUP}"))
 
 

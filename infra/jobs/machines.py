@@ -1,4 +1,4 @@
-"""What machine a task asks for: its `resources` -> the flags of a launch that ask for the same.
+"""The machine that a task asks for: its `resources`, as flags of a launch that mean the same.
 
 In: `Resources`, and what was typed, which outweighs them. Out: one `Wish` for each way in which the task can be
 satisfied, and in words what has no effect where it is to run: nothing is left out in silence.

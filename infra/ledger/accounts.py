@@ -19,7 +19,7 @@ def fingerprint(provider: Provider) -> str:
 
 
 def is_another(provider: Provider, op: Op, now: Clocks) -> bool:
-    """Tell whether another account rented the pod, so that its absence from this one proves nothing.
+    """Return whether another account rented the pod, so that its absence from this one proves nothing.
 
     A pod whose limit has passed was ended by its own vendor, whichever account that is. Raises SlipwayError.
     """

@@ -19,7 +19,7 @@ REPEATED, ANEW = 0.25, 0.15  # what is wanted of the medians: of whatever ran be
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastError:
-    """One run. Errors are shares of what came: +0.2 = it took a fifth less than was said."""
+    """The forecast of one run beside its actual time. Errors are relative to that: +0.2 = 20 % too long a forecast."""
 
     run: str
     machine: str
@@ -27,14 +27,14 @@ class ForecastError:
     forecast_s: tuple[float, float, float]
     came_s: float
     source: str
-    """Where the forecast came from, in words."""
+    """The source of the forecast, in words."""
     is_repeated: bool
-    """Whether all that takes long had run before, with these settings on such a machine."""
+    """True if all long steps had run before with these settings on such a machine."""
     error: float
     early_error: float
-    """Of the whole time, by what was left at a tenth of it."""
+    """Error of the total as it was predicted after a tenth of the run."""
     others: float
-    """Share of the machine's CPUs that other programs had."""
+    """Share of the machine's CPUs that other programs used."""
     micro_usd: tuple[int, int, int] | None = None
     spent_micro_usd: int | None = None
 
@@ -44,7 +44,7 @@ class ForecastError:
 
     @property
     def is_inside(self) -> bool:
-        """Tell whether what came lies in the range that was forecast."""
+        """Return whether what came lies in the range that was forecast."""
         return self.forecast_s[0] <= self.came_s <= self.forecast_s[2]
 
 

@@ -43,12 +43,12 @@ class Finding:
 
     @property
     def is_due(self) -> bool:
-        """Tell whether it is ours, should be gone, and is not."""
+        """Return whether it is ours, should be gone, and is not."""
         return self.kind in (ORPHANED, ENDING)
 
     @property
     def is_wrong(self) -> bool:
-        """Tell whether it costs money that nobody wants to spend, or may."""
+        """Return whether it costs money that nobody wants to spend, or may."""
         return (self.is_due and self.state != ENDED_BY_VENDOR) or self.kind in (UNCLEAR, UNKNOWN_MARK)
 
 

@@ -37,14 +37,14 @@ class SharedBudget:
 
 @dataclass(frozen=True)
 class BudgetRun:
-    """What a budget pays for one run: micro-dollars."""
+    """The spending of a budget on one run, in micro-dollars."""
 
     run: str
     spent: int = 0
     most: int = 0
-    """By all of its pods, those that are gone with what they have cost."""
+    """The most that all of its pods can cost; pods that are gone count with what they did cost."""
     reserved: int = 0
-    """For all of its pods together; 0: no more than they come to."""
+    """Reservation for all of its pods together; 0 = none beyond what they can cost."""
 
     @property
     def committed(self) -> int:
@@ -216,7 +216,7 @@ def _in_force(journal: Journal, name: str, rows: Mapping[str, list[Op]]) -> dict
 
 
 def _may_go_on(rows: list[Op], is_kept: bool, was_kept: bool) -> bool:
-    """Tell whether somebody may rent for that run again without a person who asks for it."""
+    """Return whether somebody may rent for that run again without a person who asks for it."""
     if any(op.is_live for op in rows):
         return True
     if not rows or rows[-1].outcome not in ("", NODE_LOST):

@@ -99,7 +99,7 @@ class Op:
 
     @property
     def stays(self) -> bool:
-        """Tell whether it is there for its own sake, and not for one piece of work."""
+        """Return whether it is there for its own sake, and not for one piece of work."""
         return self.role.partition(":")[0] == POD
 
     @property
@@ -365,7 +365,7 @@ class Journal:
         return self._lease(name)[1]
 
     def is_ours(self, lease: Lease) -> bool:
-        """Tell whether nobody has taken it over since."""
+        """Return whether nobody has taken it over since."""
         return self._lease(lease.name)[0] == lease.epoch
 
     def renew(self, lease: Lease) -> Lease:

@@ -63,7 +63,7 @@ def reap(
     """
 
     def is_due(row: Op) -> bool:
-        """Tell whether its end was asked for, and can be proven at once."""
+        """Return whether its end was asked for, and can be proven at once."""
         return row.state == TERMINATING and row.remote_id is not None
 
     deadline = clock().boot_s + max(LEAST_PATIENCE_S, PATIENCE_S / market.clock_scale)

@@ -21,18 +21,18 @@ THIS_MACHINE = "this machine"
 
 @dataclass(frozen=True)
 class Turn:
-    """One that waits."""
+    """A place in the queue for a machine."""
 
     number: int
     run: str
     vendor: str
     places: tuple[str, ...]
-    """Any of which would do; ("",): this machine."""
+    """Machines any of which would do; ("",) = this machine."""
     devices: str
     since: int
     """UTC epoch seconds."""
     why: str = ""
-    """What its process was told last, beside what is on record here."""
+    """The last reason for waiting that its process was given, if it is not recorded here already."""
 
 
 class InLine(Busy):

@@ -50,7 +50,7 @@ _OPTION = re.compile(r"--([a-z][a-z-]*)(=[\x20-\x7e]*)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """How jobs are submitted to a partition; "" and None: as the cluster has it."""
+    """Options for submitting jobs to a partition; "" and None = the cluster's default."""
 
     account: str = ""
     qos: str = ""

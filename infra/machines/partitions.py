@@ -1,4 +1,4 @@
-"""What a partition of a Slurm cluster can run, and how that is asked for. Pure.
+"""The abilities of a Slurm partition, and the options with which they are requested. Pure.
 
 rows of sinfo -> Nodes -> does a request fit, by which type of GPU -> sbatch's options
 """

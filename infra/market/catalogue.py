@@ -44,12 +44,12 @@ class CatalogueRow:
 
 @dataclass(frozen=True)
 class Priced:
-    """An offer that nobody makes now."""
+    """An offer with a price on record that nobody makes now."""
 
     offer: Offer
     as_of: str
     is_illustrative: bool
-    """Whether it came along with Slipway; else the user has saved it."""
+    """True if it ships with Slipway; False if the user has saved it."""
 
     @property
     def mark(self) -> str:

@@ -1,4 +1,4 @@
-"""How long steps take, by what was measured of others; and what is left of a run that is at work.
+"""Forecasts of how long steps take, from measurements of others, and of what is left of a run that is at work.
 
 In: what a step does (`StepWork`), what was measured before (`StepTime`). Out: an `Expected`: seconds, their range, and
 where the figure comes from. Every record makes a prediction of its own: the median of them is what is expected, the
@@ -32,20 +32,20 @@ FIRM = {SAME: 0.2, SETTINGS: 0.1, STEPS: 0.05, GUESS: 0.03}  # of all: what must
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """What a step took."""
+    """The measured time of one step."""
 
     work: StepWork
     at: float
     """UTC epoch seconds of its end."""
     began_s: float
-    """Since the run was asked for."""
+    """Seconds from the request of the run to the start of the step."""
     seconds: float
     marks: tuple[tuple[float, float], ...] = ()
-    """Seconds since it began, and which share of its work was done."""
+    """Seconds since it began, with the share of its work done by then."""
     is_whole: bool = True
-    """Whether it did all of its work in one go."""
+    """True if the step did all of its work without interruption."""
     others: float | None = None
-    """Share of the machine's CPUs that other programs had meanwhile; None = not known."""
+    """Share of the machine's CPUs that other programs used meanwhile; None = not known."""
 
     def __post_init__(self) -> None:
         shares = [share for _, share in self.marks]
@@ -79,7 +79,7 @@ def expect(past: Iterable[StepTime], work: StepWork) -> Expected | None:
 
 
 def _says_something_of_others(one: StepTime, work: StepWork) -> bool:
-    """Tell whether a record is better than the formula for a step with other settings.
+    """Return whether a record is better than the formula for a step with other settings.
 
     That of a toy that was over in a second, or of a machine that was busy with something else, would make hours of
     minutes.
@@ -188,7 +188,7 @@ def left(
 
 
 def _has_work(one: Expected) -> bool:
-    """Tell whether most of it grows with its work, as training does."""
+    """Return whether most of it grows with its work, as training does."""
     return one.fixed_s < one.seconds
 
 

@@ -85,7 +85,7 @@ def ids(vendor: str, asked: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)  # of a million offers, most are of a kind that others are of too
 def is_asked(asked: str, ours: str) -> bool:
-    """Tell whether a GPU called `ours` is meant by `asked`.
+    """Return whether a GPU called `ours` is meant by `asked`.
 
     `A100` and `a100-sxm` mean an A100-80GB-SXM, `A10` does not.
     """

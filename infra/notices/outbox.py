@@ -86,7 +86,7 @@ def records(settings: Settings) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def waits(settings: Settings) -> bool:
-    """Tell whether anything is still to be sent."""
+    """Return whether anything is still to be sent."""
     return any(one["sent_at"] is None and not one.get("given_up") for _, one in records(settings))
 
 

@@ -1,4 +1,4 @@
-"""What happens to a run, told to whoever wants to know.
+"""Notices of what happens to a run, for whoever has subscribed.
 
 In: a journal row and what became of it. Out: notices in the outbox, and one try to send them; `say` hears of trouble.
 Nothing is raised: a run does not suffer from what is told of it.

@@ -28,15 +28,15 @@ class Provider(Protocol):
 
     @property
     def is_here(self) -> bool:
-        """Tell whether its pods are on this machine."""
+        """Return whether its pods are on this machine."""
 
     @property
     def is_rented(self) -> bool:
-        """Tell whether its pods cost money until they are ended."""
+        """Return whether its pods cost money until they are ended."""
 
     @property
     def recovers(self) -> bool:
-        """Tell whether its engine begins a run anew by itself when the machine is taken away: this side only observes.
+        """Return whether its engine restarts a run by itself when the machine is taken away: this side only observes.
 
         It also decides when and where the run works, so that nothing of a machine is known before.
         """
@@ -44,12 +44,12 @@ class Provider(Protocol):
 
     @property
     def fleeting(self) -> bool:
-        """Tell whether its machines may go with all that is on them: what a run makes goes to the store meanwhile."""
+        """Return whether its machines may disappear with their disks, so that results go to the store meanwhile."""
         return self.is_rented
 
     @property
     def manages(self) -> bool:
-        """Tell whether only its engine reaches the machines: a run is submitted whole, and nobody here keeps it.
+        """Return whether only its engine reaches the machines: a run is submitted whole, and nobody here keeps it.
 
         Such an engine recovers its runs by itself, and still says how they were when they are over.
         """

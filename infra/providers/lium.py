@@ -375,7 +375,7 @@ def _parts(host: Executor, counts: set[int]) -> Iterator[int]:
 
 
 def _may(api: JsonApi, method: str, path: str) -> bool:
-    """Tell whether a key may ask for that: it is not refused for its scope."""
+    """Return whether a key's scope allows the request."""
     try:
         api.act(method, path, {} if method == "POST" else None)
     except VendorRefused as refused:

@@ -16,7 +16,7 @@ _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 
 def is_token(text: str) -> bool:
-    """Tell whether it is the key of one billable thing that some installation of ours has made."""
+    """Return whether it is the key of one billable thing that some installation of ours has made."""
     return bool(_TOKEN.fullmatch(text))
 
 

@@ -154,7 +154,7 @@ class Faults:
         return sum(self._preemptions.values())
 
     def preempts(self, vendor: str) -> bool:
-        """Return whether an active machine of the vendor is taken away now; each time is one less."""
+        """Return whether an active machine of the vendor is taken away now, and count it off."""
         for name in (vendor, ""):
             if self._preemptions.get(name, 0) > 0:
                 self._preemptions[name] -= 1

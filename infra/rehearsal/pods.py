@@ -152,7 +152,7 @@ class Pod:
         return len(process.find(self.token)) if self._init else 0
 
     def has_brought_away(self) -> bool:
-        """Tell whether the store has a checkpoint that was made on it: one from which another machine can resume."""
+        """Return whether the store has a checkpoint that was made on it: one from which another machine can resume."""
         root = self.folder / "home" / ".slipway" / "pods"
         with contextlib.suppress(OSError, ValueError):  # what is being written or removed just now is for the next look
             for pod in root.iterdir():
@@ -207,7 +207,7 @@ class Pod:
         )  # fmt: skip
 
     def _listens(self) -> bool:
-        """Tell whether this sshd, and not somebody else's, has the port."""
+        """Return whether this sshd, and not somebody else's, has the port."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             said = (self.folder / "sshd.log").read_text()
@@ -268,6 +268,6 @@ def _free_port() -> int:
 
 
 def _knows_penalties(sshd: str) -> bool:
-    """Tell whether it is OpenSSH 9.8 or later, which shuts out an address that fails often."""
+    """Return whether it is OpenSSH 9.8 or later, which shuts out an address that fails often."""
     done = subprocess.run([sshd, "-T", "-f", "/dev/null"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return "persourcepenalties" in done.stdout.lower()

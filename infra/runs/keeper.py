@@ -267,7 +267,7 @@ class Keeper:
                 raise SlipwayError(f"{op.run}: {seen.why}")
 
     def _is_well(self, op: Op) -> bool:
-        """Tell whether something of it lives, or it has a verdict. Raises SlipwayError when nobody can tell."""
+        """Return whether something of it lives, or it has a verdict. Raises SlipwayError when nobody can tell."""
         seen = self._look_at(op)
         if seen.kind is Kind.SILENT:
             raise SlipwayError(f"{op.run}: {seen.why}")

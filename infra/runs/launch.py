@@ -157,7 +157,7 @@ def give(
 
 
 def is_idle(op: Op, transport: Transport) -> bool:
-    """Tell whether nothing is active there: its guard holds it, or is dead. Raises SlipwayError: nobody can tell."""
+    """Return whether the pod is idle: its guard holds it, or is dead. Raises SlipwayError where nobody can tell."""
     said = sight.ask(op, transport)
     if said["agent"].get("alive"):
         return False

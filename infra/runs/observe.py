@@ -108,7 +108,7 @@ def _state(op: Op, seen: Sight) -> str:
 
 
 def _is_gone_at_its_limit(op: Op, seen: Sight) -> bool:
-    """Tell whether a rented pod whose end nobody asked for was gone when its limit was due: a guard is early."""
+    """Return whether a rented pod whose end nobody asked for was gone when its limit was due: a guard is early."""
     limit_s = spend.limit_s(op)
     if op.is_live or op.del_requested_at is not None or op.outcome:
         return False

@@ -54,23 +54,23 @@ class StillBills(LimitHit):
 
 @dataclass(frozen=True, kw_only=True)
 class RowDraft:
-    """What the journal is to say of a pod, beside what is rented and for which job; see `Op`."""
+    """The fields of a pod's row in the journal, beside what is rented and for which job; see `Op`."""
 
     target: str = ""
     store: str = ""
     slot: int = 0
     recoveries: int = 0
     admit: Admit | None = None
-    """Who else has a say before the row is written."""
+    """A further check that must admit the pod before the row is written."""
     role: str = "train"
     spec_hash: str = ""
-    """"" = of the job."""
+    """Hash of what was asked for; "" = that of the job."""
     budget: int | None = None
     budget_name: str = ""
     """The budget that pays for it, beside others."""
     budget_run: str = ""
     turn: Turn | None = None
-    """Of whoever has waited for its machine."""
+    """The turn of a launch that has waited for its machine."""
     asked: str = ""
 
 
@@ -208,7 +208,7 @@ def aside_of(run: str, journal: Journal) -> list[Op]:
 
 
 def is_in_pieces(op: Op, journal: Journal) -> bool:
-    """Tell whether a node of the run was given up and not replaced: it can restart, but not resume where it was."""
+    """Return whether a node of the run was given up and not replaced: it can restart, but not resume where it was."""
     if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
         return False  # its launch is still active
     are_introduced = size_of(op) == max(1, len(_group_of(op).addresses))
@@ -341,7 +341,7 @@ def said_by(verdict: Mapping[str, Any]) -> str:
 
 
 def is_over(op: Op) -> bool:
-    """Tell whether the run of its newest row is to stay ended; another pod may go on with any other."""
+    """Return whether the run of this newest row has ended for good; any other may continue on another pod."""
     return (not op.is_live or op.state == TERMINATING) and op.outcome not in ("", NODE_LOST)
 
 

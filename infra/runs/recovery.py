@@ -20,12 +20,12 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class RecoverySpec:
-    """What is kept alive, as far as that decides what becomes of it."""
+    """The properties of a run or pod that decide how it is recovered."""
 
     resumes: bool
-    """What has died is started again on the pods that it has; else others take its place."""
+    """True if dead processes are started again on the same pods; False if other pods take their place."""
     is_endless: bool
-    """It has no end of its own: a verdict is a failure."""
+    """True if it has no end of its own, so that any verdict is a failure."""
     retries: Retries
 
 

@@ -59,7 +59,7 @@ def settle_rows(journal: Journal, settings: Settings, tell: Say, tokens: Collect
 
 
 def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
-    """Tell whether another process looks after the pod of this row: its service's controller, or its run's keeper."""
+    """Return whether another process manages the pod of this row: its service's controller, or its run's keeper."""
     if op.service and journal.holder(service_lease(op.service)):
         return True
     costs = registry.provider(settings, op.vendor).is_rented
@@ -147,7 +147,7 @@ def overdue(journal: Journal, settings: Settings) -> list[Op]:
 
 
 def is_overdue(op: Op, now: float, scale: float) -> bool:
-    """Tell whether a rented pod should have been gone for long."""
+    """Return whether a rented pod should have been gone for long."""
     asked_at = op.del_requested_at
     is_ending = op.state == TERMINATING and is_rented(op.vendor) and asked_at is not None
     return is_ending and (now - (asked_at or 0)) * scale > ALARM_S

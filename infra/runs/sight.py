@@ -51,7 +51,7 @@ class Asks(Flag):
 
 
 class Kind(Enum):
-    """What a sight comes to, in a word."""
+    """The classes of sights."""
 
     GONE = "gone"
     SILENT = "silent"
@@ -63,23 +63,23 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Sight:
-    """What was seen of one pod."""
+    """An observation of one pod."""
 
     is_there: bool | None = None
-    """Whether its machine has it, and answers. False: proven gone; None: nobody can tell."""
+    """True if its machine has it and answers. False: proven gone; None: nobody can tell."""
     is_alive: bool | None = None
-    """Whether its guard or its agent lives; None: nobody can tell, or nobody was asked."""
+    """True if its guard or its agent lives; None: nobody can tell, or nobody was asked."""
     verdict: Mapping[str, Any] = field(default_factory=dict)
-    """{} while it has none."""
+    """Verdict of the run; {} while it has none."""
     why: str = ""
-    """Why nobody can tell, or what became of it."""
+    """Reason why nobody can tell, or what became of the pod."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     guard: Mapping[str, Any] = field(default_factory=dict)
     agent: Mapping[str, Any] = field(default_factory=dict)
     pod: Pod | None = None
-    """As its provider shows it."""
+    """The pod as its provider shows it."""
     clock_scale: float = 1.0
-    """Of that provider."""
+    """Speed of that provider's clock."""
 
     @property
     def kind(self) -> Kind:
@@ -164,7 +164,7 @@ def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
 
 
 def is_alive(op: Op, transport: Transport) -> bool:
-    """Tell whether guard or agent of this very pod lives. Raises SlipwayError: nobody can tell."""
+    """Return whether guard or agent of this very pod lives. Raises SlipwayError: nobody can tell."""
     return _lives(ask(op, transport))
 
 
@@ -187,7 +187,7 @@ def of(op: Op, told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def is_absent(provider: Provider, op: Op) -> bool:
-    """Tell whether the pod is proven gone.
+    """Return whether the pod is proven gone.
 
     Raises SlipwayError when its provider does not say, or is asked with the key of another account.
     """

@@ -22,11 +22,11 @@ CONFIG = Path(".ssh", "config")  # below the home folder
 
 @dataclass(frozen=True)
 class WrittenNames:
-    """What a file of names holds, and what it does not."""
+    """The names that a file of SSH names holds, and those it leaves out."""
 
     names: tuple[str, ...]
     left_out: tuple[str, ...]
-    """Each with the reason, in words."""
+    """Names left out, each with the reason in words."""
 
 
 def config_file() -> Path:

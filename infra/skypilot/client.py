@@ -51,7 +51,7 @@ class NoServer(SlipwayError):
 
 @dataclass(frozen=True)
 class SkyPilotAnswer:
-    """What SkyPilot has said, and when it was asked."""
+    """An answer of SkyPilot, and when it was asked."""
 
     answer: Any
     at: float
@@ -60,12 +60,12 @@ class SkyPilotAnswer:
 
 @dataclass
 class Client:
-    """SkyPilot, as one process answers for it."""
+    """A client of the process that answers for SkyPilot."""
 
     python: Callable[[], Path]
-    """Its interpreter, made on the first question."""
+    """Returns the interpreter with SkyPilot, whose environment is made on the first call."""
     folder: Path
-    """Where the process is met; nobody else may enter."""
+    """Folder of the process's socket; private to the user."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     worker: Path = WORKER
     idle_s: float = IDLE_S

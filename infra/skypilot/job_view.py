@@ -1,4 +1,4 @@
-"""What a managed job prints, and what SkyPilot says of it -> the files that a pod has.
+"""The output of a managed job, and SkyPilot's view of it, as the files that a pod has.
 
 SkyPilot alone reaches the machines of its jobs. Our command there prints the lines of its steps and, now and then, how
 it is (`infra.agent.managed`); SkyPilot keeps that. Whoever asks for a pod's files is given those.
@@ -31,12 +31,12 @@ PREFIX = re.compile(r"\([^()]*?(?:rank=(\d+), )?pid=\d+(?:, ip=[^)]*)?\) ?")
 
 @dataclass(frozen=True)
 class JobLog:
-    """What the newest attempt of a job has printed."""
+    """The output of a job's newest attempt."""
 
     steps: Mapping[str, str]
-    """By the name of a log's file, without its ending: `run`, and `run.1` of node 1."""
+    """Text of each step by the name of its log without the ending: `run`, and `run.1` of node 1."""
     report: Mapping[str, Any]
-    """The last one of node 0, {} while there is none."""
+    """The last report of node 0; {} while there is none."""
 
 
 def read(text: str) -> JobLog:
@@ -83,9 +83,9 @@ class JobView:
     """The transport to a managed job: its files as SkyPilot tells them; nothing can be run or put there."""
 
     row: Callable[[], SkyPilotAnswer]
-    """What SkyPilot's queue says of it, {} where it is not known."""
+    """Returns the job's row in SkyPilot's queue; {} where it is not known."""
     log: Callable[[int | None, float], str]
-    """Its last lines, None for all, as they were after that time."""
+    """Returns the job's last lines, None for all, as they were after that time."""
     end: Callable[[], None]
     token: str
     run_name: str

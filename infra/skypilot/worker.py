@@ -172,7 +172,7 @@ class Reading:
 
 
 class KnownAnswers:
-    """What was read last, by question, here and on disk."""
+    """A cache of the last answer to each question, in memory and on disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -52,13 +52,13 @@ AS_ROOT = '[ "$(id -u)" = 0 ] || exec sudo -n -- "$@"; exec "$@"'
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOutcome:
-    """How the command ended on one machine."""
+    """The end of a command on one machine."""
 
     name: str
     exit_code: int | None = None
-    """Over 128: by that signal. None: it did not begin there, or how it ended is not known."""
+    """Exit code; over 128: killed by that signal. None: the command did not begin there, or its end is not known."""
     problem: str = ""
-    """Why it is not known, or that its time was up; "" = the command ended by itself."""
+    """Reason why the end is not known, or that the time was up; "" = the command ended by itself."""
     seconds: float = 0.0
     stdout: str = ""
     stderr: str = ""
@@ -91,7 +91,7 @@ class _Work:
 
 
 class _Stream:
-    """What Fabric takes for a file: it hands over what is written."""
+    """A file object for Fabric that passes on what is written."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self.write = write
@@ -101,7 +101,7 @@ class _Stream:
 
 
 class _Tied:
-    """What runners have in common, here and elsewhere: `_Remote` and `_Local` mix it into Fabric's."""
+    """The common part of runners here and elsewhere: `_Remote` and `_Local` mix it into Fabric's."""
 
     work: _Work
     code: Callable[[int], int | None]

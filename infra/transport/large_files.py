@@ -69,10 +69,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Way:
-    """How large files go to and from a machine."""
+    """The way in which large files go to and from a machine."""
 
     program: str = ""
-    """rsync there; "" = in pieces."""
+    """Path of rsync there; "" = files go in pieces."""
     compress: bool = False
     why: str = ""
 
@@ -104,7 +104,7 @@ def _choose(transport: Ssh) -> Way:
 
 
 def applies(transport: Transport, size: int) -> bool:
-    """Tell whether a file of that size goes to or from that machine in this way."""
+    """Return whether a file of that size goes to or from that machine in this way."""
     return isinstance(transport, Ssh) and size > LARGE_BYTES
 
 

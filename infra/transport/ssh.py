@@ -352,7 +352,7 @@ class Duplex:
         hush(self._channel)
 
     def has_ended(self) -> bool:
-        """Tell whether the program has left by itself, as far as the machine has said so within a moment."""
+        """Return whether the program has left by itself, as far as the machine has said so within a moment."""
         return bool(self._channel.status_event.wait(ENDED_S) and self._channel.exit_status >= 0)
 
     def stderr(self) -> str:

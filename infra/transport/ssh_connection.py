@@ -46,7 +46,7 @@ class Link:
 
     @property
     def silent(self) -> bool:
-        """Tell whether it was closed since the machine gave no sign of life."""
+        """Return whether it was closed since the machine gave no sign of life."""
         return bool(self._connection.silent)
 
     @property

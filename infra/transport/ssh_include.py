@@ -36,7 +36,7 @@ class PodNames:
 
     @property
     def is_wanted(self) -> bool:
-        """Tell whether somebody has asked for it."""
+        """Return whether somebody has asked for it."""
         return self.path.is_file()
 
     @contextlib.contextmanager
@@ -85,7 +85,7 @@ def block(name: str, token: str, way: Ssh) -> str:
 
 
 def is_included(config: Path, line: str) -> bool:
-    """Tell whether the line stands in the user's file where it holds for every host."""
+    """Return whether the line stands in the user's file where it holds for every host."""
     for one in _lines(config):
         if _SCOPE.match(one):
             return False

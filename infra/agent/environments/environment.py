@@ -382,7 +382,7 @@ def _version(uv: str) -> str:
 
 
 def is_usable(version: str) -> bool:
-    """Tell whether that is the version line of a uv new enough for us."""
+    """Return whether that is the version line of a uv new enough for us."""
     found = re.match(r"uv (\d+)\.(\d+)", version)
     return found is not None and (int(found[1]), int(found[2])) >= OLDEST_UV
 

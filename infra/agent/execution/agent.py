@@ -198,7 +198,7 @@ class Agent:
         return ending
 
     def is_taken(self, within_s: float) -> bool:
-        """Tell whether an engine is taking this machine away: it signals every process, and the step may hear first."""
+        """Return whether an engine is taking this machine away: it signals all processes, perhaps the step's first."""
         deadline = time.monotonic() + within_s
         while os.environ.get(ENGINE) and self.stop_request().get("state") != LEFT and time.monotonic() < deadline:
             time.sleep(steps.POLL_S)

@@ -135,7 +135,7 @@ def _anyone(pod: PodFolder) -> bool:
 
 
 def _armed(pod: PodFolder, job: Job) -> bool:
-    """Tell whether the guard of this pod is armed.
+    """Return whether the guard of this pod is armed.
 
     It lives, at work where there is work; or the job was so short that its verdict is there already.
     """
@@ -146,7 +146,7 @@ def _armed(pod: PodFolder, job: Job) -> bool:
 
 
 def _holds(pod: PodFolder, job: Job) -> bool:
-    """Tell whether the guard of this very pod has nothing else to do."""
+    """Return whether the guard of this very pod has nothing else to do."""
     lives = living(pod, "guard") is not None
     said = read_json(report(pod, "guard"))
     return lives and said.get("token") == job.token and said.get("holds", False)

@@ -32,19 +32,19 @@ _VALUE = re.compile(r"[A-Za-z0-9._~-]{1,256}")  # means nothing in a URL, in a h
 
 
 def is_due(job: Job, ending: Mapping[str, Any]) -> bool:
-    """Tell whether the pod is to end itself after this verdict."""
+    """Return whether the pod is to end itself after this verdict."""
     state = ending["state"]
     is_over = state in ("succeeded", "limit", "stopped") or (state == "failed" and job.on_failure == "end")
     return bool(job.farewell) and is_over  # without a node that was lost, the others may be needed again
 
 
 def needs_key(job: Job) -> bool:
-    """Tell whether the pod can end itself with a key only that is handed to its guard."""
+    """Return whether the pod can end itself with a key only that is handed to its guard."""
     return any(KEY in _NAME.findall(part) for call in job.farewell for part in _parts(call))
 
 
 def is_sendable(key: str) -> bool:
-    """Tell whether a key can stand in a header as it is."""
+    """Return whether a key can stand in a header as it is."""
     return _VALUE.fullmatch(key) is not None
 
 

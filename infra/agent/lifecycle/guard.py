@@ -126,7 +126,7 @@ class Guard:
             time.sleep(TICK_S)
 
     def _may_hold(self) -> bool:
-        """Tell whether there is nothing to do, and the pod is to stay all the same."""
+        """Return whether there is nothing to do, and the pod is to stay all the same."""
         if self.job.kind == "hold":
             return not self.pod.verdict.exists()
         return self.job.stays and read_json(self.pod.verdict).get("state") in STAYS

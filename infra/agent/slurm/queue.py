@@ -69,7 +69,7 @@ def newest(name: str) -> Dict[str, str]:
 
 
 def lives(job: Mapping[str, str]) -> bool:
-    """Tell whether Slurm runs this job, or will run it again by itself."""
+    """Return whether Slurm runs this job, or will run it again by itself."""
     return bool(job) and job["state"] not in OVER
 
 

@@ -1,4 +1,4 @@
-"""What Slurm runs on every node of a job: it finds its folder and the other nodes, and becomes the guard.
+"""The program that Slurm runs on every node of a job: it finds its folder and the other nodes, and becomes the guard.
 
     which node am I -> what the attempt before has left -> where the others are -> guard
 

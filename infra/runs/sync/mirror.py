@@ -202,7 +202,7 @@ def bring_artifacts(
 
 
 def is_home(home: Store, name: str, fingerprint: str) -> bool:
-    """Tell whether the local store holds that very artifact, whole."""
+    """Return whether the local store holds that very artifact, whole."""
     return not home.find(name, fingerprint).problem
 
 
