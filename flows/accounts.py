@@ -33,7 +33,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Done:
-    """What was done about one machine, in words."""
+    """An action on one machine, in words."""
 
     provider: str
     run: str
@@ -42,13 +42,13 @@ class Done:
 
 @dataclass(frozen=True)
 class Accounts:
-    """What is in the accounts, what was done there, and what could not be asked or done."""
+    """The machines in the accounts, the actions taken there, and the problems met."""
 
     found: list[Finding]
     done: list[Done]
     problems: list[str]
     is_alone: bool = False
-    """There is no account to ask."""
+    """True if there is no account to ask."""
 
 
 def audit(journal: Journal, settings: Settings, provider: str = "", kill: str | bool = False) -> Accounts:

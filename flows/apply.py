@@ -44,12 +44,12 @@ class Change:
 
 @dataclass(frozen=True)
 class SetLimit:
-    """What all rented pods of a set may cost together: micro-dollars."""
+    """The spending limit that all rented pods of a set share, in micro-dollars."""
 
     budget: str
     amount: int
     share: int
-    """Of a pod that says none of its own."""
+    """Limit of a pod that has none of its own."""
 
     @staticmethod
     def of(set_name: str, said: str, specs: Mapping[str, PodEntry]) -> "SetLimit | None":

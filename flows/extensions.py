@@ -26,10 +26,10 @@ class OwnCode:
 
     name: str
     word: str
-    """Its file or module."""
+    """File or module of the extension."""
     sha256: str
     kind: str
-    """What it was used as."""
+    """The role in which it was used."""
 
 
 def use_phases(words: str, settings: Settings) -> None:

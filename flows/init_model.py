@@ -1,4 +1,4 @@
-"""What `--init` means: a Hugging Face folder here, or a repository of the hub, looked at before anything is planned.
+"""The model that `--init` names: a local Hugging Face folder or a repository of the hub, inspected before planning.
 
 In: `FOLDER` or `hf://user/repo[@revision]`. Out: an `ImportSpec`; of the hub a few small files are read, the weights
 come where the steps run.
@@ -82,7 +82,7 @@ def in_folder(init: str) -> ImportSpec:
 
 
 def is_foreign(template: str) -> bool:
-    """Tell whether a chat template is somebody else's; "" is none."""
+    """Return whether a chat template is not ours; "" is no template."""
     return bool(template) and ENDS_ANSWER not in template
 
 

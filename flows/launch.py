@@ -50,7 +50,7 @@ S = TypeVar("S", bound=LaunchSpec)
 
 
 class AnyWork(Protocol):
-    """What a launch does: a training of ours, or a job of one's own."""
+    """The work of a launch: a training of ours, or a user's own job."""
 
     @property
     def made(self) -> str:
@@ -68,37 +68,37 @@ class AnyWork(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Meant:
-    """What the words of a launch come to by the settings; neither the store nor a vendor has been asked yet."""
+    """A launch as resolved by the settings; neither the store nor a vendor has been asked yet."""
 
     spec: LaunchSpec
     work: AnyWork
     request: Request
     limits: Limits
-    """Of the pod of each node."""
+    """Limits of the pod of each node."""
     asked: TypedLaunch
-    """The words, by which a run that is at work on the same already is told from one that was meant otherwise."""
+    """The flags, by which a run already at work on the same is told from one that was meant differently."""
     others: tuple[Request, ...] = ()
-    """Of rented machines: what would do as well as `request`."""
+    """Alternatives to `request`, for rented machines."""
     is_ordered: bool = False
-    """Of `request` and `others` the first that can be had is taken, else the cheapest."""
+    """True if the first of `request` and `others` that can be had is taken; else the cheapest is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What would be started: nothing where `plan` has no job."""
+    """A launch that would be started; `plan` has no job where nothing is left to do."""
 
     meant: Meant
     plan: Plan
     at_work: Op | None = None
-    """The run that is at the same already: it is followed, and nothing is rented."""
+    """The run that is at work on the same already: it is followed, and nothing is rented."""
     offers: tuple[Offer, ...] = ()
-    """Of rented machines, in the order in which they are tried."""
+    """Offers of rented machines, in the order in which they are tried."""
     warnings: tuple[str, ...] = ()
-    """What somebody has to agree to before anything is rented."""
+    """Warnings that somebody has to accept before anything is rented."""
 
     @property
     def is_open(self) -> bool:
-        """Tell whether somebody has to say first if what other code made is kept: see `Work.made`."""
+        """Return whether the user has to decide first if artifacts of other code are kept: see `Work.made`."""
         return bool(self.plan.doubtful) and not self.meant.work.made and not self.meant.spec.dry_run
 
 

@@ -1,4 +1,4 @@
-"""What is asked for, and the store as it is now -> a plan."""
+"""Planning: the flags of a launch and the store as it is now become a plan."""
 
 import difflib
 import functools
@@ -36,7 +36,7 @@ from trainer.records.phase_registry import PHASES, checkpoint_folders
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is to be made: what somebody asks for, and what was looked up and decided for it."""
+    """The work that is asked for, with what was looked up and decided for it."""
 
     spec: WorkSpec
     init: ImportSpec | None = None
@@ -44,9 +44,9 @@ class Work:
     given: Mapping[str, str] = field(default_factory=dict)
     """Artifacts that were made elsewhere, by the name of what needs them."""
     made: str = ""
-    """"keep" or "remake" what other code made; "" = somebody is to be asked."""
+    """Choice for artifacts that other code made: "keep", "remake"; "" = somebody is to be asked."""
     stem: str = ""
-    """What the run is called, in front of a number; "" = words by chance."""
+    """Name of the run in front of a number; "" = random words."""
 
     @staticmethod
     def of(spec: WorkSpec, settings: Settings) -> "Work":

@@ -1,4 +1,4 @@
-"""What a run reads stays in its store: leases on artifacts, and the names that stand for them."""
+"""Leases that keep what a run reads in its store: on artifacts, and on the names that stand for them."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Whether a launch asks for the same as the run that is at work on it already.
+"""Compare a launch with the run that is at work on the same artifacts: whether the same was asked for.
 
 The run was found by what it makes, so that those words agree. The others (which machine, what ends it, how it saves)
 are compared where they were typed. In: the flags of a launch. Out: what the journal keeps of them; the difference, in

@@ -1,4 +1,4 @@
-"""What several runs share: an amount of money, and machines of one's own.
+"""Resources that several runs share: an amount of money, and a user's own machines.
 
     pay_from    the budget that a launch names is opened or found, and what the run may cost is reserved there
     hand_back   what was reserved, where nothing was rented

@@ -55,17 +55,17 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorState:
-    """What the supervisor saw last; times are UTC epoch seconds."""
+    """The supervisor's last observations; times are UTC epoch seconds."""
 
     pid: int
     since: float
     looked_at: float
     runs: tuple[str, ...] = ()
-    """That it keeps."""
+    """Runs that it keeps."""
     services: tuple[str, ...] = ()
-    """Whose controllers it begins again."""
+    """Services whose controllers it starts again."""
     given_up: Mapping[str, str] = field(default_factory=dict)
-    """Why it does nothing more for these, by name, until somebody does something about them."""
+    """Runs and services that it has given up until somebody acts, with the reason."""
 
 
 def state_file(settings: Settings) -> Path:
@@ -111,12 +111,12 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
 
 
 def _is_dead(op: Op, settings: Settings) -> bool:
-    """Tell whether a pod of this machine has lost both its guard and its agent, as after a boot."""
+    """Return whether a pod of this machine has lost both its guard and its agent, as after a boot."""
     return op.state in (READY, LOST) and not sight.is_alive(op, way(settings, op))
 
 
 def is_needed(journal: Journal, settings: Settings) -> bool:
-    """Tell whether there is anything that somebody has to look after."""
+    """Return whether there is anything that somebody has to look after."""
     is_left = bool(service_rows.every(journal) or runs_to_keep(journal, settings) or carry.due(journal, settings))
     return is_left or carry.is_at_work(journal) or watch.is_wanted(journal, settings)
 
@@ -212,12 +212,12 @@ def _start(settings: Settings) -> "subprocess.Popen[bytes]":
 
 @dataclass
 class Care:
-    """What is done for one run or service, and when that was begun."""
+    """The care for one run or service, and the times at which it was started."""
 
     thread: threading.Thread | None = None
     begun_at: list[float] = field(default_factory=list)
     key: tuple[str, int] = ("", 0)
-    """What it was when that ended; it is begun anew when somebody has done something about it."""
+    """Token and epoch of its row when the care ended; it starts anew when these have changed."""
     is_done: bool = False
     given_up: str = ""
 

@@ -70,14 +70,14 @@ END
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What a drill would rent, and at what price at most."""
+    """The machines that a drill would rent, and the most that they would cost."""
 
     vendor: Market
     request: Request
     offers: tuple[Offer, ...]
     trials: tuple[str, ...]
     limits: Limits
-    """Of each machine."""
+    """Limits of each machine."""
 
     @property
     def expected_micro_usd(self) -> int:

@@ -29,7 +29,7 @@ ANOTHER_CLOCK = 1.0 + 1e-9  # a recording's time is another one on purpose, whic
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What came of a replay. `otherwise`: what was asked, or read, otherwise than when it was recorded."""
+    """The result of a replay. `otherwise`: requests or readings that differ from the recording."""
 
     vendor: str
     at: int

@@ -39,15 +39,15 @@ class Receipt:
     at: float
     """UTC epoch seconds."""
     commit: str
-    """"" = no git here."""
+    """Commit of the checkout; "" = no git here."""
     diff_sha256: str
-    """Of what differed from the commit; "" = nothing did."""
+    """Digest of the difference from the commit; "" = none."""
     environment: str
-    """The key of what it trained in: its requirements, pins and Python."""
+    """Key of the environment it trained in: its requirements, pins and Python."""
     provider: str
     micro_usd_per_hour: int
     asked: Mapping[str, Any]
-    """The words of its launch about machines and limits."""
+    """Flags of its launch about machines and limits."""
     offer: Mapping[str, Any]
     store: str
     job: Mapping[str, Any]

@@ -38,7 +38,7 @@ class WhyStory:
     subject: str
     cause: Cause
     lines: tuple[str, ...]
-    """What happened, oldest first, then what it has cost."""
+    """The events, oldest first, then the cost."""
 
     @property
     def text(self) -> list[str]:

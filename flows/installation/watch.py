@@ -40,7 +40,7 @@ ILL = tuple(one for one in State if one.value.startswith("FAILED")) + (State.NOT
 
 
 def is_wanted(journal: Journal, settings: Settings) -> bool:
-    """Tell whether anybody wants to be told of something that lives, or a notice waits to be sent."""
+    """Return whether anybody wants to be told of something that lives, or a notice waits to be sent."""
     return bool(_watched(journal, settings)) or outbox.waits(settings)
 
 

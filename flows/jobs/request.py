@@ -53,7 +53,7 @@ def load(spec: LaunchSpec, path: str, cmd: str, workdir: str) -> JobFile | None:
 
 
 def is_job(path: str) -> bool:
-    """Return whether the file is one of a job; what cannot be opened is left to who reads flags."""
+    """Return whether the file is a job file; False for one that cannot be opened, which the reader of flags reports."""
     try:
         return job_file.is_job(Path(path))
     except OSError:

@@ -1,4 +1,4 @@
-"""What a job of one's own does, as a launch takes it: its steps, what goes along, what it is given -> a plan."""
+"""The work of a user's own job, as a launch takes it: its steps, files, variables and secrets become a plan."""
 
 import time
 from collections.abc import Mapping
@@ -22,19 +22,19 @@ from infra.units import count
 
 @dataclass(frozen=True, kw_only=True)
 class JobWork:
-    """What a job of one's own does, with all that it is given."""
+    """The work of a user's own job, with its variables and secrets."""
 
     file: JobFile
     envs: tuple[Mapping[str, str], ...]
-    """Of each task: those that anybody may read."""
+    """Variables of each task that are not secret."""
     secrets: Mapping[str, str] = field(repr=False)
-    """The others, of all tasks."""
+    """Secret variables of all tasks."""
     notes: tuple[str, ...] = ()
     name: str = ""
-    """Of the run, where one was typed."""
+    """Name of the run, where one was typed."""
     made: str = ""
     typed: MachineSpec = MachineSpec()
-    """What was said of the machine beside the file, which outweighs it."""
+    """The machine that was asked for by flags, which override the file."""
 
     @property
     def stem(self) -> str:

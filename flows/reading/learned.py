@@ -1,4 +1,4 @@
-"""What plans learn from runs: the times of steps that are over, the forecast of those to come, what is left of a run.
+"""Learning from runs: the times of steps that are over, forecasts of those to come, what is left of a run.
 
     plan -> learn -> (launch) remember -> (it works) left -> (it is over) gather -> Timings -> the next plan
 
@@ -105,7 +105,7 @@ def around_kind(vendor: str, is_found: bool | None) -> str:
 
 
 def _is_found(job: Job, settings: Settings, vendor: Provider) -> bool | None:
-    """Tell whether the environment is there; None where only the machine knows."""
+    """Return whether the environment is there; None where only the machine knows."""
     if not (vendor.is_here or settings.rehearsal) or not any(step.environment for step in job.steps):
         return None
     return environment.find("train", ROOT, settings.environments, job.torch) is not None

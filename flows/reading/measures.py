@@ -1,4 +1,4 @@
-"""What `inv eval` has found of a model and kept beside it in the store, with the form of its numbers."""
+"""The measures of a model that `inv eval` has kept beside it in the store, with the format of each number."""
 
 from collections.abc import Mapping
 from typing import Any

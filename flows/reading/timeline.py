@@ -1,4 +1,4 @@
-"""What happened to a run by the clock: marks for its curves, and what it had cost at each moment.
+"""The timeline of a run: marks for its curves, and its cost at each moment.
 
 In: its rows in the journal, and how it is shown now. Out: times with words; points of a curve. Asks nobody.
 """

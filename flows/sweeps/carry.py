@@ -37,15 +37,15 @@ RECENT_S = 900.0  # since it wrote anything, where nothing of it lives: nobody r
 
 @dataclass(frozen=True)
 class SweepCommand:
-    """What began a sweep."""
+    """The command that started a sweep."""
 
     name: str
     words: tuple[str, ...]
-    """Of `inv`, with all that was asked answered."""
+    """Arguments of `inv`, with the answers to all questions."""
     typed: str
-    """The same as it was typed."""
+    """The command as it was typed."""
     is_here: bool
-    """Its runs are on this machine, and end with it."""
+    """True if its runs are on this machine, and end with it."""
 
     def write(self, folder: Path) -> None:
         """Keep it in the sweep's folder."""
@@ -138,7 +138,7 @@ def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]
 
 
 def is_at_work(journal: Journal) -> bool:
-    """Tell whether a living process is at work on a sweep."""
+    """Return whether a living process is at work on a sweep."""
     return any(one.startswith(LEASE) for one in journal.held())
 
 

@@ -1,4 +1,4 @@
-"""What a sweep comes to here and now: each trial's plan and price, the pods it runs on. Nothing is begun."""
+"""The plan of a sweep here and now: each trial's plan and price, the pods it runs on. Nothing is started."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,14 +29,14 @@ from store import credentials
 
 @dataclass
 class PlannedTrial:
-    """A trial, and what it comes to."""
+    """A trial with its plan."""
 
     trial: SweepTrial
     plan: Plan
     spec: LaunchSpec
-    """Of its launch, which is that of the trial but for what says where it goes."""
+    """Flags of its launch: those of the trial, but for the ones that say where it runs."""
     most_micro_usd: int = 0
-    """What it may cost at most; 0 where nothing is paid."""
+    """The most it may cost; 0 where nothing is paid."""
 
     @property
     def estimate_s(self) -> float:

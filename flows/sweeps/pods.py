@@ -53,10 +53,10 @@ class SweepPods:
 
     set_name: str
     entries: Mapping[str, PodEntry] = field(default_factory=dict)
-    """Those that are rented for it and end with it; without any, pods that are there are used, and stay."""
+    """Pods that are rented for the sweep and end with it; {} = existing pods are used, and stay."""
     limit: SetLimit | None = None
     there: tuple[str, ...] = ()
-    """Those that are there already, by name."""
+    """Names of pods that exist already."""
 
 
 def shared_by(spec: SweepSpec, pack: int, pods_wanted: int | None, provider: str, tell: Say) -> SweepPods:
@@ -189,11 +189,11 @@ class PodsAtWork:
     end: "Callable[[str], subprocess.Popen[bytes]]"
     making: dict[str, threading.Thread] = field(default_factory=dict)
     made: Counter[str] = field(default_factory=Counter)
-    """How often each was made, or tried to be."""
+    """Number of attempts to make each pod."""
     due_at: dict[str, float] = field(default_factory=dict)
-    """When a pod that could not be had is tried again, by the monotonic clock."""
+    """Times of the monotonic clock at which pods that could not be had are tried again."""
     given_up: dict[str, str] = field(default_factory=dict)
-    """Why a pod is not made again, in words."""
+    """Reasons why pods are not made again, in words."""
     ending: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
     looked_at: float = 0.0
 

@@ -60,11 +60,11 @@ def student(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmDifference:
-    """How far an arm is from another one."""
+    """The difference between an arm and another one."""
 
     mean: float
     half: float
-    """Of the interval; nan where there is one pair only."""
+    """Half of the interval; nan where there is one pair only."""
     pairs: int
 
     @property
@@ -81,9 +81,9 @@ class ArmResult:
 
     name: str
     scores: Mapping[int | None, float]
-    """Of the trials that have run to their end, by seed."""
+    """Scores by seed of the trials that have run to their end."""
     wanted: int
-    """Trials of it."""
+    """Number of trials of the arm."""
 
     @property
     def mean(self) -> float | None:
