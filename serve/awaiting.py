@@ -66,7 +66,7 @@ def await_ready(
 
 
 def is_on_its_way(seen: ServiceRecord, service: Service) -> bool:
-    """Tell whether more replicas are there than there will be, or fewer."""
+    """Return whether more replicas are there than there will be, or fewer."""
     return sum(one.state in LIVE for one in seen.members) > service.policy.most
 
 
@@ -76,7 +76,7 @@ def last_words(one: Member, settings: Settings) -> str:
 
 
 def awaits_engine(one: Member) -> bool:
-    """Tell whether its machine and its environment are still being made, before its engine is started."""
+    """Return whether its machine and its environment are still being made, before its engine is started."""
     if one.state is State.STARTING:
         return all(phase == ENVIRONMENT for phase, _ in one.phases)
     return one.state in (State.PENDING, State.PROVISIONING)

@@ -26,7 +26,7 @@ TAIL_BYTES = 4000
 
 
 def is_kept(name: str, journal: Journal) -> bool:
-    """Tell whether its controller lives."""
+    """Return whether its controller lives."""
     return journal.holder(service_lease(name)) is not None
 
 

@@ -70,9 +70,9 @@ class ReplicaConfig:
 
     engine: str
     source: str
-    """Of the model, as `models.resolve` takes it."""
+    """Source of the model, as `models.resolve` takes it."""
     name: str
-    """Of the model, for clients."""
+    """Name of the model for clients."""
     port: int
     store: str = ""
     tuning: Tuning = PLAIN

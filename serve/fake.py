@@ -36,11 +36,11 @@ class FakeScript:
     root: str = "/models/fake"  # the folder that /v1/models tells
     max_model_len: int = 4096
     max_new_tokens: int = 0
-    """That any answer has at most, as --override-generation-config says; 0 = as many as fit."""
+    """Tokens of any answer at most, as --override-generation-config sets it; 0 = as many as fit."""
     api_key: str = ""  # guards /v1 only, as vLLM's does; "" = what VLLM_API_KEY says, as with vLLM
 
     start_s: float = 0.0
-    """Until the port opens."""
+    """Seconds until the port opens."""
     crash: int | None = None
     """The exit code with which it dies instead of opening its port."""
     worker: bool = False
@@ -49,11 +49,12 @@ class FakeScript:
     first_token_s: float = 0.0
     token_s: float = 0.0
     max_seqs: int = 256
-    """Computed at once; the others wait."""
+    """Requests computed at once; the others wait."""
     max_queued: int = 1 << 30
-    """That may wait; the next is told that the engine is busy."""
+    """Requests that may wait; one more is told that the engine is busy."""
     shutdown_s: float = 0.0
-    """--shutdown-timeout: for which a SIGTERM lets streams go on. 0 = they end with an error in the stream."""
+    """--shutdown-timeout: seconds after SIGTERM during which streams go on. 0 = they end with an error in the
+    stream."""
 
     fail: str = ""
     """hang: no more tokens, /health 200. die: the process ends. error: one in the stream, then [DONE], /health 503.

@@ -5,20 +5,21 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The bounds on one request: one that holds more is refused before an engine hears of it. Raises ValueError."""
+    """The bounds on one request: one that exceeds them is refused before it reaches an engine. Raises ValueError."""
 
     max_body_bytes: int = 8 << 20
     max_bytes_per_client: int = 64 << 20
-    """Of the bodies of one key, and of one address, within a few seconds."""
+    """Bytes of the bodies of one key, and of one address, within a few seconds."""
     max_depth: int = 64
-    """Levels of JSON; engines read it with code of their own."""
+    """Nesting of the JSON; engines parse it with code of their own."""
     max_containers: int = 16 << 10
-    """Lists and objects of a body."""
+    """Lists and objects in a body."""
     max_values: int = 256 << 10
-    """Of a body; a prompt of token ids has as many as tokens."""
+    """Values in a body; a prompt of token ids has one per token."""
 
     max_tokens: int | None = None
-    """To generate, for each sequence. Who names no number is given as many by the engine at most. None = what fits."""
+    """Tokens to generate for each sequence; the engine allows at most this many where a request names no number. None =
+    what fits."""
     max_sequences: int = 16
     """Answers asked for at once: prompts times n (or best_of)."""
     max_inputs: int = 2048
@@ -28,20 +29,20 @@ class Bounds:
     max_tools: int = 128
     max_tools_bytes: int = 128 << 10
     max_grammar_bytes: int = 16 << 10
-    """Of a regex, grammar or JSON schema that the answer must follow."""
+    """Bytes of a regex, grammar or JSON schema that the answer must follow."""
     max_stop_words: int = 16
-    """Texts to stop at, and texts that must not come."""
+    """Texts at which to stop, and texts that must not occur."""
     max_stop_bytes: int = 4 << 10
-    """Of all of them."""
+    """Bytes of all these texts together."""
     max_logit_bias: int = 300
-    """Token ids with a bias, or as the only ones allowed, or to stop at."""
+    """Token ids with a bias, that alone are allowed, or at which to stop."""
     max_other_bytes: int = 64 << 10
-    """Of all that is neither read by the model nor named here."""
+    """Bytes of everything that is neither read by the model nor named here."""
 
     media_domains: tuple[str, ...] = ()
-    """Hosts from which an engine may fetch images, sounds and films; those that a request brings along are taken."""
+    """Hosts from which an engine may fetch images, audio and video; those embedded in a request are allowed."""
     allow_chat_template: bool = False
-    """A request's own, which is a program."""
+    """Allow a request to bring its own chat template, which is a program."""
 
     @property
     def of_engine(self) -> tuple[object, ...]:

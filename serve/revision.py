@@ -162,7 +162,7 @@ def is_scripted(source: str) -> bool:
 
 
 def is_in_blocks(source: str) -> bool:
-    """Tell whether the model decodes in blocks, as its config says; False where that lies elsewhere."""
+    """Return whether the model decodes in blocks, as its config says; False where that lies elsewhere."""
     path = Path(source) / models.CONFIG
     try:
         return "://" not in source and model_files.load(path.parent).get("model_type") == "block_diffusion"
@@ -171,7 +171,7 @@ def is_in_blocks(source: str) -> bool:
 
 
 def is_of_1_58_bits(source: str) -> bool:
-    """Tell whether the model's matrices are ternary, as its config says; False where that lies elsewhere."""
+    """Return whether the model's matrices are ternary, as its config says; False where that lies elsewhere."""
     try:
         config = {} if "://" in source else model_files.load(Path(source))
     except (OSError, ValueError):
@@ -290,7 +290,7 @@ def after(
 
 
 def replaces_nothing(one: Version, other: Version) -> bool:
-    """Tell whether replicas of the one are replicas of the other: only how many and how they are asked has changed."""
+    """Return whether both versions have the same replicas: only their number and how they are asked have changed."""
     return _of_replicas(one) == _of_replicas(other)
 
 
@@ -306,7 +306,7 @@ def ready_of(seen: ServiceRecord, version: int) -> int:
 
 
 def has_signal(document: Mapping[str, Any]) -> bool:
-    """Tell whether something sets how many replicas there are to be, between the least and the most."""
+    """Return whether something sets how many replicas there are to be, between the least and the most."""
     policy = document["service"].get("replica_policy") or {}
     return "target_qps_per_replica" in policy or "target_queue_per_replica" in document.get("slipway", {})
 
@@ -325,5 +325,5 @@ def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]
 
 
 def rents(version: Version, settings: Settings) -> bool:
-    """Tell whether a replica may go where it costs money."""
+    """Return whether a replica may go where it costs money."""
     return any(is_rented(one) for one in placement.candidates(version.provider, settings))

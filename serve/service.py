@@ -47,31 +47,31 @@ class Probe:
 
     path: str
     post_data: dict[str, Any] | str | None = None
-    """Makes it a POST."""
+    """Body of the request, which makes it a POST."""
     headers: dict[str, str] = field(default_factory=dict)
     initial_delay_seconds: float = 1200
-    """For which failures before the first success mean nothing, from the engine's start on: what is done before that
-    (its machine, its environment) does not count."""
+    """Time from the start of the engine during which failures before the first success do not count. What comes before
+    it (its machine, its environment) is not counted."""
     timeout_seconds: float = 15
     endpoint_probe_interval_seconds: float = 10
     consecutive_failure_threshold_timeout: float = 180
-    """A replica that was ready and then fails for so long is ended."""
+    """Time of failures after which a replica that was ready is ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaPolicy:
     min_replicas: int
     max_replicas: int | None = None
-    """None = as many as at least."""
+    """None = the same as `min_replicas`."""
     target_qps_per_replica: float | dict[str, float] | None = None
-    """Requests per second that one replica is for; by kind of GPU where they differ."""
+    """Requests per second for one replica; by kind of GPU where they differ."""
     upscale_delay_seconds: float = 300
     downscale_delay_seconds: float = 1200
     num_overprovision: int | None = None
     base_ondemand_fallback_replicas: int | None = None
-    """Of all, so many are never spot."""
+    """Number of replicas that are never spot."""
     dynamic_ondemand_fallback: bool | None = None
-    """On-demand replicas stand in for spot ones that are not ready."""
+    """On-demand replicas replace spot ones that are not ready."""
     spot_placer: str | None = None
 
     @property
@@ -97,28 +97,29 @@ class ServiceSection:
 
 @dataclass(frozen=True, kw_only=True)
 class SlipwaySection:
-    """The section `slipway:`: what SkyServe has no word for."""
+    """The section `slipway:`, with the options that SkyServe does not have."""
 
     model: str = ""
     """A run or artifact of ours, a folder, hf://org/name or s3://bucket/path; reaches `run` as $MODEL."""
     served_name: str = ""
-    """How clients call it; reaches `run` as $SERVED_NAME. "" = the service's name."""
+    """Name of the model for clients; reaches `run` as $SERVED_NAME. "" = the service's name."""
     target_queue_per_replica: float | None = None
-    """Waiting requests that one replica is for: the second signal of the autoscaler."""
+    """Waiting requests for one replica: the second signal of the autoscaler."""
     hold_seconds: float = 0
-    """A request that finds no replica waits so long for one; for services that go down to none."""
+    """Seconds for which a request waits when there is no replica; for services that scale to zero."""
     affinity_chars: int = 0
-    """So much of a prompt's beginning decides which replica is asked first."""
+    """Leading characters of a prompt that decide which replica is asked first."""
     spend_limit: str | float | None = None
-    """US dollars; no replica is started that would not fit."""
+    """US dollars; no replica is started that would exceed them."""
     engine: Tuning = PLAIN
-    """How the engine is run."""
+    """Options of the engine."""
     limits: Bounds = request_bounds.PLAIN
-    """What one request may hold."""
+    """Bounds on one request."""
     data_plane: str = GATEWAY
-    """Who chooses the replica of a request: our gateway, or vllm-router behind it; for the life of the service."""
+    """The part that chooses the replica of a request: our gateway, or vllm-router behind it; for the life of the
+    service."""
     router_policy: str = "cache_aware"
-    """Of vllm-router."""
+    """Policy of vllm-router."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,11 +32,11 @@ class Room:
 
     weights: int
     cache: int
-    """For the requests that there must be room for: one of `tokens` tokens."""
+    """Cache for the requests that must fit: one of `tokens` tokens."""
     engine: int
     tokens: int
     per_token: int
-    """Of the cache; 0 = the config does not say."""
+    """Bytes of cache per token; 0 = the config does not say."""
 
     @property
     def total(self) -> int:

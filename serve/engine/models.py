@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 class ServedModel:
     folder: Path
     name: str
-    """How clients call it."""
+    """Name of the model for clients."""
 
 
 def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> ServedModel:
@@ -178,7 +178,7 @@ def _bring(uri: str, cache: Path, say: Say) -> Path:
 
 
 def _is_wanted(name: str, inside: str) -> bool:
-    """Tell whether a file is one of the model: only those at the top, as some repositories keep other formats below."""
+    """Return whether a file belongs to the model: it is at the top, as some repositories keep other formats below."""
     rest = name.removeprefix(inside)
     return name.startswith(inside) and "/" not in rest and not rest.startswith(".") and rest.endswith(SUFFIXES)
 

@@ -39,7 +39,7 @@ class StreamWatch:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether the last line was [DONE], or an event was the last one."""
+        """Return whether the last line was [DONE], or an event was the last one."""
         return self._is_last or (self._ending + self._rest).rstrip().endswith(DONE)
 
     def _look(self, lines: bytes) -> None:

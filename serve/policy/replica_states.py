@@ -46,7 +46,7 @@ class State(Enum):
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it serves, or may come to it. Others are replaced."""
+        """Return whether it serves, or may come to it. Others are replaced."""
         return self in LIVE
 
     @property

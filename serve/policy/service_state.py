@@ -31,18 +31,19 @@ class Version:
     document: dict[str, Any]
     """The service file."""
     where: str = ""
-    """Its path, for messages."""
+    """Path of the file, for messages."""
     engine: str = "vllm"
     provider: str = "local"
-    """Where replicas are placed; "" = wherever there is room, in the order of `placement`."""
+    """Provider of replicas; "" = wherever there is room, in the order of `placement`."""
     model: str
-    """As `models.resolve` takes it; what lies on this machine is a folder here, so that all replicas serve the same."""
+    """Source of the model, as `models.resolve` takes it; a model on this machine is a folder here, so that all replicas
+    serve the same."""
     store: str = ""
-    """Of our artifacts."""
+    """Store of our artifacts."""
     weights: str = ""
     """Tells one release from the next one in the same place."""
     gpu_bytes: int = 0
-    """What a replica takes of each GPU, an estimate: none with less is rented. 0 = not known."""
+    """Estimate of a replica's memory on each GPU: no smaller GPU is rented. 0 = not known."""
 
     @property
     def service(self) -> Service:
@@ -77,21 +78,21 @@ class Member:
     number: int
     version: int
     run: str
-    """Its pod's name in the journal."""
+    """Name of its pod in the journal."""
     facts: Facts = field(default_factory=Facts)
     spot: bool = False
     gpu: str = ""
-    """As `target_qps_per_replica` names it: A100:1."""
+    """Kind of GPU as in `target_qps_per_replica`: A100:1."""
     vendor: str = ""
     port: int = 0
-    """Of its engine, on its machine."""
+    """Port of its engine, on its machine."""
     cap_micro_usd: int | None = None
-    """What it may cost, where it is rented."""
+    """The most it may cost, where it is rented."""
     why: str = ""
-    """Why it is to end or has ended."""
+    """Reason why it is to end or has ended."""
     phases: tuple[tuple[str, float], ...] = ()
-    """What it was at on its way to its first answer (`replica_pod.Stage`), and since when: UTC epoch seconds, as are
-    those below."""
+    """Stages on its way to the first answer (`replica_pod.Stage`), each with its start: UTC epoch seconds, like the
+    fields below."""
     began_at: float = 0.0
     ready_at: float | None = None
     ended_at: float | None = None
@@ -111,18 +112,18 @@ class ServiceRecord:
     members: tuple[Member, ...] = ()
     next_number: int = 0
     memory: AutoscalerMemory | None = None
-    """Of the autoscaler."""
+    """Memory of the autoscaler."""
     rule_of: int = 0
     """The change of what is wanted that `memory` has taken into account."""
     endpoint: str = ""
     """http://host:port, or https:// where the gateway has a certificate."""
     port: int = 0
     held: str = ""
-    """Why fewer replicas are started than wanted."""
+    """Reason why fewer replicas are started than wanted."""
     serving: tuple[int, ...] = ()
     """The replicas that requests go to."""
     problem: str = ""
-    """Why the controller that wrote this could not go on."""
+    """Reason why the controller that wrote this could not go on."""
     began_at: float = 0.0
 
 

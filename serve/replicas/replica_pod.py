@@ -57,13 +57,13 @@ class Stage:
     """The progress of a replica on its way to its first answer, as its pod reports."""
 
     phase: str = ENVIRONMENT
-    """environment, weights, compiling, first answer."""
+    """Current stage: environment, weights, compiling, first answer."""
     engine_s: float | None = None
-    """For which its engine has run; None = its environment is still in the making."""
+    """Seconds for which its engine has run; None = its environment is still being made."""
     told_at: float = 0.0
-    """By the pod's clock; 0 = it has told nothing yet."""
+    """Time of the report by the pod's clock; 0 = none yet."""
     read: int = 0
-    """Bytes of its engine's log."""
+    """Bytes read of its engine's log."""
 
 
 @dataclass
@@ -74,9 +74,9 @@ class Landing:
     settings: Settings
     say: Callable[[str], None]
     seed: bytes = field(repr=False)
-    """Of the engines' keys."""
+    """Seed of the engines' keys."""
     shares_key: bool = False
-    """One key for all engines: who asks them does not know which one will answer."""
+    """True if all engines have the same key, as clients of a router do not know which one will answer."""
     budget: str = ""
     """The budget that pays for rented replicas; "" = none does."""
 

@@ -48,21 +48,21 @@ T = TypeVar("T")
 
 @dataclass
 class KeptReplica:
-    """A replica and what its controller holds of it in memory."""
+    """A replica, with the state that its controller keeps in memory."""
 
     member: Member
     told: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it is to end."""
+    """Set when the replica is to end."""
     drains: bool = True
     has_failed: bool = False
-    """It is remembered when it is gone."""
+    """True if it is remembered after its end."""
     replica: Target | None = None
-    """As it is probed; None until its engine can be reached."""
+    """Target of its probes; None until its engine can be reached."""
     endpoint: ReplicaEndpoint | None = None
-    """As the gateway is told of it; None until its pod has been handed its job."""
+    """Endpoint for the gateway; None until its pod has been handed its job."""
     counters: Counters | None = None
     probed: str = ""
-    """Why its last probe failed."""
+    """Reason why its last probe failed."""
     stage: Stage = Stage()
     task: "asyncio.Task[None] | None" = None
     links: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -80,16 +80,16 @@ class Replicas:
     ) -> None:  # fmt: skip
         self.name, self.journal, self.landing, self.gateway, self.say = name, journal, landing, gateway, say
         self.take_off = take_off
-        """Tells the gateway which are to be asked: not one that is to end."""
+        """Tells the gateway which replicas take requests: none that is to end."""
         self.wanted = wanted
         self.kept: dict[int, KeptReplica] = {}
         self.past: list[Member] = []
-        """Those that have failed and are gone."""
+        """Replicas that have failed and are gone."""
         self.changed = asyncio.Event()
         self.trouble: BaseException | None = None
-        """What went wrong with our own work."""
+        """Error in our own work."""
         self.no_offer = ""
-        """Why the last launch found no machine; until `not_before` no other one is begun."""
+        """Reason why the last launch found no machine; no other one starts until `not_before`."""
         self.not_before = 0.0
         self.pool = ThreadPoolExecutor(THREADS)
         self.launching = asyncio.Semaphore(LAUNCHES)
@@ -269,7 +269,7 @@ class Replicas:
             await asyncio.sleep(FATE_S if op and self.landing.vendor(op.vendor).is_here else FATE_THERE_S)
 
     def _is_lost(self, one: KeptReplica, op: Op | None, seen: Sight) -> bool:
-        """Tell whether its pod will not serve any more, and end it then; silence is no proof of that."""
+        """Return whether its pod will not serve any more, and end it then; silence is no proof of that."""
         if decide([seen], REPLICA).do is not Do.BEGIN_ANEW:
             return False
         facts = one.member.facts
@@ -398,6 +398,6 @@ class Replicas:
 
 
 def passes(error: BaseException) -> bool:
-    """Tell whether it is a shortage of this machine, or came of one: no file, no memory, no thread, a full disk."""
+    """Return whether the error comes from a shortage on this machine: no file, no memory, no thread, a full disk."""
     wants = (OSError, MemoryError, sqlite3.OperationalError)
     return isinstance(error, wants) or isinstance(error.__cause__, wants) or str(error) == "can't start new thread"

@@ -177,7 +177,7 @@ class Routed(Gateway):
 
 
 async def _is_gone(url: str) -> bool:
-    """Tell whether nothing listens there any more."""
+    """Return whether nothing listens there any more."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), ASK_S)

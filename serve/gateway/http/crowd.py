@@ -19,7 +19,7 @@ class CrowdMember(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether it has no request."""
+        """Return whether it has no request."""
 
     @property
     def idle_until(self) -> float:

@@ -69,7 +69,7 @@ class ClientRequest(Message):
 
     @property
     def is_behind(self) -> bool:
-        """Tell whether the client has not yet taken what it was sent."""
+        """Return whether the client has not yet taken what it was sent."""
         transport = self._line.transport
         return transport is None or transport.get_write_buffer_size() > 0
 
@@ -100,7 +100,7 @@ class ClientRequest(Message):
 
     @property
     def is_slow(self) -> bool:
-        """Tell whether the client has to take more of what it was sent before it is sent more."""
+        """Return whether the client has to take more of what it was sent before it is sent more."""
         return self._line.is_slow
 
     async def taken(self) -> None:
@@ -412,7 +412,7 @@ class Listener:
         self.handle, self.mistaken = handle, mistaken
         self.keepalive_s, self.handshake_s = limits.keepalive_s, limits.handshake_s
         self.tls: ssl.SSLContext | None = None
-        """Of the connections from now on; None = they are plain HTTP."""
+        """TLS of new connections; None = plain HTTP."""
         self.crowd: Crowd[Connection] = Crowd(limits, Connection.give_up)
         self.connections: set[Connection] = set()  # that are made
         self.loop = asyncio.get_running_loop()
