@@ -36,12 +36,12 @@ ESCAPED = (
 
 @dataclass
 class CardFacts:
-    """What a card tells of a folder."""
+    """The facts on the card of a folder."""
 
     configs: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    """By configuration and split, patterns of files."""
+    """Patterns of files by configuration and split."""
     rows: list[tuple[str, ...]] = field(default_factory=list)
-    """Of the table: split, documents, files, bytes."""
+    """Rows of the table: split, documents, files, bytes."""
     about: list[str] = field(default_factory=list)
     """Lines of text."""
     license: str = ""

@@ -94,7 +94,7 @@ def is_on_disk(folder: Path) -> bool:
 
 
 def is_of_datasets(reference: references.SetReference) -> bool:
-    """Tell whether the library `datasets` has to resolve it: it is on the hub, has a split, or is of no kind of ours.
+    """Return whether the library `datasets` has to resolve it: it is on the hub, has a split, or is of no kind of ours.
 
     Raises ConfigError for a path with nothing to read.
     """
@@ -133,14 +133,14 @@ class Making:
     store: str
     """fsspec URI or folder."""
     name: str
-    """Of the artifact, such as `base_checkpoints/smoke`."""
+    """Name of the artifact, such as `base_checkpoints/smoke`."""
     fingerprint: str
     inputs: dict[str, Input] = field(default_factory=dict)
-    """By role, such as `tokenizer` or `tokens`."""
+    """Inputs by role, such as `tokenizer` or `tokens`."""
     code: dict[str, str] = field(default_factory=dict)
-    """Of the program that makes it, by file: written down beside it, for plans to come."""
+    """Digests by file of the program that makes it, stored beside it for later plans."""
     spec: dict[str, Any] = field(default_factory=dict)
-    """What of its settings counts, as plain values: written down beside it, so that a plan can name what differs."""
+    """The settings that count, as plain values, stored beside it so that a plan can name what differs."""
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class TextSpec:
     compression: str = ""
     """`gzip` or `zstd`; parquet is always zstd inside."""
     source_fingerprint: str = ""
-    """Of local input files: their content. Filled in by the plan."""
+    """Digest of the content of local input files. Filled in by the plan."""
     text_column: str = field(default="", metadata={"newer": True})
     """The column with the text where it is not `text`; `json.caption` is a field of a column."""
     filter: str = field(default="", metadata={"newer": True})
@@ -278,7 +278,7 @@ class IdentitySpec:
     source: str = field(default="", metadata={"newer": True})
     """A .jsonl with conversations of yours, in which the persona's name is said; "" = they are made of the persona."""
     source_fingerprint: str = field(default="", metadata={"newer": True})
-    """Of `source`: its content. Filled in by the plan."""
+    """Digest of the content of `source`. Filled in by the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,10 +298,10 @@ class ProblemsSpec:
     """A folder with the task's files, or another data set with its splits; "" = the hub's. For `file`: a .jsonl with
     question and answer, or a data set as data/references.py has them."""
     revision: str = "main"
-    """Of the hub's data set: branch, tag or commit."""
+    """Branch, tag or commit of the data set on the hub."""
     seed: int = 1337
     source_fingerprint: str = ""
-    """Of local files: their content. Filled in by the plan."""
+    """Digest of the content of local files. Filled in by the plan."""
 
     def __post_init__(self) -> None:
         if self.task not in (*TASKS, "file"):
@@ -318,15 +318,15 @@ class TalkSpec:
     """Paths of .jsonl and .parquet (a file, a folder or a glob), `hf://user/name[?column=its name]`, or anything else
     that data/references.py knows."""
     config: str = "default"
-    """hf:// only."""
+    """hf:// only: configuration of the data set."""
     split: str = "train"
-    """hf:// only."""
+    """hf:// only: split of the data set."""
     revision: str = "main"
     """hf:// only: branch, tag or commit."""
     take: int | None = None
-    """Read so many rows."""
+    """Read only this many rows."""
     source_fingerprint: str = ""
-    """Of local files: their content. Filled in by the plan."""
+    """Digest of the content of local files. Filled in by the plan."""
 
     def __post_init__(self) -> None:
         if self.take is not None and self.take < 1:

@@ -106,7 +106,7 @@ def listed(folder: Path) -> set[str]:
 
 
 def is_shard(path: Path) -> bool:
-    """Tell whether the manifest beside `path` lists it, so that its lines are escaped."""
+    """Return whether the manifest beside `path` lists it, so that its lines are escaped."""
     if not (path.parent / MANIFEST).is_file():
         return False
     try:

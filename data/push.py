@@ -34,12 +34,12 @@ ROWS = 1000  # of a row group of token shards
 
 @dataclass(frozen=True, kw_only=True)
 class PushSpec:
-    """Where a folder goes, and what its card says."""
+    """The destination of a folder on the hub, and its license."""
 
     to: str
     """`hf://user/name`."""
     license: str = ""
-    """As the hub names licenses; "" is what the source says of itself."""
+    """License id as the hub spells it; "" = that of the source."""
 
     def __post_init__(self) -> None:
         if not ADDRESS.fullmatch(self.to):

@@ -20,7 +20,7 @@ FILES = ("identity_conversations.jsonl", "identity_conversations.heldout.jsonl")
 VARIANTS, HELDOUT_VARIANTS = 8, 2
 HELDOUT_SHARE = 10  # of conversations by hand, one in so many
 STOPS = ".!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964"
-"""What ends a sentence, in any script."""
+"""Characters that end a sentence, in any script."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ WELL_KNOWN = {
     "hashlib": 2, "base64": 2, "string": 1, "asyncio": 3, "threading": 1, "pickle": 2, "inspect": 1,
     "urllib.parse": 2, "logging": 3, "operator": 1, "struct": 2, "pprint": 1, "zlib": 2,
 }  # fmt: skip
-"""How many names of each module are taught: the famous ones, then those of the shortest spelling."""
+"""Number of names taught of each module: the famous ones, then those with the shortest spelling."""
 _FAMOUS = """
     range open int str list set tuple bool map filter min max os.getcwd os.listdir os.remove os.mkdir
     os.makedirs os.rename os.getenv os.rmdir os.getpid os.path.splitext json.loads json.dumps json.load

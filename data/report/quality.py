@@ -62,7 +62,7 @@ class Repeated:
     shift: int = 0
     counts: dict[int, int] = field(default_factory=dict)
     words: dict[int, str] = field(default_factory=dict)
-    """How the most repeated ones begin."""
+    """First words of the most repeated documents."""
     floor: int = 1
 
     def add(self, digest: int, text: str) -> None:

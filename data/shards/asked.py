@@ -1,4 +1,4 @@
-"""What was asked for and what is known of its source before anything is read: options, stamps, sizes, processes.
+"""The request and what is known of its source before anything is read: options, stamps, sizes, processes.
 
 In: a `TextSpec` and its `Inputs`. Out: plain values, by which a run knows its earlier self, estimates what is left, and
 chooses how many processes read.

@@ -50,7 +50,7 @@ class Stopped(DataError):
         super().__init__(words)
         self.exit_code = 130 if signal_number == signal.SIGINT else 75
         self.goes_on = True
-        """Whether the same command does."""
+        """True if the same command resumes the work."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,11 +42,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Cut:
-    """The position of a Writer: the shards that became whole since the last cut, and so much of the open one."""
+    """The position of a Writer: the shards completed since the last cut, and the size of the open one."""
 
     whole: list[dict[str, Any]]
     index: int
-    """Of the open shard."""
+    """Index of the open shard."""
     lines: int
     bytes: int
 

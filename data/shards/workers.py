@@ -41,12 +41,12 @@ class Position:
     piece: int = 0
     row: int = 0
     state: dict[str, Any] | None = None
-    """Of a stream, from which it goes on there."""
+    """State of a stream, from which it resumes there."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be read, from where, and by how many processes."""
+    """The work of reading: what is read, from where, and by how many processes."""
 
     spec: TextSpec
     files: tuple[InputFile, ...]
@@ -87,7 +87,7 @@ def in_turn(task: Task) -> Generator[tuple[Position, Prepared], None, None]:
 
 
 def _may_fork(task: Task) -> bool:
-    """Tell whether the processes can be copies of this one, which start at once with all that is imported here.
+    """Return whether the processes can be copies of this one, which start at once with all that is imported here.
 
     What a thread held in the middle of its work would stay held in a copy for ever (those of Arrow's allocators see to
     it

@@ -112,7 +112,7 @@ def _mixed(mixture: list[tuple[str, float]], spec: TextSpec) -> Inputs:
 
 
 def needs_numpy(source: str, split: str) -> bool:
-    """Tell whether reading a source takes the library `datasets`, which does not do without numpy."""
+    """Return whether reading a source takes the library `datasets`, which does not do without numpy."""
     if source == "fineweb":
         return not re.fullmatch(NAME, split)
     if parse_mixture(source) or extensions.used(source):  # who knows what it imports

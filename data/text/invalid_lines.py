@@ -40,7 +40,7 @@ class Skips:
     start: int
     count: int = 0
     is_noise: bool = False
-    """Whether the batch as a whole is no text: so is what follows it, unless it is plainly text."""
+    """True if the batch as a whole is no text; then what follows it is not either, unless it is plainly text."""
     listed: list[SkippedLine] = field(default_factory=list)
 
     def add(self, line: int, why: str) -> None:
@@ -62,7 +62,7 @@ def place_of(uri: str, start: int, line: int) -> str:
 
 
 def may_be_no_text(lines: Sequence[Line], invalid: int) -> bool:
-    """Tell whether to look closer: few texts have a null byte, or bytes that are not UTF-8."""
+    """Return whether to look closer: few texts have a null byte, or bytes that are not UTF-8."""
     return bool(invalid) or any(b"\0" in line for line in lines)
 
 

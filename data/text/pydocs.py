@@ -115,7 +115,7 @@ def _walk(module_name: str, module: ModuleType) -> Iterator[tuple[str, str, str]
 
 
 def _is_at_home(thing: Any, module: ModuleType, public: Any) -> bool:
-    """Tell whether a name belongs to this module, rather than having been imported for its own use."""
+    """Return whether a name belongs to this module, rather than having been imported for its own use."""
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         return False
     home = getattr(thing, "__module__", None) or ""
@@ -168,6 +168,6 @@ def _beginning(words: str) -> str:
 
 
 def _is_useful(words: str) -> bool:
-    """Tell whether there are three words or more, and more letters than anything else."""
+    """Return whether there are three words or more, and more letters than anything else."""
     letters = sum(character.isalpha() or character.isspace() for character in words)
     return len(words.split()) >= 3 and len(words) >= 16 and letters > 0.6 * len(words)

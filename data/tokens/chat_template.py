@@ -19,7 +19,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 class ChatTemplate:
-    """How one model writes conversations."""
+    """The chat template of a model, which writes conversations as tokens."""
 
     def __init__(
         self, source: str, names: Mapping[str, str], special: Mapping[str, int], encode: Encode, stops: Sequence[int]

@@ -133,7 +133,7 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
 
 
 def is_intact(path: Path, header: Header) -> bool:
-    """Tell whether every byte is as it was written. Reads all of it."""
+    """Return whether every byte is as it was written. Reads all of it."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         file.seek(header.body)
@@ -150,7 +150,7 @@ def token_files(folder: Path, *parts: str) -> list[Path]:
 
 
 def is_token_folder(folder: Path) -> bool:
-    """Tell whether `folder` holds token shards, finished or not."""
+    """Return whether `folder` holds token shards, finished or not."""
     with suppress(OSError, ValueError):
         return outside.load(folder / MANIFEST, MANIFEST_BYTES, MANIFEST_BYTES // 16).get("kind") == KIND
     return not (folder / MANIFEST).exists() and any(token_files(folder))
