@@ -1,4 +1,4 @@
-"""What the user typed, as values: settings, durations. Shared by the tasks."""
+"""Values of what the user typed: settings, durations. Shared by the tasks."""
 
 import os
 import shlex

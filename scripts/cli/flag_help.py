@@ -1,4 +1,4 @@
-"""What `inv COMMAND --help` prints: what the command does, an example, and its flags in groups."""
+"""The text of `inv COMMAND --help`: what the command does, an example, and its flags in groups."""
 
 import shutil
 import textwrap

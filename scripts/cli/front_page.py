@@ -1,4 +1,4 @@
-"""What `./inv` says of itself: the first screen, and the list of all commands, grouped by noun.
+"""The first screen of `./inv`, and the list of all commands, grouped by noun.
 
 A command belongs to the room of `scripts/` that does its work; the first line of its docstring is its line in the list.
 """

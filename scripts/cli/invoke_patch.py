@@ -126,7 +126,7 @@ class Contexts(Mapping[str, Any]):
 
 @dataclass
 class LazyParser:
-    """As much of invoke's parser as its program asks for after the words have been read."""
+    """The part of invoke's parser that its program uses after the arguments have been parsed."""
 
     contexts: Contexts
 
@@ -270,7 +270,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
 
 
 def is_closed(descriptor: int) -> bool:
-    """Tell whether nobody reads at the other end of this pipe."""
+    """Return whether nobody reads at the other end of this pipe."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return any(event & select.POLLERR for _, event in poll.poll(0))
@@ -395,7 +395,7 @@ class Words:
             raise wrong(f"no flag {flag}", flag, [*here.flags, *here.inverse_flags], here.name)
 
     def has_value(self, here: Any, argument: Any) -> bool:
-        """Tell whether the next word is the value of `argument`. Where a value may be left out, only if it fits."""
+        """Return whether the next word is the value of `argument`. Where a value may be left out, only if it fits."""
         if not self.words or self.words[0].startswith("--") or self.words[0] in here.flags:
             return False
         if not argument.optional:

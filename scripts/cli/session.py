@@ -1,4 +1,4 @@
-"""What the commands of one line share: the journal, the pods that they have made or used, and what is said at its end.
+"""The state that the commands of one line share: the journal, the pods they made or used, and the closing messages.
 
 `scripts.cli.invoke_patch` asks for the last: it looks for this module by its name, where a command has loaded it.
 """

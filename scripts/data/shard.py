@@ -1,4 +1,4 @@
-"""What `shard` does: text shards in a folder of the user's choice."""
+"""The command `shard`: text shards in a folder of the user's choice."""
 
 import os
 from dataclasses import replace

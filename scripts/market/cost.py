@@ -1,4 +1,4 @@
-"""What `inv cost` does: the ledger of what was spent, and estimates of what work would cost."""
+"""The command `inv cost`: the ledger of what was spent, and estimates of what work would cost."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What `inv eval` does: measure models, keep what was found beside them in the store, compare it.
+"""The command `inv eval`: measure models, keep the results beside them in the store, compare them.
 
 In: models, held-out material of the store, files of questions. Out: tables or JSON, and for each model an artifact
 `evals/<its name>` with `eval.json`: every measure with its interval, what it was measured on, and every row, so that
@@ -50,7 +50,7 @@ class Subject:
 
     @property
     def only_reads(self) -> bool:
-        """Tell whether it goes on with texts and does not talk, as a base model."""
+        """Return whether it goes on with texts and does not talk, as a base model."""
         return self.name.split("/")[0] in READERS
 
 

@@ -1,4 +1,4 @@
-"""What `inv fit` and `inv config --profile` do: the recipes as tables, and on which GPUs they fit."""
+"""The commands `inv fit` and `inv config --profile`: the recipes as tables, and the GPUs on which they fit."""
 
 from dataclasses import asdict
 from typing import Any

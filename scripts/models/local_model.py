@@ -1,4 +1,4 @@
-"""What the commands of `tasks.py` do: train a model here, talk to it, hand it on."""
+"""The commands `train`, `chat` and `export`: train a model here, talk to it, export it."""
 
 import math
 import os

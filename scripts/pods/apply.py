@@ -1,4 +1,4 @@
-"""What `inv apply` does: a file of pods -> the plan with its prices -> pods."""
+"""The command `inv apply`: a file of pods becomes a plan with prices, then pods."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

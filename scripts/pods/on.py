@@ -1,4 +1,4 @@
-"""What `inv on` does: words name machines, a command runs on all of them, its output comes with their names."""
+"""The command `inv on`: run a command on the machines that are named, and show its output with their names."""
 
 import shlex
 import sys
@@ -67,7 +67,7 @@ def tell_interrupted(deaf: Sequence[str]) -> None:
 
 
 class NamedLines:
-    """What machines say, by lines, each with the name of its machine in front; threads take turns."""
+    """The output of several machines, by lines with the machine's name in front; threads take turns."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._width = max(map(len, names))

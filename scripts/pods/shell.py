@@ -1,4 +1,4 @@
-"""What the commands of `tasks.py` do: a shell, a port, the artifacts, the code of a run's machine."""
+"""The commands `ssh`, `forward`, `pull` and `pod.sync`: a shell, a port, the artifacts, the code of a run's machine."""
 
 import http.client
 import logging
@@ -106,7 +106,7 @@ def board(op: Op, transport: Transport, local: int) -> None:
 
 
 def answers(port: int) -> bool:
-    """Tell whether somebody there speaks HTTP."""
+    """Return whether somebody there speaks HTTP."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
     try:
         connection.request("HEAD", "/")

@@ -39,7 +39,7 @@ def missing() -> list[str]:
 
 
 def is_ci() -> bool:
-    """Tell whether nobody is there to be asked, and nothing may be left out."""
+    """Return whether nobody is there to be asked, and nothing may be left out."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false", "no")
 
 
@@ -52,7 +52,7 @@ def command(packages: Sequence[str]) -> list[str]:
 
 
 def is_allowed() -> bool:
-    """Tell whether this user may install without being asked for a password."""
+    """Return whether this user may install without being asked for a password."""
     if os.geteuid() == 0:
         return bool(command(()))
     if not (command(()) and shutil.which("sudo")):

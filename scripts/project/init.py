@@ -1,4 +1,4 @@
-"""What `inv init` does: the first questions of a new user, and `.env` made of the answers.
+"""The command `inv init`: the first questions to a new user, and `.env` made of the answers.
 
 In: what is typed at a terminal; keys are not shown. Out: lines of `.env`, each written as soon as it is known to be
 good, so that whoever leaves in the middle keeps what was answered.

@@ -1,4 +1,4 @@
-"""What launch, down, resume and keep do: the plan, the run at work on it, following it to the end.
+"""The commands launch, down, resume and keep: the plan, the run at work on it, following it to the end.
 
 Each gets the flags as they are declared there.
 """

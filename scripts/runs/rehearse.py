@@ -1,4 +1,4 @@
-"""What `inv rehearse` does: a launch in the rehearsal's world, then what the market saw of it, and what it cost."""
+"""The command `inv rehearse`: a launch in the rehearsal's world, then what the market saw of it, and its cost."""
 
 import contextlib
 import io

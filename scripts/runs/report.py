@@ -1,4 +1,4 @@
-"""What `inv report` does: a run, wherever its figures are, as one page and a picture of each curve.
+"""The command `inv report`: a run, wherever its figures are, as one page and a picture of each curve.
 
 In: the name of a run, of an artifact, or a folder; or of two. Out: `report.html` and PNGs in a folder.
 """

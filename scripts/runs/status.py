@@ -1,4 +1,4 @@
-"""What `status` does: the table of runs, once or again and again."""
+"""The command `status`: the table of runs, once or refreshed."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What `inv supervisor` does, and the process that it shows: see flows/supervise.py.
+"""The command `inv supervisor`, and the process that it shows: see flows/supervise.py.
 
 python -m scripts.runs.supervisor        of the journal of SLIPWAY_STATE_FILE; its standard error is its log
 """

@@ -1,4 +1,4 @@
-"""What `inv sweep` does: a name or a file -> its runs, the plan and the price -> all of them, a table and a page.
+"""The command `inv sweep`: a name or a file becomes runs, with a plan and a price, then a table and a page.
 
 Ctrl-C detaches all that runs.
 """
@@ -116,7 +116,7 @@ def keep_watch(command: carry.SweepCommand, settings: Settings) -> None:
 
 
 def is_shared(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> bool:
-    """Tell whether its runs share pods that are rented for all of them, or are there. Raises UsageError."""
+    """Return whether its runs share pods that are rented for all of them, or are there. Raises UsageError."""
     is_rented = registry.candidates(settings)[0].is_rented
     flags = {"--pack": spec.pack, "--deploy-only": spec.deploy_only}
     for flag in (name for name, value in flags.items() if value and not is_rented):

@@ -1,4 +1,4 @@
-"""What serve.status, serve.logs, serve.ssh, serve.doctor and serve.bench do: they look, and change nothing.
+"""The commands serve.status, serve.logs, serve.ssh, serve.doctor and serve.bench, which look and change nothing.
 
 A controller that has died is replaced on the way, by whoever looks.
 """

@@ -1,4 +1,4 @@
-"""What `inv store.gc` does, and how much a store takes: artifacts that nothing refers to any more.
+"""The command `inv store.gc`, and the size of a store: artifacts that nothing refers to any more.
 
 In: what names, leases and the runs of this installation refer to. Out: what was removed, or would be.
 """
