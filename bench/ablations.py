@@ -80,7 +80,7 @@ class Result:
 
 @dataclass
 class Bench:
-    """What all runs of one seed share."""
+    """The state that all runs of one seed share."""
 
     given: Inputs
     machine: Machine

@@ -27,10 +27,10 @@ class Backoff:
 
 @dataclass(frozen=True)
 class Retries:
-    """How often, and how soon, what has failed is begun again. Pure, where `backoff` leaves nothing to chance."""
+    """The policy for restarting what has failed: how often, and how soon. Pure, unless `backoff` is random."""
 
     most: int
-    """Beginnings within the window."""
+    """Restarts within the window at most."""
     window_s: float
     backoff: Backoff
 

@@ -203,12 +203,12 @@ def check_name(name: str) -> str:
 
 
 def is_harmless(path: str) -> bool:
-    """Tell whether a path that somebody wrote down stays inside of the folder that it is taken from."""
+    """Return whether a path that somebody wrote down stays inside of the folder that it is taken from."""
     return "\0" not in path and "\\" not in path and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def is_manifest(path: str) -> bool:
-    """Tell whether an artifact's manifest lies at that path under the store's root."""
+    """Return whether an artifact's manifest lies at that path under the store's root."""
     return path.endswith(f"/{MANIFEST}") or ("/" not in path and path.endswith(FLAT_MANIFEST))
 
 
@@ -222,7 +222,7 @@ def name_at(manifest: str) -> str:
 
 
 def _is_flat(path: str) -> bool:
-    """Tell whether a file of an artifact may lie at the store's root."""
+    """Return whether a file of an artifact may lie at the store's root."""
     return "/" not in path and not path.startswith(".") and not path.endswith(FLAT_MANIFEST)
 
 

@@ -43,9 +43,9 @@ class Again(Exception):
 @dataclass(frozen=True)
 class Patience:
     answer_s: float = 30.0
-    """For one attempt, without the bytes that it moves."""
+    """Seconds for one attempt, without the time to move its bytes."""
     total_s: float = 120.0
-    """For all attempts, without the bytes that one moves."""
+    """Seconds for all attempts, without the time to move the bytes of one."""
     tries: int = 6
     first_wait_s: float = 0.5
 

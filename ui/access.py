@@ -99,5 +99,5 @@ class Gate:
 
 
 def _is_link(method: str, path: str, headers: Mapping[str, str]) -> bool:
-    """Tell whether somebody follows a link to the front page, which holds nothing by itself."""
+    """Return whether somebody follows a link to the front page, which holds nothing by itself."""
     return method == "GET" and path == "/" and headers.get("sec-fetch-mode") == "navigate"

@@ -1,4 +1,4 @@
-"""What the page may do where it is allowed to: end a run, resume one, scale a service. It asks before each.
+"""The acts of the page, where they are allowed: end a run, resume one, scale a service. It asks before each.
 
 An act takes two requests: the first is answered by a question and a word, the second brings that word back. So nothing
 is done by one request that went astray, and what is done is what the question said.
@@ -24,7 +24,7 @@ MOST_REPLICAS = 64
 
 @dataclass(frozen=True)
 class ActQuestion:
-    """What would be done, until when an answer counts, and what does it."""
+    """A question before an act, the time until which an answer counts, and the act itself."""
 
     words: str
     command: str

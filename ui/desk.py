@@ -1,4 +1,4 @@
-"""What all views share: the settings, the journal as it is now, and looks at runs that are not repeated needlessly.
+"""The data that all views share: the settings, the current journal, and looks at runs that are not repeated needlessly.
 
 A look at pods asks their vendors and their machines. Those of this machine are looked at each second; where a run is
 on another one, every few seconds, however many browsers are open. A store of this machine is looked at each second,
@@ -43,14 +43,14 @@ class Fresh(Generic[T]):
 
 @dataclass
 class Desk:
-    """What the views read from."""
+    """The shared data of the views."""
 
     settings: Settings
     acts_allowed: bool = False
     notes: list[str] = field(default_factory=list)
-    """What could not be read, and what acts have said; newest last."""
+    """Messages about what could not be read, and about acts; newest last."""
     kept: dict[Any, Any] = field(default_factory=dict)
-    """What views keep between two looks, by a key of theirs."""
+    """Values that views keep between two looks, by keys of their own."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:

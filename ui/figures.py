@@ -38,7 +38,7 @@ class FigureTable:
     at: array = field(default_factory=lambda: array("d"))
     columns: dict[str, FigureColumn] = field(default_factory=dict)
     peaks: dict[str, None] = field(default_factory=dict)
-    """Of what MFU is a share, in words."""
+    """The peak that MFU is a share of, in words."""
 
     def add(self, line: bytes) -> None:
         """Take in a line. One that is no record of a step is left out, as `inv report` does."""
@@ -89,7 +89,7 @@ class GrowingFigures:
     last: bytes = b""
     part: bytes = b""
     version: int = 0
-    """Of the table: it changes whenever that has."""
+    """Version of the table, which changes whenever the table does."""
 
     def grow(self) -> FigureTable:
         """Read what there is now; return the table."""

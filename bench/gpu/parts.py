@@ -1,4 +1,4 @@
-"""What is measured: each part yields what it is, what was seen, and what is wanted of it."""
+"""The parts of the bench: each yields its name, the measured value, and the wanted one."""
 
 import os
 import signal

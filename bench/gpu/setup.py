@@ -1,4 +1,4 @@
-"""What all parts of the bench need: phases at the size of this machine, batches that come from nowhere, the loop."""
+"""The common setup of all parts of the bench: phases at the size of this machine, batches made of nothing, the loop."""
 
 import json
 import tempfile
@@ -35,7 +35,7 @@ PROFILE_OF = {"1B": "runpod_1b", "d20": "d20", "2B": "runpod_2b"}
 
 @dataclass
 class Bench:
-    """What all parts need."""
+    """The setup that all parts need."""
 
     machine: Machine
     ranks: Ranks

@@ -29,9 +29,9 @@ class ListedFile:
 
     size: int
     version: str = ""
-    """Another one whenever the content is another; "" where the place has no such thing."""
+    """Changes whenever the content does; "" where the place has no such thing."""
     sha256: str = ""
-    """Where the place itself tells it."""
+    """Digest by the place itself; "" where it has none."""
 
 
 @dataclass(frozen=True)

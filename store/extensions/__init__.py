@@ -28,7 +28,7 @@ FUNCTIONS = {
     "phase": ("run",),
     "tracker": ("run", "folder", "configs"),
 }
-"""What an extension may add, and what the function of that name is given."""
+"""The kinds of extensions, each with the parameters of its function."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 PACKED = '{"slipway-package": '  # how the text of a package begins
 OURS = ("infra", "data", "trainer", "serve", "store", "sdk", "flows", "ui", "scripts", "tests", "tasks")
@@ -42,11 +42,11 @@ class Extension:
 
     name: str
     text: str = field(repr=False)
-    """Of its file; of a package, JSON with all of its modules: as it is shipped and hashed."""
+    """Text of its file; for a package JSON with all of its modules: as it is shipped and hashed."""
     where: str
-    """Its file on this machine; where it was shipped to, the name of that file."""
+    """Path of its file on this machine; on a pod the name of that file only."""
     word: str = ""
-    """What names it: that file, or a module; "" where it was shipped to."""
+    """The file or module that the user named; "" on a pod."""
 
     @property
     def sha256(self) -> str:

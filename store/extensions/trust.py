@@ -69,7 +69,7 @@ def _user(uid: int) -> str:
 
 
 def _is_private_group(gid: int, uid: int) -> bool:
-    """Tell whether a group is a user's alone, as many systems make one for each."""
+    """Return whether a group is a user's alone, as many systems make one for each."""
     import grp
     import pwd
 

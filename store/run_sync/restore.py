@@ -101,7 +101,7 @@ class Fetch:
             )
 
     def _bring_newest(self, above: str, checkpoints: list[str]) -> bool:
-        """Tell whether this machine has a checkpoint of that folder now; those that do not verify are left."""
+        """Return whether this machine has a checkpoint of that folder now; those that do not verify are skipped."""
         here = [step_of(path.parent.name) for path in (self.root / above).glob("step-*/MANIFEST.json")]
         for name in checkpoints:
             if here and max(here) >= step_of(name):

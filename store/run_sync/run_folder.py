@@ -236,7 +236,7 @@ class RunFolder:
         return ListedCheckpoint.parse(raw, name.rpartition("/")[2])
 
     def _is_there(self, path: str, file: FileEntry, at: str = "") -> bool:
-        """Tell whether the store has that very content, every byte of it read."""
+        """Return whether the store has that very content, every byte of it read."""
         try:
             return self._place.sha256(path, at) == file.sha256
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a browser asks a view for, and what a view is."""
+"""The query of a browser to a view, and the view itself."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

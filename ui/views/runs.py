@@ -104,7 +104,7 @@ def _share(step: Mapping[str, Any]) -> float | None:
 
 @dataclass
 class FigureSource:
-    """Where the figures of one run come from."""
+    """The source of the figures of one run."""
 
     run: str
     token: str
