@@ -1,4 +1,4 @@
-"""Where the time of a run went: the files whose tests took longest, told at its end."""
+"""Report the files whose tests took longest, at the end of a run."""
 
 from collections import Counter
 

@@ -148,7 +148,7 @@ class Cluster:
             self.end(name)
 
     def call(self, *words: str, may_fail: bool = False) -> str:
-        """What a command of Slurm's prints."""
+        """Return the output of a command of Slurm."""
         environ = {**os.environ, "SLURM_CONF": str(self.conf)}
         done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60)
         assert may_fail or done.returncode == 0, (words, done.stderr)

@@ -173,7 +173,7 @@ def lies_in(name: str, floor: str) -> bool:
 
 
 def complaints(module: str, text: str, is_package: bool = False) -> list[str]:
-    """What a module imports although its floor may not."""
+    """Return the modules that a module imports although its floor may not."""
     allowed = next((names for floor, names in TABLE if lies_in(module, floor)), FLOORS)
     bad = []
     for name in imports(module, text, is_package):

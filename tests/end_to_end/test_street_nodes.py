@@ -167,7 +167,7 @@ def pods_on(host: Host) -> Path:
 
 
 def notes(host: Host) -> list[str]:
-    """What the training on a host has noted."""
+    """Return the notes of the training on a host."""
     files = pods_on(host).glob("*/state/records/base.jsonl")
     return [line.get("text", "") for file in files for line in map(json.loads, file.read_text().splitlines())]
 

@@ -48,7 +48,7 @@ class Points:
 
 
 def call_of(method: str, url: str, content: bytes = b"") -> str:
-    """What a request asks for."""
+    """Return the name of the call that a request makes."""
     path = httpx.URL(url).path
     if path.endswith("/graphql"):
         return "create" if b"mutation" in content else "query"
@@ -127,5 +127,5 @@ class WatchedJournal(Journal):
 
 
 def die() -> None:
-    """As the kernel does it: nothing is finished, flushed or told."""
+    """Die as the kernel kills a process: nothing is finished, flushed or told."""
     os.kill(os.getpid(), signal.SIGKILL)

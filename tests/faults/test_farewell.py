@@ -92,7 +92,7 @@ def launch(
 
 
 def environ_of(running: Running, folder: Path, vendor: str, speed: float = SPEED) -> dict[str, str]:
-    """Of an installation that deals with this world only."""
+    """Return the environment of an installation that knows this world only."""
     environ = {"SLIPWAY_CLOCK_SCALE": str(speed), "SLIPWAY_STATE_FILE": str(folder / vendor / "journal.db"),
                "SLIPWAY_BOOT_S": f"{LONG_S * speed:.0f}"}  # fmt: skip
     for name, key in VENDORS.items():

@@ -65,7 +65,7 @@ def damage(folder, chance, number) -> str:
 
 
 def open_as_told(path, environ) -> Journal:
-    """As a user opens it, who does what the message says when it is damaged."""
+    """Open the journal as a user does who follows the message when it is damaged."""
     try:
         opened = Journal.open(path, environ)
         if not opened.problem:

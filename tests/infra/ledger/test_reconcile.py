@@ -87,7 +87,7 @@ def test_absence_is_believed_after_the_settle_time_and_the_second_listing_a_minu
 
 
 def test_what_cannot_be_read_may_be_what_is_looked_for():
-    """Of a pod whose id is known its vendor is asked by that id; any other one may be behind such a row."""
+    """Ask the vendor by id about a pod whose id is known; any other one may be behind such a row."""
     unread = replace(pod(pod_id="id-9"), token="", is_legible=False)
     once = row(UNKNOWN, absent_n=1, first_absent_at=SETTLE_S + 1)
     assert decided([once], unread) == []
@@ -449,7 +449,7 @@ class Launches(RuleBasedStateMachine):
 
 
 class Impatient(Launches):
-    """What the rig must catch: a lost answer is taken for a no at once."""
+    """A wrong rule that the rig must catch: a lost answer is taken for a no at once."""
 
     settle_s = 0.0
 

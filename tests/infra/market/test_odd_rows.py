@@ -244,7 +244,7 @@ def test_a_delete_that_fails_in_any_way_keeps_no_other_from_its_end(rehearsal):
 
 
 class Stumbles(RunPod):
-    """Its ends fail in a way that nobody has thought of, for one pod."""
+    """A vendor whose deletion of one pod fails in an unexpected way."""
 
     over: ClassVar[str] = ""
 

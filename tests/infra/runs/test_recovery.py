@@ -46,7 +46,7 @@ def test_what_is_seen_decides_what_is_done(nodes, course):
 
 
 def broken_rules(decision) -> set[str]:
-    """What a decision does wrong, over all that can be seen."""
+    """Return the rules that a decision breaks, over everything that can be observed."""
     broken = set()
     for nodes in ALL:
         course, first = decision(nodes), nodes[0]

@@ -1,4 +1,4 @@
-"""What clients of the gateway see while engines fail, each in its own way."""
+"""The gateway as clients see it while engines fail, each in its own way."""
 
 import asyncio
 import contextlib

@@ -203,7 +203,7 @@ def cut_power(folder: Path, chance: random.Random, work: Any) -> tuple[int, int]
 
 
 def heard(child: Child) -> bytes:
-    """What it has said until it was stopped."""
+    """Return its output until it was stopped."""
     said = b""
     while select.select([child.ear], [], [], 0)[0] and (chunk := os.read(child.ear, 1 << 16)):
         said += chunk
