@@ -78,7 +78,7 @@ def step_s(one: Training, batches: Ahead[Any]) -> float:
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds."""
+    """The seconds of one round."""
 
     alone: float  # a step
     beside: float  # a step while a save is under way, the copy shared out

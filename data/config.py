@@ -128,10 +128,10 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True)
 class Making:
-    """Which artifact a step makes, from which others, in which store."""
+    """The artifact that a step makes, the artifacts it reads, and the store."""
 
     store: str
-    """fsspec URI or folder."""
+    """Store, as an fsspec URI or a folder."""
     name: str
     """Name of the artifact, such as `base_checkpoints/smoke`."""
     fingerprint: str
@@ -193,7 +193,7 @@ class TextSpec:
     skip_invalid: bool = field(default=False, metadata={"newer": True})
     """Leave out lines that are no document, and files that are damaged, instead of ending there."""
     exhausted: str = field(default="first", metadata={"newer": True})
-    """When a mixture ends: with the `first` source that does, or when `all` were read at least once."""
+    """End of a mixture: with the `first` source that ends, or when `all` were read at least once."""
 
     def __post_init__(self) -> None:
         if self.filter:
@@ -224,9 +224,9 @@ class TokenizerSpec:
     vocab_size: int = 4096
     """All ids, the 256 bytes and the nine chat specials included; the specials are the last nine."""
     max_chars: int = 2_000_000_000
-    """So much text is looked at, from the first document on: memory grows with the distinct words in it."""
+    """Characters of text to read, from the first document on: memory grows with the distinct words in them."""
     document_chars: int = 10_000
-    """So much of each document, lest a giant one rule."""
+    """Characters read of each document, so that no giant one dominates."""
 
     def __post_init__(self) -> None:
         for key in ("max_chars", "document_chars"):
@@ -244,11 +244,11 @@ class Persona:
     """The identity of the model: name, maker and purpose, in any script, as they stand inside of its sentences."""
 
     name: str
-    """Whatever follows "I am": `Bosun`, `Ursula K.`, `Мария`."""
+    """The words after "I am": `Bosun`, `Ursula K.`, `Мария`."""
     maker: str
-    """Whatever follows "I was made by": `the crew of Slipway`."""
+    """The words after "I was made by": `the crew of Slipway`."""
     purpose: str
-    """`to answer questions`; what is no such infinitive is put as "My purpose is this: ..."."""
+    """An infinitive, such as `to answer questions`; anything else becomes "My purpose is this: ..."."""
 
     def __post_init__(self) -> None:
         for key in ("name", "maker", "purpose"):

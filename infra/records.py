@@ -160,11 +160,11 @@ class Inventory:
 
     store: str  # URI
     artifacts: Mapping[str, HeldArtifact] = field(default_factory=dict)
-    """By the names that point to them."""
+    """Artifacts by the names that point to them."""
     kept: tuple[HeldArtifact, ...] = ()
-    """Under what they are; their names are those of `store.manifest.kept_name`."""
+    """Artifacts by their own names, as `store.manifest.kept_name` makes them."""
     references: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By fingerprint, who reads it now: runs and services, in words."""
+    """Current readers of each fingerprint: runs and services, in words."""
     num_bytes: int = 0  # of `kept`
     unread_bytes: int = 0  # of what no name, run or service refers to
     odd: tuple[str, ...] = ()  # leases that cannot be read, in words

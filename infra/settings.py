@@ -136,7 +136,7 @@ class Settings:
     )
     mlflow_tracking_token: str = row("MLFLOW_TRACKING_TOKEN", "MLflow: a token instead of both", secret=True)
     hook_lines: Mapping[str, str] = field(repr=False, default_factory=dict)
-    """The variables SLIPWAY_HOOK_NAME: each says by what, and where, that hook is told."""
+    """The variables SLIPWAY_HOOK_NAME: each names the kind and the target of a hook."""
     sources: Mapping[str, str] = field(repr=False, default_factory=dict)
     given: Mapping[str, str] = field(repr=False, default_factory=dict)
     """The variables of `--env`, settings among them."""

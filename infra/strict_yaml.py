@@ -46,9 +46,9 @@ class YamlDocument:
 
     said: Any
     lines: dict[Place, int] = field(default_factory=dict)
-    """By place, counted from 1; of a key's line where the value stands below it."""
+    """Line of each place, counted from 1: that of the key, where the value stands below it."""
     texts: dict[Place, str] = field(default_factory=dict)
-    """Plain values as they were written: `1.90`, and not 1.9."""
+    """Plain values as they are written: `1.90`, and not 1.9."""
 
     def line(self, *place: str | int) -> int:
         """Return the line of that place, or of the nearest one above it."""

@@ -57,9 +57,9 @@ ALWAYS = {
 @dataclass(frozen=True, kw_only=True)
 class EngineCommand:
     words: tuple[str, ...]
-    """After the interpreter."""
+    """Arguments of the interpreter."""
     environ: Mapping[str, str]
-    """Besides what its parent has."""
+    """Variables beside those of its parent."""
     group: str
     """The environment that has the engine."""
 

@@ -42,9 +42,9 @@ class FakeScript:
     start_s: float = 0.0
     """Seconds until the port opens."""
     crash: int | None = None
-    """The exit code with which it dies instead of opening its port."""
+    """Exit code with which it dies instead of opening its port."""
     worker: bool = False
-    """It starts a worker in a session of its own that ignores SIGTERM, as an orphaned engine core does."""
+    """Start a worker in a session of its own that ignores SIGTERM, like an orphaned engine core."""
 
     first_token_s: float = 0.0
     token_s: float = 0.0
@@ -60,7 +60,7 @@ class FakeScript:
     """hang: no more tokens, /health 200. die: the process ends. error: one in the stream, then [DONE], /health 503.
     cut: the connection is closed. 500, 503: in place of an answer. busy: the 503 of a full engine. garbage: no HTTP."""
     after_tokens: int = 0
-    """So many tokens come before the failure; with an answer that is not streamed it comes at once."""
+    """Tokens before the failure; an answer that is not streamed fails at once."""
     times: int = -1
     """Requests that fail; -1 = all."""
     held: bool = False

@@ -43,12 +43,12 @@ class GatewayClient:
     def __init__(self, places: Places, first: Order, say: Callable[[str], None]) -> None:
         self.places, self.order, self.say = places, first, say
         self.report: GatewayReport | None = None
-        """The last one of the gateway that lives; None while none is known to."""
+        """Last report of the living gateway; None while none is known to live."""
         self.restarts = 0
         self.trouble: SlipwayError | None = None
-        """Why it cannot do its work."""
+        """Reason why it cannot do its work."""
         self.is_found = False
-        """It lived before this controller did."""
+        """True if the gateway was started before this controller."""
         self._obeyed: Order | None = None
         self._changed, self._heard = asyncio.Event(), asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None

@@ -63,7 +63,7 @@ class Order:
     """Seconds for which the gateway waits for the port, which may be about to become free."""
     limits: GatewayLimits
     tls: Tls | None = None
-    """None = plain HTTP, for as long as the process lives."""
+    """Certificate for TLS; None = plain HTTP, for as long as the process lives."""
     endpoints: tuple[ReplicaEndpoint, ...] = ()
     router: Router | None = None
     is_last: bool = False

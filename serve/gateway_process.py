@@ -51,7 +51,7 @@ class ReplicaLink:
 
     endpoint: ReplicaEndpoint
     target: Target | None = None
-    """None until it can be asked."""
+    """Target of requests; None until the engine can be reached."""
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     task: "asyncio.Task[None] | None" = None
 

@@ -56,9 +56,9 @@ class Config:
     store: str
     run: str
     makings: Mapping[str, Mapping[str, str]]
-    """By step: name and fingerprint of the artifact that it makes, and the store that it goes to."""
+    """Name and fingerprint of the artifact that each step makes, and the store to which it goes."""
     every_s: float = 60.0
-    """Logs and figures that have grown are carried at most so often, and with every checkpoint."""
+    """Shortest interval between uploads of logs and figures that have grown; they also go with every checkpoint."""
     after: str = "fetch"
     """The step whose mark lets the courier begin."""
     secrets: Sequence[str] = ()

@@ -22,7 +22,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class StoreError(Exception):
-    """The store does not have what was wanted of it; the message says what was found instead."""
+    """The store lacks what was asked for; the message says what was found instead."""
 
     exit_code = 1
 

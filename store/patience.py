@@ -29,7 +29,7 @@ class StoreAway(StoreError):
 
 
 class Conflict(StoreError):
-    """Somebody else has changed what was to be replaced."""
+    """The file to be replaced was changed by somebody else."""
 
 
 class Again(Exception):

@@ -88,45 +88,45 @@ class PhaseConfig:
     """Tokens of context per row."""
     seed: int = 1337
     packing: str = "windows"
-    """base: how tokens are cut into rows. `windows`: wherever documents end; `best-fit`: every row begins with a
+    """Cutting of base's tokens into rows. `windows`: wherever documents end; `best-fit`: every row begins with a
     document and holds whole ones as far as they fit."""
     dtype: str = "auto"
     """Dtype of the activations: `float32`, `bfloat16`, or `auto`: bfloat16 where the machine has units for it.
     `float8`: bfloat16, and the matrices inside the blocks multiplied in 8 bits, on GPUs of the Hopper kind and later.
     Parameters, their gradients and the loss are float32 always."""
     document_masks: bool = False
-    """base: a token sees its own document only, and positions begin anew with each."""
+    """base: a token attends to its own document only, and positions restart with each."""
     adopted: bool = False
     """The model began as somebody else's: its shape is that of the checkpoint that this phase goes on from."""
     fit: bool = rounding(True)
-    """On a GPU: take as many `micro_rows` as fit by estimate when the run begins, and keep to them; where you set
+    """Take as many `micro_rows` on a GPU as fit by estimate when the run begins, and keep to them; where you set
     `micro_rows`, yours are taken."""
     recompute: bool = rounding(False)
-    """Keep of each block only what goes in, and compute the rest again on the way back: less memory, a third slower."""
+    """Keep only the input of each block and recompute the rest in the backward pass: less memory, a third slower."""
     deterministic: bool = rounding(False)
-    """On a GPU: the same bits each time, by slower kernels; a step without such a kernel ends the run. A CPU gives the
-    same bits in any case."""
+    """Bitwise the same results each time on a GPU, by slower kernels; a step without such a kernel ends the run. A CPU
+    gives the same bits in any case."""
     compile: str = rounding("auto")
     """`never`, `always`, or `auto`: where it saves more time than it takes."""
     packed: str = rounding("auto")
-    """Chat phases: whether conversations share rows of `sequence_len`, each seeing itself only, so that nothing is
-    computed for padding: `always`, `never`, or `auto`: on GPUs. A CPU makes the whole square of a row."""
+    """Share rows of `sequence_len` between conversations in chat phases, each attending to itself only, so that nothing
+    is computed for padding: `always`, `never`, or `auto`: on GPUs. A CPU computes the whole square of a row."""
     parallel: str = rounding("auto")
-    """Over several processes: `ddp`: each has the whole model, and its part of the optimizer's state; `fsdp`: each has
-    a part of both; `hybrid`: those of a node have it together; `auto`: the first of ddp, hybrid and fsdp that fits into
-    the GPUs' memory."""
+    """Layout over several processes. `ddp`: each has the whole model, and its part of the optimizer's state; `fsdp`:
+    each has a part of both; `hybrid`: those of a node share it; `auto`: the first of ddp, hybrid and fsdp that fits
+    into the GPUs' memory."""
     mixture: dict[str, float] | None = None
-    """Chat phases: how often each kind of conversation is drawn: `identity`, `pydocs`, `other`, and any of yours, in a
+    """Weights of the kinds of conversation in chat phases: `identity`, `pydocs`, `other`, and any of yours, in a
     profile by a path or hf:// address, in a plan by the name of its artifact."""
     rl: RlConfig | None = newer(None)
-    """The phase rl: how it learns. Its `mixture` are tasks."""
+    """Settings of the phase rl, whose `mixture` are tasks."""
     turns: int = newer(1)
-    """Chat phases: so many of our own questions and answers follow one another in a sequence, as far as they fit into
-    `sequence_len`, and no more than `rows`. A conversation of yours has one to itself."""
+    """Number of our own questions and answers that follow one another in a sequence of a chat phase, as far as they fit
+    into `sequence_len`, and no more than `rows`. A conversation of yours has one to itself."""
     bits: BitsConfig | None = newer(None)
-    """The stages of 1.58 bits: how a ternary model is rounded, and what it learns from its teacher."""
+    """Settings of the stages of 1.58 bits: how a ternary model is rounded, and what it learns from its teacher."""
     blocks: BlocksConfig | None = newer(None)
-    """dlm: the blocks in which the model learns to decode."""
+    """Settings of dlm: the blocks in which the model learns to decode."""
     extension: str = newer("")
     """A phase of your own: its file and the digest of its content; filled in by the plan."""
 
@@ -269,7 +269,7 @@ class Keeping:
     reserve_bytes: int = 1 << 30
     """Free space that a save must leave on the disk."""
     prefix: str = ""
-    """In front of the name of the folder that holds a run's checkpoints; of a stage of 1.58 bits also the first part of
+    """Prefix of the name of the folder that holds a run's checkpoints; for a stage of 1.58 bits also the first part of
     its second name in the store, else `checkpoint`."""
     samples: int = 6
     """Number of times during a phase that the model answers a few questions for the report; 0 = never."""
@@ -294,7 +294,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportSpec:
-    """Somebody else's model -> an artifact that mid and sft can begin from."""
+    """An imported model, as an artifact that mid and sft can start from."""
 
     source: str
     """A Hugging Face folder or one of nanochat on this machine, or `hf://user/repo` with the commit in `revision`."""

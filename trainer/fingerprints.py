@@ -31,8 +31,8 @@ VERSIONS = {
     "import": 1,
     **{name: phase.version for name, phase in PHASES.items()},
 }
-"""By the word of the step that makes it (`-m data tokens`): raised by whoever changes what comes out of it for the same
-settings and inputs (of a phase: in the registry). tests/test_golden.py fails when that was forgotten."""
+"""Versions by the name of the step (`-m data tokens`): raised by whoever changes its output for the same settings and
+inputs (for a phase: in the registry). tests/test_golden.py fails when that was forgotten."""
 
 
 FIRST_CODE = {
@@ -69,7 +69,7 @@ DIGEST = 8  # hexadecimal digits of one definition
 
 BESIDE = "beside "
 Code = dict[str, str]
-"""By file, the digests of its definitions one after another; `beside <file>` for what does not count."""
+"""Digests of the definitions in each file, in order; `beside <file>` for what does not count."""
 Module = tuple[str, tuple[str, ...]]
 """The digests of its definitions, and the modules of ours that it imports."""
 KEPT = Path("var/code.json")

@@ -51,7 +51,7 @@ class Memory:
     exchange: int = 0
     """Buffers for communication between processes."""
     saving: int = 0
-    """On a CPU: the copy from which checkpoints are written. A GPU's lies in its machine's memory: `host_bytes`."""
+    """The copy from which checkpoints are written, on a CPU. A GPU's lies in its machine's memory: `host_bytes`."""
 
     @property
     def total(self) -> int:

@@ -1,4 +1,4 @@
-"""Which artifact is the one that each step would make, and whether it is there already, under whatever name.
+"""Find the artifact that each step would make, and whether the store has it already under any name.
 
 In: the steps of a recipe, what the store holds by kind and fingerprint, the checkout. Out: a `Choice` for each step.
 Nothing is made again because its code is another one: that is told, and the user decides.
@@ -41,9 +41,9 @@ class Choice:
     """Code of the checkout, not of the artifact."""
     is_here: bool = False
     differs: tuple[str, ...] = ()
-    """Files whose code is another one than that which made it; () where that is not known."""
+    """Files whose code differs from that which made it; () where that is not known."""
     is_remade: bool = False
-    """It, or something that it comes from, was made anew because code had changed."""
+    """True if it, or an artifact that it comes from, was remade because code had changed."""
 
 
 def choices(

@@ -35,7 +35,7 @@ Said = Mapping[str, Any]  # role and content
 
 
 class Partner(Protocol):
-    """Who answers."""
+    """The model that answers."""
 
     name: str
     system: str

@@ -1,4 +1,4 @@
-"""Who may see the page, and who may act: decided of each request before anything else looks at it.
+"""Access to the page and to its acts, decided for each request before anything else handles it.
 
 In: the method, path and headers of a request. Out: "" where it may pass, else why not. A page that anybody's browser
 can reach on loopback must not be readable by other pages that are open in it, or by other users of the machine:
@@ -31,7 +31,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class TurnedAway:
-    """Why a request may not pass."""
+    """The refusal of a request, with its status and reason."""
 
     status: int
     why: str

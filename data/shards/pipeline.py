@@ -62,7 +62,7 @@ class How:
     reuse_shards: bool = False
     """Leave finished shards as they are, whatever they were made from."""
     keep_every_s: float = 30.0
-    """Between two marks to go on from, at most; KEEP_BYTES of text also make one due."""
+    """Longest time between two resume points; KEEP_BYTES of text also make one due."""
     stdin: str = ""
     """A path to read where the source is `stdin`."""
 

@@ -79,7 +79,7 @@ class Writer:
         self._whole: list[dict[str, Any]] = []
         self._spent: list[Path] = []
         self.num_bytes = 0
-        """Written by this very object."""
+        """Bytes written by this very object."""
         self._index = self._lines = self._bytes = 0
         self._file: Any = None
         if mark is None:

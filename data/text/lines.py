@@ -26,7 +26,7 @@ class Part:
 
     name: str
     blocks: Iterable[Text]
-    """To be gone through once; they are made on the way, or good only until the next batch is asked for."""
+    """Blocks to be iterated once, as they are made lazily, or valid only until the next batch is requested."""
     lines: int
 
 

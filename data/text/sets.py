@@ -171,10 +171,10 @@ class OpenedSet:
     reference: SetReference
     builder: Any = None
     kept: dict[str, Any] | None = None
-    """By split; "" where there are none."""
+    """Rows on disk by split; "" where there are no splits."""
     license: str = ""
     streams: dict[str, Any] = field(default_factory=dict)
-    """By split, those that were made already."""
+    """Streams by split, as far as they were made."""
 
     @property
     def config(self) -> str:

@@ -42,7 +42,7 @@ class CompressionSpec:
 
 @dataclass(frozen=True)
 class Peer:
-    """Somebody else's tokenizer, as published."""
+    """A tokenizer that somebody else published."""
 
     file: str
     sha256: str

@@ -34,9 +34,9 @@ MAGIC, VERSION, PLAIN = b"SLIPWAYT", 3, 2
 FIELDS = struct.Struct("<8sIIIIQQ32s32s")
 DIGEST_BYTES = 32
 FIELDS_AT = {PLAIN: 0, VERSION: arrow_messages.SCHEMA_BYTES}
-"""By version, where the fields stand."""
+"""Offset of the fields, by version."""
 BODIES = {PLAIN: FIELDS.size + DIGEST_BYTES, VERSION: 576}
-"""By version, where the ids stand; a multiple of 64, as Arrow would have it."""
+"""Offset of the ids, by version; a multiple of 64, as Arrow requires."""
 BODY = BODIES[VERSION]
 PLACE_BYTES = 8
 WIDTHS = (2, 4)

@@ -1,4 +1,4 @@
-"""Why a run, a pod or a service is as it is, in ten lines at most: `inv why`.
+"""The explanation of a run's, a pod's or a service's state, in ten lines at most: `inv why`.
 
 In: the journal's rows and events, a look at the pod or its last words at home, its logs. Out: a `WhyStory`: the cause
 first, then what happened in its order, what it cost, and what to type. Nothing is changed, and nothing is asked of a

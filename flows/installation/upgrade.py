@@ -1,4 +1,4 @@
-"""From processes of older code to ours: those leave, the journal is migrated, processes of this code take over."""
+"""The upgrade of processes of older code: they leave, the journal is migrated, processes of this code take over."""
 
 import time
 from collections.abc import Collection, Iterator

@@ -21,7 +21,8 @@ class ArmRow:
     arm: ArmResult
     trials: list[TrialResult]
     apart: ArmDifference | None
-    """From the arm that all are compared with; None for that one itself, and where nothing can be compared."""
+    """Difference from the arm that all are compared with; None for that arm itself, and where nothing can be
+    compared."""
     verdict: str
 
     def beside(self, name: str) -> list[float]:

@@ -97,7 +97,7 @@ class NamedSweep:
     name: str
     about: str
     where: str
-    """Whose it is: built in, or a file."""
+    """Origin of the sweep: built in, or a file."""
     make: Callable[[], SweepSpec]
 
 

@@ -51,12 +51,12 @@ class SweepPlan:
     spec: SweepSpec
     trials: dict[str, PlannedTrial]
     lanes: Sequence[Lane]
-    """The pods that have trials, and those in their order, should all take as long as is thought."""
+    """Pods that have trials, and these in their order; all should take about the same time."""
     idle: int
-    """Pods that have no trial."""
+    """Number of pods that have no trial."""
     is_rented: bool
     limit: int | None
-    """Micro-dollars for all trials together; None: nothing is paid, or nobody said one."""
+    """Micro-dollars for all trials together; None = nothing is paid, or no limit was given."""
     shared: SweepPods | None = None
     """The pods that several trials share, each of which has a lane for each part; None: each trial rents its own."""
     more: tuple[str, ...] = ()

@@ -65,7 +65,7 @@ class EarlyStop:
     first: float = 0.25
     """Share of the steps after which arms are compared for the first time."""
     factor: int = 2
-    """One in so many goes on, and is compared again after so many times the steps."""
+    """One trial in this many goes on, and is compared again after this many times the steps."""
 
     def __post_init__(self) -> None:
         if not 0 < self.first < 1:

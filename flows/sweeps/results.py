@@ -47,7 +47,7 @@ class TrialResult:
     """The step that it has reached."""
     score: float | None = None
     beside: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Other figures by name; of a figure by layer, one for each."""
+    """Other figures by name; a figure by layer has one value for each."""
     micro_usd: int = 0
     phase: str = ""
     made: tuple[str, str] = ("", "")

@@ -55,7 +55,7 @@ class JobTask:
     num_nodes: int = 1
     resources: Resources = Resources()
     envs: Mapping[str, str | None] = field(default_factory=dict)
-    """None = whoever launches it must give the value."""
+    """Variables of the task; None = whoever launches it must give the value."""
     secrets: Mapping[str, str | None] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     setup: str = ""

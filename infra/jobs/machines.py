@@ -31,18 +31,18 @@ class Wish:
     """One way in which a task can be satisfied."""
 
     provider: str
-    """"" = any."""
+    """Provider; "" = any."""
     machine: MachineSpec
     pool: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """All ways, and what is said of them."""
+    """All ways in which a task can be satisfied, with notes about them."""
 
     wishes: tuple[Wish, ...]
     is_ordered: bool
-    """The first that can be had is taken, else the cheapest."""
+    """True if the first that can be had is taken; else the cheapest is."""
     notes: tuple[str, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""Which account a pod was rented with: what the listing of another account lacks may bill all the same.
+"""The vendor account that each pod was rented with: a pod missing in the listing of another account may still bill.
 
 In: a provider as its key opens it now, and a row. Out: whether that key could see the pod. A key that was replaced by
 another one of the same account is no other account; where a vendor does not tell whose a key is, the key counts.

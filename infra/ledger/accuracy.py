@@ -60,7 +60,7 @@ class Medians:
     early_runs: int
     inside: int
     crowded_runs: int
-    """Left out, since the machine was busy."""
+    """Number of runs left out because the machine was busy."""
 
 
 def compared(one: RunTimes, spent_micro_usd: int | None = None) -> ForecastError | None:

@@ -176,7 +176,7 @@ class Held(UsageError):
 
 
 class Fenced(JournalError):
-    """Somebody else changed the row since it was read."""
+    """The row was changed by somebody else since it was read."""
 
 
 class Journal:

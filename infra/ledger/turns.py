@@ -1,4 +1,4 @@
-"""Who has a machine of one's own, or devices of it, and who waits for that: first come, first served.
+"""The queue for a user's own machines and their devices: first come, first served.
 
 In: live rows, and the turns of processes that wait. Out: what keeps a run from a machine, in words. A run has the
 whole machine, or the GPUs that it names; two that name different ones share it. On this machine runs that name no GPU
@@ -36,7 +36,7 @@ class Turn:
 
 
 class InLine(Busy):
-    """Somebody who came before waits for that machine."""
+    """An earlier launch waits for that machine."""
 
 
 def read_devices(said: str) -> str:

@@ -100,7 +100,7 @@ class Keeper:
     lease: Lease | None = None  # None: another process has it, and this one only follows
     tell_after_s: float = TELL_AFTER_S
     since: float = field(default_factory=lambda: float(int(time.time())))
-    """Recoveries before that, in UTC epoch seconds, do not count: somebody wanted it to go on all the same."""
+    """Recoveries before this time, in UTC epoch seconds, do not count, as the user wanted the run to go on."""
     downloads: Downloads = field(init=False)
 
     def __post_init__(self) -> None:

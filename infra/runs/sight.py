@@ -42,7 +42,7 @@ Seen = tuple[dict[str, Any], dict[str, Any]]  # progress and verdict, {} where t
 
 
 class Asks(Flag):
-    """Who is asked."""
+    """The parties that are asked."""
 
     PROVIDER = auto()
     FILES = auto()

@@ -40,7 +40,7 @@ class MachineSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceSpec:
-    """By whom a machine is had, and which of one's own."""
+    """The provider of a machine, and the choice among one's own machines."""
 
     provider: str = flag(
         "", "where: local, ssh, slurm, runpod, lium, shadeform, skypilot, market for all vendors, or the name of an "

@@ -27,7 +27,7 @@ Without any key everything runs on this machine: ./inv launch --phase sft"""
 
 
 class Over(Exception):
-    """Whoever is asked has ended it (Ctrl-D)."""
+    """The user has ended the questions (Ctrl-D)."""
 
 
 def init(spec: InitFlags) -> None:

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class CheckpointError(Exception):
-    """There are checkpoints, and none of them can be loaded: a lost run must not begin afresh unnoticed."""
+    """None of the existing checkpoints can be loaded: a lost run must not start from scratch unnoticed."""
 
 
 class Saver:

@@ -29,7 +29,7 @@ class FleetCourse:
     start_spot: int = 0
     start_on_demand: int = 0
     stop: tuple[tuple[int, str], ...] = ()
-    """Numbers, and why."""
+    """Numbers of replicas to stop, each with the reason."""
     held: str = ""
     tick_s: float = autoscaler.TICK_S
 

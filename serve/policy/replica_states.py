@@ -80,8 +80,8 @@ class Facts:
     app_failed: bool = False  # setup or run ended with another code than 0
     is_late: bool = False  # it was not ready within the initial delay
     waits_since: float | None = None
-    """From when its initial delay counts: its engine's start, or when that was last known to be still to come. None =
-    its pod has told nothing."""
+    """Start of its initial delay: that of its engine, or the last time at which this was known to be still to come.
+    None = its pod has reported nothing."""
     first_ready_at: float | None = None
     is_ready: bool = False
     passes: int = 0  # probes in a row

@@ -41,7 +41,7 @@ class Version:
     store: str = ""
     """Store of our artifacts."""
     weights: str = ""
-    """Tells one release from the next one in the same place."""
+    """Changes with each release of the weights in the same place."""
     gpu_bytes: int = 0
     """Estimate of a replica's memory on each GPU: no smaller GPU is rented. 0 = not known."""
 
@@ -53,14 +53,14 @@ class Version:
 @dataclass(frozen=True, kw_only=True)
 class WantedService:
     versions: tuple[Version, ...]
-    """The newest is the last one; those before it are kept for as long as replicas of them live."""
+    """Versions, the newest last; older ones are kept for as long as replicas of them live."""
     mode: str = "rolling"
     host: str = "127.0.0.1"
     port: int = 0
-    """0 = any that is free; the first controller's choice holds for those after it."""
+    """0 = any free port; the choice of the first controller holds for later ones."""
     is_ending: bool = False
     since: float = 0.0
-    """UTC epoch seconds; what was spent before then was another service's of this name."""
+    """UTC epoch seconds of the start; earlier costs belong to another service of this name."""
 
     @property
     def newest(self) -> Version:
@@ -114,7 +114,7 @@ class ServiceRecord:
     memory: AutoscalerMemory | None = None
     """Memory of the autoscaler."""
     rule_of: int = 0
-    """The change of what is wanted that `memory` has taken into account."""
+    """The change of the desired state that `memory` has taken into account."""
     endpoint: str = ""
     """http://host:port, or https:// where the gateway has a certificate."""
     port: int = 0

@@ -29,7 +29,7 @@ class Reference:
     """One owner's lease."""
 
     owner: str
-    """In words, such as `run brave-otter-3`."""
+    """Name of the owner, in words, such as `run brave-otter-3`."""
     reads: frozenset[What]
     until: float
     """UTC epoch seconds."""

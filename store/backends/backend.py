@@ -48,9 +48,9 @@ Source = Path | bytes | Copy  # a file of this machine, the bytes themselves, or
 
 class Backend(ABC):
     is_atomic = False
-    """All that one `put` changes is seen at once, or not at all."""
+    """True if all that one `put` changes becomes visible at once, or not at all."""
     compares_and_sets = False
-    """`put(..., guard=(name, version))` is refused when that file is not at that version any more."""
+    """True if `put(..., guard=(name, version))` is refused when that file is not at that version any more."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri

@@ -1,4 +1,4 @@
-"""Whose code it is: a file is read only where nobody else can have written it, as it will run with the user's keys."""
+"""Check who can have written a file: it is read only if nobody else can, as its code will run with the user's keys."""
 
 import os
 import stat

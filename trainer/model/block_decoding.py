@@ -53,13 +53,13 @@ class Row:
 
     number: int
     start: int
-    """Tokens of the prompt."""
+    """Number of tokens of the prompt."""
     block: int
-    """That is being filled."""
+    """Index of the block that is being filled."""
     told: int
-    """Tokens that are final and were given out, the prompt's included."""
+    """Number of final tokens that were given out, with those of the prompt."""
     written: int = 0
-    """Blocks in the cache."""
+    """Number of blocks in the cache."""
     is_done: bool = False
 
 
@@ -75,7 +75,7 @@ class Decoding:
     top_k: int = 0
     generator: torch.Generator | None = None
     threshold: float | None = None
-    """Instead of the model's."""
+    """Replaces the model's threshold."""
     passes: list[int] = field(init=False)
 
     def __post_init__(self) -> None:

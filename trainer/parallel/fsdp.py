@@ -23,7 +23,7 @@ from trainer.parallel.process_group import FIRST_TIMEOUT_S, Ranks, passing, time
 
 @dataclass(frozen=True)
 class Cut:
-    """Which piece of how many this process has. One of one: the model is whole here."""
+    """The piece of the model that this process has, and the number of pieces. One of one: the model is whole here."""
 
     rank: int = 0
     size: int = 1

@@ -33,7 +33,7 @@ GONE = re.compile(r"gloo|nccl|connection (closed|reset)|timed out waiting", re.I
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which of how many this process is."""
+    """The rank of this process, and the number of processes."""
 
     rank: int = 0
     size: int = 1

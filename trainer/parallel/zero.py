@@ -30,7 +30,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Shared(Cut):
-    """Which rows of every parameter this process changes. Its model is whole."""
+    """The rows of every parameter that this process updates. Its model is whole."""
 
     units: list[Unit] = field(default_factory=list)  # in the order in which gradients are made
     owner: dict[nn.Parameter, Unit] = field(default_factory=dict)

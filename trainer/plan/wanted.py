@@ -58,7 +58,7 @@ class Wanted:
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of single phases that replace the profile's: text by PHASE.FIELD."""
     init: ImportSpec | None = None
-    """Somebody else's model, which the first phase goes on from."""
+    """Imported model from which the first phase goes on."""
     mixture: Mapping[str, float] | None = None
     """Mixture of every chat phase, instead of the profile's: weights of our own kinds, paths or hf:// addresses."""
     tasks: Mapping[str, float] | None = None

@@ -40,7 +40,7 @@ class BitsConfig:
     relation_layer: int | None = None
     """The layer they are taken from, counted from 0; None = four fifths of the way up."""
     relation_heads: int = 32
-    """All heads of a token are joined and cut into so many vectors."""
+    """Number of vectors into which the joined heads of a token are split."""
     saliency: float = 0.0
     """Share of each matrix's columns, those with the largest weights, that are not rounded at first; 0 = none."""
     saliency_warmup: int = 100

@@ -69,14 +69,14 @@ class ModelConfig:
     tie_word_embeddings: bool = True
     rope_scaling: RopeScaling | None = None
     logit_softcap: float = 0.0
-    """Logits become c * tanh(logits / c), here and in our own sampling; 0 = as they are. Llama and Qwen3 elsewhere know
-    nothing of it: the likeliest word stays the same, the probabilities do not."""
+    """Logits become c * tanh(logits / c), here and in our own sampling; 0 = unchanged. Llama and Qwen3 elsewhere ignore
+    it: the likeliest token stays the same, the probabilities do not."""
     sub_norm: bool = newer(False)
     """RMSNorms in front of `o_proj` and `down_proj`, as BitNet has them (SubLN)."""
     ternary: Ternary | None = newer(None)
     """Matrices of 1.58 bits inside the blocks, activations of 8; None = both in full precision."""
     blocks: BlocksConfig | None = newer(None)
-    """It decodes in blocks, and has learnt to see whole ones; None = from left to right."""
+    """Settings of a model that was trained to decode in blocks; None = from left to right."""
     attention_bias: bool = newer(False)
     """Qwen2: `q_proj`, `k_proj` and `v_proj` add a bias."""
     mlp: str = newer("swiglu")

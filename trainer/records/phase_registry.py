@@ -28,7 +28,7 @@ class Phase:
     """`text`: the artifacts text and tokens. `talk`: the conversations of its mixture, which --mixture replaces.
     `prompts`: the same, of its own mixture always. "": nothing but the tokenizer."""
     teacher: tuple[str, ...] = ()
-    """The phases whose model can be its frozen second one, nearest first: its input `teacher`. () = it has none."""
+    """The phases whose model can be its frozen teacher, nearest first: its input `teacher`. () = it has none."""
     version: int = 1
     """Raised by whoever changes what comes out of it for the same settings and inputs; see trainer/fingerprints.py."""
     in_all: bool = False
@@ -132,7 +132,7 @@ USUAL = "sft"  # what a launch trains up to, and the model that is talked to, wh
 
 KINDS = {"identity": "identity", "pydocs": "questions", "other": "questions"}
 KINDS |= {task: task for task in TASKS}
-"""Kinds of conversations and prompts that are ours -> the role of the artifact that holds them, "" = of none."""
+"""Role of the artifact that holds each of our kinds of conversations and prompts; "" = no artifact holds it."""
 
 
 def phase_names() -> str:

@@ -77,7 +77,7 @@ class RlConfig:
     unsafe_rewards: bool = newer(False)
     """Run the code of mbpp's answers although no jail can be had here."""
     grail_compat: bool = newer(False)
-    """Answers to gsm8k are worth what GRAIL pays for them, its mistakes included."""
+    """Reward answers to gsm8k as GRAIL does, with its mistakes."""
 
     def __post_init__(self) -> None:
         in_bounds(

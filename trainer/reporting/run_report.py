@@ -53,10 +53,10 @@ class PhaseStory:
 class Story:
     run: str
     facts: Sequence[tuple[str, str]]
-    """Name and value, of the run as a whole: provider, state, cost, time."""
+    """Facts about the run as a whole, each with a name: provider, state, cost, time."""
     phases: Sequence[PhaseStory]
     written: str
-    """When, for people."""
+    """Time of writing, as people read it."""
     note: str = ""
     marks: Sequence[tuple[float, str]] = ()
     """Events of the run: UTC epoch seconds and words."""

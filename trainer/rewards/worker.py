@@ -24,7 +24,7 @@ READY = "ready"
 
 
 class NoAnswer(Exception):
-    """It has not answered in time, or has ended; the words say which."""
+    """The worker has not answered in time, or has ended; the message says which."""
 
 
 def of_answers(kind: str, limit_s: float) -> "Worker":

@@ -20,7 +20,7 @@ class HttpRequest:
     method: str
     path: str
     headers: dict[str, str]
-    """By lower-case name."""
+    """Headers by lower-case name."""
     body: bytes
     gone: "asyncio.Future[Any]"
     """Done once the client has closed its connection."""

@@ -19,7 +19,7 @@ class Piece:
     tokens: int
     """Number of tokens of the answer so far."""
     finish: str | None = None
-    """Why it is the last: `stop` or `length`."""
+    """Reason why it is the last: `stop` or `length`."""
     error: str = ""
 
 
@@ -30,7 +30,7 @@ class TextEngine(ABC):
     room: int
     """Tokens of a prompt and its answer."""
     align: int = 1
-    """An answer begins at a multiple of so many tokens."""
+    """An answer begins at a multiple of this many tokens."""
 
     @abstractmethod
     def passes(self, ask: Ask, stop: Collection[int]) -> Generator[list[int], None, None]:

@@ -24,7 +24,7 @@ class TrackedRun:
     folder: Path
     """Folder on the pod in which a tracker may keep files."""
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By phase, what it was configured with."""
+    """Configuration of each phase."""
 
 
 @dataclass

@@ -110,7 +110,7 @@ class FigureSource:
     token: str
     is_live: bool
     phases: dict[str, Mapping[str, Any]]
-    """The configuration of each, in their order."""
+    """Configuration of each phase, in order."""
     growing: dict[str, Fresh[tuple[FigureTable, int]]] = field(default_factory=dict)
     said: dict[str, Fresh[list[dict[str, Any]]]] = field(default_factory=dict)
 

@@ -31,7 +31,7 @@ class Running:
 
     @property
     def client(self) -> httpx.Client:
-        """Return the client of this process: on a connection shared with its parent, both would read each other's data."""
+        """Return the client of this process: a connection shared with its parent would mix up their answers."""
         if self._owner != os.getpid():
             self._client, self._owner = new_client(), os.getpid()
         return self._client
