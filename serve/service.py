@@ -71,7 +71,7 @@ class ReplicaPolicy:
     base_ondemand_fallback_replicas: int | None = None
     """Number of replicas that are never spot."""
     dynamic_ondemand_fallback: bool | None = None
-    """On-demand replicas replace spot ones that are not ready."""
+    """Replace spot replicas that are not ready by on-demand ones."""
     spot_placer: str | None = None
 
     @property

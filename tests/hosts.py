@@ -327,7 +327,7 @@ def _everywhere(program: str) -> list[Path]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """By hard links, where that is possible: uv replaces its files and never writes into them."""
+    """Copy by hard links where possible: uv replaces its files and never writes into them."""
     target.parent.mkdir(parents=True)
     if subprocess.run(["cp", "-al", source, target], stderr=subprocess.DEVNULL).returncode != 0:
         shutil.rmtree(target, ignore_errors=True)

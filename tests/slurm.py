@@ -65,7 +65,7 @@ NODE = (
 
 
 def missing() -> str:
-    """Why there can be no cluster here, "" when there can."""
+    """Return why there can be no cluster here, "" when there can."""
     lacks = [name for name in PROGRAMS if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")]
     if lacks:
         return f"{', '.join(lacks)} missing (Debian: slurmctld slurmd slurm-client munge openssh-server)"

@@ -91,7 +91,7 @@ class World:
 
 
 def said_by(pods: Path, name: str) -> list[dict]:
-    """That file of the state of each pod in the folder.
+    """Return the contents of that state file of each pod in the folder.
 
     Who waits for it by a command again and again takes a core from what it waits for.
     """

@@ -100,7 +100,7 @@ class Place:
         until(lambda: not is_alive(gateway), "its end")
 
     def kill_supervisor(self) -> None:
-        """So that nobody begins a controller again but who asks for it."""
+        """Kill the supervisor, so that only who asks for it starts a controller again."""
         with self.journal() as journal:
             supervisor = journal.holder(SUPERVISOR)
         assert supervisor is not None and send(supervisor, signal.SIGKILL)

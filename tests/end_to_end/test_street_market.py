@@ -209,7 +209,7 @@ def test_what_cannot_be_had_or_boots_too_late_is_passed_over_and_success_ends_th
 
 
 def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(user):
-    """On a vendor that keeps a stopped machine, and on one that removes it, whose pods have a volume."""
+    """Try a vendor that keeps a stopped machine, and one that removes it, whose pods have a volume."""
     user.world.tell("/faults", {"preempt_at_work": dict.fromkeys(SPOT, 1)})
     more = {"runpod": [], "lium": ["--volume", "vol-rehearsal"]}
     words = ("--seed", "7", "--use-spot", "--spend-limit", "20", "--yes", "--json")

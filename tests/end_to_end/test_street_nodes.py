@@ -173,7 +173,7 @@ def notes(host: Host) -> list[str]:
 
 
 def processes_on(host: Host) -> list[bytes]:
-    """Whatever runs in its network but its sshd."""
+    """Return the command lines of all processes in its network namespace, without its sshd."""
     space, found = Path(f"/run/netns/{host.network}").stat().st_ino, []
     for folder in Path("/proc").iterdir():
         try:

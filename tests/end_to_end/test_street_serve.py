@@ -90,7 +90,7 @@ def refusal(place: Place, *words: str) -> str:
 
 
 def key_of(port: int) -> str:
-    """Which an engine asks for, as the gateway has just told it: who reaches its port without one is refused."""
+    """Return the key of an engine, as the gateway has just sent it; requests without one are refused."""
     assert refused(f"http://127.0.0.1:{port}")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/fake/seen", timeout=GUARD_S) as reply:
         scheme, _, key = json.load(reply)["headers"]["authorization"].partition(" ")

@@ -230,7 +230,7 @@ class Rig:
         self._count(say)
 
     def _is_enough(self, trials: int) -> bool:
-        """So many kills, and one at least on every point: what was found late gets its own, too."""
+        """Return whether there were this many kills, and one on every point, also on those that were found late."""
         return sum(self.kills.values()) >= trials and (self.is_full or not self._missed())
 
     def _missed(self) -> list[str]:

@@ -15,7 +15,7 @@ Tell = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Blow:
-    """When to kill: at the `nth` passing of `label` ("" = of any), and `delay_s` later."""
+    """The moment of a kill: `delay_s` after the `nth` passing of `label` ("" = any label)."""
 
     label: str
     nth: int

@@ -57,7 +57,7 @@ def call_of(method: str, url: str, content: bytes = b"") -> str:
 
 
 def watch_requests(points: Points) -> None:
-    """From now on, in this process."""
+    """Pass points before and after every request of this process from now on."""
     stream = httpx.AsyncClient.stream
 
     def watched(self: httpx.AsyncClient, method: str, url: Any, **options: Any) -> Any:

@@ -87,14 +87,14 @@ class Stage:
         return true_gettime(clock) + self._moved_s * (clock == time.CLOCK_BOOTTIME)
 
     def sleep(self, seconds: float) -> None:
-        """Whoever waits for a vendor finds that time has passed."""
+        """Sleep while the market's time passes at once, but for short sleeps."""
         if seconds <= SHORT_S:
             true_sleep(seconds)
         else:
             self.move(seconds)
 
     def keep_time(self) -> None:
-        """In this process, and in those that it forks, from now on."""
+        """Replace the clocks of this process, and of those that it forks, from now on."""
         for name, instead in self.clocks().items():
             setattr(time, name, instead)
 

@@ -132,7 +132,7 @@ class Rig:
         return Left(codes[0] if codes else code, points, ["struck", label] in lines, words)
 
     def _run(self, vendor: str, blows: list[str], label: str, nth: int, folder: Path, tell: Tell) -> None:
-        """In the child: the program, to its exit code."""
+        """Run the program in the child, to its exit code."""
         waiting = list(blows)
 
         def passed(here: str, times: int) -> None:

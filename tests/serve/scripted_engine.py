@@ -79,7 +79,7 @@ def program(module: str, *words: str, **more: Any) -> subprocess.Popen[str]:
 
 
 def port_of(process: subprocess.Popen[str]) -> int:
-    """Once it listens. Fails with what it said instead."""
+    """Return its port once it listens. Fails with its output instead."""
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("listening on "), (line, process.wait(GUARD_S))

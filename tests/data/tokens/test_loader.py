@@ -307,7 +307,7 @@ def test_what_making_raises_is_raised_where_it_is_taken():
 
 
 def test_what_was_waited_for_is_told(monkeypatch):
-    """By a clock that goes on by five seconds while the second is made, which begins when it is asked for."""
+    """Use a clock that advances five seconds while the second batch is made, which starts when it is requested."""
     clock, asked, gate = [100.0], [], threading.Event()
 
     def now():

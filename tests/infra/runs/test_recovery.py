@@ -103,7 +103,7 @@ def test_a_replica_is_replaced_where_a_run_is_resumed(seen, run, replica):
 @settings(deadline=None)
 @given(st.sampled_from((RUN, REPLICA, POD)), st.lists(st.floats(0, 3e4), max_size=60))
 def test_nothing_is_begun_again_more_often_than_its_budget_or_sooner_than_its_backoff(spec, failures_after_s):
-    """Whatever fails, and whenever: each beginning comes after its wait, and a full window admits no other one."""
+    """Fail at any time: each start comes after its wait, and a full window admits no other one."""
     now, begun = 0.0, list[float]()
     for after_s in failures_after_s:
         now += after_s

@@ -1,4 +1,4 @@
-"""From what a service file says to a folder that an engine loads: every kind of place, and every kind of trouble."""
+"""The path from a service file to a folder that an engine loads: every kind of place, and every kind of trouble."""
 
 import hashlib
 import json

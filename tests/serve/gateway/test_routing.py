@@ -1,4 +1,4 @@
-"""Who takes the next request: the pure part, under any order of events."""
+"""The choice of a replica for the next request: the pure part, under any order of events."""
 
 import asyncio
 import random

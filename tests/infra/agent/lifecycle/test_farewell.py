@@ -78,7 +78,7 @@ class Pod(World):
 
     @property
     def said(self) -> str:
-        """By its guards."""
+        """Return the log of its guards."""
         path = self.pod.log("guard")
         return path.read_text() if path.exists() else ""
 
