@@ -75,7 +75,7 @@ class Result:
     bits_per_byte: float
     tokens_per_cpu_s: float
     error: float  # relative squared error of the matrices' rounding, their mean; 0 where nothing is rounded
-    errors: tuple[float, ...]  # by layer
+    errors: tuple[float, ...]  # one value for each layer
 
 
 @dataclass

@@ -98,7 +98,7 @@ class Arm:
 
     name: str
     port: int
-    pid: int | None = None  # of the proxy; None = there is none
+    pid: int | None = None  # pid of the proxy; None = there is none
     latency_s: dict[float, list[float]] = field(default_factory=lambda: {one: [] for one in PAUSES_S})
     """Median latencies of the rounds, by the pause before each request."""
     first_s: dict[float, list[float]] = field(default_factory=lambda: {one: [] for one in PAUSES_S})

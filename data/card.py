@@ -101,7 +101,7 @@ def _of_tokens(folder: Path) -> CardFacts | None:
     manifest = read_token_manifest(folder)
     shards = manifest["shards"]
     if not all(one["name"].endswith(SUFFIX) for one in shards):
-        return None  # of an older version, which nobody but us reads
+        return None  # the card of an older version, which nobody but us reads
     told = CardFacts(title="Tokens")
     for part in ("train", "val"):
         add_tokens(told, part, [one for one in shards if one["name"].startswith(part)], f"{part}-*{SUFFIX}")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from store.backends.hub import Repository
 
 ADDRESS = re.compile(r"hf://(?:datasets/)?(?P<name>[\w.-]+/[\w.-]+)")
-ROWS = 1000  # of a row group of token shards
+ROWS = 1000  # rows of a row group of token shards
 
 
 @dataclass(frozen=True, kw_only=True)

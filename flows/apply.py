@@ -38,7 +38,7 @@ class Change:
 
     step: PodAction
     provider: str
-    micro_usd_per_hour: int  # of an offer, for a pod that is to be made
+    micro_usd_per_hour: int  # price of an offer, for a pod that is to be made
     about: str
 
 

@@ -73,7 +73,7 @@ def reward_text(word: str, settings: Settings) -> str:
 
 def of_job(job: Mapping[str, Any], provider: str, settings: Settings) -> list[dict[str, str]]:
     """Return the extensions that a job runs, and the one that its machine comes from, for its receipt."""
-    kinds: dict[str, str] = {}  # by text
+    kinds: dict[str, str] = {}  # kind of each text
     for step in job.get("steps", ()):
         config = step.get("config", {})
         kind = "phase" if "keeping" in config else "source"

@@ -118,7 +118,7 @@ def plan_for(
         refuse_what_is_only_here(plan.job.steps)
     if plan.job:
         _check_writable(settings.store)
-    if plan.job and settings.rehearsal:  # its GPUs are make-believe
+    if plan.job and settings.rehearsal:  # the GPUs of a rehearsal are make-believe
         plan = replace(plan, job=replace(plan.job, num_gpus=0, clock_scale=settings.clock_scale))
     if plan.job:
         tracked = trackers.asked(work.spec.track, settings)

@@ -46,7 +46,7 @@ def make(
     scale = settings.clock_scale if settings.rehearsal else 1.0
     try:
         return street.hold(request, limits, offers, registry.vendors(settings), journal, tell, terms, scale)
-    finally:  # its row says it from now on
+    finally:  # the row keeps it from now on
         shares.hand_back(paid_from, request.run, journal)
 
 

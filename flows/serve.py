@@ -140,7 +140,7 @@ def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Sett
         train_env.interpreter(ROOT, settings.environments, tell, service_file.ROUTER_GROUP)
     is_kept = controller_process.is_kept(name, journal)
     if found.old and port == 0 and not is_kept:
-        port = free_port(())  # its own one may be somebody else's by now
+        port = free_port(())  # its own port may be in use by now
     return revision.after(found.old, version, spec.mode, spec.host, port, name, found.row, is_kept)
 
 

@@ -30,7 +30,7 @@ from infra.settings import Settings
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 WAIT_S = {"local": 1.0}  # between two looks at what is in the way; elsewhere a connection is made
 WAIT_ELSEWHERE_S = 5.0
-BUDGET = "budget"  # what those stand in line for that wait for money
+BUDGET = "budget"  # the line of launches that wait for money
 
 
 def amount_of(flag: str, said: str) -> int:
@@ -69,7 +69,7 @@ def pay_from(
         return ""
     name, amount = read_budget(said)
     budget = open_as(journal, name, amount, settings) if amount is not None else budgets.find(journal, name)
-    if budget is not None:  # what its earlier pods have cost is part of what is reserved for a run
+    if budget is not None:  # the cost of earlier pods is part of what is reserved for a run
         own = budgets.state(journal, name, settings.clock_scale).runs.get(run)
         most += own.most if own else 0
     if not waits or budget is None or most > budget.amount:
@@ -93,7 +93,7 @@ def pay_from(
                 tell(f"{run} waits for {why}; Ctrl-C leaves the line")
             time.sleep(WAIT_ELSEWHERE_S)
             live = [op.token for op in journal.ops(live=True) if op.budget_name == name]
-            settle_rows(journal, settings, tell, live)  # what is over is to free what it has not spent
+            settle_rows(journal, settings, tell, live)  # so that runs that are over free what they have not spent
     finally:
         turns.leave(journal, turn)
 

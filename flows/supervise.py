@@ -98,9 +98,9 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
             continue
         was_kept = lease_name(op.run) in left
         if op.stays and not op.target:
-            continue  # what is idle is held by its guard
+            continue  # an idle pod is held by its guard
         if op.vendor == Local.name and not (was_kept and _is_dead(op, settings)):
-            continue  # what is here keeps itself, as long as its machine runs
+            continue  # a run on this machine keeps itself, as long as the machine runs
         is_at_work = op.state in (READY, LOST)
         ended_s = time.time() - (op.ended_at or 0)
         if not (is_at_work or was_kept and (op.is_live or ended_s < RECENT_S)):
@@ -333,7 +333,7 @@ class Supervisor:
                         return
             op = journal.ops(run=run)[-1]
             if pods.is_over(op) and op.is_live:
-                return  # whoever ends it is at it
+                return  # another process ends it
             with self.concluding:
                 only = [one.token for one in pods.nodes_of(op, journal)]
                 follow.conclude(op, str(verdict["state"]), journal, settings, tell, only)

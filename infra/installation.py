@@ -33,7 +33,7 @@ class JournalClaim:
     file: Path
     id: str
     machine: MachineIdentity
-    journal: str  # its path; "" = written by a Slipway that remembered neither
+    journal: str  # path of the journal; "" = written by a Slipway that remembered neither
 
     @property
     def where(self) -> str:

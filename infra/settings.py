@@ -26,16 +26,16 @@ POOLS = "ssh_node_pools.yaml"
 CLUSTERS = "slurm_clusters.yaml"
 NAMED_SOURCES = ("pydocs", "fineweb")
 WEIGHTED = re.compile(r"[^,]+=[\d.]+(,[^,]+=[\d.]+)+")  # sources with weights, which are mixed
-MARKET = "market"  # as a provider: every vendor whose key is set
-SLURM, SKYPILOT = "slurm", "skypilot"  # as providers: engines, which recover their runs by themselves
+MARKET = "market"  # provider name for every vendor whose key is set
+SLURM, SKYPILOT = "slurm", "skypilot"  # provider names for engines, which recover their runs by themselves
 ENGINES = (SLURM, SKYPILOT)
-HELD = "held"  # as a provider: rented pods that stay, each as a machine that several runs share
+HELD = "held"  # provider name for rented pods that stay, each as a machine that several runs share
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
 # Providers whose pods are in no ledger of ours: one's own machines cost nothing, and SkyPilot pays and ends its own.
 OWN_MACHINES = ("local", "ssh", SLURM, SKYPILOT)
 
 
-SHELL_ONLY = {  # what others read straight from their environment
+SHELL_ONLY = {  # variables that others read straight from their environment
     "HF_ENDPOINT": "Hugging Face: another hub",
     "AWS_ENDPOINT_URL": "S3: another service than AWS",
     "AWS_REGION": "S3: where the bucket is",

@@ -11,8 +11,8 @@ from infra.errors import UsageError
 MOST_BYTES = 256 << 10
 MOST_DEPTH = 16
 MOST_ALIASES = 64
-MOST_DIGITS = 40  # of a number, with all that belongs to it
-MOST_NODES = 20_000  # of a document, what its aliases stand for counted each time
+MOST_DIGITS = 40  # digits of a number, with all that belongs to it
+MOST_NODES = 20_000  # nodes of a document, those behind aliases counted each time
 
 Place = tuple[str | int, ...]  # keys and positions, from the top of a document
 

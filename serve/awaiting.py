@@ -13,8 +13,8 @@ from serve.policy.service_state import Member, ServiceRecord, WantedService
 from serve.replicas.replica_pod import ENVIRONMENT
 from serve.service import Service
 
-SLACK_S = 120.0  # for what a launch does before and after, on a machine that is busy
-TELL_EVERY_S = 30.0  # of a phase that lasts
+SLACK_S = 120.0  # time for what a launch does before and after, on a machine that is busy
+TELL_EVERY_S = 30.0  # interval between reports of a phase that lasts
 
 
 def await_ready(

@@ -49,11 +49,11 @@ from serve.replicas.replicas import Replicas, passes
 from serve.service import ROUTER, ROUTER_GROUP, Service
 from store import StoreError
 
-FREED_S = 10.0  # until the port of a controller that was killed is free: its threads end one by one
+FREED_S = 10.0  # time for the port of a killed controller to be free: its threads end one by one
 POLL_S = 0.25  # at what is wanted
-MEAN_S = 60.0  # of what waits
-STORE_S = 10.0  # for a lease to be written
-LEAVE_S = 2.0  # for requests that are under way when a controller is told to leave
+MEAN_S = 60.0  # period for the mean of waiting requests
+STORE_S = 10.0  # time for a lease to be written
+LEAVE_S = 2.0  # time for requests in progress when a controller is told to leave
 
 
 class Controller:
@@ -80,7 +80,7 @@ class Controller:
         self.counted = (-1, -1)
         self.is_leaving = False
         self.held_at = -leases.RENEW_S
-        self.want = ""  # of this machine, that cut off the last turn
+        self.want = ""  # shortage on this machine that cut off the last turn
         self.gateway = GatewayClient(self.places, self._first_order(), say)
         self.replicas = Replicas(name, self.wanted, journal, self.landing, self.gateway, self._tell_gateway, say)
 
@@ -359,7 +359,7 @@ def limits_of(service: Service) -> GatewayLimits:
 async def keep(name: str) -> None:
     logging.getLogger("infra.transport.port_forward").setLevel(
         logging.ERROR
-    )  # that nobody answers behind a port is told by probes
+    )  # a port behind which nobody answers is noticed by probes
     settings = Settings.load(ROOT)
     with Journal.open(settings.state_file) as journal:
         # Until this process is gone: whoever waits for the lease waits for the end of the process.

@@ -109,13 +109,13 @@ class FakeEngine:
         if path in ("/v1/chat/completions", "/v1/completions") and request.method == "POST":
             return await self._generate(request, is_chat="chat" in path)
         if path in ("/invocations", "/collective_rpc", "/tokenize", "/pause"):
-            return web.json_response({"reached": path})  # what nobody from outside may reach
+            return web.json_response({"reached": path})  # a path that nobody from outside may reach
         return web.json_response({"detail": "Not Found"}, status=404)
 
     async def _generate(self, request: web.BaseRequest, is_chat: bool) -> web.StreamResponse:
         script = self.script
         self.seen["requests"] += 1
-        body = await request.content.read()  # of any size
+        body = await request.content.read()  # body of any size
         try:
             ask = msgspec.json.decode(body)
             model, tokens = ask.get("model", script.model), ask.get("max_completion_tokens") or ask.get("max_tokens")
@@ -312,7 +312,7 @@ async def serve(script: FakeScript, port: int, worker_file: Path | None) -> None
         assert worker_file is not None
         command = (sys.executable, "-c", WORKER, str(worker_file))
         await (await asyncio.create_subprocess_exec(*command)).wait()
-    print("Loading weights took 0.00 seconds", file=sys.stderr, flush=True)  # as vLLM tells how far it is
+    print("Loading weights took 0.00 seconds", file=sys.stderr, flush=True)  # vLLM's line about its progress
     await asyncio.sleep(script.start_s)
     if script.crash is not None:
         print("EngineCore failed to start.", file=sys.stderr, flush=True)
@@ -330,10 +330,10 @@ async def serve(script: FakeScript, port: int, worker_file: Path | None) -> None
     until = time.monotonic() + engine.script.shutdown_s
     while engine.seen["running"] and time.monotonic() < until:
         await asyncio.sleep(0.02)
-    engine.is_dead = True  # what still runs ends with an error at its next token
+    engine.is_dead = True  # running requests end with an error at their next token
     while engine.seen["running"] and time.monotonic() < until + 1:
         await asyncio.sleep(0.02)
-    os._exit(0)  # as vLLM's front process ends: without waiting for its connections
+    os._exit(0)  # like vLLM's front process, which does not wait for its connections
 
 
 def read_script(text: str) -> FakeScript:

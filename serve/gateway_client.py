@@ -29,8 +29,8 @@ from serve.places import Places
 
 HEAR_S = 0.1  # between two reports
 CONNECT_S = 0.02  # between two calls of one that is being started
-START_S = 150.0  # for its first report: a router that it starts may take long
-REPLY_S = 30.0  # for any other: one that is silent for so long is stuck
+START_S = 150.0  # time for its first report: a router that it starts may take long
+REPLY_S = 30.0  # time for any other: one that is silent for longer is stuck
 AGAIN_S = 1.0  # before one that has ended at once is started again
 MOST_FAILURES = 3  # in a row, of one that never said a word
 
@@ -183,7 +183,7 @@ class GatewayClient:
             raise _Gone("")
         try:
             return msgspec.json.decode(line, type=GatewayReport)
-        except msgspec.DecodeError as error:  # of code that is not ours
+        except msgspec.DecodeError as error:  # sent by code that is not ours
             gateway = gateway_orders.living(self.places)
             if gateway is not None:
                 send(gateway, signal.SIGTERM)

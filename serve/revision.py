@@ -71,7 +71,7 @@ def document_of(config: str, old: WantedService | None, name: str, replicas: int
         document = dict(old.newest.document)
     else:
         path = path_of(config)
-        service_file.load(path)  # its mistakes are told by their place in it
+        service_file.load(path)  # mistakes in it are reported by their place
         document = with_full_paths(strict_yaml.read(path))
     document["name"] = name
     if replicas is not None:
@@ -167,7 +167,7 @@ def is_in_blocks(source: str) -> bool:
     try:
         return "://" not in source and model_files.load(path.parent).get("model_type") == "block_diffusion"
     except (OSError, ValueError):
-        return False  # what is wrong with it is said by whoever reads it
+        return False  # its reader reports what is wrong with it
 
 
 def is_of_1_58_bits(source: str) -> bool:

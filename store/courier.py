@@ -34,7 +34,7 @@ WAITING = "state/waiting.json"
 LOOK_S = 0.5
 BACKOFF = Backoff(first_s=1.0, longest_s=60.0)
 LAST_WAIT_S = 5.0  # between two tries when the run is over
-LEAVE_S = 0.5  # what it takes to say what was left behind
+LEAVE_S = 0.5  # time to say what was left behind
 POLL_S = 0.1
 PIECE_BYTES = 1 << 20
 KEPT = 2  # checkpoints of each folder
@@ -82,7 +82,7 @@ class Courier:
         self.tidy: set[str] = set()  # folders there of which nothing is to be removed just now
         self.waiting: list[str] = []
         self.problem = ""
-        self.is_noted = False  # by this process: another one may have left its own words
+        self.is_noted = False  # by this process: another one may have left its own note
         self.grown_at = 0.0
 
     def carry(self, last: bool = False) -> None:

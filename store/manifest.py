@@ -46,7 +46,7 @@ class Artifact:
     name: str
     fingerprint: str
     problem: str = ""  # "" = whole; else what is wrong, in words
-    about: Mapping[str, Any] = field(default_factory=dict)  # whatever its maker wrote
+    about: Mapping[str, Any] = field(default_factory=dict)  # facts that its maker wrote
     num_bytes: int = field(default=0, compare=False)
     published_at: float = field(default=0.0, compare=False)  # UTC epoch seconds
 
@@ -67,7 +67,7 @@ class FileEntry:
     path: str  # under the artifact's folder, with "/"
     size: int
     sha256: str
-    version: str = ""  # what the store itself calls this content, where it calls it something
+    version: str = ""  # the store's own version of this content, where it has one
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def choose(
     named = check(name)
     if not named.problem and named.fingerprint == fingerprint:
         return named, name
-    for one in others():  # as 8284afb wrote it, for somebody else
+    for one in others():  # 8284afb may have written it under another name
         if one != name and kind_of(one) == kind_of(name):
             found = check(one)
             if not found.problem and found.fingerprint == fingerprint:

@@ -16,7 +16,7 @@ from store import credentials
 from store.backoff import Backoff
 from store.manifest import StoreError
 
-LONGEST_WAIT_S = 60.0  # that another side may ask for before it is asked again
+LONGEST_WAIT_S = 60.0  # longest wait that another side may ask for
 SLOWEST_BYTES_PER_S = 100_000  # below that a transfer counts as stuck
 _SIGNED = re.compile(r"(?i)((?:x-amz-[a-z-]+|signature|awsaccesskeyid|token|expires)=)[^&\s'\"]+")
 _BEARER = re.compile(r"(?i)(bearer )\S+")

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_AT = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)  # of what msgspec says
+_AT = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)  # the form of msgspec's messages
 
 
 class Misfit(ValueError):
@@ -48,7 +48,7 @@ def convert(kind: type[T], raw: Any) -> T:
 
     try:
         return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:  # what the record's own checks say among them
+    except msgspec.ValidationError as error:  # messages of the record's own checks among them
         found = _AT.fullmatch(str(error))
         raise Misfit([found["place"]] if found else [], found["what"] if found else str(error)) from None
 

@@ -16,17 +16,17 @@ import torch
 from trainer.config import PhaseConfig
 from trainer.errors import Refused
 
-M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD = -4, -1, -2  # as glibc's malloc.h numbers them
+M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD = -4, -1, -2  # numbers of glibc's malloc.h
 GROWTH_BYTES = 64 << 20
 MALLOC_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_")
-LOOK_S = 30.0  # for nvidia-smi, which is slow where the driver is in trouble
+LOOK_S = 30.0  # time for nvidia-smi, which is slow where the driver is in trouble
 VISIBLE, WORKSPACE = "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG"
 
 
 @dataclass(frozen=True)
 class Machine:
     device: torch.device
-    fast: torch.dtype  # of activations
+    fast: torch.dtype  # dtype of activations
     threads: int
 
     @property
@@ -113,7 +113,7 @@ def prepare(deterministic: bool = False) -> Machine:
     torch.set_num_threads(machine.threads)
     if machine.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32: what is float32 may be multiplied with 10 bits, 8 x as fast
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # as torchrun numbers the processes of a machine
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # torchrun's number of the process on its machine
         if deterministic:
             os.environ.setdefault(WORKSPACE, ":4096:8")  # else cuBLAS may take another way each time
             torch.use_deterministic_algorithms(True)

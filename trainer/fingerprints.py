@@ -253,9 +253,9 @@ def _said(node: Any, names: Mapping[str, str]) -> str:
         return ""
     if isinstance(node, ast.AST):
         if isinstance(node, ast.Attribute) and _dotted(node.value) in names and not names[_dotted(node.value)]:
-            return f"Name({node.attr!r})"  # of a module of ours, whichever it is
+            return f"Name({node.attr!r})"  # the name of any module of ours
         if isinstance(node, ast.Name):
-            return f"Name({(names.get(node.id) or node.id)!r})"  # by the name that it has where it is defined
+            return f"Name({(names.get(node.id) or node.id)!r})"  # the name that it has where it is defined
         parts = [f"{name}={said}" for name, said in _fields(node, names) if said]
         if isinstance(node, ast.If) and not any(part.startswith("body=") for part in parts):
             return ""  # it held imports only

@@ -52,18 +52,18 @@ class Training:
     config: PhaseConfig
     source: Source
     checkpoints: Checkpoints
-    facts: Mapping[str, Any]  # for the manifest: run, phase, tokenizer_sha256, vocab
-    folder: Path  # of metrics.jsonl
+    facts: Mapping[str, Any]  # facts for the manifest: run, phase, tokenizer_sha256, vocab
+    folder: Path  # folder of metrics.jsonl
     ranks: Ranks = Ranks()
-    cut: Cut = WHOLE  # of the model
+    cut: Cut = WHOLE  # cut of the model
     objective: Objective = field(default_factory=CrossEntropy)
-    peak: Peak | None = None  # of one device, where it is known
-    sample: Callable[[], list[dict[str, str]]] | None = None  # what the model says, asked a few times of the first
-    step: int = 0  # how many are done
+    peak: Peak | None = None  # peak of one device, where it is known
+    sample: Callable[[], list[dict[str, str]]] | None = None  # asks the model a few questions, on the first process
+    step: int = 0  # number of steps done
     skipped: int = 0  # non-finite steps in a row
     failed_saves: int = 0  # in a row
     rolled_back: bool = False
-    figures: dict[str, float] = field(default_factory=dict)  # of the last step
+    figures: dict[str, float] = field(default_factory=dict)  # figures of the last step
 
     def run(self) -> Checkpoint | None:
         """Train to the end, from the newest checkpoint when there is one; the last step's checkpoint, read back.

@@ -12,15 +12,15 @@ from typing import Any, TypedDict
 from trainer.config import PhaseConfig
 
 SLICE_TOKENS = {"cpu": 512, "cuda": 4096}  # whose logits exist at one time: trainer.model.losses
-SIZES = tuple(gb << 30 for gb in (16, 24, 32, 40, 48, 80, 96, 141, 180, 192, 288))  # of GPUs that are let
-SPARE = 0.85  # of a GPU's memory, for what is tried after one was full: the estimate was too low then
-USABLE = 0.92  # of a GPU's memory; the rest goes to fragments
+SIZES = tuple(gb << 30 for gb in (16, 24, 32, 40, 48, 80, 96, 141, 180, 192, 288))  # memory of GPUs that can be rented
+SPARE = 0.85  # share of a GPU's memory to use after one was full: the estimate was too low then
+USABLE = 0.92  # share of a GPU's memory; the rest goes to fragments
 SQUARES = 1 << 24  # scores of all heads and rows at most, where a CPU makes them in parts: trainer.model.attention
 FRAMEWORK_BYTES = {
     "cpu": 320 << 20,
     "cuda": 1 << 30,
 }  # PyTorch itself, its kernels' code and workspaces, what threads keep
-TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # what several processes need to exchange anything: NCCL's buffers
+TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # buffers of several processes for communication, such as NCCL's
 MUON_AT_ONCE = 1 << 26  # numbers that a GPU orthogonalises at a time: trainer.optim
 
 
@@ -65,7 +65,7 @@ class Fit:
     config: PhaseConfig
     memory: Memory
     fits: bool  # False = not even one row with recomputation, which `memory` is of
-    parallel: str = "ddp"  # how the model is spread over the GPUs
+    parallel: str = "ddp"  # layout of the model over the GPUs
     gpus: int = 1
 
     @property
@@ -90,9 +90,9 @@ def estimate(
     head = model.vocab_size * d
 
     # Two norms with what goes in and comes out; q, k, v and the answer; gate, up, silu(gate) and their product.
-    inner = 4 if model.mlp == "swiglu" else 3  # of relu2: up, relu(up) and its square
+    inner = 4 if model.mlp == "swiglu" else 3  # relu2 has up, relu(up) and its square
     block = 4 * d + (q + kv if model.qk_norm else 0) + 2 * q + 2 * kv + inner * f
-    if model.ternary:  # what each matrix multiplies is kept as it was rounded
+    if model.ternary:  # the rounded input of each matrix is kept
         block += 3 * d + q + (f if model.sub_norm else 0)
     # Attention's sums and the norms' are float32, one number per head or token.
     small = 4 * (model.num_attention_heads * (3 if model.qk_norm else 1) + 2)
@@ -125,10 +125,10 @@ def estimate(
         if is_held:  # all blocks, and their gradients
             copies += (width + 4) * in_blocks
 
-    ends_kept = model.num_params if parts == 1 else model.num_params - in_blocks  # what a frozen model has in one piece
+    ends_kept = model.num_params if parts == 1 else model.num_params - in_blocks  # a frozen model's are in one piece
     by_muon = in_blocks if config.optimizer.muon_lr else 0
     optimizer = 4 * by_muon + 8 * (model.num_params - by_muon)
-    unit = 4 * max(in_blocks // model.num_hidden_layers, model.num_params - in_blocks)  # that travels together
+    unit = 4 * max(in_blocks // model.num_hidden_layers, model.num_params - in_blocks)  # bytes that travel together
     owned = 4 * model.num_params // sharers if sharers > 1 else 0  # gradients of the rows that are changed here
     under_way = unit * (1 + 1 / sharers) if sharers > 1 else 0
     update = muon_bytes(config, device, max(parts, sharers)) + 2 * under_way

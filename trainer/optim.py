@@ -61,7 +61,7 @@ class Group:
     parameters: list[nn.Parameter]
     lr: float  # at the schedule's peak
     decay: float
-    state: dict[str, list[Tensor]]  # by what it is, in the order of the parameters
+    state: dict[str, list[Tensor]]  # tensors by name, in the order of the parameters
 
 
 class Optimizer:

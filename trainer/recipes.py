@@ -100,7 +100,7 @@ def smoke_bits() -> Profile:
     """Return smoke's size in a shape that stays whole in 1.58 bits, down to a GGUF file, and the stages up to it."""
     whole = smoke()
     model = replace(whole.phases["base"].model, intermediate_size=768, qk_norm=False)
-    steps = {"base": 144, "mid": 180, "sft": 216}  # what is left of a model in 1.58 bits needs more of them
+    steps = {"base": 144, "mid": 180, "sft": 216}  # a model in 1.58 bits needs more of them
     phases = {
         name: replace(phase, model=model, steps=steps.get(name, phase.steps)) for name, phase in whole.phases.items()
     }

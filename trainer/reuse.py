@@ -14,7 +14,7 @@ from store.manifest import kind_of
 from trainer.fingerprints import BESIDE, FIRST_CODE, Code, codes_of, differing, digest, short, version_of
 from trainer.records.fields import what_counts
 
-FILE = re.compile(rf"(?:{BESIDE})?[A-Za-z0-9_/]+\.py")  # of ours, by whoever wrote it down
+FILE = re.compile(rf"(?:{BESIDE})?[A-Za-z0-9_/]+\.py")  # name of a file of ours, whoever wrote it down
 
 Held = Mapping[tuple[str, str], Mapping[str, Any]]
 """Kind and fingerprint of everything whole in a store -> what its maker wrote about it."""
@@ -57,7 +57,7 @@ def choices(
     """
     found: dict[str, Choice] = {}
     codes = codes_of(root, {node.entry for name, node in nodes.items() if name not in given})
-    plain, first = dict(given), dict(given)  # where nothing was ever remade, and where 8284afb made everything
+    plain, first = dict(given), dict(given)  # fingerprints as if nothing had been remade, and as 8284afb made them
     for name, node in nodes.items():
         kind = kind_of(node.artifact)
         if name in given:

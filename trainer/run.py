@@ -45,7 +45,7 @@ from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
 from trainer.speed import equipped, kernels_in, kernels_of_node
 
-PUBLISHED = ("metrics.jsonl", "samples.jsonl")  # of a run's files, beside its checkpoint
+PUBLISHED = ("metrics.jsonl", "samples.jsonl")  # files of a run that are published beside its checkpoint
 
 
 @dataclass
@@ -59,9 +59,9 @@ class PhaseRun:
     tokenizer_folder: Path
     tokenizer: tokenizers.Tokenizer
     ranks: Ranks
-    parallel: str  # of `ddp`, `fsdp`, `hybrid`
+    parallel: str  # `ddp`, `fsdp` or `hybrid`
     before: str = ""  # role of the model that it goes on from, "" = it begins from nothing
-    cut: Cut = WHOLE  # of the model that is being trained
+    cut: Cut = WHOLE  # cut of the model that is being trained
     frozen_models: list[Decoder] = field(default_factory=list)
     metrics: Path = field(init=False)
 
@@ -302,7 +302,7 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
         )
     if config.blocks is not None:
         config = replace(config, model=with_mask(config.model, config.blocks, known))
-    acknowledged = work_folder().parent / "state" / "acknowledged.json"  # of a pod; else there is none
+    acknowledged = work_folder().parent / "state" / "acknowledged.json"  # exists on a pod only
     checkpoints = Checkpoints(checkpoint_folder(config.phase, making, keeping), keeping, acknowledged)
     config = fitted(config, ranks, machine, checkpoints.last_config() if ranks.is_first else {})
     parallel = how(config, ranks, machine)
@@ -322,7 +322,7 @@ def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
     """
     spec, _, rest = making.fingerprint.partition("-")
     version, _, inputs = rest.rpartition("-")
-    remade = version.partition(".")[2]  # what is made again goes on from nothing that other code has left
+    remade = version.partition(".")[2]  # a remade artifact goes on from nothing that other code has left
     parts = (keeping.prefix, phase, spec[:12], inputs[:12], remade)
     return work_folder() / "checkpoints" / "-".join(filter(None, parts))
 

@@ -23,7 +23,7 @@ from trainer.model.decoder import Decoder, Linear
 PAYS_AFTER_S = {"cpu": 600.0, "cuda": 240.0}
 KERNELS, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # useful work of a thread, or of a GPU: the decision must not hang on a clock
-LEAST_THREADS = 2  # as which one counts: compiling takes it twice as long, too, and longer than what that saves a phase
+LEAST_THREADS = 2  # with one thread compiling takes twice as long, too, which is more than it saves a phase
 
 
 @contextmanager

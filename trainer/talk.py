@@ -28,7 +28,7 @@ HELP = """/model [NAME]    who answers; with NAME: that one from here on, where 
 SAME = {"/?": "/help", "/new": "/reset", "/clear": "/reset", "/quit": "/exit", "/bye": "/exit"}
 COMMAND = re.compile(r"/[^/\s]+(?!\S)")  # /etc/fstab is none
 NO_SYSTEM = "-"
-MOST_LINES = 1000  # of the history that is kept
+MOST_LINES = 1000  # lines of the history that are kept
 
 
 Said = Mapping[str, Any]  # role and content
@@ -210,7 +210,7 @@ class TypedLines:
                 if not words:
                     raise EOFError
         except (EOFError, KeyboardInterrupt):
-            print(file=sys.stderr, flush=True)  # what comes next does not stand behind the prompt
+            print(file=sys.stderr, flush=True)  # later output must not stand behind the prompt
             return None
         line = words.strip()
         if line and line != self.last and self.history:

@@ -18,7 +18,7 @@ from infra.runs.lookup import find_run
 from serve import controller_client
 from ui.desk import Desk
 
-WORD_S = 60.0  # for so long an answer to the question counts
+WORD_S = 60.0  # time in which an answer to the question counts
 MOST_REPLICAS = 64
 
 
@@ -68,7 +68,7 @@ class Acts:
         try:
             question.do()
             self.desk.tell(f"{question.command}: done")
-        except Exception as error:  # whoever asked sees it among the notes
+        except Exception as error:  # the user sees it among the notes
             self.desk.tell(f"{question.command}: {error or type(error).__name__}")
 
     def _down(self, said: Mapping[str, Any]) -> ActQuestion:

@@ -17,7 +17,7 @@ from infra.records import PodView
 from infra.settings import Settings
 from store import Artifact, Store, credentials
 
-HERE_S, ELSEWHERE_S, STORE_ELSEWHERE_S = 0.7, 5.0, 300.0  # how old a look may be
+HERE_S, ELSEWHERE_S, STORE_ELSEWHERE_S = 0.7, 5.0, 300.0  # largest age of a look
 ENDED = 200  # runs that have ended, and are shown
 MOST_NOTES = 50
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import msgspec
 from trainer.reporting.jsonl_log import LINE_BYTES, MOST
 
 OVERLAP = 256  # bytes that are read again, to see that it is still the same file
-BY = ("step", "time", "tokens")  # what may lie along the bottom
+BY = ("step", "time", "tokens")  # possible horizontal axes
 NO_FIGURES = ("step", "tokens", "at")
 DIGITS = 5
 

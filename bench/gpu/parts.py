@@ -97,7 +97,7 @@ def saving(bench: Bench) -> Seen:
         make = text_of(config)
 
         def stopping(step: int, make: Callable[[int], Batch] = make) -> Batch:
-            os.kill(os.getpid(), signal.SIGTERM)  # as whoever takes a machine back does
+            os.kill(os.getpid(), signal.SIGTERM)  # like a vendor that takes a machine back
             return make(step)
 
         for source in [stopping, make] if name == "stopped" else [make]:

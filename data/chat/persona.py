@@ -18,7 +18,7 @@ from data.tokens.chat_template import text_of
 
 FILES = ("identity_conversations.jsonl", "identity_conversations.heldout.jsonl")
 VARIANTS, HELDOUT_VARIANTS = 8, 2
-HELDOUT_SHARE = 10  # of conversations by hand, one in so many
+HELDOUT_SHARE = 10  # one in this many of the conversations by hand is held out
 STOPS = ".!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964"
 """Characters that end a sentence, in any script."""
 

@@ -39,7 +39,7 @@ from store import extensions, outside
 
 STATE, SEEN = "state.json", "seen.sqlite"
 KEEP_BYTES = 64 << 20
-SILENCE_S = 3.0  # what does not move for so long is not waited for once we are to stop
+SILENCE_S = 3.0  # after a stop, anything that is silent for this long is not waited for
 MOST_WAITING = 4
 
 

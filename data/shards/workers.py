@@ -159,7 +159,7 @@ class Worker:
         theirs.close()
 
     def next(self) -> tuple[Position, Any]:
-        for _ in self.views:  # of the batch before, which nobody wanted
+        for _ in self.views:  # parts of the batch before, which nobody read
             pass
         self._give_back()
         position, made = self._receive()
@@ -290,7 +290,7 @@ class Sender:
         """Begin a new slot, which goes with this message."""
         while not self.free or self.returned.poll(0):
             heapq.heappush(self.free, int.from_bytes(self.connection.recv_bytes(), "big"))
-        self.slot = heapq.heappop(self.free)  # of the lowest memory, which is warm
+        self.slot = heapq.heappop(self.free)  # the slot of the lowest memory, which is warm
         self.at, self.end = self.slot * SLOT_BYTES, (self.slot + 1) * SLOT_BYTES
         self.said = said
         self.stored: list[Stored] = []

@@ -11,7 +11,7 @@ from data.text.long_documents import GIANT
 
 Line = bytes | bytearray
 MOST_LISTED = 20
-REPLACED = "\ufffd".encode()  # what stands where bytes were not UTF-8
+REPLACED = "\ufffd".encode()  # the replacement for bytes that were not UTF-8
 CONTROL = bytes(one for one in (*range(32), 127) if one not in b"\t\n\v\f\r\b\x1b")
 LEAST, SHARE = 4, 0.3  # of a text's letters that none has: an old encoding has fewer, packed or random bytes have half
 SHORT = 24  # letters, among random bytes, that may be plain by chance

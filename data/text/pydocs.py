@@ -45,7 +45,7 @@ def documents(packages: tuple[str, ...] = ()) -> Iterator[Document]:
     a
     package that cannot be imported.
     """
-    found: dict[str, tuple[str, str]] = {}  # by their beginning: name, document
+    found: dict[str, tuple[str, str]] = {}  # name and document, by the beginning of a docstring
     for name, head, words in sorted(
         [*_library(packages), *_topics()], key=lambda one: (one[0].count("."), len(one[0]), one)
     ):

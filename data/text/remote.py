@@ -189,7 +189,7 @@ class RemoteFile(Ranges):
     def __init__(self, url: str, headers: Mapping[str, str]):
         super().__init__()
         self.url, self.headers = url, dict(headers)
-        self._place = url  # where the last answer came from: most hubs lead to a store beside them
+        self._place = url  # origin of the last answer: most hubs redirect to a store beside them
         self.size = self._fetch(0, 1, bytearray())
 
     def _fetch(self, start: int, stop: int, into: bytearray) -> int:

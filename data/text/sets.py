@@ -29,13 +29,13 @@ OURS = {"parquet": ".parquet", "json": ".jsonl", "text": ".txt"}
 """Loaders of `datasets` whose files we read ourselves, and what those end in."""
 PLAIN = {"columns": None, "filters": None, "field": None, "sample_by": "line", "keep_linebreaks": False}
 """Options of those loaders, and the value with which our reader gives the same rows."""
-DISK_ROWS = 100_000  # of a folder of `save_to_disk`, that one process reads at a time
+DISK_ROWS = 100_000  # rows of a folder of `save_to_disk` that one process reads at a time
 COUNT_ROWS = 4096
 UNKNOWN_ROWS = 1 << 60
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 PATTERN = re.compile(r"[][*?{}:]")
 _open: dict[SetReference, "OpenedSet"] = {}
-_links: list[TemporaryDirectory[str]] = []  # for as long as this process lives
+_links: list[TemporaryDirectory[str]] = []  # kept for as long as this process lives
 
 
 def files(reference: SetReference) -> tuple[tuple[InputFile, ...], dict[str, Any]]:

@@ -25,7 +25,7 @@ from data.tokens.tokenizer import encode_flat, load
 from store import local_files
 
 BATCH = 256  # documents
-HELD_OUT_BYTES = 32 << 20  # so much held-out text is enough
+HELD_OUT_BYTES = 32 << 20  # held-out text beyond this is not needed
 ADDRESS = "https://openaipublic.blob.core.windows.net/encodings"
 Encode = Callable[[list[str]], np.ndarray]
 

@@ -135,7 +135,7 @@ class BestFit(Loader):
         self._epoch = lru_cache(maxsize=2)(self._order)
         self._group = lru_cache(maxsize=4)(self._packed)
         self._places = {0: Place()}
-        self._lock = Lock()  # of `_places`: the cursor is asked for by another thread than the one that makes batches
+        self._lock = Lock()  # lock of `_places`: the cursor is read by another thread than the one that makes batches
 
     def batch(self, step: int) -> np.ndarray:
         starts, lengths = [], []
@@ -194,7 +194,7 @@ class BestFit(Loader):
         # they come longest documents first, which is no order to learn in
         order = np.random.default_rng([self.seed, epoch, group]).permutation(len(counts))
         ends = np.cumsum(counts[order])
-        moved = begins[:-1][order] - (ends - counts[order])  # by how much the pieces of each row are
+        moved = begins[:-1][order] - (ends - counts[order])  # number of places by which the pieces of each row move
         pieces = np.arange(len(rows.sizes)) + np.repeat(moved, counts[order])
         return Packed(starts[rows.documents[pieces]], rows.sizes[pieces], np.concatenate([[0], ends]))
 

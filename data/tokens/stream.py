@@ -17,7 +17,7 @@ from data.tokens.token_file import Header, read_header
 DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 STARTS = np.dtype("<u8")
 MAPPED_BYTES = 64 << 20  # pages of the files that may count as this process's memory
-FAULT_BYTES = 64 << 10  # what the system maps where one byte was touched
+FAULT_BYTES = 64 << 10  # bytes that the system maps when one byte is touched
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0, par
         _make_all(due, tokenizer_folder, min(workers or processes, len(due), worth), processes)
     names = {task.target.name for task in tasks}
     for path in (*token_files(folder), *folder.glob(".*-[0-9]*.draft")):
-        if path.name not in names:  # of an earlier run, over more text or killed
+        if path.name not in names:  # a file of an earlier run, which had more text or was killed
             path.unlink()
     shards = [_about(task.target, tokenizer.sha256) for task in tasks]
     about: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "tokenizer_sha256": tokenizer.sha256}

@@ -33,9 +33,9 @@ from serve.policy.replica_states import State
 from serve.policy.service_state import ServiceRecord
 
 EVERY_S = 10.0
-NEAR = 0.8  # of a limit
-IDLE_S = 600.0  # by the run's clock, of all its GPUs
-IDLE_PERCENT = 5.0  # what a driver shows of a GPU on which nothing runs
+NEAR = 0.8  # share of a limit
+IDLE_S = 600.0  # by the run's clock, for all its GPUs
+IDLE_PERCENT = 5.0  # utilization that a driver shows for a GPU on which nothing runs
 ILL = tuple(one for one in State if one.value.startswith("FAILED")) + (State.NOT_READY, State.PREEMPTED)
 
 

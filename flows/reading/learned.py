@@ -43,7 +43,7 @@ from trainer.plan.estimates import PHASE_START_S, operations, shape
 
 HERE_S, ELSEWHERE_S, BUILD_S = 3.0, 15.0, 60.0  # around the steps: of pods here; on own machines; to build environments
 BUILT_S = 5.0  # an environment that took longer than this to be had was built
-LOOKED_AT = 200  # of the newest rows, when times are gathered
+LOOKED_AT = 200  # newest rows that are read when times are gathered
 
 
 # Before: what is expected.
@@ -73,12 +73,12 @@ def works_of(job: Job, target: str, machine: str, guesses: Mapping[str, float | 
 
 def _work_of(step: Step, target: str, machine: str, guess_s: float | None) -> StepWork:
     making = step.config.get("making")
-    if not making:  # of one's own: the same words are the same work
+    if not making:  # a job of one's own: the same command is the same work
         return StepWork(step=step.name, kind=f"job {target}", machine=machine, shape=step.name, guess_s=guess_s)
     kind = f"{step.words[-1]} v{VERSIONS.get(step.words[-1], 1)}"
     try:
         phase = next(iter(phases_of([step])), None)
-    except ConfigError:  # of an older Slipway, whose settings had other names
+    except ConfigError:  # the config of an older Slipway, whose settings had other names
         phase = None
     if phase is None:
         read = {role: one["fingerprint"] for role, one in sorted(making["inputs"].items())}
@@ -212,7 +212,7 @@ def came(
     if not works:  # it was begun by a Slipway that kept no forecasts, or by a keeper
         request = Request(**json.loads(op.request)) if op.request else Request(run=op.run, provider=op.vendor)
         machine = machine_of(request, settings, vendor)
-        is_found = True if vendor.is_here or settings.rehearsal else None  # what it was shows below
+        is_found = True if vendor.is_here or settings.rehearsal else None  # whether it was there shows below
         found = [*works_of(job, op.target, machine, {}), around(machine, settings, vendor, is_found)]
         works = {one.step: one for one in found}
     if not (vendor.is_here or settings.rehearsal) and (seen := _gpus_of(progress, job)):
@@ -247,7 +247,7 @@ def _time_of(
 ) -> StepTime:  # fmt: skip
     """Return the time of a step that is done. `length`: how many steps of training it has, where it trains."""
     marks = tuple((float(at_s), min(1.0, share)) for at_s, share in step.get("marks") or ())
-    went_on = bool(marks and type(length) is int and marks[0][1] * length > 1.5)  # from a checkpoint
+    went_on = bool(marks and type(length) is int and marks[0][1] * length > 1.5)  # resumed from a checkpoint
     return StepTime(
         work=work,
         at=step["ended_at"],

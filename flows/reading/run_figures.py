@@ -43,7 +43,7 @@ def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
         making = makings.get(phase)
         return of_artifact(settings.store, making["name"], making["fingerprint"], file) if making else None
 
-    if credentials.kind(settings.store) == "":  # of a store elsewhere a whole model would be fetched
+    if credentials.kind(settings.store) == "":  # from a store elsewhere a whole model would be downloaded
         yield artifact
     if op.store:
         with _told(op, f"its store {op.store}", tell):

@@ -21,7 +21,7 @@ from serve.policy import replica_states, service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import Member, ServiceRecord
 
-RECENT_S = 300.0  # what metrics are taken from
+RECENT_S = 300.0  # period from which metrics are taken
 TAIL_BYTES = 8 << 20
 SOON_S = 14 * 86_400.0  # before a certificate ends
 SHOWN_FAILURES = 5

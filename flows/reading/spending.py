@@ -14,7 +14,7 @@ from infra.providers import Market, offers
 from infra.settings import Settings
 
 ASK_S = 60.0
-LATE_S = 48 * 3600  # for so long after its end a vendor may still correct a bill
+LATE_S = 48 * 3600  # time after a pod's end in which a vendor may still correct a bill
 DAY_S = 86400
 
 

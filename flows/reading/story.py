@@ -33,8 +33,8 @@ from trainer.records.phase_registry import PHASES
 from trainer.reporting.jsonl_log import FIGURES, SAID, parse
 from trainer.reporting.run_report import PhaseStory, Story
 
-FOREGROUND = "foreground"  # what `inv train` does here, which is no run of its own
-HERE = ROOT / "var" / "work" / "runs"  # where that is
+FOREGROUND = "foreground"  # the name for `inv train`, which is no run of its own
+HERE = ROOT / "var" / "work" / "runs"  # its folder
 
 
 def story_of(word: str, journal: Journal, settings: Settings, tell: Say) -> Story:

@@ -30,7 +30,7 @@ from store import local_files, outside
 
 LEASE = "sweep:"
 COMMAND = "command.json"
-STOP_S = 60.0  # for a sweep that was told to leave
+STOP_S = 60.0  # for a sweep that was told to stop
 POLL_S = 0.1
 RECENT_S = 900.0  # since it wrote anything, where nothing of it lives: nobody rents for a sweep of last week
 
@@ -67,7 +67,7 @@ def at_work(command: SweepCommand, journal: Journal, settings: Settings) -> Iter
     command.write(kept.folder_of(command.name, settings))
     try:
         yield
-    finally:  # whoever leaves by itself has said how to go on
+    finally:  # a sweep that stops by itself has said how to resume it
         journal.release(lease)
 
 

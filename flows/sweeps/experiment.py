@@ -16,7 +16,7 @@ from infra.errors import UsageError
 from infra.names import check_name
 from infra.runs.pod_set import PodEntry
 
-PodSpec = PodEntry  # as GRAIL calls it
+PodSpec = PodEntry  # the name that GRAIL uses
 DATASETS = ("gsm8k", "math", "mbpp")
 RANK = Ranking(by="reward", mode="max")
 GROUP, MAX_NEW, ROW = 16, 2048, 3072  # answers to a prompt, tokens of an answer, and of an answer with its prompt

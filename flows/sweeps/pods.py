@@ -312,7 +312,7 @@ def share_costs(
 def make(wanted: SweepPods, name: str, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Rent a pod of a sweep under its share of what all may cost. Raises what renting raises."""
     limit = wanted.limit
-    if limit is not None:  # what earlier pods have cost counts
+    if limit is not None:  # the cost of earlier pods counts
         free = budgets.state(journal, limit.budget, settings.clock_scale).free
         limit = replace(limit, share=min(limit.share, free))
         if limit.share <= 0:

@@ -31,7 +31,7 @@ KEYS = {
     "against": "the arm that all others are compared with (default: the best)",
     "spend_limit": "rented: US dollars for all runs together",
 }  # fmt: skip
-ENV = "env"  # of a run, beside its flags: variables of its job
+ENV = "env"  # variables of a run's job, beside its flags
 
 
 def load(path: Path) -> SweepSpec:

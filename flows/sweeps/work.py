@@ -45,7 +45,7 @@ LOOK_S = {"local": 1.0}  # between two looks at the figures of a trial at work; 
 LOOK_ELSEWHERE_S = 15.0
 SETTLE_EVERY_S = 5.0
 MOST_BEGUN = 5  # times that a launch which died is begun again
-REST_S = 300.0  # of the vendor's clock, for a pod's place in the sweep for which there was no machine
+REST_S = 300.0  # by the vendor's clock, for a pod's place in the sweep for which there was no machine
 
 
 @dataclass
@@ -236,7 +236,7 @@ class SweepWork:
         if self.planned.budget:
             if any(op.is_live for op in self.journal.ops(run=run)):  # it is joined, with the limit that it has
                 spec = replace(spec, spend_limit="")
-            elif spec.spend_limit and one.most_micro_usd:  # what it has cost before is part of what it may cost
+            elif spec.spend_limit and one.most_micro_usd:  # earlier cost is part of what it may cost
                 spec = replace(spec, spend_limit=dollars(one.most_micro_usd - self._cost(run)))
             paid += ["--budget", self.planned.budget]
         words = ["launch", "--provider", self.settings.provider, *on, *as_typed(spec), *paid]

@@ -20,7 +20,7 @@ import zlib
 
 MEMORY = "pushed.json"  # in the pod's state folder
 INCOMING = "state/incoming"  # in the pod's folder: large files that come ahead, whole or not
-STALE_S = 86400.0  # of one that nobody went on with
+STALE_S = 86400.0  # age of an abandoned push
 REFUSED = 3  # exit code
 CHUNK = 1 << 16
 FRESH_NS = 100_000_000  # written so shortly before it was looked at, a file may change again without a sign
@@ -40,7 +40,7 @@ class ReceivingFolder:
         if os.path.islink(self.target):
             raise PushRefused(f"{self.target} is a link; nothing is pushed through it")
         self.files: dict = {}
-        self.open: dict = {}  # by folder: no link stands in its way
+        self.open: dict = {}  # descriptors by folder: no link stands in the way
         if os.path.exists(self.memory):
             try:
                 with open(self.memory, encoding="ascii") as file:

@@ -164,7 +164,7 @@ def _run(words: List[str], environ: Dict[str, str], folder: Path) -> Tuple[int, 
     if process.poll() is None and told:  # it came between the two
         _signal(process.pid, told[-1])
     code = process.wait()
-    while told and _signal(process.pid, 0):  # what bash had begun may still be saving its work
+    while told and _signal(process.pid, 0):  # children of bash may still be saving their work
         time.sleep(POLL_S)
     return (128 - code if code < 0 else code), bool(told)
 
@@ -189,7 +189,7 @@ def _verdict(code: int, script: Script, counted: Path) -> int:
         counted.write_text(str(tried + 1), encoding="utf-8")
         print(f"exit code {code}: restart {tried + 1} of {script.restarts} (max_restarts_on_errors)", flush=True)
         return RESUME_ME
-    with contextlib.suppress(FileNotFoundError):  # whoever resumes it means it
+    with contextlib.suppress(FileNotFoundError):  # a resume is meant to start anew
         counted.unlink()
     return code
 

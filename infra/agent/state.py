@@ -22,7 +22,7 @@ from infra.agent.shortage import patient
 
 CODE = Path(__file__).resolve().parents[2]
 NODE_LOST = "lost"  # state of a verdict: another node is silent for good; on machines that answer the run can go on
-LEFT = "left"  # how work ends that an engine begins anew by itself, here or elsewhere: there is no verdict then
+LEFT = "left"  # the end of work that an engine restarts by itself, here or elsewhere: there is no verdict then
 ENGINE = "SLIPWAY_ENGINE"  # the engine that does so: "slurm"; not set where there is none
 UNCARRIED = "not in the store yet"  # in a verdict's reason: something that was made is only on its pod
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from infra import installation
 
-HERE = "here"  # as the name of a control host: none, commands run where they are typed
+HERE = "here"  # as the name of a control host: none, commands run on this machine
 BOOT_LINE = "# Slipway's control host"
 
 

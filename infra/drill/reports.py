@@ -22,7 +22,7 @@ class DrillReport:
     at: int
     is_rehearsed: bool
     findings: tuple[ClauseResult, ...]
-    counted_micro_usd: int  # by our ledger, of all its machines
+    counted_micro_usd: int  # cost of all its machines by our ledger
     recording: str = ""  # the name of the file with requests and answers, beside this one
 
     def of(self, state: str) -> list[str]:

@@ -17,7 +17,7 @@ from infra.providers.json_api import Exchange, JsonApi
 from infra.records import Account, Offer, Pod, Request
 from infra.transport.protocol import Result, Transport
 
-CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # how the paths end by which vendors rent
+CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # ends of the paths with which vendors rent
 
 
 @dataclass(frozen=True)

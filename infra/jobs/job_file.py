@@ -19,12 +19,12 @@ from infra.jobs.schema import Resources, Storage, TaskFile
 from infra.strict_yaml import YamlDocument
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-RESERVED = ("SLIPWAY_", "SKYPILOT_")  # what tells a task who and where it is
+RESERVED = ("SLIPWAY_", "SKYPILOT_")  # prefixes of variables that tell a task who and where it is
 MODES = ("MOUNT", "COPY", "MOUNT_CACHED")
 STORES = ("s3", "gcs", "azure", "r2", "ibm", "oci", "nebius", "coreweave", "vastdata", "hf", "volume")
 MOST_NODES = 1000
 MOST_NAME = 60
-FLAGS = {  # of launch, and what says the same in a job file
+FLAGS = {  # flags of launch, with the keys of a job file that mean the same
     "gpu": "resources.accelerators", "num-gpus": "resources.accelerators", "nodes": "num_nodes",
     "use-spot": "resources.use_spot", "cpus": "resources.cpus", "memory": "resources.memory",
     "disk-size": "resources.disk_size", "max-price": "resources.max_hourly_cost", "run-name": "name", "cmd": "run",

@@ -13,8 +13,8 @@ from typing import Any
 from infra.ledger.timings import RunTimes
 from infra.market.expected import AROUND, CROWDED, SAME, StepTime, left, total, words
 
-EARLY = 0.1  # of a run: when what is left of it is asked for
-REPEATED, ANEW = 0.25, 0.15  # what is wanted of the medians: of whatever ran before; of all at a tenth
+EARLY = 0.1  # share of a run after which the rest is forecast again
+REPEATED, ANEW = 0.25, 0.15  # targets for the medians: of runs whose steps ran before; of all at a tenth
 
 
 @dataclass(frozen=True, kw_only=True)

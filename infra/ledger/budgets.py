@@ -22,7 +22,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Fenced, Journal, Op, keeper_lease
 from infra.money import in_usd
 
-RECENT_S = 900.0  # for so long after its pod was gone, a run whose keeper died may be taken up by another one
+RECENT_S = 900.0  # time after its pod was gone in which a run whose keeper died may be taken up by another one
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def open_budget(
         raise UsageError(f"{name}: a limit of {in_usd(amount)} pays for nothing; give more: --spend-limit")
     with journal.writing():
         now = find(journal, name)
-        is_wanted = now is not None and now.amount == amount  # by whoever was first of two that want the same
+        is_wanted = now is not None and now.amount == amount  # another process wanted the same and was first
         if not is_wanted and (now and now.epoch) != (before and before.epoch):
             raise Fenced(f"{name}: another command changed its limit meanwhile; run that again")
         if now is None:

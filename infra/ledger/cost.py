@@ -35,9 +35,9 @@ class PodCost:
     micro_usd_per_hour: int
     began_at: int
     ended_at: int | None  # None = it is not proven gone
-    elapsed_s: float  # by its own clock
+    elapsed_s: float  # seconds by its own clock
     quoted_micro_usd: int  # rate x time, what its vendor bills whole once it is begun counted whole
-    billed_micro_usd: int | None  # as the vendor said; None = it did not, or cannot say it of that month alone
+    billed_micro_usd: int | None  # bill of the vendor; None = it told none, or cannot tell that of the month alone
     billed_at: int | None  # when it said so
 
     @property
@@ -152,7 +152,7 @@ class Estimate:
     num_gpus: int
     hours: tuple[float, float, float]
     prices: tuple[int, int, int] | None
-    offers: int  # that the prices come from; 0 = the price was given
+    offers: int  # number of offers behind the prices; 0 = the price was given
 
     @property
     def micro_usd(self) -> tuple[int, int, int] | None:

@@ -15,7 +15,7 @@ from infra.ledger.life_cycle import BOOTING, TERMINATING
 from infra.ledger.reconcile import Action, Clock, Look
 from infra.providers import Market, Provider, market
 
-PATIENCE_S = 180.0  # of the vendor's clock, for it to let go of a machine
+PATIENCE_S = 180.0  # by the vendor's clock, for it to let go of a machine
 LEAST_PATIENCE_S = 30.0
 POLL_S = 5.0  # likewise, between two looks
 LEAST_POLL_S = 0.2
@@ -29,7 +29,7 @@ class Reaped:
     actions: tuple[Action, ...]
     due: tuple[tuple[Op, str], ...]  # rows whose end was asked for, and why
     findings: tuple[audit.Finding, ...]
-    problems: tuple[str, ...]  # of the last look
+    problems: tuple[str, ...]  # problems of the last look
 
 
 def due(row: Op, busy: frozenset[str], now: spend.Now, clock_scale: float = 1.0) -> tuple[str, str]:

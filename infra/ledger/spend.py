@@ -20,7 +20,7 @@ from infra.providers import TIMER_GRAIN_S
 from infra.units import duration
 
 VENDOR_LATE_S = 300.0  # vendors look at their timers now and then
-GRAIN_S = {"shadeform": 60}  # what is begun is billed; elsewhere a second
+GRAIN_S = {"shadeform": 60}  # billing unit, charged when it starts; elsewhere a second
 Now = float | Clocks  # a float: by the wall's clock alone
 
 

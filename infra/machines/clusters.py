@@ -55,7 +55,7 @@ class Queue:
     account: str = ""
     qos: str = ""
     time_s: float | None = None
-    micro_usd_per_hour: int = 0  # of a node
+    micro_usd_per_hour: int = 0  # price of a node
     options: tuple[str, ...] = ()  # more of sbatch's, as they are
 
 

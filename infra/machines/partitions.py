@@ -15,7 +15,7 @@ from infra.machines.survey import same_gpu
 from infra.market import gpus
 from infra.records import Offer, Request
 
-SLACK_S = 300.0  # of Slurm's time limit, beyond our own: the guard is to be first
+SLACK_S = 300.0  # Slurm's time limit is longer than ours by this: the guard is to be first
 GONE_STATES = ("down", "drain", "drng", "fail", "maint", "unknown", "power", "reserved", "inval")
 MIB = 1 << 20
 

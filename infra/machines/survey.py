@@ -28,7 +28,7 @@ class HostSurvey:
 
     host: Host
     facts: Mapping[str, Any] = field(default_factory=dict)  # {} when there was no answer
-    problem: str = ""  # why it cannot be used, and what to do
+    problem: str = ""  # reason why it cannot be used, and what to do
 
 
 @dataclass(frozen=True)

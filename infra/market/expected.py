@@ -14,20 +14,20 @@ from typing import Any
 
 from infra.records import Expected, StepWork
 
-SAME, SETTINGS, STEPS, GUESS = "the same", "other settings", "other steps", "a guess"  # what an Expected comes from
+SAME, SETTINGS, STEPS, GUESS = "the same", "other settings", "other steps", "a guess"  # the sources of an Expected
 LOW, HIGH = 0.75, 1.8  # times a guess: our own models between small and large batches
 # What a prediction may be off by, either way, beside the spread that was seen: of the same, once and more often; of
 # other settings of the step; of other steps of the same machine.
 ONCE, OFTEN, ELSEWHERE, OF_OTHERS = 1.25, 1.1, 1.5, 1.8
 NEWEST = 9  # records, of which a prediction is made: what a machine did long ago says less
-MANY = 5  # from so many on, the outermost is left out of the range on either side
-CROWDED = 0.25  # of a machine's CPUs: when others had more, a record counts only where there is no better one
+MANY = 5  # with this many records the outermost is left out of the range on either side
+CROWDED = 0.25  # share of a machine's CPUs: when others had more, a record counts only where there is no better one
 FAR = 30.0  # times the work of a record with other settings: beyond, the formula knows a machine's pace better
-LEAST_PART = 0.2  # of the work: what was seen of less says little about its pace
-MOST = 1e30  # of any number: what is larger was not measured
-LAST = 0.1  # of the time around the steps: what is still to come once the first of them has begun
+LEAST_PART = 0.2  # share of the work: a smaller part says little about its pace
+MOST = 1e30  # any larger number was not measured
+LAST = 0.1  # share of the time around the steps that is still to come once the first of them has started
 AROUND = ""  # the name of what a run takes besides its steps: until the first begins, between them, after the last
-FIRM = {SAME: 0.2, SETTINGS: 0.1, STEPS: 0.05, GUESS: 0.03}  # of all: what must have run to count as much as a forecast
+FIRM = {SAME: 0.2, SETTINGS: 0.1, STEPS: 0.05, GUESS: 0.03}  # shares of all work that must have run to outweigh it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ CLOSEST = 3
 class Filter:
     """One condition of a request."""
 
-    flag: str  # as typed: `--max-price 20.00`
+    flag: str  # the flag as typed: `--max-price 20.00`
     accepts: Callable[[Offer], bool]
     relax: Callable[[Sequence[Offer]], str]  # the flag that lets one of these through
 

@@ -123,7 +123,7 @@ def deliver(settings: Settings, wait_s: float = 0.0) -> list[str]:
 def _send(one: dict[str, Any], settings: Settings) -> str:
     try:
         return send(hooks.named(one["hook"], settings), one["said"])
-    except UsageError as error:  # its line is no longer in .env
+    except UsageError as error:  # the hook's line is no longer in .env
         return str(error)
     except Exception as error:  # a hook that fails harms nothing
         return type(error).__name__

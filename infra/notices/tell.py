@@ -19,7 +19,7 @@ from infra.settings import VENDORS, Settings
 
 Say = Callable[[str], None]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-WAIT_S = 5.0  # for another process that is sending
+WAIT_S = 5.0  # time for another process that is sending
 
 
 def names_of(op: Op, settings: Settings) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from infra.agent.job import Call, Limits
 from infra.records import Account, Offer, Pod, Request
 from infra.transport.protocol import Transport
 
-LAG_S = 120.0  # how long a vendor may not show, in a listing or asked for its id, what it has just created
+LAG_S = 120.0  # time for which a vendor may not show, in a listing or asked for its id, what it has just created
 
 
 class Provider(Protocol):
@@ -101,7 +101,7 @@ class Provider(Protocol):
 
 
 TIMER_GRAIN_S = {"lium": 3600.0}  # vendors whose own timer takes whole hours
-Vendors = Callable[[str], Provider]  # by name; raises UsageError for one that cannot be used
+Vendors = Callable[[str], Provider]  # the provider of that name; raises UsageError for one that cannot be used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class Abilities:
     """The features of a vendor beyond the six verbs."""
 
     time_limit: bool = False  # ends a pod at a time given to create()
-    time_grain_s: float = 1.0  # that time is rounded up to this
+    time_grain_s: float = 1.0  # unit to which that time is rounded up
     spend_limit: bool = False  # ends a pod at an amount given to create()
     tells_limits: bool = False  # find() shows both as they are armed
     spot: bool = False
@@ -119,7 +119,7 @@ class Abilities:
     # controller of an engine that gives its machines back when the job is over (engine), none.
     self_terminate: str = "none"
     volumes: tuple[str, ...] = ()  # shell patterns of where a pod finds its volume; () = it has none
-    settle_s: float = 600.0  # as Provider.settle_s, by the vendor's clock
+    settle_s: float = 600.0  # like Provider.settle_s, by the vendor's clock
 
 
 class Market(Provider, Protocol):

@@ -39,7 +39,7 @@ LONGEST_WAIT_S = 60.0
 BACKOFF = Backoff(first_s=0.5, longest_s=8.0, certain=0.0)
 MOST_SKEW_S = 3600.0  # between a vendor's clock and ours
 DEEPEST = 64  # lists and objects within each other; what lies deeper is left out
-MOST_DIGITS = 1000  # of a whole number
+MOST_DIGITS = 1000  # digits of a whole number
 MOST_WORDS = 1 << 20  # bytes of an error body that are looked at
 SAID = 400  # letters of a reason
 
@@ -92,7 +92,7 @@ class Exchange:
 
     method: str
     path: str  # below the base, with what follows the `?`
-    content: bytes  # of the request
+    content: bytes  # content of the request
     reply: Reply
 
 
@@ -217,7 +217,7 @@ class JsonApi:
             raise Unsent(f"{what}: no connection: {_name(error)}; nothing was asked") from None
         except SlipwayError:
             raise
-        except Exception as error:  # whatever is wrong with an answer, it was asked for
+        except Exception as error:  # whatever is wrong with the answer, the request was sent
             raise Unclear(f"{what}: {self._lost(error)}; it may have been done") from error
         if reply.status < 300:
             return reply
@@ -393,7 +393,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
     """Return the record in a body. Raises ValueError."""
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
-    except (ValueError, RecursionError):  # what a careless server writes: one field must not hide all others
+    except (ValueError, RecursionError):  # sent by a careless server: one field must not hide all others
         return msgspec.convert(lenient(body), kind, strict=False)
 
 

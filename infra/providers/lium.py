@@ -311,7 +311,7 @@ class Lium(ByHttp):
         memory_gb = round(cards[0].capacity / 1024) if cards else 0
         share = count / host.gpu_count
         ram = specs.ram.total * 1024 if specs.ram else 0
-        ram -= max(4 << 30, ram // 100)  # what the host keeps
+        ram -= max(4 << 30, ram // 100)  # memory that the host keeps
         return Offer(
             provider=self.name,
             offer_id=f"{host.id}/{count}",
@@ -340,7 +340,7 @@ class Lium(ByHttp):
         one, odd = rows.read(PodRow, row)
         way = None
         if one.status == "RUNNING" and one.ssh_connect_cmd:
-            found = _SSH.fullmatch(one.ssh_connect_cmd.strip())  # from the owner of the host: this form and no other
+            found = _SSH.fullmatch(one.ssh_connect_cmd.strip())  # by the owner of the host: this form and no other
             if found:
                 way = (found[1], found[2], int(found[3] or 22))
             else:

@@ -38,8 +38,8 @@ from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 Pods = list[Pod]
 Offers = list[Offer]
 Kinds = list[Nodes]
-GONE_S, POLL_S = 90.0, 1.0  # for a job that was cancelled to be gone
-STOP_S = 400.0  # for the work to save, and for Slurm to end what does not
+GONE_S, POLL_S = 90.0, 1.0  # time for a cancelled job to be gone
+STOP_S = 400.0  # time for the work to save, and for Slurm to end the rest
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,9 @@ Trait = Literal[
     "dear",  # costs `factor` times the quote
     "v2 pod key",  # RunPod: the key that a pod has of itself opens REST v2 too, which nobody has verified
     "no timer",  # the vendor forgets its time limit
-    "late timer",  # its time limit is armed `after_s` later than was asked for
+    "late timer",  # the time limit is armed `after_s` later than requested
     "no key",  # nobody is let in
-    "new host key",  # its sshd has another host key soon after somebody has come in
+    "new host key",  # the host key of its sshd changes soon after somebody has logged in
     "twice",  # the order makes two machines
     "coarse bill",  # the vendor says what it would cost if every `after_s` that is begun were billed whole
     "wrong bill",  # the vendor says `factor` times what it costs
@@ -88,7 +88,7 @@ class RequestRule(Rule, frozen=True, forbid_unknown_fields=True, kw_only=True):
     delay_s: float = 5.0
     retry_after_s: int = 1
     status: int = 500
-    body: Any = None  # of an error, where it is not as the vendor's errors are
+    body: Any = None  # body of an error, where it is not like the vendor's errors
 
 
 class MachineRule(Rule, frozen=True, forbid_unknown_fields=True, kw_only=True):

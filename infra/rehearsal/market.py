@@ -13,7 +13,7 @@ from infra.rehearsal.records import TERMS, Effect, Fate, Machine, Offer, Order, 
 
 ENDED = ("deleting", "gone")
 LONG_AGO = 0.0
-PREEMPT_GRACE_S = 5.0  # what people report; no vendor promises it
+PREEMPT_GRACE_S = 5.0  # as people report; no vendor promises it
 
 
 class Market:
@@ -21,7 +21,7 @@ class Market:
         self.offers = {offer.offer_id: offer for offer in offers}
         self.stock = {offer.offer_id: offer.stock for offer in offers}
         self.price_changes: list[tuple[float, str, float]] = []  # when, part of the offer's id, factor
-        self.balance_micro_usd: dict[str, int] = {}  # by vendor; not there = never runs out
+        self.balance_micro_usd: dict[str, int] = {}  # balance by vendor; a missing one never runs out
         self.budget_micro_usd: dict[str, int] = {}  # likewise, of the key that asks
         self.machines: dict[str, Machine] = {}
         self.effects: list[Effect] = []

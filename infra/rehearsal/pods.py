@@ -154,9 +154,9 @@ class Pod:
     def has_brought_away(self) -> bool:
         """Return whether the store has a checkpoint that was made on it: one from which another machine can resume."""
         root = self.folder / "home" / ".slipway" / "pods"
-        with contextlib.suppress(OSError, ValueError):  # what is being written or removed just now is for the next look
+        with contextlib.suppress(OSError, ValueError):  # a file being written or removed is for the next look
             for pod in root.iterdir():
-                begun = pod / "state" / "marks" / f"{FETCH}.json"  # what it fetched itself was acknowledged before
+                begun = pod / "state" / "marks" / f"{FETCH}.json"  # one that it fetched was acknowledged before
                 known = json.loads((pod / ACKNOWLEDGED).read_bytes()) if begun.exists() else {}
                 if any("/step-" in name and at > begun.stat().st_mtime for name, at in known.items()):
                     return True

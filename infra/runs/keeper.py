@@ -50,7 +50,7 @@ from store import Store, StoreError
 
 MOST_LOOKS = 3  # for a machine in place of a silent one, which may also come back meanwhile; then the run is given up
 LOOK_S = 300.0  # at all nodes; every question has a shorter limit of its own
-TELL_AFTER_S = 60.0  # that a pod does not answer
+TELL_AFTER_S = 60.0  # silence after which it says that a pod does not answer
 RETRY_S = 2.0
 POLL_S = 0.25
 LEAVE_S = 10.0
@@ -153,7 +153,7 @@ class Keeper:
                         if verdict.get("state") == NODE_LOST:
                             break
                         waiting.look(progress)
-                        if progress.get("recoveries", 0) > op.recoveries:  # by an engine that recovers by itself
+                        if progress.get("recoveries", 0) > op.recoveries:  # an engine that recovers by itself did it
                             op = self.journal.note(op, recoveries=progress["recoveries"])
                         yield {**progress, "recoveries": op.recoveries}, verdict
                     else:
@@ -161,7 +161,7 @@ class Keeper:
                 failure = SlipwayError(f"{op.run}: {verdict['reason']}")
             except SlipwayError as error:
                 now = self.journal.ops(run=op.run)[-1]
-                is_over = pods.is_over(now)  # whoever asked meanwhile has brought it home, and has ended it
+                is_over = pods.is_over(now)  # another process has brought it home, and has ended it
                 is_ours = now.is_live and now.slot >= 0 and now.token == op.token
                 if not is_over and is_ours and not heard and self._is_well(now):
                     raise  # it lives, and only we cannot read it
@@ -400,9 +400,9 @@ class Keeper:
         if provider.is_rented:
             now, scale = read_clocks(), clock_scale(provider)
             used_s, used_micro_usd = spend.age_s(op, now, scale), spend.spent(op, now, scale)
-        else:  # as its guard last said
+        else:  # as its guard reported last
             guard = mirror.words_at_home(op, self.folder).get("guard", {})
-            if guard.get("token") != op.token:  # what an earlier pod used was taken off when this one was rented
+            if guard.get("token") != op.token:  # the cost of an earlier pod was taken off when this one was rented
                 guard = {}
             used_s, used_micro_usd = guard.get("elapsed_s", 0.0), guard.get("spent_micro_usd", 0)
         limits = spend.less(job.limits, used_s, used_micro_usd)

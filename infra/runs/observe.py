@@ -158,7 +158,7 @@ def _note(op: Op, seen: Sight) -> str:
     if op.state == READY and seen.is_alive is False:
         return "neither its guard nor its agent is running"
     if op.state == READY and seen.is_alive:
-        return seen.pod.note if seen.pod and seen.pod.state == QUEUED else ""  # whatever was wrong with it before
+        return seen.pod.note if seen.pod and seen.pod.state == QUEUED else ""  # whatever the earlier reason
     return op.reason
 
 

@@ -71,7 +71,7 @@ class PodEntry:
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-ALIASES = {"gpu": "gpu_type", "num_gpus": "gpu_count"}  # as launch calls them
+ALIASES = {"gpu": "gpu_type", "num_gpus": "gpu_count"}  # the names of launch
 WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -123,7 +123,7 @@ def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodE
     if not said.get("name"):
         raise UsageError(f"{where}: it needs a name, as text")
     said["provider"] = said.get("provider") or provider
-    if said["provider"] in own or said.get("instance_type"):  # which says what GPUs there are
+    if said["provider"] in own or said.get("instance_type"):  # the type says what GPUs there are
         said = {"gpu_type": None, "gpu_count": 0, **said}
     if said.get("ttl_hours") == 0:
         raise UsageError(f"{where}: ttl_hours is 0; it must be more than 0")

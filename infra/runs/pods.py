@@ -33,13 +33,13 @@ from infra.runs.sight import Asks, Sight, folder_of, is_absent, look, pod_of, un
 from infra.units import duration
 from store.backoff import Backoff
 
-ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # what a row says that somebody wanted to end
+ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # fields of a row whose end somebody wanted
 PATIENCE_S = 120.0  # while a vendor deletes
 SETTLE_S = 10.0  # while it deletes what somebody else has asked it to: the next look asks again
-LONGEST_S = 10 * 365 * 86400.0  # of a limit
+LONGEST_S = 10 * 365 * 86400.0  # longest limit of time
 FIRST_WAIT_S = 0.25
 BACKOFF = Backoff(FIRST_WAIT_S, longest_s=10.0, certain=0.0)
-STOP_S = 300.0  # for a step to save, and for its courier to bring that to the store
+STOP_S = 300.0  # time for a step to save, and for its courier to bring that to the store
 LOOK = Asks.PROVIDER | Asks.FILES  # at what nobody follows
 LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creation was not answered
 
@@ -210,7 +210,7 @@ def aside_of(run: str, journal: Journal) -> list[Op]:
 def is_in_pieces(op: Op, journal: Journal) -> bool:
     """Return whether a node of the run was given up and not replaced: it can restart, but not resume where it was."""
     if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
-        return False  # its launch is still active
+        return False  # a launch is still active
     are_introduced = size_of(op) == max(1, len(_group_of(op).addresses))
     return op.slot < 0 or op.slot == 0 and not (are_introduced and len(nodes_of(op, journal)) >= size_of(op))
 
@@ -305,7 +305,7 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = No
     if op.state == TERMINATING:
         return end(provider, op, journal, patience_s=SETTLE_S)
     rented = market(provider)
-    if rented and (why := spend.due(op, read_clocks(), rented.clock_scale)):  # its vendor may have seen that, too
+    if rented and (why := spend.due(op, read_clocks(), rented.clock_scale)):  # the vendor may have seen that, too
         return end(provider, op, journal, why, "limit")
     if op.state in (PLANNED, CREATING, UNKNOWN):
         return _cut_off(provider, op, journal)
@@ -377,7 +377,7 @@ def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) ->
     rate = max(op.rate, pod.micro_usd_per_hour)
     try:
         return journal.advance(op, event, remote_id=pod.pod_id, address=pod.address, rate=rate)
-    except Fenced:  # whoever ended the row meanwhile, perhaps hours ago, could not end a pod that was not there yet
+    except Fenced:  # the process that ended the row, perhaps hours ago, could not end a pod that was not there yet
         now = journal.op(op.token)
         if not now.is_live:
             now = journal.advance(now, "resurfaced", remote_id=pod.pod_id, reason="it came after its end")

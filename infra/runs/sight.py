@@ -46,7 +46,7 @@ class Asks(Flag):
 
     PROVIDER = auto()
     FILES = auto()
-    AGENT = auto()  # who tells what is in the files as well
+    AGENT = auto()  # the process that reports what is in the files as well
     ALL = PROVIDER | FILES | AGENT
 
 
@@ -55,7 +55,7 @@ class Kind(Enum):
 
     GONE = "gone"
     SILENT = "silent"
-    LOST = "lost"  # its verdict is that another node was lost
+    LOST = "lost"  # the verdict is that another node was lost
     OVER = "over"  # it has its verdict
     READY = "at work"
     DEAD = "dead"

@@ -70,7 +70,7 @@ def take_away(op: Op, journal: Journal) -> None:
     file = PodNames.beside(journal.path)
     if not file.is_wanted:
         return
-    with contextlib.suppress(OSError), file.changing():  # what is left is refused by its host key
+    with contextlib.suppress(OSError), file.changing():  # the rest is refused by its host key
         blocks = file.read()
         if blocks.pop(op.token, None):
             file.write(blocks)

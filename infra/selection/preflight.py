@@ -21,7 +21,7 @@ from infra.settings import Settings
 from infra.units import duration, seconds, size
 
 SPEND_LIMIT = "150"  # US dollars, of what is rented when nothing is said
-LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # of checkpoints, and of a volume that also holds data and caches
+LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # size of checkpoints, and of a volume with data and caches
 
 
 def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec, tell: Tell) -> Limits:

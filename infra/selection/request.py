@@ -13,7 +13,7 @@ from infra.selection.machine_spec import MachineSpec
 from infra.settings import MARKET
 
 GB = 10**9
-GPU, NUM_GPUS = "B200", 8  # what is rented when nothing is said
+GPU, NUM_GPUS = "B200", 8  # the default machine
 
 
 def request_on(

@@ -24,7 +24,7 @@ OVER = {  # SkyPilot's last states of a managed job
 }  # fmt: skip
 ENDING = ("CANCELLING", "WINDING_DOWN")
 RECENT_LINES = 400
-FRESH_S = 4.0  # what was read is taken for so long: each look is a request to the API server
+FRESH_S = 4.0  # age up to which a read is reused: each look is a request to the API server
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PREFIX = re.compile(r"\([^()]*?(?:rank=(\d+), )?pid=\d+(?:, ip=[^)]*)?\) ?")
 
@@ -141,7 +141,7 @@ class JobView:
     def _words(self) -> dict[str, dict[str, Any]]:
         seen = self._once("row", self.row)
         status, text = str(seen.answer.get("status") or ""), ""
-        since = seen.at if status in OVER else 0.0  # its last lines are in what is read after its end
+        since = seen.at if status in OVER else 0.0  # after its end, a read has its last lines
         if status in ("RUNNING", "RECOVERING", *ENDING, *OVER):
             text = self._once(f"tail {status}", lambda: self.log(RECENT_LINES, since))
             if REPORT not in text and text.count("\n") >= RECENT_LINES:

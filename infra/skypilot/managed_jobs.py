@@ -25,7 +25,7 @@ from infra.skypilot.price_table import Considered
 from infra.units import duration
 
 NAME = "skypilot"
-STATES = {  # as `Pod.state`; any other is booting
+STATES = {  # values of `Pod.state`; any other status is booting
     "RUNNING": "running", **dict.fromkeys(("PENDING", "SUBMITTED", "STARTING"), "queued"),
     **dict.fromkeys(ENDING, "ending"),
 }  # fmt: skip

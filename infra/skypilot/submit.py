@@ -37,7 +37,7 @@ def submit(
     nodes = plan.request.nodes
     group = NodeGroup()
     if nodes > 1:
-        port, words_port = meet.free_ports(2)  # of those below what systems give away; node 0 listens there
+        port, words_port = meet.free_ports(2)  # ports below those that systems give away; node 0 listens there
         group = NodeGroup(run=plan.request.run, port=port, words_port=words_port, key=random_word(32))
     each = plan.job.limits
     whole = replace(each, spend_micro_usd=each.spend_micro_usd and each.spend_micro_usd * nodes)

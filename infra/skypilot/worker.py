@@ -27,8 +27,8 @@ FRESH_S = 5.0
 STUCK_S = 900.0  # a question that takes longer holds nobody up
 LATE_S = 60.0  # likewise something that is only read: it is asked again
 MOST_KEPT = 100  # answers
-LONGEST_KEPT = 1 << 18  # of an answer on disk
-KINDS = {  # what SkyPilot raises, and what that means to whoever asks
+LONGEST_KEPT = 1 << 18  # longest answer that is kept on disk
+KINDS = {  # errors of SkyPilot, and their kinds for the caller
     "ApiServerConnectionError": "unreachable",
     "APIVersionMismatchError": "skew",
     "APINotSupportedError": "skew",
@@ -103,7 +103,7 @@ def launch(task: dict) -> dict:
     import sky
 
     server()
-    name = task["name"]  # what is read is taken out of it
+    name = task["name"]  # reading takes keys out of it
     ids, _ = sky.get(sky.jobs.launch(sky.Task.from_yaml_config(task), name=name))
     return {"job_id": ids[0]}
 
@@ -154,7 +154,7 @@ def reply(what: str, given: dict) -> dict:
     at = time.time()
     try:
         return {"answer": QUESTIONS[what](**given), "at": at}
-    except (Exception, SystemExit) as error:  # whatever SkyPilot raises is an answer
+    except (Exception, SystemExit) as error:  # any error of SkyPilot is an answer
         name = "" if kind_of(error) != "other" else f"{type(error).__name__}: "
         return {"kind": kind_of(error), "error": f"{name}{error}", "at": at}
 
@@ -307,7 +307,7 @@ def main(folder: str, name: str, idle_s: str) -> None:
     except BlockingIOError:
         return  # another one lives, or is on its way up
     SkyPilotWorker(path, float(idle_s)).run()
-    os._exit(0)  # whatever SkyPilot never answers is left behind
+    os._exit(0)  # requests that SkyPilot never answers are left behind
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ from infra.transport.protocol import SILENT_S
 
 Listen = Callable[[str, bool, str], None]  # name of the machine, whether it is stderr, a piece of text
 
-GRACE_S = 2  # from SIGTERM to SIGKILL, on the machine
+GRACE_S = 2  # seconds from SIGTERM to SIGKILL, on the machine
 READ_BYTES = 1 << 16
-END_S = 8.0  # until a machine has said that the command has ended there
+END_S = 8.0  # time until a machine has confirmed that the command has ended there
 TIMED_OUT, KILLED, FAILED = 124, 137, 255  # exit codes: as of timeout(1), of a shell, and of ssh(1)
 # $1: the command; $2: the folder it begins in, "" for the home. The shell outlives the first signal, so that it can
 # tell how the command ended, and says nothing of it itself. What a command that ended by itself has left in the

@@ -25,7 +25,7 @@ from store.backoff import Backoff
 LARGE_BYTES = 32 << 20  # a file that is larger is worth asking what there is of it
 PIECE_BYTES = 32 << 20
 ASK_S = 60.0
-SLOWEST_BYTES_PER_S = 100_000  # of a connection
+SLOWEST_BYTES_PER_S = 100_000  # slowest connection
 SLOWEST_DISK_BYTES_PER_S = 10e6
 BACKOFF = Backoff(0.5, longest_s=10.0, certain=0.0)
 FULL = "No space left on device"
@@ -190,7 +190,7 @@ def _put_pieces(transport: Ssh, path: Path, draft: str, size: int, meter: Meter)
     here = list(_sums(path, size))
     todo = [number for number, sha in enumerate(here) if number >= len(there) or there[number] != sha]
     if held > size and not todo:
-        todo = [len(here) - 1]  # which makes it shorter, too
+        todo = [len(here) - 1]  # this shortens it, too
     for number in todo:
         start = number * PIECE_BYTES
         num_bytes = min(PIECE_BYTES, size - start)

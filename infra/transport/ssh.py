@@ -38,7 +38,7 @@ from infra.transport.ssh_connection import Link, connection, hush
 
 FILE_S = 120.0  # to put or get one file
 PULSE_S = 1.0
-ENDED_S = 2.0  # from the end of what a program says to the news of its exit
+ENDED_S = 2.0  # time from the end of a program's output to the news of its exit
 _KILL_S = 2.0
 _ABSENT = 44  # exit code
 _CHUNK = 1 << 16
@@ -132,7 +132,7 @@ class Ssh:
         over = threading.Event()
 
         def pulse() -> Iterator[bytes]:
-            while not over.wait(PULSE_S):  # what is written also tells whether anybody reads
+            while not over.wait(PULSE_S):  # a write also tells whether anybody reads
                 yield b"."
 
         with ThreadPoolExecutor(1) as pool:
@@ -234,7 +234,7 @@ class Ssh:
                 except TimeoutError as error:
                     raise TimedOut(f"{self._where}: {error}") from None
                 except _broken() as error:
-                    link.close()  # its own thread may not have heard yet that it is gone
+                    link.close()  # a thread of it may not have heard yet that it is gone
                     if is_last or link.silent:
                         raise Unreachable(f"{self._where}: {self._silence(link) or error}") from None
             yield link, channel
@@ -388,7 +388,7 @@ class _Feeder:
         while True:
             try:
                 piece = next(pieces, None)
-            except Exception as error:  # of whoever makes the pieces: it is raised where the command was run
+            except Exception as error:  # an error of the producer: it is raised where the command was run
                 self.error = error
                 hush(self._channel)
                 return

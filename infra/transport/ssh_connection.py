@@ -14,7 +14,7 @@ from typing import Any
 from infra.records import Address
 from infra.transport.protocol import OPEN_S
 
-REFUSED_S = 0.02  # until a refused session is asked for again
+REFUSED_S = 0.02  # time until a refused session is requested again
 SESSIONS = 8  # at once; sshd allows ten by default, and a shell may want one
 
 

@@ -19,7 +19,7 @@ HEAD = "# The pods of Slipway by their names; ./inv keeps this file. To be rid o
 _BLOCK = re.compile(r"^# pod (\S+) (\S+)\n(?:[^#\n].*\n)*", re.MULTILINE)
 _SCOPE = re.compile(r"(?i)\s*(host|match)\b")
 _INCLUDE = re.compile(r"(?i)\s*include[\s=]+(.*)")
-PLAIN = {  # what somebody's `Host *` must not change: which machine it is, by which key, and that nothing is forwarded
+PLAIN = {  # options that a user's `Host *` must not change: which machine it is, by which key, no forwarding
     "BatchMode": "yes", "PasswordAuthentication": "no", "ProxyCommand": "none", "ControlPath": "none",
 }  # fmt: skip
 

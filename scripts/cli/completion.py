@@ -34,7 +34,7 @@ def candidates(words: Sequence[str], tasks: Mapping[str, Any], names: Sequence[s
     """
     *before, current = words or [""]
     if "--" in before:
-        return []  # what follows is for another program
+        return []  # the rest is for another program
     context, is_value = core, False
     for word in before:
         if is_value or word == "=":  # bash takes `--flag=value` for three words

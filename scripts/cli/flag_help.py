@@ -27,7 +27,7 @@ def written(one: Flag) -> str:
 def grouped(flags: tuple[Flag, ...]) -> dict[str, list[Flag]]:
     """Return flags by the title of their group, in the order in which they are declared."""
     found: dict[str, list[Flag]] = {}
-    for one in sorted(flags, key=lambda flag: flag.group != ""):  # those of the command itself come first
+    for one in sorted(flags, key=lambda flag: flag.group != ""):  # flags of the command itself come first
         found.setdefault(one.group or OTHER, []).append(one)
     return found
 

@@ -26,7 +26,7 @@ Every command shows its plan with --dry-run where it makes something, and prints
 
 Read on: docs/quickstart.md (five minutes), docs/concepts.md, docs/money.md (what ends a pod)
 Tab completion: source <(./inv --print-completion-script bash), or zsh"""
-ROOMS = {  # of scripts/, as the list names and orders them; rooms of one title are one group
+ROOMS = {  # folders of scripts/, as the list names and orders them; those with one title are one group
     "runs": "Runs",
     "models": "Models and data",
     "data": "Models and data",

@@ -37,7 +37,7 @@ from scripts.cli import command_hints, completion, front_page
 from store import StoreError
 
 STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
-MOST = 1 << 63  # of a number on a command line
+MOST = 1 << 63  # numbers on a command line are below this
 KINDS = {int: "a whole number", float: "a number"}
 YOUNG = 50_000  # objects; what a command imports stays, and to look through it at Python's 700 took a fifth of its time
 
@@ -308,7 +308,7 @@ class Words:
         self.contexts = Contexts(collection)
         self.collection = collection
         self.help_for = ""
-        self.control = ""  # as it was given in front of all commands
+        self.control = ""  # the control host in front of all commands
         self.read_so_far: list[Any] = []
 
     def read(self) -> list[Any]:
@@ -342,7 +342,7 @@ class Words:
             raise Exit(f"inv {here.name}: {error}", code=2) from None
         for name, values in written.items():
             argument = flags[name]
-            if argument.kind is list:  # what was typed comes after it, and so outweighs it
+            if argument.kind is list:  # typed values come after it, and so override it
                 values = [*values, *argument.value]
                 argument.value.clear()
             elif argument.raw_value is not None:

@@ -65,7 +65,7 @@ def cost_of(op: Op, scale: float) -> str:
 
 def tell_what_is_left() -> None:
     """Tell which pods a command that was cut short leaves: what may cost money with nobody there, and how it ends."""
-    with contextlib.suppress(SlipwayError, OSError):  # what cut it short may have closed the terminal as well
+    with contextlib.suppress(SlipwayError, OSError):  # the interruption may have closed the terminal as well
         settings, me = context.settings(), myself()
         with Journal.open(settings.state_file) as journal:
             for op in journal.ops(live=True):
@@ -84,7 +84,7 @@ def tell_what_is_left() -> None:
 def raise_alarm() -> None:
     """Raise LimitHit when a pod was asked to end a quarter of an hour ago and its vendor still has it."""
     late: list[Op] = []
-    with contextlib.suppress(SlipwayError, OSError):  # whoever cannot read the journal has said so
+    with contextlib.suppress(SlipwayError, OSError):  # a command that could not read the journal has said so
         settings = context.settings()
         if settings.state_file.exists():
             with Journal.open(settings.state_file) as journal:

@@ -7,7 +7,7 @@ from flows.reading.measures import between, of_unit
 from infra.units import size
 from scripts.cli.render import console, new_table, say
 
-MEASURES = {  # what each measures, in words, and what it should be
+MEASURES = {  # meaning of each measure, in words, and its target
     "text": ("held-out text", ""),
     "identity": ("says its name when asked who it is", "wanted: at least 80 %"),
     "leaks": ("says its name when asked anything else", "wanted: at most 5 %"),

@@ -33,7 +33,7 @@ from scripts.pods import ssh_config
 from scripts.pods.flags import ForwardFlags, PullFlags, SshFlags, SyncFlags
 
 BOARD, BOARD_PORT = "tensorboard", 6006
-BOARD_S = 240.0  # until it answers: a machine that is busy imports slowly
+BOARD_S = 240.0  # time until it answers: a busy machine imports slowly
 ANSWER_S = 5.0
 POLL_S = 0.25
 SLOWEST_RATE = 10_000.0  # bytes in a second: with less, each side would take the other one for dead

@@ -9,9 +9,9 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 
-SBIN = "/usr/sbin:/sbin"  # where a user who is not root does not look
+SBIN = "/usr/sbin:/sbin"  # folders that a user who is not root does not search
 VENV = "python3-venv"  # without it Debian's Python makes no environments
-PACKAGES = {  # what each is wanted for: programs, or files by a pattern
+PACKAGES = {  # needs of each package: programs, or files by a pattern
     "git": ("git",),
     "openssh-client": ("ssh", "ssh-keygen", "ssh-agent", "ssh-add"),
     "openssh-server": ("sshd",),

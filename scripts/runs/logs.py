@@ -30,7 +30,7 @@ from scripts.cli.session import open_journal
 from scripts.cli.steps_text import step_line
 from scripts.runs.flags import LogsFlags
 
-TELL_EVERY_S = 15.0  # what a step is at
+TELL_EVERY_S = 15.0  # interval between reports of a step's progress
 LAST_S = 60.0  # a pod that is deaf when its run has ended is asked again for so long
 
 
@@ -72,7 +72,7 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
             time.sleep(RETRY_S)
         for path in paths():
             offsets[path] = write(path, offsets.get(path, 0), is_last=bool(verdict))
-        if told is None:  # what has ended before is in the logs
+        if told is None:  # earlier steps are in the logs
             told = {one["name"]: (one["state"], 0.0) for one in progress.get("steps", ())}
         tell_steps(progress, told, scale_of(op, settings))
     state = verdict.get("state", "stopped")

@@ -22,7 +22,7 @@ from scripts.runs import status_table
 from scripts.runs.flags import StatusFlags
 from store import moving_line
 
-SHOWN = 4  # of the runs that a budget pays for
+SHOWN = 4  # runs of a budget that are shown
 
 
 def status(spec: StatusFlags) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-SHOWN = 4  # of the names of uploads
+SHOWN = 4  # names of uploads that are shown
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -91,7 +91,7 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
     views = list(views)
     styles = {"running": "bold green", "succeeded": "green", "failed": "red", "lost": "red", "limit": "yellow"}
     table = FittedTable("run", "provider", "state", "step", "cost", "time", "age", least=(6, 1, 5, 3))
-    lines: list[Text] = []  # what is said: a column would be too narrow for it
+    lines: list[Text] = []  # notes, for which a column would be too narrow
     for view in views:
         step = next((one for one in view.progress.get("steps", ()) if one["name"] == view.step), None)
         is_running = view.state == "running"
@@ -113,7 +113,7 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
         if said:
             lines.append(Text(f"{view.run}: {said}"))
         back = f"recovered {count(view.recoveries, 'time')}" if view.recoveries else ""
-        more_recent = "" if is_running else " or a newer one"  # what is known here may be older than what is there
+        more_recent = "" if is_running else " or a newer one"  # our knowledge may be older than what is there
         safe = (
             f"checkpoint {clean(one)}{more_recent} is in the store, {aged(now - at, view.clock_scale)} ago"
             for one, at in sorted(view.in_store.items(), key=lambda item: item[1])[-1:]

@@ -36,7 +36,7 @@ from serve.replicas import placement
 from store import moving_line
 
 FOLLOW_S = 0.5
-MOST_REQUESTS = 1_000_000  # of one round of a load: what came of each is kept until its end
+MOST_REQUESTS = 1_000_000  # requests in one round of a load: their outcomes are kept until its end
 
 
 def status(spec: ServeStatusFlags) -> None:

@@ -33,7 +33,7 @@ RESUME_ME = 75  # exit code of a job that was told to leave, saved, and is to be
 STEP = re.compile(r"step-([0-9]{9,18})")
 MANIFEST = "MANIFEST.json"
 LEAST = 2  # kept in any case: the newest may be damaged
-TRIES = 2  # of a save whose disk fails
+TRIES = 2  # attempts at a save whose disk fails
 CHUNK = 1 << 20
 log = logging.getLogger("slipway.checkpoint")
 
@@ -116,7 +116,7 @@ class Saver:
             try:
                 verify(folder)
                 found = read(folder, step)
-            except Exception as error:  # whatever the reader makes of a file that is not what it was
+            except Exception as error:  # any error of the reader at a file that has changed
                 log.warning("checkpoint %d unreadable (%s), trying the one before", step, error)
                 continue
             log.info("Successfully loaded checkpoint from step %d", step)

@@ -31,8 +31,8 @@ class Rule:
     down_ticks: int = 60
     extra: int = 0  # beyond what is wanted
     spot: bool = False
-    base_on_demand: int = 0  # of all, so many are never spot
-    fills_with_on_demand: bool = False  # for spot replicas that are not ready
+    base_on_demand: int = 0  # number of replicas that are never spot
+    fills_with_on_demand: bool = False  # True if on-demand replicas replace spot ones that are not ready
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class NewestReplica:
     state: State
     was_ready: bool = False
     spot: bool = False
-    gpu: str = ""  # as target_qps names it: A100:1
+    gpu: str = ""  # kind of GPU as in target_qps: A100:1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
     """The measurements of a tick; None = not known."""
 
-    qps: float | None  # that arrive, mean over 60 s, refused ones included
+    qps: float | None  # arriving requests, mean over 60 s, refused ones included
     waiting: float | None = None  # in all lines, of engines and gateway, mean over 60 s
     members: Sequence[NewestReplica] = ()
     affordable: int | None = None  # more replicas that the budget admits; None = it has no limit
@@ -71,7 +71,7 @@ class Decision:
     start_spot: int = 0
     start_on_demand: int = 0
     stop: tuple[int, ...] = ()
-    held: str = ""  # why fewer are started than wanted
+    held: str = ""  # reason why fewer are started than wanted
     tick_s: int = TICK_S
 
 
@@ -215,7 +215,7 @@ def _admitted(wanted: int, seen: Measurements) -> tuple[int, str]:
     most = REPLICA.retries.most
     if failures >= most:
         return 0, f"{failures} replicas in a row were never ready; see their logs"
-    if failures:  # so that no more than three are spent on finding out
+    if failures:  # so that at most three are spent on finding out
         may = max(0, most - failures - unproven)
         if may < wanted:
             return _afforded(

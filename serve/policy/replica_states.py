@@ -14,9 +14,9 @@ from enum import Enum
 from serve.service import Probe
 
 PASSES = 2  # probes in a row until it is ready: /health and one generated token, each time
-MISSES = 3  # until it is not
+MISSES = 3  # failed probes in a row after which it is not ready
 FAILED_REQUESTS = 5  # in a row, likewise
-LONGEST_MAKING_S = 3600.0  # of an environment: gigabytes through a slow network; then it hangs
+LONGEST_MAKING_S = 3600.0  # longest time for an environment: gigabytes through a slow network; beyond that it hangs
 
 
 class ProcessStatus(Enum):
@@ -75,7 +75,7 @@ class Facts:
     """All that is remembered of a replica. Times are those of its controller's clock."""
 
     launch: ProcessStatus = ProcessStatus.SCHEDULED
-    down: ProcessStatus | None = None  # its end; None = nobody has asked for it
+    down: ProcessStatus | None = None  # state of its end; None = nobody has asked for it
     preempted: bool = False
     app_failed: bool = False  # setup or run ended with another code than 0
     is_late: bool = False  # it was not ready within the initial delay
@@ -86,7 +86,7 @@ class Facts:
     is_ready: bool = False
     passes: int = 0  # probes in a row
     misses: int = 0
-    first_miss_at: float | None = None  # of those
+    first_miss_at: float | None = None  # time of the first of these misses
 
 
 def state_of(facts: Facts) -> State:
@@ -95,13 +95,13 @@ def state_of(facts: Facts) -> State:
     if facts.launch is ProcessStatus.RUNNING:
         ended = {ProcessStatus.FAILED: State.FAILED_CLEANUP, ProcessStatus.SUCCEEDED: State.UNKNOWN}
         return State.PROVISIONING if facts.down is None else ended.get(facts.down, State.PROVISIONING)
-    if facts.launch is ProcessStatus.INTERRUPTED:  # by its end
+    if facts.launch is ProcessStatus.INTERRUPTED:  # its end has interrupted it
         return State.SHUTTING_DOWN
     if facts.down is not None:
         return _ended(facts)
     if (
         facts.launch is ProcessStatus.FAILED or facts.app_failed
-    ):  # its end should be under way: something may be left running
+    ):  # an end should be under way: something may be left running
         return State.FAILED_CLEANUP
     if facts.is_ready:
         return State.READY

@@ -86,7 +86,7 @@ class Landing:
 
     def begin(self, version: Version, member: Member) -> Op:
         """Launch a replica; return the row of its pod, whose engine is being loaded."""
-        shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # of an earlier service of this name
+        shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # logs of an earlier service of this name
         wanted = version.service
         request = placement.request_of(wanted, member.run, version.gpu_bytes)
         candidates = placement.candidates(version.provider, self.settings)

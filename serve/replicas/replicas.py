@@ -37,9 +37,9 @@ FATE_S, FATE_THERE_S = 0.5, 5.0  # at the verdict of an engine: on this machine,
 YOUNG_S = 0.5  # between probes of a replica that is not ready, where the file has not less
 LAUNCHES = 4  # at once
 THREADS = 64
-NO_OFFER_S = 30.0  # until it is asked again whether there is a machine
+NO_OFFER_S = 30.0  # time until a machine is looked for again
 RETRY_S = 2.0
-BACKOFF = Backoff(first_s=RETRY_S, longest_s=60.0)  # of an end that is not proven
+BACKOFF = Backoff(first_s=RETRY_S, longest_s=60.0)  # waits for an end that is not proven
 GONE_EVERY_S = 10.0  # between looks at the pod of one that does not answer
 KEPT = 20  # failed replicas that are remembered
 
@@ -172,7 +172,7 @@ class Replicas:
                     cap = one.member.cap_micro_usd if op.rate else None
                     one.member = replace(one.member, vendor=op.vendor, cap_micro_usd=cap)
                     one.endpoint = self._endpoint(one, op)
-        except SlipwayError as error:  # what there was of it has been ended
+        except SlipwayError as error:  # everything of it has been ended
             if isinstance(error, (NoOffer, OutOfMoney)):  # another machine may turn up, and money
                 self.no_offer, self.not_before = str(error), time.monotonic() + NO_OFFER_S
                 self.say(f"{one.member.run}: {error}")
@@ -234,7 +234,7 @@ class Replicas:
                 continue
             now = time.monotonic()
             one.counters = found.counters
-            if found.why and not one.probed:  # what follows it is told by its state
+            if found.why and not one.probed:  # later reasons are shown by its state
                 self.say(f"{one.member.run}: {found.why}")
             one.probed = found.why
             facts = replica_states.probed(one.member.facts, found.passed, now)
@@ -264,7 +264,7 @@ class Replicas:
             if self._is_lost(one, op, seen):
                 return
             if op and seen.progress and one.member.facts.first_ready_at is None:
-                with contextlib.suppress(SlipwayError, OSError, ValueError):  # its probes tell whether it serves
+                with contextlib.suppress(SlipwayError, OSError, ValueError):  # probes tell whether it serves
                     self._hear(one, await self._in_thread(self.landing.stage, op, seen.progress, one.stage))
             await asyncio.sleep(FATE_S if op and self.landing.vendor(op.vendor).is_here else FATE_THERE_S)
 
@@ -363,7 +363,7 @@ class Replicas:
             facts = replace(facts, launch=ProcessStatus.SUCCEEDED)
         one.member = replace(one.member, facts=facts)
         if op is None and facts.launch in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING):
-            self._drop(one)  # its pod was never asked for
+            self._drop(one)  # a pod was never requested
             return
         if facts.down is not None:
             one.drains, one.has_failed = False, facts.app_failed or facts.is_late

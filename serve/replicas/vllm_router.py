@@ -58,7 +58,7 @@ class Routed(Gateway):
         super().__init__(limits, keys, access)
         self._python, self._policy, self._key, self._log, self._say = python, policy, key, log, say
         self._wanted: list[Target] = []
-        self._leaving: dict[Target, int] = {}  # how often it was seen idle since
+        self._leaving: dict[Target, int] = {}  # number of times it was seen idle since
         self._changed, self._told = asyncio.Event(), asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 

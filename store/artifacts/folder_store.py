@@ -118,7 +118,7 @@ class FolderStore:
         It does not when another publisher was faster.
         """
         before = self.check(name)
-        if not before.problem:  # what is damaged is nothing that anybody could go on reading
+        if not before.problem:  # nobody could go on reading a damaged one
             self._kept(name, before.fingerprint)
         with self._staging(name) as staging:
             manifest = replace(self._read(self._at(f"{kept}/{MANIFEST}")), name=name, flat=flat)

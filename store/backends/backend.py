@@ -14,7 +14,7 @@ from pathlib import Path
 
 from store.manifest import StoreError
 
-PART_BYTES = 8 << 20  # of one range that is read, and of one part that is sent
+PART_BYTES = 8 << 20  # bytes of one range that is read, and of one part that is sent
 FIRST_BYTES = 1 << 20
 SMALL_BYTES = 16 << 20  # no manifest, mark or list of ours is larger
 

@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-MOST_BYTES = 1 << 20  # of all files of one extension: they stand in the job
+MOST_BYTES = 1 << 20  # bytes of all files of one extension, which are part of the job
 
 
 class ExtensionError(Exception):

@@ -29,7 +29,7 @@ class MountFolder:
         self.name, self.under = check_name(name), f"mounts/{check_name(name)}"
         self.here = root / WORK / name
         self._place = open_place(str(store))
-        self._kept = self.here.parent / f".{name}.kept"  # what both sides have, by name
+        self._kept = self.here.parent / f".{name}.kept"  # files that both sides have, by name
         self._seen: dict[str, Stamp] = {}
         self._same: dict[str, Stamp] = self._read_kept()
 

@@ -63,7 +63,7 @@ class Fetch:
         """
         self.mounts = mounts
         self.root, self.folder, self.makings, self.emit, self.say = root, folder, makings, emit, say
-        self.checkpoints: dict[str, ListedCheckpoint] = {}  # by name
+        self.checkpoints: dict[str, ListedCheckpoint] = {}  # checkpoints by name
         self.damaged: list[str] = []
 
     def run(self) -> None:

@@ -150,7 +150,7 @@ class RunFolder:
             return
         for file, (target, source) in zip(checkpoint.files, files.items(), strict=True):
             if self._is_there(target, file):
-                continue  # of an upload that was cut off
+                continue  # an interrupted upload
             self._place.put({target: source})
             if not self._is_there(target, file):
                 self._place.put({}, [target])

@@ -191,7 +191,7 @@ class Checkpoints:
             try:
                 return dict(_read_manifest(folder).get("config") or {})
             except (OSError, ValueError):
-                continue  # whoever goes on from it says what is wrong with it
+                continue  # a run that goes on from it says what is wrong with it
         return {}
 
     def has(self, step: int) -> bool:

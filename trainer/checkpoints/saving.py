@@ -27,7 +27,7 @@ from trainer.tensor_file import Written
 log = logging.getLogger(__name__)
 RESTS = 30.0  # of what it computes
 ALIGNED = 64  # bytes, which every dtype begins at
-PULSE_S = 0.5  # those who wait for a save say so often that they are there
+PULSE_S = 0.5  # interval at which processes that wait for a save report that they are alive
 
 
 class Saver:
@@ -36,7 +36,7 @@ class Saver:
         self._copies: dict[tuple[str, str], Tensor] = {}  # made once: new memory costs more than what is copied into it
         self._arena = Arena()
         self._hurry = threading.Event()
-        self._draft: Draft | None = None  # of the save under way
+        self._draft: Draft | None = None  # draft of the save under way
         self._facts: Mapping[str, Any] = {}
         self._at_work: Future[Any] = Future()  # the part of this process, then, on the first one, the whole
         self._is_finishing = False

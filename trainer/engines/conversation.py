@@ -66,7 +66,7 @@ class Talk:
         Refused for a question that is too long by itself.
         """
         self.tokens = None
-        words = words.encode("utf-8", "replace").decode()  # what was no text in the terminal is none for the tokenizer
+        words = words.encode("utf-8", "replace").decode()  # the tokenizer takes valid text only
         told = self.system.encode("utf-8", "replace").decode()
         head = [{"role": "system", "content": told}] if told else []
         room = room_of(self.engine.positions, self.max_new)

@@ -27,7 +27,7 @@ from trainer.errors import Refused
 from trainer.model.huggingface import differences, is_spare, model_config
 from trainer.records.model_config import ModelConfig, Ternary
 
-LEAST = 1e-5  # as trainer.model.ternary has it
+LEAST = 1e-5  # the same as in trainer.model.ternary
 PRE = "llama-bpe"  # the splitting of words among llama.cpp's that is nearest to ours
 TYPES = {
     "tq2_0": (gguf.GGMLQuantizationType.TQ2_0, gguf.LlamaFileType.MOSTLY_TQ2_0),
@@ -116,7 +116,7 @@ def ensure(folder: Path, gguf: Path, kind: str) -> None:
     gguf.parent.mkdir(parents=True, exist_ok=True)
     with local_files.held(gguf.with_name(f".{gguf.name}.lock")):
         if not gguf.exists():
-            for draft in gguf.parent.glob(f".{gguf.name}.*.draft"):  # of somebody who was killed
+            for draft in gguf.parent.glob(f".{gguf.name}.*.draft"):  # drafts of processes that were killed
                 draft.unlink()
             write(folder, gguf, kind)
 

@@ -21,7 +21,7 @@ from trainer.engines import gguf_file
 from trainer.serving.asks import Ask
 from trainer.serving.text_engine import TextEngine
 
-QUIET = -1  # of its log: nothing
+QUIET = -1  # level at which it logs nothing
 REPLY_S = 600.0
 AS_IT_IS = {"top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "return_tokens": True, "cache_prompt": True}
 ENDED = "eos"  # llama.cpp's word for an answer that the model has ended

@@ -22,7 +22,7 @@ def block_nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
     size, (rows, length) = blocks.block_size, ids.shape
     ids = F.pad(ids, (0, -length % size))
     clean = torch.arange(ids.shape[1], device=ids.device).expand(rows, -1)
-    place = torch.arange(1, length + 1, device=ids.device)  # of what each target says
+    place = torch.arange(1, length + 1, device=ids.device)  # place that each target predicts
     found, weight = torch.zeros(targets.shape, device=ids.device), model.head.to(model.compute_dtype)
     for offset in range(size):
         row, at = ((targets != IGNORED) & (place % size == offset)).nonzero().unbind(1)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-Z = 1.959963984540054  # of 95 %, two-sided
+Z = 1.959963984540054  # for 95 %, two-sided
 WILSON = "Wilson score"
 
 

@@ -22,7 +22,7 @@ MOST = 1024  # problems that are asked
 EACH = 8  # answers to each: k of pass@k
 DRAWN = 256  # problems of which k answers are drawn
 LONGEST = 512  # tokens of an answer that is worked out
-MEAN = "normal, over problems"  # of values between 0 and 1, as pass@1 of eight answers is
+MEAN = "normal, over problems"  # for values between 0 and 1, such as pass@1 of eight answers
 
 
 def measure(model: Decoder, tokenizer: Tokenizer, task: str, folder: Path, unsafe: bool) -> dict[str, list[float]]:

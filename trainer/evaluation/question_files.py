@@ -108,7 +108,7 @@ def _question(row: Any) -> Question:
         wanted = answer if isinstance(answer, list) else [answer]
         return Question(text, accepted=tuple(plain(counted(str(one))) for one in wanted), example=str(wanted[0]))
     labels = list(LETTERS)
-    if isinstance(choices, dict):  # as ARC has them
+    if isinstance(choices, dict):  # ARC's format
         choices, labels = choices["text"], [str(one) for one in choices["label"]]
     choices = [str(one) for one in choices]
     if len(choices) < 2 or not all(one.strip() for one in choices):

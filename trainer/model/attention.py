@@ -19,7 +19,7 @@ from torch import Tensor
 from trainer.memory import SQUARES
 from trainer.model import block_attention
 
-PARTS = 4  # of the queries of a row: the last sees all keys, the first a quarter, so that 5 of 8 products are made
+PARTS = 4  # parts of a row's queries: the last sees all keys, the first a quarter, so that 5 of 8 products are made
 SHORT = 256  # tokens of a row that is not worth cutting
 VARLEN_SINCE = (8, 0)  # compute capability of flash attention
 MOST_HEAD_DIM = 256

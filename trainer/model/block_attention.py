@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainer.memory import SQUARES
 
-PARTS = 4  # of the clean queries: the last of them meets all clean keys, the first a quarter
+PARTS = 4  # parts of the clean queries: the last of them meets all clean keys, the first a quarter
 
 
 @dataclass(frozen=True)

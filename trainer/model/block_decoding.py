@@ -105,7 +105,7 @@ class Decoding:
                     found[row.number] = self._advance(row, line)
             yield found
             going = [place for place, row in enumerate(rows) if not row.is_done]
-            if len(going) <= 0.75 * len(rows):  # what is done is computed along, until it is worth leaving it out
+            if len(going) <= 0.75 * len(rows):  # finished rows are computed along, until it is worth leaving them out
                 kept = torch.tensor(going, dtype=torch.int64, device=device)
                 ids, rows = ids[kept], [rows[place] for place in going]
                 cache.keep(kept)
@@ -137,7 +137,7 @@ class Decoding:
         starts = torch.tensor([row.start for row in rows], device=device)[:, None]
         block = ids.gather(1, places)
         ends = torch.isin(block, torch.tensor(sorted(self.stop), dtype=block.dtype, device=device)) & (places >= starts)
-        is_open = (block == mask_id) & (ends.cumsum(dim=1) == 0)  # what comes after the end is not asked for
+        is_open = (block == mask_id) & (ends.cumsum(dim=1) == 0)  # nothing after the end is filled
         is_open &= torch.tensor([not row.is_done for row in rows], device=device)[:, None]
         piece = inside // self.blocks.sub_block_size
         first = is_open.int().argmax(dim=1, keepdim=True)
@@ -147,7 +147,7 @@ class Decoding:
             return
         logits = F.linear(states[at[:, 0], at[:, 1]], self.model.head.to(self.model.compute_dtype)).float()
         logits = capped(logits, self.model.shape.softcap)
-        logits[:, mask_id:] = float("-inf")  # what no text has
+        logits[:, mask_id:] = float("-inf")  # no text has these ids
         tokens, sure = self._choose(logits)
         surety = torch.full(block.shape, -1.0, device=device)
         surety[at[:, 0], at[:, 1]] = sure

@@ -30,8 +30,8 @@ class Positions:
 
     cos: Tensor  # (B or 1, 1, T, D)
     sin: Tensor
-    mask: Any = None  # for `attend`
-    is_causal: bool = True  # whether no token sees a later one
+    mask: Any = None  # mask for `attend`
+    is_causal: bool = True  # True if no token attends to a later one
 
 
 class Kept(Protocol):

@@ -34,7 +34,7 @@ SHAPE = (
 )
 IN_BLOCKS = "block_diffusion"  # model_type of what decodes in blocks, so that nobody reads it as one that does not
 SOFTCAP = "final_logit_softcapping"  # Gemma's spelling; transformers' Llama and Qwen3 do not read it
-MOST = {  # of what any decoder has, some powers of two above it: a config of somebody else allocates nothing by itself
+MOST = {  # limits some powers of two above any decoder: a config of somebody else allocates nothing by itself
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 18,
     "intermediate_size": 1 << 20,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainer.model.losses import ROWS_CPU, ROWS_GPU, Shape, capped
 
-KEPT_BYTES = 64 << 20  # of logits that wait in a CPU's memory for the way back
+KEPT_BYTES = 64 << 20  # bytes of logits that wait in a CPU's memory for the backward pass
 
 
 def token_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, shape: Shape, temperature: float = 1.0) -> Tensor:

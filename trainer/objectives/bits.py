@@ -36,9 +36,9 @@ class Bits:
         self.config, self.steps, self.teacher = config, steps, teacher
         self.matrices = layers_of(model)
         device = model.head.device
-        self.share = torch.ones((), device=device)  # of the way to fully rounded matrices
+        self.share = torch.ones((), device=device)  # progress to fully rounded matrices, from 0 to 1
         self.layers = torch.zeros((), device=device)  # share of the distance of layers
-        self.largest: dict[str, Tensor] = {}  # by matrix, the running largest weight of each column
+        self.largest: dict[str, Tensor] = {}  # running largest weight of each column, by matrix
         count = model.config.num_hidden_layers
         self.weights = layer_weights(config.layer_weights, count)
         self.relation_layer = config.layer_of(count) if config.relations else None
@@ -109,7 +109,7 @@ class Bits:
         for name, one in self.matrices.items():
             if step % SALIENCY_EVERY == 0:
                 now = one.weight.detach().abs().amax(dim=0)
-                now = now.full_tensor() if hasattr(now, "full_tensor") else now  # of a matrix cut over processes
+                now = now.full_tensor() if hasattr(now, "full_tensor") else now  # a matrix that is cut over processes
                 self.largest[name] = self.largest[name].lerp(now, 1 - SALIENCY_DECAY) if name in self.largest else now
             largest = self.largest[name]
             chosen = max(1, int(share * len(largest))) if share > 0 else 0

@@ -86,7 +86,7 @@ class Cut:
         pieces: (N, rows here, columns).
         """
         n, _, columns = pieces.shape
-        mine, sizes = self._shares(n), self.sizes(num_rows)  # of matrices, of rows, of each process
+        mine, sizes = self._shares(n), self.sizes(num_rows)  # numbers of matrices and of rows of each process
         got = self._swap(
             pieces.flatten(),
             [count * pieces[0].numel() for count in mine],

@@ -37,7 +37,7 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    per_node: int = 1  # of them on this node, and as many on each other one
+    per_node: int = 1  # number of processes on this node, and on each other one
     words: Any = None  # the group for words of the first one, who may have to read or write for long
     quick: Any = None  # the group for words of all, who are there at the same time
 

@@ -82,7 +82,7 @@ class Shared(Cut):
         """Give the others the rows that were changed here, and take theirs. Raises PeerLost."""
         begun: list[tuple[Unit, Any, Tensor, Tensor]] = []
         with passing():
-            for unit in reversed(self.units):  # as the next pass needs them; two are under way at a time
+            for unit in reversed(self.units):  # in the order of the next pass; two are under way at a time
                 mine = unit.parameters[0].new_zeros(sum(self._widths(unit)))
                 for piece, parameter in zip(self._pieces(unit, mine), unit.parameters, strict=True):
                     piece.copy_(self.part(parameter))

@@ -81,7 +81,7 @@ def engine_of(phase: PhaseRun, rl: RlConfig) -> Engine:
         return Embedded(stop, rl.side_by_side)
     if not phase.ranks.is_first:
         return Elsewhere()
-    logs = work_folder().parent / "logs"  # of a pod
+    logs = work_folder().parent / "logs"  # logs of a pod
     log = (logs if logs.is_dir() else work_folder()) / "vllm.log"
     opening = Opening(phase.checkpoints.folder / ".engine", phase.tokenizer_folder, phase.config.sequence_len,
                       rl.side_by_side, rl.temperature, devices_of(phase, rl))  # fmt: skip

@@ -39,7 +39,7 @@ from trainer.records.phase_registry import (
 from trainer.reuse import Choice, Node, choices, needed
 
 SILENT_S = 30 * 60.0
-SHOWN = 3  # of the settings by which an artifact differs from the one that is wanted
+SHOWN = 3  # number of differing settings that are shown
 NO_LIMITS = Limits()
 
 

@@ -34,12 +34,12 @@ def told(found: Mapping[str, int]) -> str:
     return f"several GPUs: {', else '.join(sizes)} (parallel in a profile's file chooses)"
 
 
-STATE_BYTES = 12  # of a parameter in a checkpoint: itself and AdamW's two moments, float32
+STATE_BYTES = 12  # bytes of a parameter in a checkpoint: itself and AdamW's two moments, float32
 DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0, "problems": 1.0}
 TALK_STEP_S = 5.0  # without the network
 IMPORT_STEP_S, IMPORT_PARAMS_PER_S = 4.0, 1e8  # torch; reading and writing them, not the network
 PHASE_START_S = 4.0  # torch, the inputs, the first compiled step
-CHAT_TOKENS, TURN_TOKENS = 64, 34  # of a usual conversation, padding included; of one that shares its row with others
+CHAT_TOKENS, TURN_TOKENS = 64, 34  # of a usual conversation, with padding; of one that shares its row
 # Of a phase, what changes neither how long it is nor how long each of its steps takes: data, and sizes of numbers.
 TIMELESS = set("phase steps seed schedule optimizer adopted mixture fit".split())
 

@@ -6,7 +6,7 @@ from data.config import ConfigError
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.fields import in_bounds, newer
 
-MLPS = {"swiglu": 3, "relu2": 2}  # how many matrices each has
+MLPS = {"swiglu": 3, "relu2": 2}  # number of matrices of each
 
 
 @dataclass(frozen=True, kw_only=True)

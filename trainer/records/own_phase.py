@@ -14,7 +14,7 @@ from trainer.records.phase_registry import PHASES, Phase
 CONSTANT = "PHASE"
 LIKE = ("base", "mid", "sft")  # the others have settings that are of no use to a phase of another name
 MODULE = "trainer.phases.own"
-WORD = "own"  # of the step that trains any of them: `python -m trainer own`
+WORD = "own"  # name of the step that trains any of them: `python -m trainer own`
 
 
 @dataclass(frozen=True, kw_only=True)

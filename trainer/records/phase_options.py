@@ -183,6 +183,6 @@ def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
         inner = result.get(key)
         is_part = isinstance(inner, dict) and key != "mixture" and value is not None
         result[key] = changed(inner, value) if is_part else value
-    if "micro_rows" in by and "fit" in values:  # who says how many does not want others
+    if "micro_rows" in by and "fit" in values:  # a given number is not replaced by a fitted one
         result["fit"] = by.get("fit", False)
     return result

@@ -128,7 +128,7 @@ _ALL = (
     ),
 )
 PHASES: dict[str, Phase] = {one.name: one for one in _ALL}
-USUAL = "sft"  # what a launch trains up to, and the model that is talked to, where nobody says which
+USUAL = "sft"  # the default phase of a launch, and the default model of a talk
 
 KINDS = {"identity": "identity", "pydocs": "questions", "other": "questions"}
 KINDS |= {task: task for task in TASKS}
@@ -174,7 +174,7 @@ def starts_from(phase: str, roles: Collection[str]) -> str:
     """Return the role of the model that a phase with such inputs goes on from; "" where it begins from nothing."""
     one = PHASES[phase]
     found = next((before for before in (INIT, *one.follows) if before in roles), "")
-    return found or (one.follows[0] if one.follows else "")  # which is missing, as whoever opens it will say
+    return found or (one.follows[0] if one.follows else "")  # a missing one is reported by the code that opens it
 
 
 def chain(known: Collection[str], asked: Sequence[str], has_init: bool) -> dict[str, str]:

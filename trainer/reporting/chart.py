@@ -15,7 +15,7 @@ from data.report.html import Html, tag
 WIDTH, HEIGHT = 640, 240
 RIGHT, TOP, BELOW = 24, 12, 36
 LEAST_LEFT, LETTER, GAP = 58, 7, 6  # room for the words of the upward axis: so much for each letter, and beside them
-MOST_POINTS = 400  # of a line: more do not show
+MOST_POINTS = 400  # points of a line: more do not show
 AXIS = 4  # left edge of the word for what is counted along the bottom
 BANDS = 80  # stretches that say their figures when they are pointed at
 STYLE = """
@@ -77,7 +77,7 @@ def running_mean(points: Sequence[Point], share: float = 0.03) -> list[Point]:
         sums.append(sums[-1] + y)
     found = []
     for at, (x, _) in enumerate(points):
-        near = min(reach, at, len(points) - 1 - at)  # as many before as after: the ends are not bent
+        near = min(reach, at, len(points) - 1 - at)  # as many before as after, so that the ends are not bent
         found.append((x, (sums[at + near + 1] - sums[at - near]) / (2 * near + 1)))
     return found
 

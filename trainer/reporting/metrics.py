@@ -25,7 +25,7 @@ from trainer.reporting.peak_flops import Peak
 
 RECORD_EVERY_S = 0.3
 WINDOW = 20  # steps that a rate is the mean of
-POINTS = 32  # of the short curve
+POINTS = 32  # points of the short curve
 
 
 class Metrics:

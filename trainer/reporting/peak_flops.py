@@ -36,14 +36,14 @@ MULTIPROCESSORS = {"A30": 56, "A100": 108, "A800": 108, "H100 PCIe": 114, "H100 
                    "H200 NVL": 132, "H200": 132, "GH200": 132, "H20": 78, "B200": 148, "GB200": 152, "B300": 148,
                    "RTX PRO 6000": 188}  # fmt: skip
 SLICE = re.compile(r"\bMIG\b")
-SIDE = 768  # of the matrices that a CPU multiplies: a tenth of a second in all
+SIDE = 768  # side of the matrices that a CPU multiplies: a tenth of a second in all
 TRIES = 4
 
 
 @dataclass(frozen=True)
 class Peak:
     flops_per_s: float
-    source: str  # for people: what the share is of
+    source: str  # source of the number, for people
 
 
 def of_name(device: str, multiprocessors: int = 0) -> Peak | None:

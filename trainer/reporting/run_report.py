@@ -27,7 +27,7 @@ MFU = (
     "MFU = tokens per second x operations per token / peak; operations per token = 6 x (parameters of the matrices) "
     "+ 12 x layers x heads x head size x row length, attention not halved, recomputation not counted. Peak: "
 )
-MARK_S = 60.0  # so long after its last step what happens is still of a phase
+MARK_S = 60.0  # time after its last step in which events still belong to a phase
 MOST_SAMPLES = 12  # moments of a phase that are shown
 
 

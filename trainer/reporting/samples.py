@@ -29,7 +29,7 @@ class Sampler:
 
     def __call__(self) -> list[dict[str, str]]:
         stop = set(self.tokenizer.stops)
-        with uncompiled(self.model):  # its shapes are none that training was compiled for
+        with uncompiled(self.model):  # training was compiled for other shapes
             said = generate(self.model, self.ids, stop, MAX_NEW)
         texts = map(self.tokenizer.decode, said)
         return [{"prompt": prompt, "text": text} for prompt, text in zip(self.prompts, texts, strict=True)]

@@ -55,7 +55,7 @@ def of_own() -> Callable[[Any], Any]:
             return checked(made[0](**asked))
         except ExtensionError as error:
             return {"error": str(error)[:500]}
-        except BaseException as error:  # whatever it raises is told, also SystemExit
+        except BaseException as error:  # any error is reported, also SystemExit
             return {"error": f"{type(error).__name__}: {error}"[:500], "raised": True}
 
     return answer

@@ -127,7 +127,7 @@ def test(words: str) -> Test:
         if isinstance(asked, ast.Call):
             return Test(ast.unparse(asked), how="true")
     except ValueError:
-        pass  # what it is to give is no literal
+        pass  # the expected value is no literal
     return Test(words, how="whole")
 
 

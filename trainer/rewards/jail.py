@@ -106,7 +106,7 @@ def _talk(command: list[str], asked: bytes) -> tuple[bytes, str]:
             problem = f"no end after {WALL_S:g} s"
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # what it has left behind
+                os.killpg(child.pid, signal.SIGKILL)  # its leftovers
             child.wait()
         out.seek(0)
         return out.read(OUT_BYTES), problem

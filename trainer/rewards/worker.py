@@ -19,7 +19,7 @@ from typing import Any
 from data.single_writer import PARENT
 
 ROOT = Path(__file__).parents[2]
-START_S = 120.0  # until it says that it is ready: sympy is imported first, on machines that are busy
+START_S = 120.0  # time until it is ready: sympy is imported first, on machines that are busy
 READY = "ready"
 
 

@@ -28,7 +28,7 @@ def main() -> None:
             answer: Any = {}
         elif "load" in asked:
             engine.collective_rpc("take_weights", args=(asked["load"],))
-            engine.reset_prefix_cache()  # its keys and values are of other weights
+            engine.reset_prefix_cache()  # cached keys and values are of other weights
             answer = {}
         else:
             answer = answers(engine, asked)

@@ -131,7 +131,7 @@ class EngineProcess:
         }
         self.worker = Worker(command, answer_s, START_S, environ, log, lambda line: emit("note", text=f"vllm: {line}"))
         self.weights, self.dtype = Path(), torch.float32
-        self.probed: Probed | None = None  # by these weights, once they were found to be the model's
+        self.probed: Probed | None = None  # probe with these weights, once they were found to be the model's
 
     def take(self, model: Decoder, weights: Path) -> None:
         """Answer with the weights of a folder, which are the model's. Raises Refused, TrainerError."""

@@ -13,7 +13,7 @@ from data.chat import conversations
 from data.errors import InputError
 from data.tokens.tokenizer import Tokenizer
 
-USUAL_TOKENS = 16  # of a completion, as OpenAI has it
+USUAL_TOKENS = 16  # OpenAI's default for a completion
 
 
 class Wrong(Exception):

@@ -24,7 +24,7 @@ from trainer.serving.asks import Ask, Wrong
 from trainer.serving.http import HttpReply, HttpRequest, as_json, listen
 from trainer.serving.text_engine import Piece, TextEngine
 
-KEY = "VLLM_API_KEY"  # as serve.engines gives it to every engine
+KEY = "VLLM_API_KEY"  # the variable that serve.engines gives to every engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class AnswerThread:
         """Do one pass; tell whether it was its last."""
         try:
             piece = next(job.pieces)
-        except Exception as error:  # of this request; the others go on
+        except Exception as error:  # an error of this request; the others go on
             piece = Piece("", 0, "error", f"{type(error).__name__}: {error}")
         self.tokens += piece.tokens if piece.finish else 0
         job.tell(piece)
@@ -137,7 +137,7 @@ class EngineServer:
             raise Wrong(why, 503, "Service Unavailable")
         request.gone.add_done_callback(lambda _: setattr(job, "is_left", True))
         if ask.streams:
-            first = await job.said.get()  # what is wrong from the start has a status of its own
+            first = await job.said.get()  # a request that is wrong from the start has a status of its own
             if first.error:
                 raise Wrong(first.error, 500, "InternalServerError")
             return HttpReply(kind="text/event-stream; charset=utf-8", events=self._events(ask, job, first))

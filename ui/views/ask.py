@@ -8,7 +8,7 @@ from typing import Any
 from infra.errors import UsageError
 from ui.desk import Desk
 
-EVERY_S = 0.7  # from one look to the next, while somebody looks
+EVERY_S = 0.7  # interval between looks, while somebody reads
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ui.desk import Desk, Fresh
 from ui.views.ask import View, ViewQuery
 from ui.views.runs import row
 
-OFFERS_S = 60.0  # how old offers may be: each look asks every vendor
+OFFERS_S = 60.0  # largest age of offers: each look asks every vendor
 BILLS_S = 300.0
 MOST_OFFERS = 500
 

@@ -24,7 +24,7 @@ from ui.figures import BY, FigureTable, GrowingFigures, thin
 from ui.views.ask import View, ViewQuery
 
 MOST_RUNS = 50  # laid over each other
-MOST_POINTS = 6000  # of one figure, over all runs: more than any screen shows
+MOST_POINTS = 6000  # points of one figure, over all runs: more than any screen shows
 LEAST_EACH, MOST_EACH = 120, 600
 SHOWN_SAMPLES = 200
 FIRST = ("loss", "tokens_per_s", "mfu", "memory_bytes", "gpu_percent", "lr", "grad_norm", "data_share")

@@ -87,7 +87,7 @@ def stop(root: Path) -> int:
             asked = ask_to_stop(pod, "stopped", "asked to stop", grace_s())
             patience_s += asked["grace_s"] + carry_s(job, asked)
     _await(lambda: not _anyone(pod) or leaving(pod) is not None, patience_s)
-    guard = leaving(pod)  # who ends it would leave the pod to bill on
+    guard = leaving(pod)  # ending it would leave the pod to bill on
     survivors = patient(end_all)(job.token, PATIENCE_S, [guard.pid] if guard else [])
     hidden = living(pod, "guard") if farewell.needs_key(job) else None  # whose memory nobody reads, nor its token
     if hidden and not leaving(pod):
@@ -122,7 +122,7 @@ def _begin_anew(pod: PodFolder, job: Job) -> None:
         write_json(report(pod, "guard"), {**before, "clocks": None})
     put_away(pod)
     stop_file(pod).unlink(missing_ok=True)
-    attempt_file(pod).unlink(missing_ok=True)  # whoever starts again wants the step run again
+    attempt_file(pod).unlink(missing_ok=True)  # a second start means that the step is to run again
 
 
 def _take_turn(pod: PodFolder) -> None:

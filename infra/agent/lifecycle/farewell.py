@@ -19,15 +19,15 @@ from infra.agent.process import above, environ_of
 from infra.agent.shortage import Backoff
 from infra.agent.state import say
 
-WAIT_S = 60.0  # of the job's clock: whoever follows reads the last words, and then ends the pod without our help
-LEAST_WAIT_S = 5.0  # of this machine's: reading takes its time however fast the job's clock runs
-BACKOFF = Backoff(first_s=1.0, longest_s=300.0, certain=0.0)  # of the job's clock, between two rounds of calls
-CALL_S = 20.0  # for a whole answer
+WAIT_S = 60.0  # by the job's clock: a keeper reads the last words, and then ends the pod without our help
+LEAST_WAIT_S = 5.0  # by this machine's clock: reading takes its time however fast the job's clock runs
+BACKOFF = Backoff(first_s=1.0, longest_s=300.0, certain=0.0)  # by the job's clock, between two rounds of calls
+CALL_S = 20.0  # time for a whole answer
 MOST_BYTES = 1 << 16
 KEY = "SLIPWAY_SELF_END_KEY"  # stands for the vendor's key; no variable of any process has it
 MOST_KEY_BYTES = 256
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_NAME = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")  # what else stands in braces is JSON's or GraphQL's
+_NAME = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")  # anything else in braces is JSON's or GraphQL's
 _VALUE = re.compile(r"[A-Za-z0-9._~-]{1,256}")  # means nothing in a URL, in a header, in JSON
 
 
@@ -66,7 +66,7 @@ def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float],
         try:
             for words in attempt(calls, pid, key):
                 say(f"farewell: {words}")
-        except Exception as error:  # whatever it is, the pod must not bill on for it
+        except Exception as error:  # whatever happens, the pod must not bill on for it
             say(f"farewell: {type(error).__name__}")
         rounds += 1
         wait(BACKOFF.wait_s(rounds) / scale)
@@ -116,7 +116,7 @@ def ask(call: Call, values: Mapping[str, str]) -> str:
     def exchange() -> None:
         try:
             connection.request(call.method, url.path or "/", fill(call.body, values).encode() or None, headers)
-            answer = connection.getresponse()  # where it redirects to is not followed: the key stays here
+            answer = connection.getresponse()  # redirects are not followed: the key stays here
             is_error = b'"errors"' in answer.read(MOST_BYTES)
             said.append(f"{answer.status}{' with errors' if is_error else ''}")
         except Exception as error:

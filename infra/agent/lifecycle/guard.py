@@ -51,9 +51,9 @@ from infra.agent.state import (
 
 TICK_S = 0.1
 REPORT_EVERY_S = 5.0
-LAST_RITES_S = 15.0  # what an agent needs beyond the grace of its step
+LAST_RITES_S = 15.0  # time that an agent needs beyond the grace of its step
 REVIVAL = Backoff(first_s=TICK_S, longest_s=60.0, certain=1.0)  # asked at every tick, so it must not change
-CRASH_LOOP = (5, 600.0)  # so many starts in so many seconds of the job's clock
+CRASH_LOOP = (5, 600.0)  # number of starts in this many seconds of the job's clock
 
 
 def guard(root: Path) -> int:
@@ -133,7 +133,7 @@ class Guard:
 
     def _hold(self) -> Optional[int]:
         """Hold the pod until there is work; or until its end, then return its exit code."""
-        if read_json(stop_file(self.pod)).get("state") in STAYS:  # that was about the work
+        if read_json(stop_file(self.pod)).get("state") in STAYS:  # the stop was about the work only
             stop_file(self.pod).unlink()
         self._report()
         say("nothing to do: the pod is held")
@@ -159,7 +159,7 @@ class Guard:
         return None
 
     def _read_job(self) -> None:
-        with contextlib.suppress(AgentError):  # whoever wrote it is told by `start`
+        with contextlib.suppress(AgentError):  # its writer is told by `start`
             self.job = read_job(self.pod)
 
     def _reason_to_end(self) -> Tuple[str, str]:
@@ -241,7 +241,7 @@ class Guard:
             ask_to_stop(self.pod, "failed", reason, 0.0)
             return
         if self.missed_at is not None and time.monotonic() < self.missed_at + REVIVAL.wait_s(len(self.starts) + 1):
-            return  # what has ended the agent may last a while, and may be ending its step too
+            return  # the cause of the agent's end may last a while, and may be ending its step too
         self._note_orphan()
         self.agent = spawn(self.pod, self.job, "run")
         self.starts.append(self.elapsed_s)

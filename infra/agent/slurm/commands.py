@@ -34,11 +34,11 @@ from infra.agent.state import (
 )
 
 END_S = 30.0
-KILL_S = 120.0  # what Slurm may take to end a job that was cancelled
+KILL_S = 120.0  # time that Slurm may take to end a cancelled job
 POLL_S = 1.0
-PATIENT_S = 15.0  # until a queue is asked again about a job that waits
+PATIENT_S = 15.0  # time until a queue is asked again about a job that waits
 QUEUE = "queue"  # the step that progress shows until the work begins
-LOG = "slurm"  # what Slurm itself, and who begins the guard, have to say
+LOG = "slurm"  # log of Slurm itself, and of the program that starts the guard
 
 
 def options_file(pod: PodFolder) -> Path:

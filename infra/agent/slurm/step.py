@@ -36,8 +36,8 @@ from infra.agent.state import (
 
 T = TypeVar("T")
 
-WAIT_S = 300.0  # for the words of the other nodes, and for the last attempt's processes to go
-CALL_S = 8.0  # what the nodes try to reach each other for
+WAIT_S = 300.0  # time for the words of the other nodes, and for the last attempt's processes to go
+CALL_S = 8.0  # time for which the nodes try to reach each other
 POLL_S = 0.2
 
 
@@ -140,7 +140,7 @@ def _go_on_later() -> None:
         say(f"left without a verdict; Slurm calls the job {state}")
         if state == "RUNNING":
             queue.call(["scontrol", "requeue", number])
-    except queue.QueueError as error:  # whoever follows submits it anew
+    except queue.QueueError as error:  # its keeper submits it anew
         say(f"requeueing job {number}: {error}")
 
 

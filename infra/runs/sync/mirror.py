@@ -62,7 +62,7 @@ def _append(transport: Transport, source: str, path: Path, size: int) -> None:
         path.unlink()
         here = 0
     with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
-        file.seek(here)  # by place, so that two who bring the same bytes at once bring them once
+        file.seek(here)  # by offset, so that two processes with the same bytes write them once
         while here < size:
             piece = transport.read(source, here)[: size - here]
             if not piece:
@@ -154,7 +154,7 @@ def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transpor
         is_here = name not in made or is_home(home, name, fingerprint)
         if is_here and _manifest_there(pod, pod_store, name, fingerprint, transport) is None:
             folder, manifest = home.path(name, fingerprint), home.manifest_of(name, fingerprint)
-            if is_old:  # its code knows names only
+            if is_old:  # older code knows names only
                 manifest = replace(manifest, name=name, flat=name == "identity_conversations")
             place = places(manifest.name)[manifest.flat]
             root = pod.code / pod_store

@@ -97,7 +97,7 @@ def restore(op: Op, transport: Transport, folder: Path, store: Store) -> None:
         if any(part.startswith(".") for part in name.parts):  # a draft that was cut off
             continue
         if name.parts[:2] == ("state", "marks") and name.stem in lost:
-            continue  # what it made went with its pod: it is made again
+            continue  # its output went with its pod: it is made again
         if str(name.parent) in there:
             continue
         mirror.put(transport, path, str(pod.root / name))

@@ -23,7 +23,7 @@ class EngineReply(Message):
     """The answer of an engine, as it comes."""
 
     status = 0  # no headers yet
-    lines = b""  # of its headers, those that are passed on
+    lines = b""  # its headers that are passed on
     is_events = False  # it is a stream of them
     has_length = False  # else the end of the connection is its end
 
@@ -48,10 +48,10 @@ class Line(Wire):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_spent = False  # for no other request
+        self.is_spent = False  # True if it takes no other request
         self._parser = HttpResponseParser(self)
-        self._reply: EngineReply | None = None  # that is being received
-        self._head_bytes = 0  # that came since there was last a body
+        self._reply: EngineReply | None = None  # the answer that is being received
+        self._head_bytes = 0  # bytes since the last body
 
     @property
     def is_free(self) -> bool:

@@ -9,9 +9,9 @@ from typing import cast
 
 from serve.gateway.http.eager import Signal
 
-MOST_HEAD_BYTES = 32 << 10  # of the first line and all headers; looked at when what has come was parsed
-MOST_PIECES = 32 << 10  # of a body: chunks, or what was received at once; each is work, however short it is
-HELD_BYTES = 128 << 10  # so much of a message is kept until it is read; then the sender is stopped
+MOST_HEAD_BYTES = 32 << 10  # bytes of the first line and all headers; checked when received bytes were parsed
+MOST_PIECES = 32 << 10  # pieces of a body: chunks, or what was received at once; each is work, however short it is
+HELD_BYTES = 128 << 10  # bytes of a message that wait to be read; beyond that the sender is stopped
 
 
 class Broken(ConnectionError):
@@ -84,7 +84,7 @@ class Message:
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
-        self._parts: list[bytes] = []  # that were not read
+        self._parts: list[bytes] = []  # parts that were not read
 
     @property
     def is_full(self) -> bool:
