@@ -85,7 +85,7 @@ def last_state(settings: Settings) -> SupervisorState | None:
         return None
 
 
-# What is to go on.
+# Which runs and services must go on.
 
 
 def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
@@ -121,7 +121,7 @@ def is_needed(journal: Journal, settings: Settings) -> bool:
     return is_left or carry.is_at_work(journal) or watch.is_wanted(journal, settings)
 
 
-# For commands.
+# Functions that commands call.
 
 
 def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
@@ -207,7 +207,7 @@ def _start(settings: Settings) -> "subprocess.Popen[bytes]":
         )
 
 
-# Its own life.
+# The life of the supervisor.
 
 
 @dataclass

@@ -28,7 +28,7 @@ class Request:
     pool: str = ""  # only machines of this pool; "" = any
     host: str = ""  # only this machine, as `pool.list` names it; "" = any
     devices: str = ""  # only these GPUs of a machine of one's own, such as `0,1`; "" = the whole machine
-    # Of machines that vendors rent: 0 and "" = whatever there is. What a vendor does not tell fails a floor.
+    # Requirements on rented machines; 0 and "" = any. A figure that the vendor does not tell fails its minimum.
     cpus: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
@@ -96,7 +96,7 @@ class Pod:
     micro_usd_per_hour: int = 0
     created_at: int = 0  # UTC epoch seconds; 0 = its provider does not say
     billed_at: float | None = None  # likewise, where billing begins later than that
-    # What a vendor says of it; "" and None = nothing.
+    # Facts that a vendor tells about it; "" and None = not told.
     state: str = ""  # booting, running, stopped, failed (the last two may bill too), ending
     note: str = ""
     name: str = ""

@@ -101,7 +101,7 @@ class Controller:
             router=router,
         )
 
-    # Its life.
+    # The life of the controller.
 
     async def run(self) -> None:
         """Run until the service has ended, or this process is told to leave. Raises SlipwayError, Fenced."""
@@ -174,7 +174,7 @@ class Controller:
         self.is_leaving = True
         self.replicas.changed.set()
 
-    # What is wanted.
+    # The desired state.
 
     def _row(self) -> Any:
         row = service_rows.find(self.journal, self.name)
@@ -208,7 +208,7 @@ class Controller:
             self.replicas.not_before = 0.0
             self.say(f"{self.name}: wanted now is version {self.wanted.newest.number}")
 
-    # What is done.
+    # Actions.
 
     def _decide(self) -> None:
         rule, now = autoscaler.rule_of(self.service), time.monotonic()
@@ -312,7 +312,7 @@ class Controller:
                         cap_micro_usd=budget.cap(alive) if budget else None, began_at=time.time())  # fmt: skip
         self.replicas.begin(member, self._save)
 
-    # What is told.
+    # Orders to the gateway and records of the service.
 
     def _tell_gateway(self) -> None:
         """Tell the gateway its replicas; this is the one way by which it learns of them."""

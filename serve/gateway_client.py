@@ -54,7 +54,7 @@ class GatewayClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._task: asyncio.Task[None] | None = None
 
-    # What it is told.
+    # Orders to the gateway.
 
     async def begin(self) -> GatewayReport:
         """Return its first report, once it listens. Raises UsageError, SlipwayError when it cannot."""
@@ -109,7 +109,7 @@ class GatewayClient:
                 self._process.poll()
             await asyncio.sleep(CONNECT_S)
 
-    # What it says.
+    # Reports of the gateway.
 
     def in_flight(self, replica_id: str) -> int:
         """Return the requests that a replica works on; 1 while that is not known of one that was just taken off."""
@@ -123,7 +123,7 @@ class GatewayClient:
         """Return how many requests in a row a replica has failed, as far as is known."""
         return self.report.failures.get(replica_id, 0) if self.report and self._obeyed == self.order else 0
 
-    # Its life.
+    # The life of the gateway.
 
     async def _keep(self) -> None:
         """Have a gateway live, and hear it, for as long as this lasts."""

@@ -117,7 +117,7 @@ class Process:
         finally:
             writer.close()
 
-    # What it is told.
+    # Orders of the controller.
 
     async def _obey(self, order: Order) -> None:
         """Do what is wanted; what cannot be done becomes `problem`."""

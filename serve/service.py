@@ -33,7 +33,7 @@ ROUTER_GROUP = "serve-router"  # the environment that has it
 ROUTER_POLICIES = ("cache_aware", "power_of_two", "round_robin", "random", "consistent_hash", "sticky_least_loaded")
 MODEL_MOUNT = "/model"
 EVERYWHERE = "0.0.0.0"
-# What others write, what is meant.
+# Keys that other files use, and ours for them.
 MEANT = {"period_seconds": "endpoint_probe_interval_seconds", "spot_recovery": "job_recovery", "env": "envs"}
 _GPU = re.compile(r"[A-Z0-9]+(:[0-9]+)?")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -181,7 +181,7 @@ class Verified:
             self._known = outside.load(os.path.join(root, VERIFIED), VERIFIED_BYTES, VERIFIED_BYTES // 16)
         except (OSError, ValueError):  # absent or damaged: everything is read again
             self._known = {}
-        self._names: dict[Any, str] = {}  # digests by inode
+        self._names: dict[Any, str] = {}  # paths by inode
         for path, one in self._known.items():
             if type(one) is list and len(one) == 5 and type(one[3]) is int:
                 self._names[one[3]] = path

@@ -37,8 +37,8 @@ def main(words: list[str] | None = None) -> int:
     """
     flags = parser().parse_args(words)
     die_with(os.environ.pop(PARENT, ""))  # when the inv that started it is killed, it saves and ends
-    # So long waiting threads spin before they sleep. At the default, two programs that share the cores each run at a
-    # sixth of their speed; without any spinning, one alone loses a fifth.
+    # The number of spins of a waiting thread before it sleeps. At the default, two programs that share the cores each
+    # run at a sixth of their speed; without any spinning, one alone loses a fifth.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     # read as PyTorch is imported; rows of many lengths leave holes that a larger one does not fit into, else
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():

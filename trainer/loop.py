@@ -38,7 +38,7 @@ from trainer.reporting.samples import is_due
 
 log = logging.getLogger(__name__)
 
-MUST_BE_EQUAL = ("config_hash", "inputs_hash", "tokenizer_sha256", "vocab")  # of who saved and who goes on
+MUST_BE_EQUAL = ("config_hash", "inputs_hash", "tokenizer_sha256", "vocab")  # equal in a checkpoint and its resumed run
 MAX_SKIPPED = 3  # non-finite steps in a row before a roll-back
 MAX_FAILED_SAVES = 3
 Batches = Ahead[Batch] | Asked

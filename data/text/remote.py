@@ -288,7 +288,7 @@ class Patience:
                 if host(self.url) not in _answered:
                     patience_s = min(patience_s, STRANGER_S)
                     until = min(until, self.began + patience_s)
-            # As `store.backoff` has it; by hand, since what changes here makes all text that was read "other code".
+            # The rule of `store.backoff`, not called: a change of that would make all text that was read "other code".
             if wait_s is None:
                 wait_s, self.pause_s = self.pause_s * random.uniform(0.5, 1.0), min(2 * self.pause_s, 16.0)
             wait_s = min(wait_s, LONGEST_PAUSE_S)

@@ -27,7 +27,7 @@ from store import local_files, outside
 
 ASK_S = 30.0
 MAKE_S = 900.0  # the environment of the commands, where packages come over a slow line
-# Where our files are, whether this checkout was there before, and whose control host it is.
+# Ask for the folder of our files, whether it has this checkout already, and whose control host it is.
 ASK = """
 umask 077
 root="$HOME/.slipway/control"; here="$root/checkouts/$1"
@@ -40,7 +40,7 @@ fi
 cat "$root/about.json" 2>/dev/null
 exit 0
 """
-# What belongs to this machine, and means nothing over there.
+# Variables about this machine, which mean nothing on the control host.
 OF_THIS_MACHINE = ("SLIPWAY_STATE_FILE", "SLIPWAY_PODS", "SLIPWAY_POOLS", "SLIPWAY_ENVIRONMENTS", "SLIPWAY_INSTALLER",
                    "SLIPWAY_WORKSPACE", "SLIPWAY_REHEARSAL", "SLIPWAY_CONTROL", "SLIPWAY_RAY_PYTHON")  # fmt: skip
 OF_THE_TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "LANG", "LC_ALL", "LC_CTYPE", "TZ")

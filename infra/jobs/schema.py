@@ -85,7 +85,7 @@ class TaskFile:
     run: str | None = None
     config: dict[str, Any] | None = None
     slipway: SlipwayTaskKeys = SlipwayTaskKeys()
-    # Of SkyPilot's, and refused: `REFUSED` says what to do instead.
+    # Keys of SkyPilot that are refused: `REFUSED` says what to do instead.
     managed_secrets: Any = None
     volumes: Any = None
     volume_mounts: Any = None

@@ -19,7 +19,7 @@ from infra.ledger.life_cycle import FAILED, PLANNED
 from infra.market import gpus
 from infra.records import Offer
 
-# How much faster one GPU is than another by data sheets, and what is seen of that:
+# The speed ratio of two GPUs is that of their data sheets to the power of one of these:
 LEAST, USUAL = 0.35, 0.7  # exponents; the one pair that was measured gives the first
 VAGUE = 1.25  # one measurement may be off by that factor, either way
 
@@ -127,7 +127,7 @@ def months(first_at: int, last_at: int) -> list[str]:
     return found
 
 
-# What work would cost.
+# Estimates of what work would cost.
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def reap(
         now = clock()
         new = [] if orphans_only else _end_due(seen, journal, now, market.clock_scale, problems)
         asked += new
-        # What has no id cannot be ended from here, however long one waits.
+        # A pod without an id cannot be ended from here, however long one waits.
         is_left = any(one.is_due and one.pod_id for one in found)
         is_over = not new and not any(map(is_due, seen.rows.values())) and not is_left
         if is_over or now.boot_s >= deadline:

@@ -16,8 +16,8 @@ from infra.records import Expected, StepWork
 
 SAME, SETTINGS, STEPS, GUESS = "the same", "other settings", "other steps", "a guess"  # the sources of an Expected
 LOW, HIGH = 0.75, 1.8  # times a guess: our own models between small and large batches
-# What a prediction may be off by, either way, beside the spread that was seen: of the same, once and more often; of
-# other settings of the step; of other steps of the same machine.
+# Factors by which a prediction may be off either way, beyond the spread that was seen: from the same work, once and
+# more often; from other settings of the step; from other steps on the same machine.
 ONCE, OFTEN, ELSEWHERE, OF_OTHERS = 1.25, 1.1, 1.5, 1.8
 NEWEST = 9  # records, of which a prediction is made: what a machine did long ago says less
 MANY = 5  # with this many records the outermost is left out of the range on either side

@@ -30,7 +30,7 @@ OVERPRICED = 1.05
 ROUNDED = 10_000  # micro-USD: a vendor may know amounts in cents only
 LATE_S = 5.0  # time by our clock for which a vendor's answer may be under way
 NO_VOLUME = 44
-# What steps write lies on the volume, where there is one; a rehearsal's machine can mount it below its home only.
+# Steps write to the volume, where there is one; a rehearsal's machine can mount it below its home only.
 MARK = f"""folder="$HOME/.slipway/pods/$1" && umask 077 && mkdir -p -- "$folder" || exit
 if [ -n "$3" ] && ! [ -L "$folder/work" ]; then
     for place in "$HOME"/mnt/* $3; do

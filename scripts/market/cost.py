@@ -26,7 +26,7 @@ from store import moving_line
 
 COMPARED = ("B200", "H200", "H100", "A100")
 H100_HOUR = (Measured("H100", 8, 1.0),)
-# As people have reported them: nanochat on Shadeform, the 1.58-bit stages and the diffusion model on RunPod.
+# Measurements that people have reported: nanochat on Shadeform, the 1.58-bit stages and the diffusion model on RunPod.
 PHASES = {"mid": (Measured("H100", 8, 1.0), Measured("B200", 8, 0.75)), "sft": H100_HOUR, "rl": H100_HOUR,
           "all": (Measured("H100", 8, 3.0), Measured("H100", 8, 4.0))}  # fmt: skip
 STAGES = {"2": (Measured("H100", 4, 24.0, 10e9),), "3": (Measured("H100", 4, 8.0),)}

@@ -117,7 +117,7 @@ def fill(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
     start_others = max(0, others - sum(not one.spot for one in alive))
     stop = (*_victims(alive, True, spots), *_victims(alive, False, others))
     most, held = _admitted(start_spot + start_others, seen)
-    # What is not spot is there to be relied on, so it is what a small budget is spent on.
+    # On-demand replicas are the reliable ones, so a small budget is spent on them first.
     start_others = min(start_others, most)
     start_spot = min(start_spot, most - start_others)
     tick_s = TICK_S if final else TICK_AT_ZERO_S
@@ -150,8 +150,8 @@ def _clip(rule: Rule, wanted: int) -> int:
 def _for_requests(target: float | Mapping[str, float], qps: float, members: Iterable[NewestReplica]) -> int:
     if not isinstance(target, Mapping):
         return math.ceil(qps / target)
-    # As SkyServe, with replicas of different GPUs; but only those that are alive are counted as being there, and with
-    # none there at all it grows by what arrives.
+    # The rule of SkyServe for replicas of different GPUs; but only living replicas count, and without any the number
+    # grows by the arriving requests.
     most = max(target.values())
     alive = [one for one in members if one.state.is_alive]
     able = [one for one in alive if one.state in (State.READY, State.STARTING, State.PROVISIONING)]

@@ -21,7 +21,7 @@ from infra.settings import MARKET, VENDORS, Settings
 from serve.service import ReplicaResources, Service
 
 GB = 10**9
-# What SkyServe reads of `resources` and we do not, and what holds here instead.
+# Keys of `resources` that SkyServe reads and we do not, and what holds here instead.
 UNREAD = {
     "infra": "--provider says where replicas go",
     "cloud": "--provider says where replicas go",

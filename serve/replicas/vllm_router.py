@@ -149,7 +149,7 @@ class Routed(Gateway):
             await self._call(session, f"{url}/remove_worker", one)
         added = await asyncio.gather(*(self._call(session, f"{url}/add_worker", one) for one in wanted - known))
         if wanted and (known & wanted or any(added)):
-            # As often as a request may be tried: the router may choose another worker the next time.
+            # One seat for each try of a request: the router may choose another worker the next time.
             seats = range(self.limits.tries)
             mine = [Target(replica_id=f"{NAME}-{number}", url=url, key=self._key) for number in seats]
             if super().replicas != mine:

@@ -441,7 +441,7 @@ class FolderStore:
         except OSError as error:
             raise ValueError(f"its manifest cannot be read ({error})") from None
 
-    # Where things lie.
+    # Paths.
 
     def _at(self, relative: str) -> str:
         return f"{self._root}/{relative}"

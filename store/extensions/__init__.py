@@ -195,7 +195,7 @@ def nearest(name: str, defined: Mapping[str, ast.stmt]) -> str:
     return f"; line {defined[lower[near[0]]].lineno} has {lower[near[0]]}: did you mean that?" if near else ""
 
 
-# What this process uses: filled where a run is planned, and where its job has come to.
+# The extensions that this process uses: filled where a run is planned, and where its job runs.
 
 
 def use(extension: Extension) -> Extension:

@@ -25,7 +25,7 @@ from trainer.parallel.process_group import ALONE, Ranks
 from trainer.tensor_file import Written
 
 log = logging.getLogger(__name__)
-RESTS = 30.0  # of what it computes
+RESTS = 30.0  # pause as a multiple of the CPU time spent
 ALIGNED = 64  # bytes, which every dtype begins at
 PULSE_S = 0.5  # interval at which processes that wait for a save report that they are alive
 

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from trainer.errors import PeerLost, Refused
 
-# Of one exchange. Until the first step is done, others may compile, read a model or begin to talk over NCCL; afterwards
-# who says nothing is gone. SLIPWAY_GROUP_TIMEOUT_S sets another for both.
+# Timeouts of one exchange. Until the first step is done, others may compile, read a model or set up NCCL; afterwards a
+# silent process is gone. SLIPWAY_GROUP_TIMEOUT_S replaces both.
 FIRST_TIMEOUT_S, STEP_TIMEOUT_S = 600.0, 100.0
 WRITE_TIMEOUT_S = 3600.0  # while the others wait for what the first one reads or writes
 
 
-# What backends say when a process at the other end has gone or says nothing, inside of a pass through the model.
+# Messages of backends when a process at the other end has gone or is silent, inside of a pass through the model.
 GONE = re.compile(r"gloo|nccl|connection (closed|reset)|timed out waiting", re.IGNORECASE)
 
 

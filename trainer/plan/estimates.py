@@ -40,7 +40,7 @@ TALK_STEP_S = 5.0  # without the network
 IMPORT_STEP_S, IMPORT_PARAMS_PER_S = 4.0, 1e8  # torch; reading and writing them, not the network
 PHASE_START_S = 4.0  # torch, the inputs, the first compiled step
 CHAT_TOKENS, TURN_TOKENS = 64, 34  # of a usual conversation, with padding; of one that shares its row
-# Of a phase, what changes neither how long it is nor how long each of its steps takes: data, and sizes of numbers.
+# Settings of a phase that change neither its length nor the time of a step: data, and sizes of numbers.
 TIMELESS = set("phase steps seed schedule optimizer adopted mixture fit".split())
 
 

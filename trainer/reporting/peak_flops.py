@@ -16,7 +16,7 @@ import torch
 
 from trainer.device import Machine
 
-# By words of the device's name, the first that are in it; dense bfloat16 with float32 sums, by the makers' data sheets.
+# The first entry whose words are in the device's name counts; dense bfloat16 with float32 sums, by data sheets.
 TFLOPS = (
     ("H100 PCIe", 756),
     ("H100 NVL", 835),

@@ -39,9 +39,9 @@ LINE_BYTES = 1 << 20
 POLL_S = 0.05
 LINGER_S = 10.0  # time for which node 0 waits until the others have heard the outcome
 KILL_S = 2.0  # time that the kernel may take to end the killed processes of a step
-# From the moment at which a node falls silent for another to that at which its own part of the round is over, beyond
-# `silent_s`. Clocks are not compared: both begin with the same line, which a node sends before node 0 can hear it. The
-# last line that node 0 has heard may be one that got no answer, sent so much later than the last one that did.
+# The time from a node's silence towards another one to the end of its own part of the round, beyond `silent_s`. Clocks
+# are not compared: both begin with the same line, which a node sends before node 0 can hear it. The last line that node
+# 0 has heard may be one that got no answer, sent so much later than the last one that did.
 CUT_OFF_S = TALK_EVERY_S + ANSWER_S + LEAVE_S + KILL_S
 
 

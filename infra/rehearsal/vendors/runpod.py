@@ -136,7 +136,7 @@ class Runpod(web.Api):
 
     def route(self, asked: web.Asked) -> web.Route | web.Answer:
         route, owner = super().route(asked), self.owner(asked)
-        # As far as anybody knows: a pod's own key is made for GraphQL.
+        # A pod's own key is made for GraphQL, as far as anybody knows.
         if owner and not (owner.has("v2 pod key") and asked.path == f"/v2/pods/{owner.machine_id}"):
             return self.error(403, "this API key does not have the scope for that")
         return route

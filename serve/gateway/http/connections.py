@@ -92,7 +92,7 @@ class Line(Wire):
         if reply is not None:
             reply.fail(Broken(why))
 
-    # What the parser tells. It may not be fed again before it has returned, so nobody is woken here.
+    # Callbacks of the parser. It may not be fed again before it has returned, so nobody is woken here.
 
     def on_message_begin(self) -> None:
         if self._reply is None:

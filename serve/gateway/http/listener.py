@@ -175,7 +175,7 @@ class Connection(Wire):
             with contextlib.suppress(OSError):  # the client has left
                 self.near.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for it; its file is theirs to close
 
-    # What comes.
+    # Callbacks of the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -257,7 +257,7 @@ class Connection(Wire):
         framing, self._framing = self._framing, b""
         return b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing if framing else b""
 
-    # What the parser tells. It may not be fed again before it has returned, so nobody is woken here.
+    # Callbacks of the parser. It may not be fed again before it has returned, so nobody is woken here.
 
     def on_message_begin(self) -> None:
         self._url, self._headers, self._lines = b"", {}, b""
@@ -310,7 +310,7 @@ class Connection(Wire):
             self._coming.is_whole = True
             self._coming = None
 
-    # What is done about it.
+    # Handling of requests.
 
     async def _serve(self) -> None:
         try:
