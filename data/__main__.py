@@ -284,7 +284,7 @@ def _say(step: str, error: object, code: int) -> int:
 
 
 def spare_numpy() -> None:
-    """Have pyarrow do without numpy, for steps that do: it would take half of the time that it takes to start."""
+    """Make pyarrow work without numpy, for steps that need none: its import would take half of their start."""
     if "numpy" not in sys.modules:
         sys.modules["numpy"] = None  # type: ignore[assignment]  # what is not to be found
         import pyarrow.parquet  # noqa: F401 it looks once

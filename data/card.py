@@ -64,7 +64,7 @@ def write(folder: Path) -> None:
 
 
 def of_folder(folder: Path) -> CardFacts | None:
-    """Return what there is to tell of a folder; None where nothing in it is ours."""
+    """Return the facts about a folder for its card; None where nothing in it is ours."""
     try:
         if is_token_folder(folder):
             return _of_tokens(folder)
@@ -144,7 +144,7 @@ def _of_lines(folder: Path) -> CardFacts | None:
 
 
 def origin(manifest: Mapping[str, Any]) -> str:
-    """Return where the documents of a manifest come from, in one line."""
+    """Return the origin of the documents of a manifest, in one line."""
     found = manifest.get("input", {})
     if "mixture" in found:
         return "; ".join(

@@ -144,7 +144,7 @@ class Making:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Return what an artifact says about where it comes from."""
+        """Return the facts that an artifact states about its origin."""
         inputs = {role: asdict(one) for role, one in self.inputs.items()}
         return {"code": self.code, "inputs": inputs, **({"spec": self.spec} if self.spec else {})}
 

@@ -47,7 +47,7 @@ class PushSpec:
 
 
 def push(spec: PushSpec, folder: Path) -> dict[str, Any]:
-    """Put a folder on the hub; return the address and the commit.
+    """Upload a folder to the hub; return the address and the commit.
 
     Raises InputError for a folder that is not finished or not ours, DataError when the hub does not take it.
     """

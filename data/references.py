@@ -83,7 +83,7 @@ def parse(words: str) -> SetReference:
 
 
 def parse_mixture(words: str) -> list[tuple[str, float]]:
-    """Return what is mixed, with weights as they stand; [] where `words` name but one source.
+    """Return the sources of a mixture with their weights as typed; [] where `words` name but one source.
 
     Raises ConfigError where some have a weight and others have none, or one is 0.
     """

@@ -33,7 +33,7 @@ class OwnCode:
 
 
 def use_phases(words: str, settings: Settings) -> None:
-    """Have this process know those of the phases that extensions add. Raises UsageError, ConfigError."""
+    """Register the phases that extensions add in this process. Raises UsageError, ConfigError."""
     listed = names(settings.extensions)
     ours = taken()
     for word in words.split("+"):
@@ -46,7 +46,7 @@ def use_phases(words: str, settings: Settings) -> None:
 
 
 def use_source(source: str, settings: Settings) -> dict[str, str]:
-    """Have this process know those of the sources that extensions add; return their texts by name. Raises UsageError.
+    """Register the sources that extensions add in this process; return their texts by name. Raises UsageError.
 
     A source that could be a misspelt one of them is none: whoever lists files says that there is no such file.
     """

@@ -54,16 +54,16 @@ class AnyWork(Protocol):
 
     @property
     def made(self) -> str:
-        """Return what `Work.made` does."""
+        """Return the same as `Work.made`."""
 
     @property
     def stem(self) -> str:
-        """Return what the run is called, in front of a number; "" = words by chance."""
+        """Return the name of the run in front of a number; "" = random words."""
 
     def plan(
         self, settings: Settings, request: Request, vendor: Provider, limits: Limits, offer: Offer | None = None
     ) -> Plan:
-        """Return what is made, and by which job. Raises UsageError."""
+        """Return the plan: the artifacts, and the job that makes them. Raises UsageError."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class Launch:
 
 
 def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
-    """Return what a launch means. Raises UsageError for what cannot be meant."""
+    """Return the resolved launch. Raises UsageError for an impossible one."""
     name = check_name(spec.run_name) if spec.run_name else ""
     nodes = 1 if spec.nodes is None else spec.nodes
     if nodes < 1:
@@ -227,7 +227,7 @@ def refuse_code_of_others(job: Job) -> None:
 
 
 def self_end_warnings(offers: Sequence[Offer], settings: Settings) -> tuple[str, ...]:
-    """Return what is to be agreed to before pods of these offers get a key. Raises UsageError for a key that is bad."""
+    """Return warnings to accept before pods of these offers get a key. Raises UsageError for a bad key."""
     found = [market(registry.provider(settings, name)) for name in dict.fromkeys(one.provider for one in offers)]
     return tuple(filter(None, (one.check_self_end() for one in found if one)))
 

@@ -18,7 +18,7 @@ from store.manifest import kind_of
 
 
 def move_names(plan: Plan) -> None:
-    """Have the names that were asked for stand for what is there already. Raises StoreError."""
+    """Point the requested names to the artifacts that exist already. Raises StoreError."""
     for one in plan.pointers:
         Store(plan.store).point(one.name, one.fingerprint)
 

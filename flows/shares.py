@@ -53,7 +53,7 @@ def read_budget(said: str) -> tuple[str, int | None]:
 
 
 def open_as(journal: Journal, name: str, amount: int, settings: Settings) -> SharedBudget:
-    """Have a budget be that amount from now on. Raises UsageError for less than what is spent and reserved already."""
+    """Set the amount of a budget from now on. Raises UsageError for less than what is spent and reserved already."""
     return budgets.open_budget(journal, name, amount, budgets.find(journal, name), settings.clock_scale)
 
 
@@ -99,13 +99,13 @@ def pay_from(
 
 
 def hand_back(name: str, run: str, journal: Journal) -> None:
-    """Return what was reserved for a run."""
+    """Give the reservation of a run back to its budget."""
     if name:
         budgets.give_back(journal, name, run)
 
 
 def most_of(limits: Limits, nodes: int, offers: Sequence[Offer]) -> int:
-    """Return what the pods of a run may cost together at most, on the dearest of these offers."""
+    """Return the most that the pods of a run may cost together, on the dearest of these offers."""
     ends = [] if limits.spend_micro_usd is None else [limits.spend_micro_usd]
     if limits.time_s is not None and offers:
         rate = max(one.micro_usd_per_hour for one in offers)
@@ -119,7 +119,7 @@ def states(journal: Journal, settings: Settings) -> list[BudgetState]:
 
 
 def on_devices(request: Request, said: str, vendor: Provider) -> Request:
-    """Return what is asked for with the GPUs of a machine that `--devices` names. Raises UsageError."""
+    """Return the request with the GPUs of a machine that `--devices` names. Raises UsageError."""
     if not said:
         return vendor.whole(request)
     if vendor.is_rented or vendor.recovers:
@@ -147,7 +147,7 @@ class MachineLine:
     told: str = ""
 
     def begin(self, work: Callable[[], Op]) -> Op:
-        """Do `work`, which rents, as soon as the turn has come. Raises what it raises, but for what passes."""
+        """Call `work`, which rents, as soon as its turn has come. Raises its errors, but for temporary shortages."""
         if self.turn is None:
             return work()
         while True:

@@ -75,7 +75,7 @@ def end(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:
 
 
 def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """Have a rented pod save, and bring home what it says. One that is deaf is ended all the same."""
+    """Make a rented pod save, and download its reports. One that does not answer is ended all the same."""
     while op.is_live and op.state != TERMINATING:  # from then on nobody brings it back
         try:
             op = journal.advance(op, "end", **pods.ASKED_FOR)

@@ -77,7 +77,7 @@ def log_file(settings: Settings) -> Path:
 
 
 def last_state(settings: Settings) -> SupervisorState | None:
-    """Return what the last supervisor saw last; None when there has been none."""
+    """Return the last observations of the last supervisor; None when there has been none."""
     try:
         said = json.loads(state_file(settings).read_bytes())
         return SupervisorState(**{**said, "runs": tuple(said["runs"]), "services": tuple(said["services"])})
@@ -125,7 +125,7 @@ def is_needed(journal: Journal, settings: Settings) -> bool:
 
 
 def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
-    """Have the supervisor look after whatever is to go on here; return the leases that nobody had.
+    """Make the supervisor look after whatever must go on here; return the leases that nobody had.
 
     What has come to this machine from another one, or through a boot, is written down as left by a process that died.
     `also`: the leases that were held where it comes from. Raises SlipwayError when the supervisor does not come up.
@@ -260,7 +260,7 @@ class Supervisor:
         return bool(at_work or services or waits) or is_wanted
 
     def _watch(self) -> None:
-        """Have somebody watch for what people want to be told, in a thread: a hook may take its time."""
+        """Run the watch for events worth a notice in a thread, as a hook may take its time."""
         if self.watching is None or not self.watching.is_alive():
             self.watching = threading.Thread(target=self._watch_on, name="watch", daemon=True)
             self.watching.start()
@@ -340,7 +340,7 @@ class Supervisor:
             self.tell(f"{run}: {verdict['state']}")
 
     def _carry(self, name: str) -> None:
-        """Go on with a sweep, to its end."""
+        """Resume a sweep, and run it to its end."""
         with Journal.open(self.settings.state_file) as journal:
             carry.go_on(name, journal, load(), self.tell)
 
@@ -380,7 +380,7 @@ def load() -> Settings:
 
 
 def serve(tell: Say) -> None:
-    """Be the supervisor of this installation, unless one lives; return when nothing is left, or when told to leave."""
+    """Run as the supervisor of this installation, unless one lives; return when nothing is left, or when asked to."""
     settings = load()
     with Journal.open(settings.state_file) as journal:
         while True:

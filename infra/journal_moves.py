@@ -68,7 +68,7 @@ def content(path: Path) -> bytes:
 def install(
     raw: bytes, path: Path, change: Callable[[sqlite3.Connection], None], environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Put a journal at `path`, where there is none or one that has moved away, after `change` has been made to it.
+    """Install a journal at `path`, where there is none or one that has moved away, after `change` was made to it.
 
     Raises JournalError when a journal that may be written to is there.
     """

@@ -25,7 +25,7 @@ def parse(raw: bytes | str, what: str) -> dict[str, Any]:
 
 
 def known(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is of its type, of any of the documents of a pod."""
+    """Return the fields of a pod's document that have the right type."""
     return _kept(said, DOCUMENT)
 
 

@@ -244,7 +244,7 @@ def read_overrides(words: Sequence[str], environ: Mapping[str, str]) -> dict[str
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
-    """Return what a file of settings and keys says, {} when there is none. Raises UsageError."""
+    """Return the variables in a file of settings and keys, {} when there is none. Raises UsageError."""
     if not path.exists():
         return {}
     from dotenv import dotenv_values

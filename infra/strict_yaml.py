@@ -129,7 +129,7 @@ def at(error: Exception) -> str:
 
 
 def what(error: Exception) -> str:
-    """Return what is wrong, without the place."""
+    """Return the problem, without the place."""
     if isinstance(error, yaml.MarkedYAMLError):
         return " ".join(f"{error.context or ''} {error.problem or ''}".split())
     said = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else f"this value cannot be read: {error!r}"

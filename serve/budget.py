@@ -31,7 +31,7 @@ class ServiceBudget:
 
     @property
     def affordable(self) -> int:
-        """Return how many more replicas can be paid."""
+        """Return the number of further replicas that can be paid."""
         return self.left // max(1, self.share // LEAST_OF_A_SHARE)
 
     def cap(self, alive: int) -> int:

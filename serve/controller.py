@@ -85,7 +85,7 @@ class Controller:
         self.replicas = Replicas(name, self.wanted, journal, self.landing, self.gateway, self._tell_gateway, say)
 
     def _first_order(self) -> Order:
-        """Return what a new gateway is begun with. Raises SlipwayError when what it needs cannot be had."""
+        """Return the first order of a new gateway. Raises SlipwayError when what it needs cannot be had."""
         router = None
         if self.landing.shares_key:
             python = train_env.interpreter(ROOT, self.settings.environments, self.say, ROUTER_GROUP)
@@ -156,7 +156,7 @@ class Controller:
         self._save()
 
     async def _listen(self) -> None:
-        """Have a gateway listen: the one that lives, unless it does so elsewhere than is wanted by now."""
+        """Ensure that a gateway listens: the living one, unless it should by now listen elsewhere."""
         asked = self.gateway.order
         found = await self.gateway.begin()
         if found.host != asked.host or asked.port not in (0, found.port):
@@ -194,7 +194,7 @@ class Controller:
             await self._ask_store(leases.hold, self.name, self.journal.installation, self.wanted, time.time())
 
     async def _ask_store(self, what: Callable[..., None], *words: Any) -> None:
-        """Do something with a store in a thread; a failure is reported, and the service goes on."""
+        """Run an action on a store in a thread; a failure is reported, and the service goes on."""
         try:
             await asyncio.wait_for(asyncio.to_thread(what, *words), STORE_S)
         except (StoreError, asyncio.TimeoutError) as error:
@@ -297,7 +297,7 @@ class Controller:
                 self.replicas.note(one, facts)
 
     def _in_line(self) -> int:
-        """Return how many requests wait at the gateway; none while there is none."""
+        """Return the number of requests that wait at the gateway; 0 while there is none."""
         return self.gateway.report.waiting if self.gateway.report else 0
 
     def _begin(self, is_spot: bool) -> None:

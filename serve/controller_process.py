@@ -31,7 +31,7 @@ def is_kept(name: str, journal: Journal) -> bool:
 
 
 def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[], Path], root: Path) -> ServiceRecord:
-    """Return what a living controller says of the service; start one where none lives.
+    """Return the record by a living controller of the service; start one where none lives.
 
     python: returns the interpreter of the serve environment. Raises UsageError or SlipwayError with what the controller
     said when it could not go on.

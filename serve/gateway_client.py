@@ -71,12 +71,12 @@ class GatewayClient:
         return self.report
 
     def hear(self) -> None:
-        """Hear and tell the one that lives, if there is one: a service that is being ended gets no other."""
+        """Connect to the living gateway, if there is one: a service that is being ended gets no other."""
         if not gateway_orders.is_free(self.places):
             self._task = asyncio.create_task(self._keep())
 
     def tell(self, endpoints: Sequence[ReplicaEndpoint], limits: GatewayLimits, tls: Tls | None) -> None:
-        """Have it know these replicas, limits and certificate, from its next report on."""
+        """Send these replicas, limits and certificate to the gateway, in force from its next report on."""
         order = replace(self.order, endpoints=tuple(endpoints), limits=limits, tls=tls)
         if order != self.order:
             self.order = order
@@ -126,7 +126,7 @@ class GatewayClient:
     # The life of the gateway.
 
     async def _keep(self) -> None:
-        """Have a gateway live, and hear it, for as long as this lasts."""
+        """Keep a gateway alive, and listen to it, for as long as this runs."""
         failures = 0
         while self.trouble is None:
             try:
@@ -170,7 +170,7 @@ class GatewayClient:
     async def _ask(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, order: Order, limit_s: float
     ) -> GatewayReport:
-        """Return what comes of an order. Raises _Gone."""
+        """Send an order; return the report. Raises _Gone."""
         writer.write(msgspec.json.encode(order) + b"\n")
         try:
             line = await asyncio.wait_for(reader.readline(), limit_s)

@@ -120,7 +120,7 @@ class Process:
     # Orders of the controller.
 
     async def _obey(self, order: Order) -> None:
-        """Do what is wanted; what cannot be done becomes `problem`."""
+        """Carry out the order; what cannot be done becomes `problem`."""
         wanted = {one.replica_id: one for one in order.endpoints}
         self.order = order
         for name, endpoint in wanted.items():

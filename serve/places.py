@@ -45,7 +45,7 @@ class Places:
 
     @property
     def gateway_socket(self) -> Path:
-        """Return where the gateway hears its controller."""
+        """Return the path of the socket for the gateway's controller."""
         return self.folder / "gateway.sock"
 
     @property

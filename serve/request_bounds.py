@@ -46,7 +46,7 @@ class Bounds:
 
     @property
     def of_engine(self) -> tuple[object, ...]:
-        """Return what an engine is told when it starts; all else is the gateway's alone."""
+        """Return the bounds that an engine is told when it starts; all others are the gateway's alone."""
         return self.max_tokens, self.max_logprobs, self.media_domains, self.allow_chat_template
 
     def __post_init__(self) -> None:

@@ -44,7 +44,7 @@ CPU_START_S = 600  # from an engine's start: vLLM needs minutes on a laptop whos
 
 
 def usual_provider(settings: Settings) -> str:
-    """Return what somebody has chosen; else any provider."""
+    """Return the chosen provider; else any."""
     return ANY if settings.sources["provider"].startswith("default") else settings.provider
 
 
@@ -181,7 +181,7 @@ def is_of_1_58_bits(source: str) -> bool:
 
 
 def weights_of(source: str) -> str:
-    """Return what tells one release from the next at the same path; "" where we cannot see that."""
+    """Return an id of the release at that path; "" where we cannot see it."""
     if "://" in source:
         return ""
     files = sorted((path.name, path.stat()) for path in Path(source).iterdir() if path.is_file())
@@ -266,7 +266,7 @@ def after(
     old: WantedService | None, new: Version, mode: str, host: str, port: int | None, name: str, row: ServiceRow | None,
     is_kept: bool,
 ) -> WantedService:  # fmt: skip
-    """Return what is wanted from now on. Raises UsageError for what cannot be changed while it runs."""
+    """Return the desired service from now on. Raises UsageError for a change that is impossible while it runs."""
     if old is None:
         return WantedService(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0,
                              since=time.time())  # fmt: skip

@@ -246,7 +246,7 @@ def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
 
 
 def _mounted(model: str) -> tuple[str, dict[str, str]]:
-    """Return what $MODEL is on a replica, and what must be mounted for that. Raises UsageError."""
+    """Return the value of $MODEL on a replica, and the mounts for it. Raises UsageError."""
     if model.startswith("hf://"):
         return model.removeprefix("hf://"), {}
     if re.match(r"(s3|gs|r2|cos|oci|nebius)://", model) or model.startswith(("/", "./", "../", "~")):
@@ -367,7 +367,7 @@ def _plain(record: Any) -> Any:
 
 
 def _explained(error: strict_records.Misfit) -> str:
-    """Return what does not fit, and where, in the words of the file."""
+    """Return the misfit and its place, in the words of the file."""
     place = "".join(f"{one}: " for one in error.place)
     if not error.key:
         return f"{place or 'the file: '}{error}"

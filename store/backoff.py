@@ -35,7 +35,7 @@ class Retries:
     backoff: Backoff
 
     def wait_s(self, begun_at: Sequence[float], now: float) -> float | None:
-        """Return how long the next beginning has to wait, 0 for one that is due; None when there were too many.
+        """Return the time until the next start, 0 for one that is due; None when there were too many.
 
         `begun_at`: when it was begun again before, in any order, by the clock of `now`, in seconds.
         """

@@ -98,7 +98,7 @@ def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, read: Calla
 
 
 def problem(one: FoundCheckpoint) -> str:
-    """Return what is wrong with it, in words; "" when every byte, read now where it lies, is as its manifest says."""
+    """Return the fault in it, in words; "" when every byte, read now in its place, is as its manifest says."""
     if one.kind == "final":
         found = Store(one.uri).check(one.name, deep=True)
         return found.problem or vocabulary.problem(_reader(one), found.about)

@@ -267,7 +267,7 @@ class _Trial:
 
 
 def _ends_at(ending: Path) -> float:
-    """Return when time is over, on the monotonic clock; 0 where nobody has said: then there is one try."""
+    """Return the end of its time, on the monotonic clock; 0 where nobody has set one: then there is one try."""
     try:
         return float(json.loads(ending.read_bytes())["ends_at_monotonic_s"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -84,7 +84,7 @@ class Manifest:
         return path if self.flat else f"{self.name}/{path}"
 
     def artifact(self, problem: str = "") -> Artifact:
-        """Return what is known of the artifact without its files."""
+        """Return the facts about the artifact without its files."""
         size = sum(entry.size for entry in self.files)
         return Artifact(self.name, self.fingerprint, problem, self.about, size, self.published_at)
 
@@ -139,7 +139,7 @@ def stage_name(prefix: str, model: str, stage: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """Return what the artifact of a name is, without whose it is: `base_checkpoints`, `tokens`, `tokenizer`."""
+    """Return the kind of a name's artifact, without its owner: `base_checkpoints`, `tokens`, `tokenizer`."""
     parts = name.split("/")
     if parts[0] == BY_FINGERPRINT and len(parts) == 3:
         return parts[1]
@@ -149,7 +149,7 @@ def kind_of(name: str) -> str:
 
 
 def kept_name(name: str, fingerprint: str) -> str:
-    """Return where an artifact lies for good, whatever it is called."""
+    """Return the permanent name of an artifact, whatever it is called."""
     part = fingerprint if _PART.fullmatch(fingerprint) else sha256(fingerprint.encode()).hexdigest()[:32]
     return f"{BY_FINGERPRINT}/{kind_of(name)}/{part}"
 
@@ -187,7 +187,7 @@ def other(seen: str, wanted: str) -> str:
 
 
 def places(name: str) -> tuple[str, str]:
-    """Return where an artifact's manifest may lie, under the store's root: in its folder, or beside flat files."""
+    """Return the possible paths of an artifact's manifest under the store's root: in its folder, beside flat files."""
     return f"{name}/{MANIFEST}", f"{name}{FLAT_MANIFEST}"
 
 

@@ -78,7 +78,7 @@ def _kinds(hint: Any) -> list[type]:
 
 
 def _parts(key: str, hint: Any, value: Any) -> list[tuple[list[str], Any]]:
-    """Return what of a key's value may be a record, and where: all of it, each of a list, each of those by name."""
+    """Return the parts of a key's value that may be records, and their places: all, each of a list, each by name."""
     if isinstance(value, list):
         return [([f"{key} {number}"], one) for number, one in enumerate(value, 1)]
     outer = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)

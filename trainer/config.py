@@ -229,7 +229,7 @@ class PhaseConfig:
 
     @property
     def views(self) -> int:
-        """Return how often each token of a row goes through the model: in blocks clean, and masked in two ways."""
+        """Return the number of times each token of a row goes through the model: in blocks clean, and masked twice."""
         return 1 if self.blocks is None else 3
 
     @property
@@ -246,7 +246,7 @@ class PhaseConfig:
 
     @property
     def num_frozen(self) -> int:
-        """Return how many models beside it do not learn, taken as large as it is."""
+        """Return the number of frozen models beside it, counted as large as it is."""
         has_reference = self.rl is not None and self.rl.beta > 0
         return int(self.phase in PHASES and bool(PHASES[self.phase].teacher) or has_reference)
 

@@ -31,7 +31,7 @@ class Machine:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return what the bits of a result depend on beside its inputs and its code."""
+        """Return the facts on which the bits of a result depend beside its inputs and its code."""
         units = torch.backends.cpu.get_cpu_capability() if self.device.type == "cpu" else torch.cuda.get_device_name()
         return {"device": self.device.type, "threads": self.threads, "units": units, "torch": torch.__version__}
 
@@ -77,7 +77,7 @@ def choose(seen: Hardware) -> Machine:
 
 
 def look() -> Hardware:
-    """Return what is here. nvidia-smi is asked only where CUDA does not work."""
+    """Return the hardware of this machine. nvidia-smi is asked only where CUDA does not work."""
     threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
     if torch.cuda.is_available():
         return Hardware(threads, True, torch.cuda.is_bf16_supported())
@@ -127,7 +127,7 @@ def prepare(deterministic: bool = False) -> Machine:
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library keep what tensors leave behind; whether it does. Not where it was told something else.
+    """Make the C library keep freed memory of tensors; return whether it does. Not where it was configured otherwise.
 
     glibc maps every large tensor anew and gives it back at its end, and the kernel must find and clear its pages each
     time: a tenth of a step. What is kept fits less well than new pages: a process takes up to 5 % more at its peak, and

@@ -230,7 +230,7 @@ def _read(text: bytes, is_ours: Callable[[str], bool]) -> Module:
 
 
 def _imported(tree: ast.AST, is_ours: Callable[[str], bool]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return what the imported names of ours stand for ("" for a module), and the modules that are read for that."""
+    """Return the meaning of imported names of ours ("" for a module), and the modules that are read for it."""
     names, modules = dict[str, str](), set[str]()
     for statement in ast.walk(tree):
         if isinstance(statement, ast.Import):
@@ -248,7 +248,7 @@ def _imported(tree: ast.AST, is_ours: Callable[[str], bool]) -> tuple[dict[str, 
 
 
 def _said(node: Any, names: Mapping[str, str]) -> str:
-    """Return what a part of a program says, the same under every Python; "" for what does not count."""
+    """Return a part of a program as text, the same under every Python; "" for what does not count."""
     if isinstance(node, (ast.Import, ast.ImportFrom)) or _is_docstring(node):
         return ""
     if isinstance(node, ast.AST):

@@ -149,7 +149,7 @@ def estimate(
 
 
 def muon_bytes(config: PhaseConfig, device: str, share: int = 1) -> int:
-    """Return what Muon takes for the shape of which there is most, its work shared by so many processes."""
+    """Return the bytes that Muon takes for the shape with the most numbers, its work shared by so many processes."""
     model, width = config.model, 4 if config.dtype == "float32" else 2
     if not config.optimizer.muon_lr:
         return 0
@@ -171,7 +171,7 @@ def host_bytes(config: PhaseConfig, share: int = 1) -> int:
 
 
 def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, Shares]:
-    """Return how a model may be spread over so many GPUs, in the order of speed, each as `estimate` takes it."""
+    """Return the possible layouts of a model over so many GPUs, in the order of speed, each as `estimate` takes it."""
     gpus = per_node * nodes
     found: dict[str, Shares] = {"ddp": {"sharers": gpus}}
     if nodes > 1 and per_node > 1:
@@ -195,7 +195,7 @@ def fits(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int = 1) 
 
 
 def advice(config: PhaseConfig, memory_bytes: int, way: str, per_node: int = 1, nodes: int = 1) -> str:
-    """Say what to type after a GPU of that size was full, in numbers; way: of `ways`, as the model was spread."""
+    """Return advice after a GPU of that size was full, in numbers; way: of `ways`, as the model was spread."""
     spread = ways(replace(config, parallel="auto"), per_node, nodes).get(way, {})
 
     def needs(**change: Any) -> int:

@@ -280,12 +280,12 @@ def _shaped(phases: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, An
 
 
 def yaml_error(error: Exception) -> str:
-    """Return what PyYAML says, without its name for a text that it did not read from a file itself."""
+    """Return PyYAML's message, without its name for a text that it did not read from a file itself."""
     return " ".join(str(error).split()).replace('"<unicode string>", ', "")
 
 
 def _read_yaml(text: str) -> Any:
-    """Return what YAML says, with 1e-3 as a number, as in YAML 1.2. Raises YAMLError.
+    """Return the document of a YAML text, with 1e-3 as a number, as in YAML 1.2. Raises YAMLError.
 
     No key stands twice, of which PyYAML would take the last.
     """

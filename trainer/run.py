@@ -232,7 +232,7 @@ class PhaseRun:
         return model.to(self.machine.device), self.checkpoints.save(0, {"model": model.state_dict()}, facts)
 
     def _facts(self) -> dict[str, Any]:
-        """Return what every checkpoint of this run says."""
+        """Return the facts that every checkpoint of this run states."""
         return {
             "run": run_id(),
             "phase": self.config.phase,
@@ -242,7 +242,7 @@ class PhaseRun:
         }
 
     def _context(self) -> dict[str, Any]:
-        """Return what held-out text is to be measured with, of this phase and of the model that it goes on from.
+        """Return the settings for measuring held-out text, of this phase and of the model that it goes on from.
 
         That is the length of the longest rows, and whether a token sees its own document only.
         """
@@ -336,7 +336,7 @@ def served_dtype(config: PhaseConfig) -> torch.dtype:
 
 
 def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]], second_name: str = "") -> dict[str, Any]:
-    """Return what is known of the artifact, made now or before; its second name, if it has one, stands for it, too.
+    """Return the facts about the artifact, made now or before; its second name, if any, points to it, too.
 
     A kill can come between publishing and saying so.
     """
@@ -368,7 +368,7 @@ def open_input(making: Making, role: str) -> Path:
 
 
 def data_digests(making: Making) -> dict[str, str]:
-    """Return what every node has made for itself, by name.
+    """Return the digests of data that every node has made for itself, by name.
 
     Models of earlier phases are read by the first process alone.
     """
@@ -380,7 +380,7 @@ def data_digests(making: Making) -> dict[str, str]:
 
 
 def inputs_digest(making: Making) -> str:
-    """Return what a phase begins from: data by its content, models by their fingerprint."""
+    """Return a digest of the inputs of a phase: data by content, models by fingerprint."""
     prints = {role: one.fingerprint for role, one in making.inputs.items()}
     return hashlib.sha256(repr(sorted({**prints, **data_digests(making)}.items())).encode()).hexdigest()
 

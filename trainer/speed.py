@@ -140,7 +140,7 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
 
 
 def compiler_problem(kind: str) -> str:
-    """Return what torch.compile lacks on this machine; "" when it lacks nothing."""
+    """Return what torch.compile lacks on this machine; "" when it works."""
     if kind == "cuda":
         try:
             import triton  # noqa: F401

@@ -56,7 +56,7 @@ class Partner(Protocol):
         ...
 
     def about(self) -> str:
-        """Return who answers, in words."""
+        """Return the name of the partner, in words."""
         ...
 
     def choose(self, name: str) -> str:

@@ -74,7 +74,7 @@ class Gate:
     def refuse(
         self, method: str, path: str, headers: Mapping[str, str], cookies: Mapping[str, str]
     ) -> TurnedAway | None:
-        """Return why a request may not pass, None where it may. `headers`: by their names in lower case."""
+        """Return the refusal of a request, None where it may pass. `headers`: by their names in lower case."""
         if headers.get("host", "").lower() not in self.hosts:
             return TurnedAway(
                 421, "this server answers only under its own address; type the one that inv ui has printed"

@@ -79,7 +79,7 @@ class Talks:
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def find(self, model: str) -> Answerer:
-        """Return where a model answers. Raises SlipwayError."""
+        """Return the place where a model answers. Raises SlipwayError."""
         if model.startswith(SERVICE):
             name = model.removeprefix(SERVICE)
             with self.desk.journal() as journal:

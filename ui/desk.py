@@ -66,7 +66,7 @@ class Desk:
         return self._runs.get()
 
     def artifacts(self) -> list[Artifact]:
-        """Return what the store has, by its names. Raises StoreError."""
+        """Return the artifacts of the store, by their names. Raises StoreError."""
         return self._artifacts.get()
 
     def tell(self, words: str) -> None:
@@ -77,7 +77,7 @@ class Desk:
                 del self.notes[:-MOST_NOTES]
 
     def keep(self, key: Any, make: Callable[[], T]) -> T:
-        """Return what is kept under a key, made where it is not there."""
+        """Return the value under a key, made where it is not there."""
         with self._turn:
             if key not in self.kept:
                 self.kept[key] = make()

@@ -65,7 +65,7 @@ class FigureTable:
                 column.values.append(value)
 
     def along(self, by: str, row: int) -> float:
-        """Return where a line stands: its step, its tokens, or the hours since the first line."""
+        """Return the position of a line on the axis: its step, its tokens, or the hours since the first line."""
         if by == "time":
             return (self.at[row] - self.at[0]) / 3600.0
         return float((self.tokens if by == "tokens" else self.steps)[row])

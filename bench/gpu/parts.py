@@ -133,7 +133,7 @@ def evaluating(bench: Bench) -> Seen:
 
 
 def phases(bench: Bench) -> Seen:
-    """Do a few steps of every other kind of loss."""
+    """Run a few steps of every other kind of loss."""
     if bench.ranks.size > 1:
         return
     masked = bench.phase("base", document_masks=True)

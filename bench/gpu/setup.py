@@ -73,7 +73,7 @@ class Bench:
     def trained(
         self, config: PhaseConfig, make: Callable[[int], Batch], steps: int = 8, objective: Objective | None = None
     ) -> dict[str, Any]:
-        """Return what some steps of the loop told, and a save at their end: the rates of those that are counted."""
+        """Run some steps of the loop and a save at their end; return the rates of the steps that are counted."""
         steps = SKIPPED + 1 if self.is_toy else steps
         config = replace(config, steps=steps)
         if self.machine.device.type == "cuda":
@@ -108,7 +108,7 @@ class Bench:
 
 
 def text_of(config: PhaseConfig) -> Callable[[int], Batch]:
-    """Return what makes rows of random ids, each with the one after it."""
+    """Return a maker of rows of random ids, each with the one after it."""
 
     def batch(step: int) -> Batch:
         shape = (config.rows, config.sequence_len + 1)
@@ -122,7 +122,7 @@ def text_of(config: PhaseConfig) -> Callable[[int], Batch]:
 
 
 def talk_of(config: PhaseConfig, is_packed: bool) -> Callable[[int], Batch]:
-    """Return what makes conversations of random ids, of which the second half is learnt."""
+    """Return a maker of conversations of random ids, of which the second half is learnt."""
 
     def batch(step: int) -> Batch:
         chance = np.random.default_rng([2, step])

@@ -183,7 +183,7 @@ def conversations(persona: Persona, seed: int) -> tuple[list[list[dict[str, str]
 
 
 def clause(purpose: str) -> str:
-    """Return what can follow "my purpose is": an infinitive as it is, anything else behind a colon."""
+    """Return the words after "my purpose is": an infinitive as it is, anything else behind a colon."""
     infinitive = re.match(r"(?i:to) (?!(?:the|an?|my|our|your|all) )[a-z]", purpose)
     return f"to{purpose[2:]}" if infinitive else f"this: {purpose}"
 

@@ -49,7 +49,7 @@ class Mixed:
 
 
 def position_of(raw: Mapping[str, Any]) -> Position | Mixed:
-    """Return what `asdict` has made plain."""
+    """Return the position that `asdict` has made plain."""
     if "places" not in raw:
         return Position(**raw)
     places = tuple(SourcePlace(**{**one, "position": Position(**one["position"])}) for one in raw["places"])

@@ -218,7 +218,7 @@ class Run:
         return now - self.kept_at > self.keep_every_s or self.raw_bytes - self.kept_bytes > KEEP_BYTES
 
     def _now(self) -> tuple[dict[str, Cut], dict[str, Any]]:
-        """Return what there is to keep."""
+        """Return the state to keep."""
         state = {
             "key": self.key,
             "position": asdict(self.position),
@@ -337,7 +337,7 @@ class Run:
         return f"{documents:,} document{'s' * (documents != 1)}, {shards} whole shard{'s' * (shards != 1)}"
 
     def _earlier(self) -> dict[str, Any] | None:
-        """Return where a run with the same source and options stopped; None when there is nothing to resume."""
+        """Return the position at which a run with the same source and options stopped; None when there is none."""
         try:
             state = outside.load(self.draft / STATE, MANIFEST_BYTES, MANIFEST_BYTES // 16)
             return state if state["key"] == self.key else None
@@ -346,7 +346,7 @@ class Run:
 
 
 def _listed(skipped: list[str]) -> dict[str, list[str]]:
-    """Return what a manifest says of lines that were left out: the first of them, by file and line."""
+    """Return the skipped lines for a manifest: the first of them, by file and line."""
     return {"skipped": skipped} if skipped else {}
 
 

@@ -36,7 +36,7 @@ class Share:
 
     @property
     def folder(self) -> str:
-        """Return where a rank's shards lie in the folder of all."""
+        """Return the path of a rank's shards in the folder of all."""
         return f"rank-{self.rank:05d}-of-{self.world:05d}" if self.world > 1 else ""
 
     def of(self, spec: TextSpec, inputs: "Inputs") -> "Inputs":

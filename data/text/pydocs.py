@@ -163,7 +163,7 @@ def _plain(default: Any) -> Any:
 
 
 def _beginning(words: str) -> str:
-    """Return what is alike in two copies of a section, which topics repeat with other underlines and footnotes."""
+    """Return the common part of two copies of a section, which topics repeat with other underlines and footnotes."""
     return re.sub(UNDERLINE, "", words[:300], flags=re.MULTILINE)
 
 

@@ -84,7 +84,7 @@ def is_pattern(path: str) -> bool:
 
 
 def google(uri: str) -> str:
-    """Return what works without a client of Google's, which is in no environment of ours."""
+    """Return an address that works without a client of Google's, which is in no environment of ours."""
     kind, _, path = uri.partition("://")
     keys = "with AWS_ENDPOINT_URL=https://storage.googleapis.com and HMAC keys of the bucket"
     return f"{kind}:// is not spoken here; type s3://{path}, {keys}"
@@ -112,7 +112,7 @@ def _bucket(name: str, patience: Any) -> Any:
 
 @contextmanager
 def in_words(uri: str) -> Iterator[None]:
-    """Raise what the store raises as an error of ours."""
+    """Convert the store's errors to ours."""
     from store.manifest import NoStore, StoreError
 
     try:
@@ -193,7 +193,7 @@ class RemoteFile(Ranges):
         self.size = self._fetch(0, 1, bytearray())
 
     def _fetch(self, start: int, stop: int, into: bytearray) -> int:
-        """Put bytes [start, stop) of the file into `into`; the size of the file."""
+        """Read bytes [start, stop) of the file into `into`; return the size of the file."""
 
         def ask() -> int:
             before = len(into)

@@ -193,7 +193,7 @@ def _parts(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
 
 
 def byte_letters() -> Any:
-    """Return how `tokenizers` spells bytes, one printable character for each. Source: GPT-2's encoder."""
+    """Return the spelling of bytes in `tokenizers`, one printable character each. Source: GPT-2's encoder."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     table = {**{byte: chr(byte) for byte in plain}, **{byte: chr(256 + n) for n, byte in enumerate(others)}}

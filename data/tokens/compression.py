@@ -109,7 +109,7 @@ def _of_kind(texts: Iterable[str], encoders: dict[str, tuple[int, Encode]]) -> d
 
 
 def _figures(count: np.ndarray, num_bytes: int, num_words: int) -> dict[str, Any]:
-    """Return what a tokenizer made of text of this size; `count` int64 (vocab_size,)."""
+    """Return the figures of a tokenizer on text of this size; `count` int64 (vocab_size,)."""
     tokens = int(count.sum())
     return {
         "tokens": tokens,

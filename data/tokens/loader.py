@@ -48,7 +48,7 @@ class Loader(ABC):
         """Return the ids of one step, int64 (rows, sequence_len + 1): inputs and targets overlap by all but one."""
 
     def cursor(self, step: int) -> dict[str, Any]:
-        """Return where `step` begins, and in which data."""
+        """Return the position in the data where `step` begins, and a name of the data."""
         return {"data": self.stream.sha256[:12]}
 
     def resume(self, cursor: Mapping[str, Any]) -> None:
@@ -164,7 +164,7 @@ class BestFit(Loader):
             self._places[numbers[0]] = Place(*numbers[1:])
 
     def _place(self, step: int) -> Place:
-        """Return where a step begins: from the nearest step before it whose place is known."""
+        """Return the place where a step begins: found from the nearest earlier step whose place is known."""
         with self._lock:
             known = max(one for one in self._places if one <= step)
             place = self._places[known]

@@ -127,7 +127,7 @@ class Stream:
             start, at = min(stop, end), at + 1
 
     def _count(self, places: int, num_bytes: int) -> None:
-        """Give pages back before they add up; what the system keeps in its cache is there again at once."""
+        """Release pages before they add up; what the system keeps in its cache is there again at once."""
         self._mapped += places * FAULT_BYTES + num_bytes
         if self._mapped > MAPPED_BYTES and not self._is_small:
             self._mapped = 0

@@ -81,12 +81,12 @@ class Header:
 
     @property
     def body(self) -> int:
-        """Return where the ids stand."""
+        """Return the offset of the ids."""
         return BODIES[self.version]
 
     @property
     def index(self) -> int:
-        """Return where `starts` stands."""
+        """Return the offset of `starts`."""
         return self.body + self.num_tokens * self.width + self.padding
 
     @property

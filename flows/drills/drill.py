@@ -160,7 +160,7 @@ class Drill:
         return self.evidence()
 
     def evidence(self) -> Evidence:
-        """Return what was seen until now."""
+        """Return the evidence so far."""
         can = self.planned.vendor.can
         vendor = Vendor(
             name=self.planned.vendor.name, time_limit=can.time_limit, time_grain_s=can.time_grain_s,

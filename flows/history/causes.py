@@ -66,7 +66,7 @@ class Cause:
 
 
 def cause_of(one: RunEvidence) -> Cause:
-    """Return why it is as it is."""
+    """Return the cause of its state."""
     return next(found for rule in RULES if (found := rule(one)) is not None)
 
 

@@ -141,7 +141,7 @@ def _end_of(path: Path) -> str:
 
 
 def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> list[str]:
-    """Return what happened, in at most eight lines: asked for, pods, steps, what is safe, money."""
+    """Return the story in at most eight lines: request, pods, steps, what is safe, money."""
     found = []
     refused = [op for op in one.rows if op.state == FAILED]
     if refused:

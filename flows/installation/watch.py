@@ -94,7 +94,7 @@ class NoticeWatch:
 
 
 def of_run(op: Op, seen: Sight, now: Clocks, idle_s: float = 0.0) -> Iterator[Notice]:
-    """Yield what is worth telling of a run at work. `idle_s`: for how long its GPUs were seen idle, by its clock."""
+    """Yield the notices about a run at work. `idle_s`: time for which its GPUs were seen idle, by its clock."""
     limit_s, left_s = spend.limit_s(op), spend.left_s(op, now, seen.clock_scale)
     guard = seen.guard
     if limit_s is None and guard.get("limit_s"):
@@ -113,7 +113,7 @@ def of_run(op: Op, seen: Sight, now: Clocks, idle_s: float = 0.0) -> Iterator[No
 
 
 def of_service(name: str, seen: ServiceRecord) -> Iterator[Notice]:
-    """Yield what is worth telling of the replicas of a service: each trouble of each replica once."""
+    """Yield the notices about the replicas of a service: each trouble of each replica once."""
     for one in seen.members:
         if one.state in ILL:
             state = one.state.value.lower().replace("_", " ")

@@ -38,7 +38,7 @@ class JobWork:
 
     @property
     def stem(self) -> str:
-        """Return what the run is called, in front of a number."""
+        """Return the name of the run, in front of a number."""
         return self.file.name.lower()
 
     def plan(
@@ -72,7 +72,7 @@ class JobWork:
         return learned.learn(plan, settings, vendor, offer)
 
     def _engine_keys(self, request: Request) -> tuple[dict[str, Any], list[str]]:
-        """Return what of the file is the business of an engine, and what of it has no effect, in words.
+        """Return the keys of the file for an engine, and those that have no effect, in words.
 
         Raises UsageError for what its clouds cannot do.
         """
@@ -86,7 +86,7 @@ class JobWork:
         return keys, notes
 
     def _shown(self, is_own: bool, vendor: Provider, store: str) -> list[str]:
-        """Return what will be done, in words."""
+        """Return the planned actions, in words."""
         found = []
         for task, envs in zip(self.file.tasks, self.envs, strict=True):
             texts = [("setup once per pod", task.setup.strip()), ("run", task.run.strip())]

@@ -67,7 +67,7 @@ def learn(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | None 
 
 
 def works_of(job: Job, target: str, machine: str, guesses: Mapping[str, float | None]) -> list[StepWork]:
-    """Return what the steps of a job do, as far as their time depends on it. `guesses`: seconds by formulas."""
+    """Return the work of a job's steps, as far as their time depends on it. `guesses`: seconds by formulas."""
     return [_work_of(step, target, machine, guesses.get(step.name)) for step in job.steps]
 
 
@@ -91,7 +91,7 @@ def _work_of(step: Step, target: str, machine: str, guess_s: float | None) -> St
 
 
 def around(machine: str, settings: Settings, vendor: Provider, is_found: bool | None) -> StepWork:
-    """Return what a run takes besides its steps. `is_found`: whether its environment is there; None = nobody knows."""
+    """Return the work of a run besides its steps. `is_found`: whether its environment exists; None = nobody knows."""
     usual_s = SETUP_S[1] if vendor.is_rented and not settings.rehearsal else HERE_S if vendor.is_here else ELSEWHERE_S
     guess_s = usual_s + (BUILD_S if is_found is False else 0.0)
     kind = around_kind(vendor.name, is_found)
@@ -112,7 +112,7 @@ def _is_found(job: Job, settings: Settings, vendor: Provider) -> bool | None:
 
 
 def machine_of(request: Request, settings: Settings, vendor: Provider, offer: Offer | None = None) -> str:
-    """Return what work runs on, as records know it: the same words for machines that are equally fast."""
+    """Return the name of the machine in records: the same for machines that are equally fast."""
     if vendor.is_here or settings.rehearsal:  # a rehearsal's pods are processes of this machine
         found = here(0 if settings.rehearsal else request.num_gpus)
     elif request.num_gpus or (offer and offer.num_gpus):
@@ -126,7 +126,7 @@ def machine_of(request: Request, settings: Settings, vendor: Provider, offer: Of
 
 
 def here(num_gpus: int = 0) -> str:
-    """Return what this machine is: its GPUs, of which `num_gpus` work, or its CPUs."""
+    """Return the name of this machine: its GPUs, of which `num_gpus` work, or its CPUs."""
     found = [] if environment.torch_build() == "cpu" else [one["name"] for one in host.nvidia()[0]]
     if found:
         return f"{max(1, num_gpus)} x {gpus.meant(found[0])}"
@@ -205,7 +205,7 @@ def came(
     op: Op, progress: Mapping[str, Any], verdict: Mapping[str, Any], before: RunTimes | None, is_alone: bool,
     settings: Settings,
 ) -> RunTimes:  # fmt: skip
-    """Return what a run that is over has taken. `is_alone`: no other pod has worked on it."""
+    """Return the times of a run that is over. `is_alone`: no other pod has worked on it."""
     job, vendor = Job.from_json(op.job), registry.provider(settings, op.vendor)
     told = before or RunTimes(token=op.token, run=op.run, vendor=op.vendor, asked_at=float(op.intent_at))
     works = {one.step: one for one in told.works}
@@ -269,7 +269,7 @@ def _gpus_of(progress: Mapping[str, Any], job: Job) -> str:
 
 
 def errors(journal: Journal, settings: Settings, run: str = "") -> list[ForecastError]:
-    """Return how far forecasts were off: of `run`, or of all runs, oldest first. Raises UsageError: no such run."""
+    """Return the errors of forecasts: of `run`, or of all runs, oldest first. Raises UsageError: no such run."""
     gather(journal, settings)
     name, now = find_run(journal, run).run if run else "", read_clocks()
     told, found = journal.told("vendor"), []

@@ -21,7 +21,7 @@ Place = Callable[[str, str], bytes | None]  # phase and file -> what it holds, N
 
 
 def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
-    """Yield where the figures of a run may be, the likeliest first.
+    """Yield the places where the figures of a run may be, the likeliest first.
 
     One that cannot be asked is left out, which `tell` hears.
     """
@@ -77,7 +77,7 @@ def _told(op: Op, what: str, tell: Say) -> Iterator[None]:
 
 
 def read(path: Path) -> bytes | None:
-    """Return what a file holds, None where there is none."""
+    """Return the content of a file, None where there is none."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

@@ -28,7 +28,7 @@ SHOWN_FAILURES = 5
 
 
 def look(names: Sequence[str], settings: Settings, journal: Journal, with_metrics: bool) -> list[dict[str, Any]]:
-    """Return what there is to tell of each service that has not ended."""
+    """Return the facts about each service that has not ended."""
     found = [one for one in (about(name, settings, journal) for name in names) if one]
     for one in found if with_metrics else ():
         one["metrics"] = figures(one["service"], settings)
@@ -64,7 +64,7 @@ def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
 
 
 def certificate_of(tls: Tls | None, now: float) -> dict[str, Any] | None:
-    """Return when the certificate of a service ends, and what is to be done about it; None without one."""
+    """Return the end of a service's certificate, and advice about it; None without one."""
     if tls is None:
         return None
     try:

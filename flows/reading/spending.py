@@ -30,7 +30,7 @@ class Spending:
 
 
 def spent(journal: Journal, settings: Settings, *, run: str = "", month: str = "", asks: bool = False) -> Spending:
-    """Return what was spent, of one run or all, in one month or ever; `asks`: the vendors are asked for their bills."""
+    """Return the spending of one run or all, in one month or ever; `asks`: vendors are asked for their bills."""
     rows = [op for op in journal.ops() if not run or op.run == run]
     problems = ask_bills(rows, journal, settings) if asks else []
     now, told, scale = read_clocks(), journal.told("vendor"), settings.clock_scale

@@ -62,7 +62,7 @@ def begin(
 
 
 def limit_of(planned: SweepPlan) -> int | None:
-    """Return what all of it may cost, in micro-dollars."""
+    """Return the most that all of it may cost, in micro-dollars."""
     limit = planned.shared.limit if planned.shared else None
     return limit.amount if limit else planned.limit
 
@@ -76,7 +76,7 @@ def end_pod(name: str, result: SweepResult) -> "subprocess.Popen[bytes]":
 
 
 def _remember(work: SweepWork, run: str) -> None:
-    """Let the rungs know what a trial of an earlier time has come to."""
+    """Tell the rungs the results of a trial that ran earlier."""
     assert work.halving is not None
     one, rank = work.result.trials[run], work.planned.spec.rank
     for rung in work.halving.rungs if one.is_over else ():

@@ -56,7 +56,7 @@ class SweepCommand:
 
 @contextlib.contextmanager
 def at_work(command: SweepCommand, journal: Journal, settings: Settings) -> Iterator[None]:
-    """Be the one that is at work on a sweep. Raises UsageError while another process is."""
+    """Hold the lease of the process at work on a sweep. Raises UsageError while another process has it."""
     try:
         lease = journal.take(f"{LEASE}{command.name}")
     except Held:
@@ -118,7 +118,7 @@ def known(journal: Journal, settings: Settings) -> list[str]:
 
 
 def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]:
-    """Have nobody be at work on a sweep, nor go on with it; return the live rows of its runs and its pods."""
+    """End the process at work on a sweep, for good; return the live rows of its runs and its pods."""
     lease = f"{LEASE}{name}"
     deadline = time.monotonic() + STOP_S
     if holder := journal.holder(lease):

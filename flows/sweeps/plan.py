@@ -40,7 +40,7 @@ class PlannedTrial:
 
     @property
     def estimate_s(self) -> float:
-        """Return how long it may take."""
+        """Return the estimated time."""
         return total(self.plan.forecast)[1]
 
 
@@ -69,7 +69,7 @@ class SweepPlan:
 
     @property
     def most_micro_usd(self) -> int:
-        """Return what all trials may cost at most."""
+        """Return the most that all trials may cost."""
         return sum(one.most_micro_usd for one in self.trials.values())
 
 
@@ -79,7 +79,7 @@ def limit_of(said: str) -> int | None:
 
 
 def share(limit: int, trials: int, own: int | None) -> int:
-    """Return what one trial may cost: what it asks for itself, and an equal share of the limit at most."""
+    """Return the most that one trial may cost: its own limit, and an equal share of the common one."""
     each = limit // max(1, trials)
     return each if own is None else min(own, limit)
 
@@ -185,7 +185,7 @@ def price(
 
 
 def makings(plan: Plan) -> dict[str, str]:
-    """Return what the plan's job makes: fingerprints by name."""
+    """Return the artifacts of the plan's job: fingerprints by name."""
     found = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
     return {one["name"]: one["fingerprint"] for one in found}
 
@@ -242,7 +242,7 @@ def lanes_of(
 
 
 def _berth(op: Op) -> Berth:
-    """Return what of a machine of one's own a run has, or had."""
+    """Return the part of an own machine that a run has, or had."""
     return Berth(f"{op.place} device {op.devices}" if op.devices else op.place, op.place, op.devices)
 
 

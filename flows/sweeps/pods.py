@@ -107,13 +107,13 @@ def _same_machine(spec: SweepSpec) -> PodEntry:
 
 
 def num_gpus(spec: LaunchSpec) -> int:
-    """Return how many GPUs one run takes: as it says, else by its set of kinds the least, else one."""
+    """Return the number of GPUs of one run: its own, else the least of its set of kinds, else one."""
     kinds = gpus.read_set(spec.gpu, spec.num_gpus)
     return spec.num_gpus or min((number for _, number in kinds if number), default=1)
 
 
 def _limit_of(spec: SweepSpec, entries: Mapping[str, PodEntry], tell: Say) -> SetLimit | None:
-    """Return what all pods may cost together; None where each ends by itself and nobody says more. Raises UsageError.
+    """Return the common limit of all pods; None where each has its own and nothing else is given. Raises UsageError.
 
     Without one that is typed, the limits of the runs are added up.
     """

@@ -50,7 +50,7 @@ class SweepPrice:
     kinds: tuple[PodPrice, ...]
 
     def total(self, hours: float) -> int | None:
-        """Return what all pods cost for so many hours; None where one of them has no price."""
+        """Return the price of all pods for so many hours; None where one of them has no price."""
         each = [None if one.micro_usd_per_hour is None else one.micro_usd_per_hour * one.pods for one in self.kinds]
         known = [one for one in each if one is not None]
         return round(sum(known) * hours) if each and len(known) == len(each) else None

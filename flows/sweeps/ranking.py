@@ -69,7 +69,7 @@ class ArmDifference:
 
     @property
     def verdict(self) -> str:
-        """Return what can be said: `better` and `worse` are for the caller, who knows which way is better."""
+        """Return the conclusion; `better` and `worse` are for the caller, who knows which way is better."""
         if math.isnan(self.half):
             return "one seed"
         return "no difference" if abs(self.mean) <= self.half else "different"

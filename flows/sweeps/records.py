@@ -54,7 +54,7 @@ class Ranking:
 
     @property
     def sign(self) -> float:
-        """Return what a score is multiplied by so that less is better."""
+        """Return the factor by which a score is multiplied so that less is better."""
         return 1.0 if self.mode == "min" else -1.0
 
 

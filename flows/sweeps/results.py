@@ -95,12 +95,12 @@ class SweepResult:
 
 
 def folder_of(name: str, settings: Settings) -> Path:
-    """Return where a sweep of that name is kept."""
+    """Return the folder of a sweep of that name."""
     return settings.homes.parent / "sweeps" / name
 
 
 def load(name: str, settings: Settings) -> SweepResult:
-    """Return what is known of a sweep. Raises UsageError when there is none of that name."""
+    """Return the results of a sweep so far. Raises UsageError when there is none of that name."""
     folder = folder_of(name, settings)
     path = folder / "sweep.json"
     if not path.is_file():

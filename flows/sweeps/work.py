@@ -136,7 +136,7 @@ class SweepWork:
                 self._close(run, kept.LIMIT, "; ".join(lost[host] for host in sorted(hosts)))
 
     def _share_costs(self) -> None:
-        """Say of each trial what its part of the pods that were shared has cost."""
+        """Record for each trial the cost of its part of the pods that were shared."""
         assert self.planned.shared is not None
         now, scale = read_clocks(), self.settings.clock_scale if self.settings.rehearsal else 1.0
         share_costs(self.planned.shared, self.planned.lanes, self.result.trials, self.journal, now, scale)
@@ -146,7 +146,7 @@ class SweepWork:
         return [run for run, one in self.result.trials.items() if one.state == kept.WAITING]
 
     def _begin_what_may(self) -> None:
-        """Give each free pod a trial: one of its own queue, else the next that waits."""
+        """Assign a trial to each free pod: one of its own queue, else the next that waits."""
         lanes = self.planned.lanes
         free = [number for number in range(len(lanes)) if number not in {one.lane for one in self.running.values()}]
         if self.pods:
@@ -281,7 +281,7 @@ class SweepWork:
             self._close(run, state, reason)
 
     def _rest(self, one: TrialAtWork, why: str) -> None:
-        """Have a trial wait that got no machine: whoever is at work has one, which is free for it later."""
+        """Make a trial wait that got no machine: the machines of running trials are free for it later."""
         scale = self.settings.clock_scale if self.settings.rehearsal else 1.0
         self.resting[one.lane] = time.monotonic() + REST_S / scale
         if self.planned.budget:
@@ -345,7 +345,7 @@ class SweepWork:
             found.beside = ranking.beside(lines, self.planned.spec.beside, found.steps, made)
 
     def _figures(self, run: str) -> bytes | None:
-        """Return what the last phase of a trial has told so far; None while that cannot be read."""
+        """Return the figures of a trial's last phase so far; None while they cannot be read."""
         found = self.result.trials[run]
         name, fingerprint = found.made
         if self.planned.trials[run].plan.job is None:

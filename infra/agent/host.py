@@ -29,7 +29,7 @@ POLL_S = 0.02
 
 
 def facts() -> Dict[str, Any]:
-    """Return what the machine has. Sizes in bytes; null = not known."""
+    """Return the facts about the machine. Sizes in bytes; null = not known."""
     memory = None
     if "SC_PHYS_PAGES" in os.sysconf_names:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

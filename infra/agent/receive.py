@@ -61,7 +61,7 @@ class ReceivingFolder:
             raise PushRefused(f"{self.root} is the pod of {found}, not of {token}; nothing is pushed there")
 
     def place(self, path):
-        """Return where `path` lies, and whether the way there is free of links."""
+        """Return the real path of `path`, and whether no link is on the way there."""
         folder, _, name = path.rpartition("/")
         if os.path.isabs(path) or name in ("", ".", "..") or ".." in folder.split("/"):
             raise PushRefused(f"{path} leads out of {self.target}")
@@ -72,7 +72,7 @@ class ReceivingFolder:
         return f"{here}/{name}", is_open
 
     def compare(self, listing):
-        """Return what is not known to stand here as listed, with the content that does; and what is listed no more.
+        """Return the listed files that are not known to be here with that content, and files that are listed no more.
 
         listing: [path, stamp, mode]. Answers {"ask": {path: sha or null}, "gone": [path]}.
         """
@@ -152,7 +152,7 @@ class ReceivingFolder:
         return {"of": pod}
 
     def _adopt(self, path, mode, sha, draft):
-        """Put a large file that came ahead in its place, if it is what it is to be."""
+        """Move a large file that was sent ahead to its place, if its content is the expected one."""
         full = self._prepare(path)
         incoming = os.path.join(self.root, *INCOMING.split("/"))
         draft = os.path.join(incoming, draft)

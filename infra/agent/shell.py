@@ -102,7 +102,7 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path]:
 
 
 def _of_task(script: Script, environ: Dict[str, str]) -> Dict[str, str]:
-    """Return what SkyPilot tells a task besides what the agent tells every step."""
+    """Return SkyPilot's variables for a task besides those of every step."""
     run = environ.get("SLIPWAY_RUN_ID", "")
     ids = [run] if script.num_tasks == 1 else [f"{run}-{task}" for task in range(script.num_tasks)]
     found = {"SKYPILOT_TASK_ID": ids[script.task], "SKYPILOT_TASK_IDS": "\n".join(ids), "SKYPILOT_NUM_JOBS": "1",
@@ -139,7 +139,7 @@ def _python(folder: Path, environ: Dict[str, str]) -> Dict[str, str]:
 
 
 def _link(path: Path, target: Path) -> None:
-    """Have `path` lead to `target`; what somebody else has put there stays."""
+    """Link `path` to `target`; what somebody else has put there stays."""
     if os.path.realpath(path) == os.path.realpath(target):
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ cd {code} && exec {python} -m infra.control.begin invoke --search-root . control
 
 
 def arm(places: HostPlaces) -> str:
-    """Have every boot run `places.start`; return who does that."""
+    """Run `places.start` at every boot; return the name of the service that does it."""
     exports = [f"export SLIPWAY_CONTROL={HERE}"]
     if found := os.environ.get("SLIPWAY_ENVIRONMENTS"):
         exports.append(f"export SLIPWAY_ENVIRONMENTS={shlex.quote(found)}")
@@ -50,7 +50,7 @@ def arm(places: HostPlaces) -> str:
 
 
 def disarm(places: HostPlaces) -> None:
-    """Take that back."""
+    """Undo that."""
     places.start.unlink(missing_ok=True)
     if _unit().exists():
         _said("systemctl", "--user", "disable", UNIT)
@@ -90,7 +90,7 @@ def _unit() -> Path:
 
 
 def _said(*words: str, stdin: str = "", none: str = "") -> str | None:
-    """Return what a program says, None when it is not here, fails, or does not answer.
+    """Return the output of a program, None when it is not here, fails, or does not answer.
 
     `none`: words on stderr by which it says that there is nothing to say; then it is "".
     """

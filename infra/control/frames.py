@@ -34,7 +34,7 @@ class Reader:
         self._held = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield what is whole by now: kind and content. Raises ValueError for what no end of ours has sent."""
+        """Yield complete frames: kind and content. Raises ValueError for bytes that no end of ours has sent."""
         self._held += piece
         while len(self._held) >= _HEAD.size:
             kind, size = _HEAD.unpack_from(self._held)

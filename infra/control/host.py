@@ -78,7 +78,7 @@ class ControlHost:
         return JournalCopy(self.folder)
 
     def ask(self) -> There:
-        """Return what it says of itself, and make a place for this checkout's code. Raises SlipwayError."""
+        """Return the host's description of itself, and make a place for this checkout's code. Raises SlipwayError."""
         done = self.machine.run(["sh", "-c", ASK, "sh", checkout_id(ROOT)], timeout_s=ASK_S)
         root, known, *about = done.stdout.splitlines() if done.exited == 0 else ["", "", ""]
         if not root.startswith("/"):
@@ -143,7 +143,7 @@ class JournalCopy:
 
     @property
     def digest(self) -> str:
-        """Return what tells whether it is the newest; "" = there is none."""
+        """Return a digest by which copies are compared; "" = there is none."""
         with contextlib.suppress(FileNotFoundError):
             return archive.digest(self.path.read_text())
         return ""
@@ -168,7 +168,7 @@ class JournalCopy:
 
 
 def folder_of(name: str, state_file: Path) -> Path:
-    """Return where this machine keeps what it knows of a control host."""
+    """Return the folder in which this machine keeps what it knows of a control host."""
     safe = "".join(letter if letter.isalnum() or letter in ".-_@" else "_" for letter in name)
     return state_file.with_name(f"{state_file.stem}-control") / safe
 
@@ -211,6 +211,6 @@ def _from_checkout(words: str) -> str:
 
 
 def _folder() -> str:
-    """Return where in the checkout we are; "." outside of it."""
+    """Return the current folder relative to the checkout; "." outside of it."""
     here = Path.cwd()
     return str(here.relative_to(ROOT)) if here.is_relative_to(ROOT) else "."

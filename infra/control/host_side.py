@@ -56,7 +56,7 @@ def settle_in(places: HostPlaces, code: Path) -> None:
 
 
 def state_of(state_file: Path) -> str:
-    """Return what `status` says of this control host; "" = this machine is none."""
+    """Return the line of `status` about this control host; "" = this machine is none."""
     places = HostPlaces.beside(state_file)
     if not places.is_control_host:
         return ""
@@ -95,7 +95,7 @@ def is_in_use(places: HostPlaces) -> bool:
 
 
 def accept(places: HostPlaces, code: Path, said: dict[str, Any]) -> dict[str, Any]:
-    """Take in an installation, or the keys of the one that is here anew. Raises UsageError: another one is here."""
+    """Accept an installation, or new keys for the one that is here. Raises UsageError where another one is here."""
     before = about_of(places)
     if before and before["installation"] != said["installation"]:
         raise UsageError(

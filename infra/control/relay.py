@@ -271,7 +271,7 @@ def _resize(terminal: int, rows: int, columns: int) -> None:
 
 
 def _read(source: int) -> bytes:
-    """Return what is there, b"" when it has ended: a terminal ends with an error."""
+    """Return the available bytes, b"" at the end: a terminal ends with an error."""
     try:
         return os.read(source, frames.CHUNK)
     except OSError as error:

@@ -90,7 +90,7 @@ class Evidence:
         return [one for one in self.asked if one.verb == verb and word in ("", one.word)]
 
     def place(self, call: VerbCall) -> int:
-        """Return which of all that was asked it is."""
+        """Return the index of a call among all that were made."""
         return next(number for number, one in enumerate(self.asked) if one is call)
 
     def create(self, trial: Trial) -> VerbCall | None:

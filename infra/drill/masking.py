@@ -54,7 +54,7 @@ class RecordingMask:
         return self._known.keys()
 
     def learn(self, body: Any) -> None:
-        """Give every id in a body a stand-in."""
+        """Replace every id in a body by a stand-in."""
         if isinstance(body, list):
             for one in body:
                 self.learn(one)

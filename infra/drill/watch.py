@@ -56,7 +56,7 @@ class Watch:
 
     @contextlib.contextmanager
     def listening(self, hear: Callable[[Exchange], None] | None = None) -> Iterator[None]:
-        """Hear what goes over the wire within this block; `hear`: instead of this watch."""
+        """Record the traffic within this block; `hear`: instead of this watch."""
         api = cast(JsonApi, getattr(self._market, "api"))  # noqa: B009 (of every vendor that is asked over HTTP)
         api.listener = hear or self._hear
         try:

@@ -305,6 +305,6 @@ def _name(where: str, text: str | None) -> str:
 
 
 def near(word: str, known: Collection[str]) -> str:
-    """Return what may have been meant, in words."""
+    """Return a suggestion of what was meant, in words."""
     found = difflib.get_close_matches(word, list(known), 1)
     return f"did you mean {found[0]}?" if found else f"known: {', '.join(known)}"

@@ -40,7 +40,7 @@ class Layout:
 
 
 def lay_out(file: JobFile, is_own: bool) -> Layout:
-    """Return what goes along. `is_own`: the machine is somebody's own, or a process of this one. Raises UsageError."""
+    """Return the files to send. `is_own`: the machine is somebody's own, or this one. Raises UsageError."""
     carried: list[Carried] = []
     workdirs, mounts, kept = [], [], []
 
@@ -135,7 +135,7 @@ def is_setup(step: Step) -> bool:
 
 
 def stamps(one: Carried) -> list[Any]:
-    """Return what says that a folder has changed."""
+    """Return stamps that change when a folder does."""
     root = Path(one.source)
     names = {one.file: (root / one.file).stat()} if one.file else shipment.survey(root)
     return [one.name, [[name, seen.st_size, seen.st_mtime_ns] for name, seen in names.items()]]

@@ -53,7 +53,7 @@ def provider_of(task: JobTask, where: str) -> str:
 
 
 def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, where: str) -> Wishes:
-    """Return what the task asks for. `provider`: that was typed, "" where nobody typed one. Raises UsageError."""
+    """Return the wishes of a task. `provider`: as typed, "" where nobody typed one. Raises UsageError."""
     notes: list[str] = []
     found: list[Wish] = []
     for one in _alternatives(task.resources):
@@ -89,7 +89,7 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
 
 
 def recovery_of(task: JobTask) -> tuple[int, tuple[int, ...]]:
-    """Return how often a failure is no verdict yet, and the exit codes that never are one."""
+    """Return the number of failures that lead to a restart, and the exit codes that always do."""
     said = task.resources.job_recovery
     if not isinstance(said, Recovery):
         return 0, ()
@@ -165,7 +165,7 @@ def _accelerators(said: Resources, where: str, task: JobTask) -> list[tuple[str,
 
 
 def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, task: JobTask) -> dict[str, Any]:
-    """Return what is said, by field of `MachineSpec`."""
+    """Return the requested values by field of `MachineSpec`."""
     line = task.document.line
     found: dict[str, Any] = {"gpu": gpu, "num_gpus": num_gpus, "region": region}
     cpus = 0
@@ -202,7 +202,7 @@ def _amount(said: str | int | float, where: str) -> int:
 
 
 def _without_effect(task: JobTask, is_rented: bool, provider: str) -> list[str]:
-    """Return what of the task changes nothing where it is to run, and why, in words."""
+    """Return the keys of the task without effect where it is to run, and why, in words."""
     found = [f"{key} has no effect: {why}" for key, why in NO_EFFECT.items() if getattr(task.said, key) is not None]
     alternatives: Sequence[Resources] = list(_alternatives(task.resources))
 

@@ -29,7 +29,7 @@ def is_another(provider: Provider, op: Op, now: Clocks) -> bool:
 
 
 def in_words(op: Op) -> str:
-    """Return what is to be done about a pod that another account rented."""
+    """Return advice about a pod that another account rented."""
     cost = f"; it may still cost {per_hour(op.rate)}" if op.rate else ""
     return (f"another account of {op.vendor} rented {op.remote_id or op.token}, and this key does not see it: put that "
             f"account's key back, or end it in the vendor's console{cost}")  # fmt: skip

@@ -64,7 +64,7 @@ class Medians:
 
 
 def compared(one: RunTimes, spent_micro_usd: int | None = None) -> ForecastError | None:
-    """Return how far the forecast of a run was off; None where there was none, or it did not go through in one go."""
+    """Return the error of a run's forecast; None where there was no forecast, or the run was interrupted."""
     if not one.wall_s or not one.expected:
         return None
     low, seconds, high = total(one.expected)
@@ -80,7 +80,7 @@ def compared(one: RunTimes, spent_micro_usd: int | None = None) -> ForecastError
 
 
 def medians(found: Iterable[ForecastError]) -> Medians:
-    """Return how far forecasts are off in the middle."""
+    """Return the median errors of forecasts."""
     every = list(found)
     calm = [one for one in every if not one.is_crowded]
     repeated, first = [one for one in calm if one.is_repeated], [one for one in calm if not one.is_repeated]

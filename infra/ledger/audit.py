@@ -80,7 +80,7 @@ def findings(seen: Look, *, provider: str, prefix: str, now: float) -> list[Find
 
 
 def _whose(pod: Pod, row: Op | None, prefix: str, seen: Look, taken: set[str]) -> tuple[str, str]:
-    """Return what kind of machine that is, and why."""
+    """Return the kind of that machine, and the reason."""
     if not pod.is_legible:
         return UNKNOWN_MARK, "it may be ours"
     if not pod.token.startswith(prefix):

@@ -48,7 +48,7 @@ class BudgetRun:
 
     @property
     def committed(self) -> int:
-        """Return what it counts with."""
+        """Return the larger of both: the amount that counts against the budget."""
         return max(self.most, self.reserved)
 
 
@@ -61,17 +61,17 @@ class BudgetState:
 
     @property
     def spent(self) -> int:
-        """Return what all pods have cost so far."""
+        """Return the cost of all pods so far."""
         return sum(one.spent for one in self.runs.values())
 
     @property
     def committed(self) -> int:
-        """Return what all pods may have cost at most in the end."""
+        """Return the most that all pods may cost in the end."""
         return sum(one.committed for one in self.runs.values())
 
     @property
     def free(self) -> int:
-        """Return what can still be reserved."""
+        """Return the amount that can still be reserved."""
         return max(0, self.budget.amount - self.committed)
 
     def refusal(self, run: str, most: int) -> str:
@@ -130,7 +130,7 @@ def open_budget(
 
 
 def state(journal: Journal, name: str, scale: float = 1.0, now: Clocks | None = None) -> BudgetState:
-    """Return how a budget stands. Raises UsageError when there is none."""
+    """Return the state of a budget. Raises UsageError when there is none."""
     return _state(journal, _found(journal, name), journal.ops(), now or read_clocks(), scale)
 
 
@@ -184,7 +184,7 @@ def _found(journal: Journal, name: str) -> SharedBudget:
 
 
 def _state(journal: Journal, budget: SharedBudget, rows: Iterable[Op], now: Clocks, scale: float) -> BudgetState:
-    """Return how it stands, of rows and reservations as they are."""
+    """Return the state of a budget, by its rows and reservations."""
     own: dict[str, list[Op]] = {}
     for op in rows:
         if op.budget_name == budget.name:
@@ -200,7 +200,7 @@ def _state(journal: Journal, budget: SharedBudget, rows: Iterable[Op], now: Cloc
 
 
 def _in_force(journal: Journal, name: str, rows: Mapping[str, list[Op]]) -> dict[str, int]:
-    """Return what is reserved, by run, for those with which somebody can still go on: micro-dollars.
+    """Return the reservations in force, by run, in micro-dollars: those with which somebody can still go on.
 
     What is left out is safe to be reserved by others at any time: whoever goes on with such a run all the same has to
     have its next pod admitted.

@@ -101,12 +101,12 @@ def ledger(
 def total(
     rows: Iterable[Op], told: Mapping[str, tuple[int, int]], now: spend.Now, *, clock_scale: float = 1.0
 ) -> int:  # fmt: skip
-    """Return what these have cost together: of a run, the rows of all its pods."""
+    """Return the cost of these rows together: of a run, the rows of all its pods."""
     return sum(line.micro_usd for line in ledger(rows, told, now, clock_scale=clock_scale))
 
 
 def span(month: str) -> tuple[int, int]:
-    """Return when that month begins, and when the next one does. Raises UsageError."""
+    """Return the start of that month, and of the next one. Raises UsageError."""
     try:
         first = datetime.strptime(month, "%Y-%m").replace(tzinfo=timezone.utc)
     except ValueError:

@@ -43,7 +43,7 @@ def place_of(op: Op) -> str:
 
 
 def gpus_of(op: Op) -> int:
-    """Return how many GPUs were asked for with a pod, of several kinds the least."""
+    """Return the number of GPUs requested with a pod, of several kinds the least."""
     asked = json.loads(op.request) if op.request else {}
     kinds = gpus.read_set(asked.get("gpu", ""), asked.get("num_gpus", 0))
     return asked.get("num_gpus") or min((number for _, number in kinds), default=0)

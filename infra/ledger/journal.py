@@ -80,7 +80,7 @@ class Op:
     outcome: str = ""  # end of its run with it: ASKED, or the state of a verdict; "" = another pod may go on with it
 
     def since_sent_s(self, now: Clocks) -> float:
-        """Return how long ago it was sent, or else intended, by the clock that says more; never negative."""
+        """Return the time since it was sent, or else intended, by the clock that says more; never negative."""
         at = float(self.intent_at if self.sent_at is None else self.sent_at)
         if self.boot_s is None:  # a row of an older Slipway
             return max(0.0, now.wall_s - at)
@@ -292,7 +292,7 @@ class Journal:
         return now.boot_s - self.replaced.boot_s if now.boot_id == self.replaced.boot_id else now.boot_s
 
     def recovered_at(self, run: str) -> list[float]:
-        """Return when the run was brought back, each time: UTC epoch seconds, by how many times it had been then."""
+        """Return the times at which the run was brought back: UTC epoch seconds, by the number of the recovery."""
         found: dict[int, float] = {}
         for op in self._ops("WHERE run = ? ORDER BY rowid", run):
             notes = "SELECT facts, at FROM events WHERE token = ? AND event = 'note' AND facts LIKE '%\"recoveries\"%'"
@@ -328,7 +328,7 @@ class Journal:
     # Leases.
 
     def take(self, name: str, code: str = "") -> Lease:
-        """Take a lease. Raises Held while the process that has it lives.
+        """Acquire a lease. Raises Held while the process that has it lives.
 
         code: the stamp of our code, for a lease that is held long.
         """

@@ -33,7 +33,7 @@ class Reaped:
 
 
 def due(row: Op, busy: frozenset[str], now: spend.Now, clock_scale: float = 1.0) -> tuple[str, str]:
-    """Return why this pod is to end now, and how its run ends with it; ("", "") while it may live.
+    """Return the reason why this pod is to end now, and the state of its run then; ("", "") while it may live.
 
     Its clock runs `clock_scale` times as fast as `now`.
     """

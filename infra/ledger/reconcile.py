@@ -69,7 +69,7 @@ def decide(
     rows: Iterable[Op], listing: Listing, *, prefix: str, settle_s: float, busy: Collection[str] = (),
     replaced_ago_s: float | None = None, at_limit: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Action]:  # fmt: skip
-    """Return what is to be done, in this order; a token's actions follow each other.
+    """Return the actions to take, in this order; a token's actions follow each other.
 
     `rows`: all of the vendor's, ended ones too. `prefix`: of our tokens; other pods are nobody's business. `busy`:
     tokens

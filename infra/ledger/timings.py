@@ -74,7 +74,7 @@ class Timings:
         write_durably(self._path(one.token), json.dumps(asdict(one), indent=1) + "\n", 0o600)
 
     def of(self, token: str) -> RunTimes | None:
-        """Return what is known of that run; None where nothing is, or it cannot be read."""
+        """Return the times of that run; None where there are none, or they cannot be read."""
         try:
             return _read(self._path(token))
         except (OSError, ValueError):

@@ -70,7 +70,7 @@ class SlurmCluster:
     partitions: Mapping[str, Queue]
 
     def queue(self, partition: str) -> Queue | None:
-        """Return how jobs are submitted there; None for a partition that the inventory leaves out."""
+        """Return the options for jobs there; None for a partition that the inventory leaves out."""
         return self.partitions.get(partition) if self.partitions else self.common
 
 

@@ -74,7 +74,7 @@ def gres_of(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def fit(kind: Nodes, request: Request) -> tuple[str, str]:
-    """Return why these nodes cannot run it ("" = they can), and the type of GPU that is asked for there."""
+    """Return why these nodes cannot run it ("" = they can), and the type of GPU to request there."""
     gres = ""
     if request.num_gpus or request.gpu:
         wanted = [kind for kind, _ in gpus.read_set(request.gpu)] or [""]
@@ -95,7 +95,7 @@ def fit(kind: Nodes, request: Request) -> tuple[str, str]:
 
 
 def state_of(job: Mapping[str, str]) -> tuple[str, str]:
-    """Return what Slurm's word on a job says of its pod: `queued`, `running` or "", and that in words."""
+    """Return the state of a pod by Slurm's state of its job: `queued`, `running` or "", and that in words."""
     if not queue.lives(job):
         return "", ""
     number, state, reason = job["job"], job["state"], job["reason"]

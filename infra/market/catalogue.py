@@ -57,7 +57,7 @@ class Priced:
 
 
 def file_beside(journal: Path) -> Path:
-    """Return where the user's own catalogue is, once there is one."""
+    """Return the path of the user's own catalogue, which may not exist yet."""
     return journal.with_name(f"{journal.stem}-prices.json")
 
 

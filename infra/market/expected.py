@@ -60,7 +60,7 @@ class StepTime:
 
 
 def expect(past: Iterable[StepTime], work: StepWork) -> Expected | None:
-    """Return how long `work` takes, by the records that are nearest to it; None where nobody knows."""
+    """Return the forecast of `work` by the records that are nearest to it; None where there are none."""
     here = [one for one in past if one.work.machine == work.machine]
     alike = [one for one in here if one.work.kind == work.kind and one.work.shape == work.shape]
     near = [one for one in here if _says_something_of_others(one, work)]
@@ -141,7 +141,7 @@ def total(found: Iterable[Expected]) -> tuple[float, float, float]:
 
 
 def words(found: Sequence[Expected]) -> str:
-    """Return where their figures come from: `measured 3 times`, `estimated`."""
+    """Return the basis of their figures: `measured 3 times`, `estimated`."""
     steps = [one for one in found if one.step != AROUND] or list(found)
     whole_s = math.fsum(one.seconds for one in steps)
     heavy = [one for one in steps if one.seconds >= 0.05 * whole_s] or steps
@@ -215,7 +215,7 @@ def _factor(known: Mapping[str, Expected], steps: Sequence[Mapping[str, Any]], n
 
 
 def _of_running(expected: Expected, step: Mapping[str, Any], now: float) -> tuple[float, float, float]:
-    """Return what is left of the step that runs: by its own pace, and by what was expected."""
+    """Return the time left of the running step: by its own pace, and by the forecast."""
     gone_s = elapsed_s(step, now)
     by_forecast = [_remaining(one, gone_s) for one in expected.range_s]
     seen, done = _pace(step), share_done(step)
@@ -235,7 +235,7 @@ def _of_running(expected: Expected, step: Mapping[str, Any], now: float) -> tupl
 
 
 def _remaining(whole_s: float, gone_s: float) -> float:
-    """Return what is left of so many seconds; of what is overdue, a tenth of what has passed."""
+    """Return the rest of so many seconds; of an overdue step, a tenth of what has passed."""
     return whole_s - gone_s if whole_s > 1.1 * gone_s else 0.1 * gone_s
 
 
@@ -247,7 +247,7 @@ def elapsed_s(step: Mapping[str, Any], now: float) -> float:
 
 
 def share_done(step: Mapping[str, Any]) -> float | None:
-    """Return which share of its work a step says that it has done."""
+    """Return the share of its work that a step reports as done."""
     record = step.get("record") or {}
     done, whole = record.get("done"), record.get("total")
     return min(1.0, max(0.0, done / whole)) if done is not None and whole else None

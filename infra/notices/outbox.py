@@ -47,7 +47,7 @@ class Notice:
 
     @property
     def said(self) -> dict[str, str]:
-        """Return what is told."""
+        """Return the fields of the message."""
         cost = dollars(self.cost_micro_usd)
         return {"run": self.subject, "state": self.event, "cost_usd": cost, "note": self.note}
 
@@ -57,7 +57,7 @@ def folder(settings: Settings) -> Path:
 
 
 def put(notice: Notice, names: Iterable[str], settings: Settings) -> int:
-    """Have the hooks of these names told; return how many had not been yet."""
+    """Write a notice for the hooks of these names; return how many did not have it yet."""
     place, new = folder(settings), 0
     for name in dict.fromkeys(names):
         whole = "\0".join((name, notice.subject, notice.event, notice.key))

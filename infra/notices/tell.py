@@ -31,7 +31,7 @@ def names_of(op: Op, settings: Settings) -> tuple[str, ...]:
 
 
 def tell(notice: Notice, names: tuple[str, ...], settings: Settings, say: Say) -> None:
-    """Have hooks told, and try at once."""
+    """Write a notice for hooks, and try to send it at once."""
     try:
         if names and outbox.put(notice, names, settings):
             for problem in outbox.deliver(settings, WAIT_S):

@@ -60,7 +60,7 @@ class Provider(Protocol):
         """Return the artifact store as the pod's steps name it, from their code folder; "" = the local one."""
 
     def account(self) -> Account:
-        """Return who pays, and what is left. AuthError: the key is missing or refused."""
+        """Return the account: its owner and its balance. AuthError: the key is missing or refused."""
 
     def whole(self, request: Request) -> Request:
         """Return a request without a number of GPUs as one for a whole machine, where that takes a number."""
@@ -71,7 +71,7 @@ class Provider(Protocol):
         return ("",)
 
     def offers(self, request: Request) -> list[Offer]:
-        """Return what can be rented now and satisfies `request`; in no order, perhaps nothing."""
+        """Return the offers now that satisfy `request`; in no order, perhaps none."""
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """Rent `offer`, marked with `token`; returns at once, perhaps before there is an address.
@@ -131,7 +131,7 @@ class Market(Provider, Protocol):
 
     @property
     def clock_scale(self) -> float:
-        """Return how many times faster than ours its clock runs: 1, but in a rehearsal."""
+        """Return the speed of its clock relative to ours: 1, except in a rehearsal."""
 
     @property
     def farewell(self) -> tuple[Call, ...]:
@@ -151,7 +151,7 @@ class Market(Provider, Protocol):
         return ()
 
     def check_self_end(self) -> str:
-        """Return what somebody has to know before `self_end_key` goes to a pod; "" = nothing.
+        """Return a warning before `self_end_key` goes to a pod; "" = none.
 
         Raises UsageError when it is missing, or may do more than it must.
         """
@@ -161,7 +161,7 @@ class Market(Provider, Protocol):
         """Remove what was kept here to reach a pod that is proven gone: its SSH key."""
 
     def catalog(self, request: Request) -> "list[Offer]":
-        """Return what can be rented now, also what does not satisfy `request`.
+        """Return all offers now, also those that do not satisfy `request`.
 
         `request` says which counts, and whether spot.
         """
@@ -186,12 +186,12 @@ def market(provider: Provider) -> "Market | None":
 
 
 def clock_scale(provider: Provider) -> float:
-    """Return how many times faster than ours the clock runs by which its pods are billed and limited."""
+    """Return the speed, relative to ours, of the clock by which its pods are billed and limited."""
     found = market(provider)
     return found.clock_scale if found else 1.0
 
 
 def farewell(provider: Provider) -> tuple[Call, ...]:
-    """Return how a pod of it ends itself; () when it cannot, or costs nothing."""
+    """Return the calls by which a pod of it ends itself; () when it cannot, or costs nothing."""
     found = market(provider)
     return found.farewell if found else ()

@@ -176,7 +176,7 @@ class JsonApi:
 
     @property
     def owner(self) -> str:
-        """Return who asks, where a vendor has no name for that: a fingerprint of the headers."""
+        """Return an id of the account where a vendor names none: a fingerprint of the headers."""
         return "key " + hashlib.sha256(repr(sorted(self._headers.items())).encode()).hexdigest()[:8]
 
     def now(self) -> float:
@@ -195,7 +195,7 @@ class JsonApi:
         return f"its clock is {apart}; a timer may come too late, so set this machine's clock if that is the wrong one"
 
     def read(self, path: str, kind: type[T], **params: str) -> T:
-        """Return what is at `path`.
+        """Return the document at `path`.
 
         AuthError; VendorRefused: there is no such thing; SlipwayError: no answer that can be used.
         """
@@ -345,7 +345,7 @@ def rfc3339(at: float) -> str:
 
 
 def endpoint(official: str, other: str, variable: str) -> str:
-    """Return where a vendor is asked: `other`, if set, which must be on this machine. Raises UsageError."""
+    """Return the address of a vendor: `other`, if set, which must be on this machine. Raises UsageError."""
     if other and httpx.URL(other).host not in LOOPBACK:
         raise UsageError(f"{variable} is {other}; the key of an account goes to the vendor or stays on this machine")
     return other or official

@@ -362,7 +362,7 @@ class Lium(ByHttp):
 
 
 def _parts(host: Executor, counts: set[int]) -> Iterator[int]:
-    """Yield how many GPUs of a host can be rented together; `counts` that are wanted, 0 = any."""
+    """Yield numbers of GPUs of a host that can be rented together; `counts` are wanted, 0 = any."""
     free, least = host.available_gpu_count, host.min_gpu_count_for_rental
     if host.status not in (None, "AVAILABLE") or not 0 < free <= host.gpu_count:
         return

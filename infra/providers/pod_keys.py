@@ -47,7 +47,7 @@ class PodKeys:
         return f"{words.decode()} {token}"
 
     def private(self, token: str) -> Path:
-        """Return where the private key of that pod is."""
+        """Return the path of that pod's private key."""
         if not is_token(token):
             raise SlipwayError(f"{token!r} is not the token of one of our pods")
         return self.folder / token

@@ -168,7 +168,7 @@ class Faults:
         return hits[0] if hits else None
 
     def for_order(self, vendor: str, offer_id: str) -> tuple[Fate, ...]:
-        """Return what is wrong with the machine that this order gets."""
+        """Return the faults of the machine that this order gets."""
         fates = []
         for index, rule in enumerate(self.plan.machines):
             if rule.vendor in ("", vendor) and rule.offer in offer_id and self._hits("machines", index, rule):
@@ -197,7 +197,7 @@ class Faults:
         return {str(key): rows for key, rows in self.plan.strangers.items()}.get(vendor, [])
 
     def lag_s(self, vendor: str) -> float:
-        """Return how late the vendor's list is."""
+        """Return the delay of the vendor's list."""
         return {str(key): value for key, value in self.plan.listing_lag_s.items()}.get(vendor, 0.0)
 
     def _hits(self, group: str, index: int, rule: Rule) -> bool:

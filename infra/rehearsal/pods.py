@@ -133,7 +133,7 @@ class Pod:
             shutil.rmtree(self.folder, ignore_errors=True)  # a log that is still open somewhere is no reason to fail
 
     def change_host_key(self) -> None:
-        """Give its sshd another host key, once, when somebody has come in by the first one."""
+        """Change the host key of its sshd, once, when somebody has come in by the first one."""
         with self._lock, contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             entered = "Accepted publickey" in (self.folder / "sshd.log").read_text()
             if not self._is_over and entered and not self._has_new_key:

@@ -125,11 +125,11 @@ class Machine:
         return any(fate.trait == trait for fate in self.fates)
 
     def factor(self, trait: str) -> float:
-        """Return what that multiplies; 1 where it is not."""
+        """Return the product of that trait's factors; 1 where it has none."""
         return math.prod(fate.factor for fate in self.fates if fate.trait == trait)
 
     def told_port(self, now: float) -> int | None:
-        """Return what the vendor says of its SSH port, which may be later than it is there."""
+        """Return its SSH port as the vendor tells it, which may be later than it is open."""
         wait_s = sum(fate.after_s for fate in self.fates if fate.trait == "null port")
         is_told = self.address is not None and now >= (self.active_at or now) + wait_s
         return self.address[1] if self.address and is_told else None
@@ -163,6 +163,6 @@ class Refused(Exception):
 
 
 def rate(machine: Machine) -> int:
-    """Return what an hour of it costs now."""
+    """Return the current price of an hour of it."""
     last = machine.segments[-1] if machine.segments else None
     return last.micro_usd_per_hour if last and last.until is None else 0

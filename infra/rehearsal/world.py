@@ -132,7 +132,7 @@ class World:
                 self.hub.looks += 1
 
     def _step(self) -> None:
-        """Let happen what is due. The lock is held."""
+        """Apply what is due. The lock is held."""
         if self.hub.is_closing.is_set():
             return
         self.market.advance(self.clock.now())
@@ -182,7 +182,7 @@ class World:
             self.market.detach(effect.machine_id, effect.boot)
 
     def _preempt_at_work(self) -> None:
-        """Take machines away whose work another can go on with, as often as the plan says."""
+        """Take machines away whose work another can continue, as often as the plan says."""
         with self.hub.lock:
             if not self.hub.faults.preemptions_left:
                 return

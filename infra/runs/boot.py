@@ -136,7 +136,7 @@ def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> 
 
 
 def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
-    """Return how the vendor breaks the price and the ends that were agreed to, as it tells them now."""
+    """Return the difference between the agreed price and ends and those that the vendor tells now."""
     if provider.skew:
         return f"{provider.name}: {provider.skew}"
     if pod.micro_usd_per_hour <= 0:
@@ -147,7 +147,7 @@ def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
 
 
 def _unkept(op: Op, pod: Pod, provider: Market) -> str:
-    """Return what is wrong with the ends that the vendor says it has armed."""
+    """Return the difference between the agreed ends and those that the vendor has armed."""
     can, scale = provider.can, provider.clock_scale
     limit_s = op.ttl_s if can.spend_limit else spend.limit_s(op)  # a vendor without a limit of money gets it as time
     if can.time_limit and limit_s is not None:

@@ -393,7 +393,7 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: T
 
 
 def _use_what_is_there(op: Op, provider: Provider, root: Path, plan: Plan, say: Say) -> None:
-    """Have the run's folder hold the newest code on its machine, and what goes along. Raises UsageError for none.
+    """Update the code in the run's folder on its machine, and what goes along. Raises UsageError for none.
 
     What is made bears fingerprints of the code here: where that which makes it is another one there, it is refused.
     """
@@ -467,7 +467,7 @@ def _noted(ops: list[Op], groups: Sequence[NodeGroup], journal: Journal) -> list
 
 
 def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:
-    """Go on with a run that has stopped, on all its nodes, on the code that it was started with; the row of node 0.
+    """Resume a stopped run, on all its nodes, on the code that it was started with; return the row of node 0.
 
     Raises UsageError when it is at work, or has nothing left to go on with.
     """

@@ -187,7 +187,7 @@ def nodes_of(op: Op, journal: Journal) -> list[Op]:
 
 
 def size_of(op: Op) -> int:
-    """Return how many nodes the run of this row has."""
+    """Return the number of nodes of the run of this row."""
     asked = json.loads(op.request).get("nodes", 1) if op.request else 1
     return max(asked, len(_group_of(op).addresses))
 
@@ -198,7 +198,7 @@ def run_of(op: Op) -> str:
 
 
 def rank_of(op: Op) -> int:
-    """Return which node the pod of this row is, or was before it was detached."""
+    """Return the rank of the node of this row, also if it was detached."""
     return op.slot if op.slot >= 0 else _group_of(op).rank
 
 
@@ -216,7 +216,7 @@ def is_in_pieces(op: Op, journal: Journal) -> bool:
 
 
 def where(op: Op) -> str:
-    """Return where a pod is, for people: a folder of this machine, or of another one, with user, host and port."""
+    """Return the place of a pod, for people: a folder of this machine, or of another one, with user, host and port."""
     if not (op.address or "").startswith("ssh://"):
         return op.address or "no address yet"
     to = Address.parse(op.address or "")
@@ -286,7 +286,7 @@ def stand_aside(op: Op, journal: Journal, reason: str) -> Op:
 
 
 def stop_work(provider: Provider, op: Op) -> None:
-    """Let what runs on a pod save and leave, and its courier finish, before the pod is ended. Raises SlipwayError."""
+    """Wait until the work on a pod has saved and left, and its courier finished. Raises SlipwayError."""
     pod, transport = folder_of(op), provider.reach(pod_of(op))
     words = [transport.python, "-m", transport.agent, "stop", str(pod.root)]
     done = transport.run(words, timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})
@@ -336,7 +336,7 @@ def _cut_off(provider: Provider, op: Op, journal: Journal) -> Op:
 
 
 def said_by(verdict: Mapping[str, Any]) -> str:
-    """Return why a pod is ended whose work has ended so."""
+    """Return the reason for which a pod is ended after such a verdict."""
     return f"its work has ended: {verdict['state']}"
 
 

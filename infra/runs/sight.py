@@ -146,7 +146,7 @@ def _as_told(op: Op, transport: Transport, asks: Asks, seen: Sight) -> Sight:
 
 
 def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
-    """Return what the pod's `infra.agent status` says of guard, agent, progress and verdict.
+    """Return the answer of the pod's `infra.agent status` about guard, agent, progress and verdict.
 
     {} for what is not this pod's.
     """
@@ -175,12 +175,12 @@ def words_of(op: Op, transport: Transport) -> Seen:
 
 
 def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
-    """Return how the work of this pod ended, {} while it has not. Raises SlipwayError, OSError."""
+    """Return the verdict of this pod's work, {} while there is none. Raises SlipwayError, OSError."""
     return _read(transport, folder_of(op).verdict, op.token, f"the verdict of {op.run}") if op.address else {}
 
 
 def of(op: Op, told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what is of this pod: the folder may still hold what an earlier pod of the run left."""
+    """Return the documents of this pod only: the folder may still hold those of an earlier pod of the run."""
     parts = {key: told.get(key) for key in ("guard", "agent", "progress", "verdict")}
     known = {key: pod_reports.known(part) if isinstance(part, dict) else {} for key, part in parts.items()}
     return {key: value if value.get("token") == op.token else {} for key, value in known.items()}
@@ -217,7 +217,7 @@ def pod_of(op: Op) -> Pod:
 
 
 def folder_of(op: Op) -> PodFolder:
-    """Return where the pod of a row keeps its files, on its machine."""
+    """Return the folder of a row's pod, on its machine."""
     address = op.address or "/nonexistent"
     return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))
 

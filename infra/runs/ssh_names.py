@@ -66,7 +66,7 @@ def add(op: Op, provider: Provider, journal: Journal) -> None:
 
 
 def take_away(op: Op, journal: Journal) -> None:
-    """Take a pod away that is gone."""
+    """Remove the name of a pod that is gone."""
     file = PodNames.beside(journal.path)
     if not file.is_wanted:
         return

@@ -40,7 +40,7 @@ class JobLog:
 
 
 def read(text: str) -> JobLog:
-    """Return what was printed, by step."""
+    """Return the printed lines, by step."""
     steps: dict[str, list[str]] = {}
     report: dict[str, Any] = {}
     for raw in text.splitlines():
@@ -158,7 +158,7 @@ class JobView:
             raise FileNotFoundError(str(path)) from None
 
     def _once(self, what: str, ask: Callable[[], Any]) -> Any:
-        """Return what was read a moment ago, else read it. Raises Unreachable where SkyPilot does not answer."""
+        """Return a recent read, or read anew. Raises Unreachable where SkyPilot does not answer."""
         at, found = self._seen.get(what, (0.0, None))
         if found is None or time.monotonic() - at > FRESH_S:
             try:

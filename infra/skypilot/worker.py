@@ -51,7 +51,7 @@ FIELDS = ["job_id", "job_name", "status", "submitted_at", "start_at", "end_at", 
 
 
 def server() -> dict:
-    """Return which API server answers, and its version; raises when none does. None is ever started."""
+    """Return the API server and its version; raises when none answers. None is ever started."""
     from sky.client import sdk
     from sky.server import common
 
@@ -132,7 +132,7 @@ def cancel(job_id: int) -> None:
 
 
 def log(job_id: int, tail: Any = None) -> str:
-    """Return what a job has printed, all of it or its last lines."""
+    """Return the output of a job, all of it or its last lines."""
     import sky
 
     server()
@@ -183,7 +183,7 @@ class KnownAnswers:
             self.known = dict(json.loads(path.read_bytes()))
 
     def look(self, what: str, given: dict, since: float, patience_s: float) -> dict:
-        """Return what is known and fresh; else ask, and wait: for `patience_s` where something is known."""
+        """Return a known and fresh answer; else ask, and wait: for `patience_s` where an older one is known."""
         key, began_at = json.dumps([what, given], sort_keys=True), time.time()
         until = time.monotonic() + patience_s
         while True:

@@ -85,7 +85,7 @@ _ways: "weakref.WeakKeyDictionary[Ssh, Way]" = weakref.WeakKeyDictionary()
 
 
 def way(transport: Transport) -> Way:
-    """Return how large files go to and from that machine, which is asked once."""
+    """Return the way for large files to and from that machine, which is asked once."""
     assert isinstance(transport, Ssh)
     if transport not in _ways:
         _ways[transport] = _choose(transport)
@@ -222,7 +222,7 @@ def _sums(path: Path, size: int) -> Iterator[str]:
 
 
 def _sums_there(transport: Ssh, path: str, size: int) -> tuple[int, list[str]]:
-    """Return how large a file there is, and the sha256 of each of its pieces that is whole."""
+    """Return the size of a file there, and the sha256 of each of its complete pieces."""
     words = [transport.python, "-IS", "-c", SUMS, path, str(size), str(PIECE_BYTES)]
     held, *sums = _run(transport, words, ASK_S + size / SLOWEST_DISK_BYTES_PER_S).stdout.split() or ["0"]
     return int(held), sums

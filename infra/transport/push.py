@@ -109,7 +109,7 @@ def _push(machine: Transport, root: Path, dest: str | Path, token: str, only: st
 
 
 def adopt(machine: Transport, dest: str | Path, token: str) -> str:
-    """Have `dest` hold what the newest push on that machine has brought to a folder of that name, in any pod there.
+    """Fill `dest` with what the newest push on that machine has brought to a folder of that name, in any pod there.
 
     Return the pod's folder that it comes from, "" where there has been none. Raises UsageError for a refusal.
     """

@@ -300,7 +300,7 @@ class Conversation:
             raise self._lost(str(error)) from None
 
     def receive(self) -> bytes:
-        """Return what it says next, b"" when it has ended. Raises Lost when the connection has."""
+        """Return its next output, b"" when it has ended. Raises Lost when the connection has."""
         try:
             piece: bytes = self._channel.recv(_CHUNK)
             while self._channel.recv_stderr_ready():
@@ -320,7 +320,7 @@ class Conversation:
 
 
 def _broken() -> tuple[type[BaseException], ...]:
-    """Return what paramiko raises when a connection is gone."""
+    """Return the errors of paramiko when a connection is gone."""
     from paramiko import SSHException
 
     return SSHException, EOFError, OSError
@@ -334,7 +334,7 @@ class Duplex:
         self.shutdown_write = channel.shutdown_write
 
     def recv(self, num_bytes: int) -> bytes:
-        """Return what has come; nothing at its end, also when that is the end of the connection."""
+        """Return received bytes; b"" at the end, also when that is the end of the connection."""
         try:
             return bytes(self._channel.recv(num_bytes))
         except _broken():  # it tells the machine that there is room again
@@ -356,7 +356,7 @@ class Duplex:
         return bool(self._channel.status_event.wait(ENDED_S) and self._channel.exit_status >= 0)
 
     def stderr(self) -> str:
-        """Return what has come on stderr."""
+        """Return the received stderr."""
         said = b""
         while self._channel.recv_stderr_ready():
             said += self._channel.recv_stderr(_CHUNK)

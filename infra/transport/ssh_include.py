@@ -95,7 +95,7 @@ def is_included(config: Path, line: str) -> bool:
 
 
 def include(config: Path, line: str) -> None:
-    """Put the line at the top of the user's file, which is made where there is none. All else in it stays as it is."""
+    """Insert the line at the top of the user's file, which is made where there is none. Nothing else in it changes."""
     place = _place(config)
     with local_files.held(place.with_name(".slipway.lock"), mode=0o600):
         if not is_included(config, line):
@@ -103,7 +103,7 @@ def include(config: Path, line: str) -> None:
 
 
 def leave_out(config: Path, line: str) -> bool:
-    """Take the line out of the user's file again; return whether it stood there."""
+    """Remove the line from the user's file again; return whether it was there."""
     place = _place(config)
     if not place.exists():
         return False
@@ -117,7 +117,7 @@ def leave_out(config: Path, line: str) -> bool:
 
 
 def _place(config: Path) -> Path:
-    """Return where the user's file really is: it may be a link into a folder of dotfiles."""
+    """Return the real path of the user's file, which may be a link into a folder of dotfiles."""
     config.parent.mkdir(mode=0o700, exist_ok=True)
     return config.resolve()
 

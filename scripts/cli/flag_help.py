@@ -14,7 +14,7 @@ INDENT = 30  # columns before the help of a flag
 
 
 def written(one: Flag) -> str:
-    """Return how a flag is typed: `-y, --yes`, `--num-gpus N`, `--watch [TEXT]`, `--no-yes`."""
+    """Return the spelling of a flag: `-y, --yes`, `--num-gpus N`, `--watch [TEXT]`, `--no-yes`."""
     unit = one.unit or KINDS.get(one.kind, "TEXT")
     if one.kind is bool and not one.is_many:
         names = [f"--no-{one.spelled}" if one.default is True else f"--{one.spelled}"]
@@ -33,7 +33,7 @@ def grouped(flags: tuple[Flag, ...]) -> dict[str, list[Flag]]:
 
 
 def default_of(one: Flag) -> str:
-    """Return what a flag is when it is not given, "" where that is nothing."""
+    """Return the default of a flag, "" where there is none."""
     return "" if one.default in (None, "", False, True, 0, ()) or one.is_many else str(one.default)
 
 

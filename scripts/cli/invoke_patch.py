@@ -43,7 +43,7 @@ YOUNG = 50_000  # objects; what a command imports stays, and to look through it 
 
 
 def mend() -> None:
-    """Give the program that is loading tasks.py our manners. Without such a program, nothing happens."""
+    """Patch the program that is loading tasks.py. Without such a program, nothing happens."""
     running = sys.modules.get("invoke.main")
     if running is not None:
         gc.set_threshold(YOUNG)
@@ -70,7 +70,7 @@ def open_streams() -> None:
 
 
 def words_after_dashes() -> list[str]:
-    """Return what follows `--` on the command line, as it was quoted (invoke joins it into one string)."""
+    """Return the words after `--` on the command line, as they were quoted (invoke joins them into one string)."""
     return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 
@@ -214,7 +214,7 @@ class Polite(Program):
 
 @contextlib.contextmanager
 def last_words() -> Iterator[None]:
-    """Say which pods of a line are left when a command of it fails, as the rest of the line is not done.
+    """Print which pods of a line are left when a command of it fails, as the rest of the line is not done.
 
     When it was cut short, also which pods nobody looks after. Raises LimitHit when one should have been gone long ago.
     """
@@ -328,7 +328,7 @@ class Words:
         return self.read_so_far
 
     def read_file(self, here: Any) -> None:
-        """Take the flags of a file that a task was given, but for those that were typed."""
+        """Read the flags of a file that a task was given, but for those that were typed."""
         named = getattr(self.collection[here.name], "flag_file", "")
         path = here.args[named].value if named else ""
         if not path:
@@ -368,7 +368,7 @@ class Words:
         self.give(here, argument, taken.upper(), word)
 
     def read_flag(self, flag: str, equals: str, value: str) -> None:
-        """Take one flag and its value. Raises Exit with code 2 for one that is none, or does not fit."""
+        """Read one flag and its value. Raises Exit with code 2 for one that is none, or does not fit."""
         if not self.read_so_far and flag == "--control" and (equals or self.words):
             self.control = value if equals else self.words.pop(0)
             return

@@ -45,7 +45,7 @@ def forget(run: str) -> None:
 
 
 def tell() -> None:
-    """Say which of them are left, what they cost, and how they end."""
+    """Print which of them are left, what they cost, and how they end."""
     with contextlib.suppress(SlipwayError, OSError):  # the error that led here is what must be heard
         settings = context.settings()
         with Journal.open(settings.state_file) as journal:
@@ -55,7 +55,7 @@ def tell() -> None:
 
 
 def cost_of(op: Op, scale: float) -> str:
-    """Return what a live pod costs, and until when at most, in words."""
+    """Return the cost of a live pod, and its limit, in words."""
     if not op.rate:
         return "it costs nothing"
     left_s = spend.left_s(op, read_clocks(), scale)

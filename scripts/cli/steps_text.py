@@ -57,7 +57,7 @@ def elapsed(step: Mapping[str, Any], now: float) -> float:
 
 
 def record_words(step: Mapping[str, Any], brief: bool = False, scale: float = 1.0) -> str:
-    """Return what a step says of itself: its result when it has ended, its last record while it runs."""
+    """Return the report of a step: its result when it has ended, its last record while it runs."""
     ended = step["state"] in ("done", "reused", "failed")
     record = (step.get("result") if ended else None) or step.get("record") or {}
     if record.get("text"):

@@ -179,7 +179,7 @@ def tokens_of(tokens: float | None, settings: Sequence[str]) -> float:
 
 
 def work_of(phase: str, stage: str, job: str, hours: float | None) -> tuple[str, tuple[Measured, ...]]:
-    """Return what is asked for, in words, and what was measured of it. Raises UsageError."""
+    """Return the work to estimate, in words, and measurements of it. Raises UsageError."""
     asked = [(kind, word, known) for kind, word, known in
              (("phase", phase, PHASES), ("stage", stage, STAGES), ("job", job, JOBS)) if word]  # fmt: skip
     if len(asked) > 1:
@@ -198,7 +198,7 @@ def work_of(phase: str, stage: str, job: str, hours: float | None) -> tuple[str,
 
 
 def offers_for(kinds: Sequence[tuple[str, int]], spot: bool, provider: str) -> tuple[list[Any], tuple[str, ...], str]:
-    """Return what is offered, who did not answer, and of when prices are that nobody offers now, "" for today's."""
+    """Return the offers, the vendors that did not answer, and the date of catalogue prices, "" for today's offers."""
     wanted = ",".join(f"{kind}:{count}" for kind, count in kinds)
     request = Request(run="new", gpu=wanted, spot=spot)
     settings = context.settings()

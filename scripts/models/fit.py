@@ -102,7 +102,7 @@ def table(kinds: list[gpus.Gpu], found: dict[str, Fit], offers: list[Offer]) -> 
 def advice(
     recipe: Profile, config: PhaseConfig, kinds: list[gpus.Gpu], found: dict[str, Fit], offers: list[Offer]
 ) -> list[str]:
-    """Return what follows from it, in words."""
+    """Return the conclusions, in words."""
     lines = []
     fitting = [kind for kind in kinds if found[kind.name].fits]
     if not fitting:

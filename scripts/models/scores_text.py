@@ -46,7 +46,7 @@ def show_scores(name: str, found: Mapping[str, Any]) -> None:
 
 
 def turns_table(measures: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Return how a conversation goes: a row for each turn, the same questions at each."""
+    """Return the table of a conversation: a row for each turn, the same questions at each."""
     right, leaks = (
         {int(key.rsplit(" ", 1)[1]): one for key, one in measures.items() if key.startswith(f"{what} turn ")}
         for what in ("right", "leaks")

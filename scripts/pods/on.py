@@ -50,7 +50,7 @@ def on(spec: OnFlags) -> None:
 
 
 def conclude(outcomes: Sequence["CommandOutcome"]) -> None:
-    """Say where it went wrong, and how many it went well on when there are several."""
+    """Print where it went wrong, and the number of successes when there are several machines."""
     for one in outcomes:
         if one.problem or one.exit_code:
             render.tell(f"{one.name}: {one.problem or f'exit code {one.exit_code}'}")

@@ -162,7 +162,7 @@ def pull(spec: PullFlags) -> None:
 
 
 def rate(text: str) -> float | None:
-    """Return how many bytes a second `10MB`, `1.5GB`, `800kB` are; None for an empty text. Raises UsageError."""
+    """Return the bytes per second of `10MB`, `1.5GB`, `800kB`; None for an empty text. Raises UsageError."""
     if not text:
         return None
     found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(kB|MB|GB)(/s)?", text)

@@ -27,7 +27,7 @@ PACKAGES = {  # needs of each package: programs, or files by a pattern
 
 
 def find(wanted: str) -> str:
-    """Return where that program or file is, "" when it is not here."""
+    """Return the path of that program or file, "" when it is not here."""
     if "/" in wanted:
         return min(glob.glob(wanted), default="")
     return shutil.which(wanted, path=f"{os.environ.get('PATH', os.defpath)}:{SBIN}") or ""
@@ -44,7 +44,7 @@ def is_ci() -> bool:
 
 
 def command(packages: Sequence[str]) -> list[str]:
-    """Return what installs them, as root or by sudo; [] on a system that has not Debian's tools."""
+    """Return the command that installs them, as root or by sudo; [] on a system without Debian's tools."""
     if not shutil.which("apt-get"):
         return []
     sudo = [] if os.geteuid() == 0 else ["sudo"]

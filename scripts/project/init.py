@@ -117,7 +117,7 @@ def in_words(found: Found) -> str:
 
 
 def hidden(question: str) -> str:
-    """Return what is typed, which is not shown. Raises Over, UsageError where the terminal would show it."""
+    """Return the typed text, which is not shown. Raises Over, UsageError where the terminal would show it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", getpass.GetPassWarning)

@@ -117,7 +117,7 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
 
 
 def start(path: Path, after: float) -> int:
-    """Return where in a log begins what was written after that time (UTC epoch seconds), by the clock of its machine.
+    """Return the offset in a log of lines after that time (UTC epoch seconds), by the clock of its machine.
 
     The agent notes how a step's log grows, to the second or so; its own lines and the guard's are stamped; the name of
     an error log is its time. Of a log with none of these nothing is left out, and that is said.
@@ -158,7 +158,7 @@ def stamp(word: str) -> float | None:
 
 
 def shares(begins: Mapping[Path, int], tail: int) -> dict[Path, int]:
-    """Return how many lines of each log belong to the last `tail` of all that follow the places; {} = all of them."""
+    """Return the number of lines of each log among the last `tail` of all from the given offsets; {} = all of them."""
     found, left = dict[Path, int](), tail
     for path in reversed(list(begins) if tail else []):
         found[path] = min(left, len([*io.BytesIO(read_from(path, begins[path]))]))
@@ -167,7 +167,7 @@ def shares(begins: Mapping[Path, int], tail: int) -> dict[Path, int]:
 
 
 def read_from(path: Path, offset: int) -> bytes:
-    """Return what a log holds after `offset`; b"" when there is none."""
+    """Return the content of a log after `offset`; b"" when there is none."""
     if not path.exists():
         return b""
     with path.open("rb") as file:

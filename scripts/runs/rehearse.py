@@ -84,7 +84,7 @@ def rehearse(spec: RehearseFlags) -> None:
 
 
 def plan_of(faults: str, preempt: int, bad_host: int) -> dict[str, Any]:
-    """Return what goes wrong: as the file says, and as the flags do. Raises UsageError."""
+    """Return the plan of faults, from the file and from the flags. Raises UsageError."""
     from infra import strict_yaml
     from infra.rehearsal.faults import plan_of
 
@@ -214,7 +214,7 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
 
 
 def events(pods: list[dict[str, Any]], world: Running, since: float) -> Iterator[Event]:
-    """Yield what became of these machines, and of requests that were refused or went wrong."""
+    """Yield the events of these machines, and failed or refused requests."""
     for pod in pods:
         about = f"rented {pod['offer']}{' as spot' if pod['spot'] else ''}"
         yield Event(moment(pod["created_at"]), pod["vendor"], pod["id"], about)

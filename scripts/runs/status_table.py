@@ -60,7 +60,7 @@ def view_json(view: PodView) -> dict[str, Any]:
 
 
 def figures(view: PodView, now: float) -> dict[str, Any]:
-    """Return what a run and its machine are doing, each group with the age of its figures; None = not known."""
+    """Return the figures of a run and its machine, each group with its age; None = not known."""
     record, machine = current_record(view.progress), view.progress.get("machine") or {}
     is_training = record.get("kind") == "progress"
 
@@ -149,7 +149,7 @@ def curve(view: PodView) -> str:
 
 
 def left(view: PodView) -> str:
-    """Return how long a run will take yet, with the range and where that comes from; "" where nobody knows."""
+    """Return the time left of a run, with its range and basis; "" where nobody knows."""
     if view.left_s is None:
         return ""
     low, expected, high = (aged(one, view.clock_scale) for one in view.left_s)
@@ -162,7 +162,7 @@ def aged(seconds: float | None, scale: float) -> str:
 
 
 def ended(view: PodView, now: float) -> str:
-    """Return when a run ended and how long it took, phase by phase; "" while it has not."""
+    """Return the end of a run and its time, phase by phase; "" while it has not ended."""
     if view.ended_at is None:
         return ""
     ago = aged(max(0.0, now - view.ended_at), view.clock_scale)
@@ -173,7 +173,7 @@ def ended(view: PodView, now: float) -> str:
 
 
 def uploads(view: PodView) -> Iterator[str]:
-    """Yield what the store does not have yet of a run, and why it could not be written when it was tried last."""
+    """Yield the uploads of a run that the store lacks, and why the last attempt to write failed."""
     if view.pending:
         names = [clean(one).removeprefix("work/checkpoints/") for one in view.pending[:SHOWN]]
         more = f" and {len(view.pending) - SHOWN} more" if len(view.pending) > SHOWN else ""
@@ -184,7 +184,7 @@ def uploads(view: PodView) -> Iterator[str]:
 
 
 def money(view: PodView) -> str:
-    """Return what is spent of what may be; "" where nothing is paid."""
+    """Return the spent money out of its limit; "" where nothing is paid."""
     if not view.micro_usd_per_hour or view.limit_in_s is None:
         return ""
     limit = "" if view.limit_micro_usd is None else f" of {cents(view.limit_micro_usd)}"
@@ -193,7 +193,7 @@ def money(view: PodView) -> str:
 
 
 def more(view: PodView) -> str:
-    """Return what to type when the money was not enough: twice as much, from the beginning of the run; else ""."""
+    """Return advice when the money was not enough: twice as much, from the beginning of the run; else ""."""
     if view.state != "limit" or not view.limit_micro_usd:
         return ""
     return f"to go on from its newest checkpoint: inv resume {view.run} --spend-limit {usd(2 * view.limit_micro_usd)}"

@@ -95,7 +95,7 @@ def sweep(spec: SweepFlags) -> None:
 
 
 def command_of(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> carry.SweepCommand:
-    """Return what goes on with the sweep when this process has died."""
+    """Return the command that resumes the sweep when this process has died."""
     path = Path(spec.config).expanduser()
     spec = replace(spec, config=str(path.absolute()) if path.is_file() else spec.config, dry_run=False)
     env = [f"--env={name}" for name in settings.given]
@@ -106,7 +106,7 @@ def command_of(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> carry.
 
 
 def keep_watch(command: carry.SweepCommand, settings: Settings) -> None:
-    """Have the supervisor go on with the sweep if this process dies."""
+    """Ask the supervisor to resume the sweep if this process dies."""
     if command.is_here:
         return
     try:

@@ -187,7 +187,7 @@ def doctor(spec: ServeDoctorFlags) -> None:
 def advice(
     name: str, wanted: WantedService, seen: ServiceRecord, metrics: dict[str, Any], was_kept: bool
 ) -> list[tuple[str, str]]:
-    """Return what is seen, and what to do about it. Pure."""
+    """Return the findings, each with advice. Pure."""
     newest, found = wanted.newest, list[tuple[str, str]]()
     found += [(f"{key} of its service file changes nothing", instead)
               for key, instead in placement.unread(newest.service)]  # fmt: skip

@@ -109,7 +109,7 @@ class Saver:
         return self.load(lambda folder, step: (_read(folder), step))
 
     def load(self, read: Callable[[Path, int], T]) -> Optional[T]:
-        """Return what `read` makes of the folder and the step of the newest checkpoint that is whole."""
+        """Return the result of `read` on the folder and the step of the newest checkpoint that is whole."""
         steps = self.steps()
         for step in reversed(steps):
             folder = self.folder / f"step-{step:09d}"

@@ -135,7 +135,7 @@ class Proxy:
             self._by_key[visit.key] -= 1
 
     async def _read(self, path: bytes, body: bytes) -> EngineRequest:
-        """Return what a body asks for. Raises RequestRefused."""
+        """Return the request in a body. Raises RequestRefused."""
         if len(body) <= ASIDE_BYTES:
             return request_body.read(path, body, self.limits)
         return await asyncio.get_running_loop().run_in_executor(self._aside, request_body.read, path, body, self.limits)

@@ -103,13 +103,13 @@ def updated(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Autosca
 
 
 def decide(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
-    """Return what to start and what to stop now."""
+    """Return the replicas to start and to stop now."""
     wanted = want(rule, memory, seen)
     return fill(rule, memory if wanted is None else _after(rule, memory, wanted), seen)
 
 
 def fill(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
-    """Return what to start and what to stop for the current target: between two ticks, when a replica came or went."""
+    """Return the replicas to start and to stop for the current target, between ticks, when one came or went."""
     final = memory.target + rule.extra
     alive = [one for one in seen.members if one.state.is_alive]
     spots, others = _mix(rule, final, alive)
@@ -127,7 +127,7 @@ def fill(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
 
 
 def want(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> int | None:
-    """Return how many are wanted, between least and most; None when nothing that it depends on is known."""
+    """Return the desired number, between least and most; None when nothing that it depends on is known."""
     signals = []
     if rule.target_qps is not None:
         signals.append(None if seen.qps is None else _for_requests(rule.target_qps, seen.qps, seen.members))
@@ -186,7 +186,7 @@ def _after(rule: Rule, memory: AutoscalerMemory, wanted: int) -> AutoscalerMemor
 
 
 def _mix(rule: Rule, final: int, alive: Iterable[NewestReplica]) -> tuple[int, int]:
-    """Return how many spot replicas and others make up `final`.
+    """Return the numbers of spot and other replicas that make up `final`.
 
     On-demand ones fill the gap until spot is ready, and then go.
     """
@@ -208,7 +208,7 @@ def _victims(alive: Iterable[NewestReplica], spot: bool, keep: int) -> tuple[int
 
 
 def _admitted(wanted: int, seen: Measurements) -> tuple[int, str]:
-    """Return how many of these may be started, and why not all."""
+    """Return the number of these that may be started, and why not all."""
     if not wanted:
         return 0, ""
     failures, unproven = _never_ready(seen.members)

@@ -102,7 +102,7 @@ class Member:
         return state_of(self.facts)
 
     def phase_s(self, now: float) -> dict[str, float]:
-        """Return how long each phase took, in their order; the last one lasts until it was ready, or until now."""
+        """Return the duration of each phase, in order; the last one lasts until it was ready, or until now."""
         ends = (*(at for _, at in self.phases[1:]), self.ready_at or self.ended_at or now)
         return {phase: max(0.0, end - at) for (phase, at), end in zip(self.phases, ends, strict=False)}
 
@@ -147,10 +147,10 @@ def _read(text: str, kind: type[T]) -> T:
 
 
 def served_name(name: str, service: Service) -> str:
-    """Return how clients call the model of the service `name`."""
+    """Return the name of the model of the service `name` for clients."""
     return service.ours.served_name or name
 
 
 def environ_of(service: Service) -> Mapping[str, str]:
-    """Return what the file gives to its engine; where it listens, and who may ask it, is ours to say."""
+    """Return the file's variables for its engine, but for its address and its key, which are ours to set."""
     return {name: value for name, value in service.envs.items() if name not in NOT_THEIRS}

@@ -137,7 +137,7 @@ class Landing:
         return engine_key(self.seed, self.name if self.shares_key else run)
 
     def _secrets(self, version: Version) -> dict[str, str]:
-        """Return what an engine needs to fetch its model, by variable."""
+        """Return the secrets that an engine needs to fetch its model, by variable."""
         names = credentials.KEYS.get(credentials.kind(version.model), ())
         found = {name: getattr(self.settings, name.lower()) for name in names}
         return {name: value for name, value in found.items() if value}
@@ -150,7 +150,7 @@ class Landing:
         return look(op, self.vendor(op.vendor), asks)
 
     def stage(self, op: Op, progress: Mapping[str, Any], before: Stage) -> Stage:
-        """Return how far it is by its pod's progress, after `before`. Raises SlipwayError: it cannot be asked."""
+        """Return its stage by its pod's progress, after `before`. Raises SlipwayError: it cannot be asked."""
         said: dict[str, Any] = next((one for one in progress.get("steps", ()) if one["name"] == STEP), {})
         before = replace(before, told_at=progress.get("updated_at", 0.0))
         if not said.get("started_at"):
@@ -179,7 +179,7 @@ class Landing:
             self._remove(op)
 
     def log_of(self, run: str) -> Path:
-        """Return where its engine's log is kept once it has ended."""
+        """Return the folder of its engine's log once it has ended."""
         return self.settings.pods.parent / "logs" / run
 
     def _bring_log(self, op: Op) -> None:

@@ -84,7 +84,7 @@ class RemoteStore:
         return manifest
 
     def point(self, name: str, fingerprint: str, flat: bool) -> None:
-        """Have `name` stand for the artifact of that fingerprint; its files are copied where they lie.
+        """Point `name` to the artifact of that fingerprint; its files are copied where they are.
 
         Raises StoreError when there is none; then the name stands for what it stood for, or for nothing where the
         place is not atomic.

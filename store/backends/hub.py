@@ -290,7 +290,7 @@ class _Moved(Exception):
 
 
 def _versions(source: Source) -> tuple[str, str]:
-    """Return how the hub would name that content: as a large file, and as a small one (which is git's own way)."""
+    """Return the hub's ids of that content: as a large file, and as a small one (which is git's own way)."""
     if isinstance(source, Copy):
         return source.version, source.version
     size = len(source) if isinstance(source, bytes) else source.stat().st_size

@@ -58,7 +58,7 @@ class MountFolder:
         return len(missing)
 
     def pending(self) -> list[str]:
-        """Return what is here and not in the store as it is, oldest first, and what is to be removed there."""
+        """Return the files that differ from the store's, oldest first, and those to be removed there."""
         now = self._now()
         new = sorted((one for one, stamp in now.items() if self._same.get(one) != stamp), key=lambda one: now[one][1])
         return [*new, *(name for name in self._same if name not in now)]

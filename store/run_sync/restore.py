@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def acknowledged_here(root: Path) -> dict[str, float]:
-    """Return what a pod knows to be in the store, and since when; what cannot be read is found out again."""
+    """Return the checkpoints that a pod knows to be in the store, with times; unreadable ones are checked again."""
     try:
         known = outside.load(root / ACKNOWLEDGED)
         return {name: outside.typed(known, name, float) for name in known}

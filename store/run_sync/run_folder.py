@@ -190,7 +190,7 @@ class RunFolder:
         return checkpoint
 
     def problem(self, name: str) -> str:
-        """Return what is wrong with a checkpoint there, in words; "" when every byte is as its manifest says."""
+        """Return the fault in a checkpoint there, in words; "" when every byte is as its manifest says."""
         at = self._place.pin()
         try:
             for file in self._manifest(name, at).files:
@@ -201,7 +201,7 @@ class RunFolder:
         return ""
 
     def manifest(self, name: str) -> ListedCheckpoint:
-        """Return what a checkpoint's manifest says; nothing is verified. Raises Damaged."""
+        """Return a checkpoint by its manifest; nothing is verified. Raises Damaged."""
         return self._manifest(name, "")
 
     def remove_checkpoint(self, name: str) -> None:

@@ -158,7 +158,7 @@ class Checkpoints:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the one writer; sweep what a killed one left. Raises CheckpointError when another one is at work."""
+        """Lock the folder as its one writer; sweep what a killed one left. Raises CheckpointError if it is locked."""
         busy = CheckpointError(f"{self.folder}: another trainer is writing here; stop it first")
         with local_files.held(self.folder / "LOCK", busy):
             for leftover in (*self.folder.glob(".tmp-*"), *self.folder.glob(".trash-*")):
@@ -295,7 +295,7 @@ class Checkpoints:
 
 
 def problem_of(folder: Path) -> str:
-    """Return what is wrong with a checkpoint, in words; "" when every byte is as its manifest says."""
+    """Return the fault in a checkpoint, in words; "" when every byte is as its manifest says."""
     try:
         check_files(folder)
         if (schema := _read_manifest(folder).get("schema")) != SCHEMA:

@@ -124,7 +124,7 @@ class Saver:
                 log.warning("a checkpoint was not saved: %s", error)
 
     def _open(self, step: int, num_bytes: int) -> dict[str, Any]:
-        """Return what the first process says to all of the draft that it has made."""
+        """Return the first process's message to all about the draft that it has made."""
         if not self.ranks.is_first:
             return {}
         try:
@@ -159,7 +159,7 @@ class Saver:
         return files
 
     def _outcome(self) -> dict[str, Any]:
-        """Return what this process has done, for all. Raises what is no trouble with the disk."""
+        """Return the outcome of this process, for all. Raises what is no trouble with the disk."""
         try:
             done = self._at_work.result()
         except OSError as error:
@@ -180,7 +180,7 @@ class Saver:
         threading.Thread(target=run, name=name, daemon=True).start()
 
     def _rester(self) -> Any:
-        """Return what the writer calls after every block."""
+        """Return the function that the writer calls after every block."""
         if torch.cuda.is_available():  # processors have little to do
             return _go_on
         computed_s: list[float] = []

@@ -27,11 +27,11 @@ class Engine(Protocol):
     """The device and library it computes with, in words."""
 
     def tokens(self, prompt: Sequence[int], stop: Collection[int], max_new: int) -> Iterator[int]:
-        """Yield what follows, id by id, at most so many; it may go on behind an id of `stop`."""
+        """Yield the continuation, id by id, at most so many; it may go on behind an id of `stop`."""
 
 
 def room_of(positions: int, max_new: int) -> int:
-    """Return how many ids a prompt may have, so that an answer fits behind it: half of the positions at least."""
+    """Return the longest prompt in ids, so that an answer fits behind it: half of the positions at least."""
     return positions - min(max_new, positions // 2)
 
 
@@ -52,7 +52,7 @@ class Talk:
         self.messages, self.has_forgotten = [], False
 
     def about(self) -> str:
-        """Return who answers, in words."""
+        """Return the name of the partner, in words."""
         return f"{self.name}, by {self.engine.where}; it reads {self.engine.positions:,} tokens"
 
     def choose(self, name: str) -> str:

@@ -56,7 +56,7 @@ class LlamaCpp:
     def tokens(
         self, prompt: Sequence[int], stop: Collection[int], max_new: int, **sampling: Any
     ) -> Generator[int, None, None]:
-        """Yield what follows, id by id; an answer that the model has ended has an id of `stop` behind it."""
+        """Yield the continuation, id by id; an answer that the model has ended has an id of `stop` behind it."""
         body = {"prompt": list(prompt), "n_predict": max_new, "stream": True, **AS_IT_IS, **self.sampling, **sampling}
         last = None
         with self.ask("/completion", body) as reply:

@@ -16,7 +16,7 @@ from trainer.model.losses import capped
 
 @torch.inference_mode()
 def block_nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
-    """Return what each target costs, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
+    """Return the nats of each target, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
     blocks = model.config.blocks
     assert blocks is not None, "this model does not decode in blocks"
     size, (rows, length) = blocks.block_size, ids.shape
@@ -39,7 +39,7 @@ def block_nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
 
 
 def _out_of_copies(model: Decoder, ids: Tensor, row: Tensor, block: Tensor, offset: int) -> Tensor:
-    """Return what predicts the token at `offset` of block number `block` (N,) in each `row` (N,): (N, d).
+    """Return the states that predict the token at `offset` of block number `block` (N,) in each `row` (N,): (N, d).
 
     The rows are in ascending order; ids (B, T) are whole blocks.
     """

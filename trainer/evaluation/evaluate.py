@@ -47,7 +47,7 @@ def bits_per_byte(
 
 @torch.inference_mode()
 def nats(model: Decoder, ids: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
-    """Return what each target costs, fp32 (B, T), 0 where it is -1; ids, targets, documents (B, T) as the model has."""
+    """Return the nats of each target, fp32 (B, T), 0 where it is -1; ids, targets, documents (B, T) as for a model."""
     if model.config.blocks is not None:
         return block_nats(model, ids, targets)
     hidden, wanted = model.hidden(ids, documents=documents).flatten(0, 1), targets.flatten()
@@ -84,7 +84,7 @@ def rows_of_text(
 def answers(
     model: Decoder, tokenizer: Tokenizer, conversations: Sequence[Sequence[Mapping[str, Any]]], max_new: int = 96
 ) -> list[str]:
-    """Return what the model says, greedily, where the last answer of each conversation stands.
+    """Return the model's greedy answers in place of the last answer of each conversation.
 
     Of what is longer than the model's positions, the oldest turns are left out.
     """
@@ -102,7 +102,7 @@ def answers(
 
 
 def room_for(model: Decoder, max_new: int) -> int:
-    """Return how many ids a prompt may have, so that an answer fits behind it: half of the positions at least."""
+    """Return the longest prompt in ids, so that an answer fits behind it: half of the positions at least."""
     return room_of(model.config.max_position_embeddings, max_new)
 
 

@@ -62,7 +62,7 @@ def chosen(material: Mapping[str, Sequence[TurnsQuestion]]) -> list[TurnsQuestio
 def hold(
     questions: Sequence[TurnsQuestion], answer: Callable[[Sequence[Sequence[Message]]], list[str]], turns: int = TURNS
 ) -> list[list[str]]:
-    """Return what is said to `questions` at each turn: (turns, questions).
+    """Return the answers to `questions` at each turn: (turns, questions).
 
     As many conversations as questions are held side by side, and none asks one of them twice. What was said before a
     question is the model's own. `answer` gives the answers to conversations that end in a question.

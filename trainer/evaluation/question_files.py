@@ -52,7 +52,7 @@ class Question:
 
     @property
     def answer(self) -> str:
-        """Return what is right, as it is shown to a model."""
+        """Return the right answer, as it is shown to a model."""
         return self.choices[self.right] if self.choices else self.example
 
     @property
@@ -155,7 +155,7 @@ class Asking:
         return {**found, "letter": self._letters(task)} if has_letters else found
 
     def shown(self, task: QuestionSet, number: int) -> list[Question]:
-        """Return what is shown before a question: others of the file, the same at every run."""
+        """Return the examples before a question: others of the file, the same at every run."""
         others = [one for at, one in enumerate(task.questions) if at != number]
         return random.Random(SHOTS_SEED + number).sample(others, min(self.shots, len(others)))
 

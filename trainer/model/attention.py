@@ -165,7 +165,7 @@ def shared_by(x: Tensor, heads: int) -> Tensor:
 
 
 def documents_mask(documents: Tensor, flex: bool, bounds: Tensor | None = None) -> Any:
-    """Return who sees whom when each token sees its own document up to itself; for `attend`.
+    """Return a mask by which each token sees its own document up to itself; for `attend`.
 
     documents: (B, T), a number that changes where a document begins. flex: for flex attention, else a plain mask.
     bounds: int32 (N + 1,), where each begins in the flattened rows, then their end; for the kernel that takes that.
@@ -194,7 +194,7 @@ def positions_in(documents: Tensor) -> Tensor:
 
 @cache
 def _block_mask(compiled: bool) -> Any:
-    """Return what makes a block mask, compiled: without that it makes the whole square, several times over."""
+    """Return a maker of block masks, compiled: without that it makes the whole square, several times over."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     return torch.compile(create_block_mask) if compiled else create_block_mask

@@ -40,7 +40,7 @@ class BlockCache(Kept):
         return self.keys[layer, :, :, : self.end], self.values[layer, :, :, : self.end]
 
     def advance(self, count: int) -> None:
-        """Do nothing: where a pass belongs is said before it."""
+        """Do nothing: the place of a pass is set before it."""
 
     def keep(self, rows: Tensor) -> None:
         """Forget the others."""
@@ -130,7 +130,7 @@ class Decoding:
         return hidden.gather(1, before[:, :, None].expand(-1, -1, hidden.shape[-1]))
 
     def _fill(self, ids: Tensor, rows: Sequence[Row], states: Tensor) -> None:
-        """Put the tokens that are sure enough into `ids`."""
+        """Write the tokens that are sure enough into `ids`."""
         size, device, mask_id = self.blocks.block_size, ids.device, self.blocks.mask_id
         inside = torch.arange(size, device=device)
         places = torch.tensor([row.block * size for row in rows], device=device)[:, None] + inside
@@ -164,7 +164,7 @@ class Decoding:
         return tokens, (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1)).exp()
 
     def _advance(self, row: Row, line: Sequence[int]) -> list[int]:
-        """Take note of what has become final; the new ids."""
+        """Record what has become final; return the new ids."""
         size, before = self.blocks.block_size, row.told
         while row.told < min(len(line), row.start + self.max_new) and line[row.told] != self.blocks.mask_id:
             row.told += 1
@@ -181,7 +181,7 @@ def generate(
     model: Decoder, prompts: Sequence[Sequence[int]], stop: Collection[int], max_new: int = 128,
     temperature: float = 0.0, top_k: int = 0, seed: int = 0,
 ) -> list[list[int]]:  # fmt: skip
-    """Return what follows each prompt, up to the first id of `stop`, which is left out."""
+    """Return the continuation of each prompt, up to the first id of `stop`, which is left out."""
     generator = torch.Generator(model.head.device).manual_seed(seed)
     answers: list[list[int]] = [[] for _ in prompts]
     for found in Decoding(model, prompts, stop, max_new, temperature, top_k, generator):

@@ -15,7 +15,7 @@ WEIGHTS = ("progressive", "uniform", "exponential")
 
 
 def layer_weights(kind: str, count: int) -> list[float]:
-    """Return what each of `count` layers counts, in sum 1: later ones more (i + 1, or 2**i), or all alike."""
+    """Return the weights of `count` layers, in sum 1: larger for later ones (i + 1, or 2**i), or all alike."""
     raw = {"progressive": range(1, count + 1), "uniform": [1] * count, "exponential": [2**i for i in range(count)]}
     return [one / sum(raw[kind]) for one in raw[kind]]
 

@@ -40,7 +40,7 @@ def inverse_haar(x: Tensor) -> Tensor:
 
 
 def rounded_weight(weight: Tensor, how: Ternary) -> Tensor:
-    """Return what a matrix (M, K) is rounded to, float32: symbols times scales, each Haar band by itself if asked."""
+    """Return a matrix (M, K) rounded, float32: symbols times scales, each Haar band by itself if asked."""
     if not how.haar:
         symbols, scale = ternary(weight, how.per_row)
         return symbols * scale
@@ -104,7 +104,7 @@ class TernaryLinear(nn.Linear):
         return F.linear(RoundedActivations.apply(x, None), self.rounded().to(x.dtype))
 
     def rounded(self) -> Tensor:
-        """Return what the weight is rounded to, float32."""
+        """Return the rounded weight, float32."""
         if self.training:
             return rounded_weight(self.weight.detach(), self.how)
         version = self.weight._version

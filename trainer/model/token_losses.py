@@ -82,7 +82,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def slices(hidden: Tensor) -> list[slice]:
-    """Return which rows are worked on together."""
+    """Return the slices of rows that are processed together."""
     rows = ROWS_GPU if hidden.is_cuda else ROWS_CPU
     return [slice(start, start + rows) for start in range(0, len(hidden), rows)]
 

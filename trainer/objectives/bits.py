@@ -102,7 +102,7 @@ class Bits:
         return loss, figures
 
     def _choose_columns(self, step: int) -> None:
-        """Say which columns of each matrix are not rounded in this step: those with the largest weights of late."""
+        """Choose each matrix's columns that are not rounded in this step: those with the largest running weights."""
         rest = max(1, self.steps - self.config.saliency_warmup)
         progress = min(1.0, max(0, step - self.config.saliency_warmup) / rest)
         share = self.config.saliency * (1 + math.cos(math.pi * progress)) / 2
@@ -119,11 +119,11 @@ class Bits:
             torch.ge(largest, least, out=one.exact)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the step alone does not say, for a checkpoint."""
+        """Return the state for a checkpoint that does not follow from the step alone."""
         return dict(self.largest)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state()` gave."""
+        """Restore what `state()` returned."""
         self.largest = {name: one.to(self.share.device) for name, one in state.items()}
 
 

@@ -99,7 +99,7 @@ class BlockDiffusion:
         self.config = config
 
     def count(self, batch: Batch) -> float:
-        """Return how many tokens are learnt."""
+        """Return the number of tokens that are learnt."""
         return float((batch["targets"] != IGNORED).sum())
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

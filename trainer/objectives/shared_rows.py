@@ -34,7 +34,7 @@ class _Row:
         self.count = 0  # number of answers
 
     def shared(self, prompt: Sequence[int], answer: Sequence[int], merged: bool) -> int:
-        """Return how many ids the answer has in common with the one before it; -1 if it has not even the prompt."""
+        """Return the number of ids that the answer shares with the one before it; -1 if it has another prompt."""
         if self.prompt != prompt:
             return -1
         pairs = zip(self.last, answer, strict=False) if merged else ()

@@ -27,18 +27,18 @@ class Source:
         raise NotImplementedError
 
     def figures(self) -> dict[str, float]:
-        """Return what there is to tell of the last batch, by name, for metrics.jsonl; the first process's counts."""
+        """Return figures of the last batch by name, for metrics.jsonl; the first process's counts."""
         return {}
 
     def cursor(self, step: int) -> dict[str, Any]:
-        """Return what a checkpoint is to say of the place in the data where `step` begins, as plain values."""
+        """Return the position in the data where `step` begins, for a checkpoint, as plain values."""
         return {}
 
     def resume(self, cursor: Mapping[str, Any]) -> None:
         """Go on from there. Raises DataError for a place in other data."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint is to hold: for sources that see the model, all that the step does not say.
+        """Return the state for a checkpoint: for sources that see the model, all that does not follow from the step.
 
         The first process's counts for all.
         """

@@ -62,12 +62,12 @@ class Cut:
         """Forget the gradients."""
 
     def rows(self, num_rows: int) -> slice:
-        """Return which rows of a parameter of so many are here."""
+        """Return the rows of a parameter of so many that are here."""
         each = -(-num_rows // self.size)
         return slice(min(self.rank * each, num_rows), min((self.rank + 1) * each, num_rows))
 
     def sizes(self, num_rows: int) -> list[int]:
-        """Return how many rows each process has."""
+        """Return the number of rows of each process."""
         each = -(-num_rows // self.size)
         return [max(0, min(each, num_rows - rank * each)) for rank in range(self.size)]
 
@@ -96,7 +96,7 @@ class Cut:
         return torch.cat([part.view(mine[self.rank], rows, columns) for part, rows in parts], dim=1)
 
     def pieces(self, whole: Tensor, n: int, rows_here: int) -> Tensor:
-        """Return what `whole` was given: (N, rows here, columns) of (its N, rows, columns)."""
+        """Return the inverse of `whole`: (N, rows here, columns) of (its N, rows, columns)."""
         mine, (_, num_rows, columns) = self._shares(n), whole.shape
         parts = whole.split(self.sizes(num_rows), dim=1)
         got = self._swap(
@@ -107,7 +107,7 @@ class Cut:
         return torch.cat([part.view(count, rows_here, columns) for part, count in zip(got, mine, strict=True)])
 
     def _shares(self, n: int) -> list[int]:
-        """Return how many of n matrices each process has whole."""
+        """Return the number of whole matrices, out of n, of each process."""
         ends = [n * rank // self.size for rank in range(self.size + 1)]
         return [end - start for start, end in zip(ends, ends[1:], strict=False)]
 

@@ -72,7 +72,7 @@ class Ranks:
         return sums.tolist()
 
     def tell(self, words: Any = None) -> Any:
-        """Return what the first process says, as JSON, heard by all. Raises PeerLost."""
+        """Return the first process's words, as JSON, heard by all. Raises PeerLost."""
         if self.size == 1:
             return words
         said = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
@@ -84,7 +84,7 @@ class Ranks:
         return json.loads(bytes(said.tolist()))
 
     def tell_all(self, words: Any) -> list[Any]:
-        """Return what each process says, as JSON, heard by all. Raises PeerLost."""
+        """Return the words of each process, as JSON, heard by all. Raises PeerLost."""
         if self.size == 1:
             return [words]
         said = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
@@ -124,7 +124,7 @@ class Ranks:
                 torch.distributed.send(_as_bytes(one), 0, group=self.words)
 
     def receive(self, rank: int) -> dict[str, Tensor]:
-        """Return what that process sends. Raises PeerLost."""
+        """Return the tensors that process sends. Raises PeerLost."""
         with _others():
 
             def fill(one: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def timeout_s(usual: float) -> float:
 
 
 def node() -> str:
-    """Return which node of the run this is."""
+    """Return the rank of this node in the run."""
     return os.environ.get("SLIPWAY_NODE_RANK", "0")
 
 

@@ -128,11 +128,11 @@ class Shared(Cut):
         unit.under_way = (work, given, mine)
 
     def _widths(self, unit: Unit) -> list[int]:
-        """Return how many numbers of each parameter every process has, filled up to the same."""
+        """Return how many numbers of each parameter every process has, padded to the same."""
         return [-(-len(one) // self.size) * (one.numel() // len(one)) for one in unit.parameters]
 
     def _places(self, unit: Unit, every: Tensor) -> Sequence[Tensor]:
-        """Return where each parameter stands, (size, width), in what all processes have of a unit."""
+        """Return each parameter's place, (size, width), in what all processes have of a unit."""
         return every.view(self.size, -1).split(self._widths(unit), dim=1)
 
     def _pieces(self, unit: Unit, mine: Tensor) -> Iterator[Tensor]:
@@ -142,7 +142,7 @@ class Shared(Cut):
             yield flat[: rows * (parameter.numel() // len(parameter))].view(rows, *parameter.shape[1:])
 
     def _by_rank(self, whole: Tensor, place: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield how many rows each process has, the first of them, and where they stand."""
+        """Yield for each process the number of its rows, the first of them, and their place."""
         start = 0
         for rank, rows in enumerate(self.sizes(len(whole))):
             yield rows, start, place[rank, : rows * (whole.numel() // len(whole))].view(rows, *whole.shape[1:])

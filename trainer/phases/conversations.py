@@ -50,7 +50,7 @@ def talk_of(phase: PhaseRun, align: int = 1) -> Conversations:
 
 
 def conversations_of(phase: PhaseRun, kind: str) -> Path:
-    """Return where those of a kind are: ours, or an input of that name. Raises Refused when there is none."""
+    """Return the path of a kind of conversations: ours, or an input of that name. Raises Refused when there is none."""
     if kind == "identity":
         return phase.input("identity") / "identity_conversations.jsonl"
     if KINDS.get(kind) == "questions":

@@ -54,7 +54,7 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
 
 
 def learnt(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, Judge]) -> dict[str, Any]:
-    """Return what is known of the model that was trained and published; {} on all processes but the first."""
+    """Return the measures of the trained and published model; {} on all processes but the first."""
     config, rl = phase.config, phase.config.rl
     assert rl is not None
     model = phase.first_model()
@@ -75,7 +75,7 @@ def learnt(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, J
 
 
 def engine_of(phase: PhaseRun, rl: RlConfig) -> Engine:
-    """Return what answers. Raises Refused where vLLM cannot."""
+    """Return the engine of answers. Raises Refused where vLLM cannot run."""
     stop = stops(phase.tokenizer)
     if rl.engine == "embedded":
         return Embedded(stop, rl.side_by_side)

@@ -20,7 +20,7 @@ from trainer.reuse import Node
 
 
 def ways_of(phase: PhaseConfig, request: Request) -> dict[str, int]:
-    """Return how a model may be spread over the GPUs that are asked for -> bytes that it takes of each, an estimate."""
+    """Return the possible layouts of a model over the requested GPUs, with estimated bytes on each."""
     answering = phase.rl.engine_devices if phase.rl is not None else 0
     found = memory.ways(phase, max(1, request.num_gpus - answering), request.nodes)
     return {way: memory.estimate(phase, **spread).total for way, spread in found.items()}

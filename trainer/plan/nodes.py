@@ -132,7 +132,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
 
 
 def _data(phase: Phase, kinds: Collection[str], made: Sequence[str]) -> dict[str, str]:
-    """Return what a phase reads beside models and the tokenizer: role -> node."""
+    """Return the data that a phase reads beside models and the tokenizer: role -> node."""
     if phase.reads == TEXT:
         return {"text": "text", "tokens": "tokens"}
     roles = {KINDS.get(kind, kind) for kind in kinds}

@@ -146,7 +146,7 @@ class ModelConfig:
 
     @property
     def num_matrix_params(self) -> int:
-        """Return how many parameters every token is multiplied by: matrices of the blocks, and the head."""
+        """Return the number of parameters that multiply every token: matrices of the blocks, and the head."""
         d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
         attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)
         return self.num_hidden_layers * (attention + MLPS[self.mlp] * d * f) + self.vocab_size * d

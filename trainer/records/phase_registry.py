@@ -146,7 +146,7 @@ def listed(some: Sequence[str]) -> str:
 
 
 def all_phases() -> tuple[str, ...]:
-    """Return what `--phase all` stands for."""
+    """Return the phases of `--phase all`."""
     return tuple(name for name, one in PHASES.items() if one.in_all)
 
 

@@ -117,7 +117,7 @@ class RlConfig:
 
 
 def soft_overlong(length: int, config: RlConfig) -> float:
-    """Return what the length of an answer costs: from 0 down to -1 over the last `overlong` tokens (DAPO, eq. 13)."""
+    """Return the cost of an answer's length: from 0 down to -1 over the last `overlong` tokens (DAPO, eq. 13)."""
     if not config.overlong:
         return 0.0
     return -min(1.0, max(0.0, (length - (config.max_new - config.overlong)) / config.overlong))

@@ -134,7 +134,7 @@ def parallel(
 
 
 def _places(values: Sequence[str]) -> dict[str, float]:
-    """Return where each value lies on an axis, from 0 to 1."""
+    """Return the place of each value on an axis, from 0 to 1."""
     different = list(dict.fromkeys(one for one in values if one))
     try:
         numbers = {one: float(one) for one in different}

@@ -77,7 +77,7 @@ def charts(phase: PhaseStory, story: Story | None = None) -> Iterator[tuple[str,
 
 
 def cost_chart(story: Story) -> Chart | None:
-    """Return what a run had cost at each moment, None where it cost nothing."""
+    """Return the chart of a run's cost over time, None where it cost nothing."""
     if not story.cost:
         return None
     return Chart("Cost, US dollars", tuple(story.cost), from_zero=True, unit=" USD", along="minute", run=story.run)

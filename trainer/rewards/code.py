@@ -108,7 +108,7 @@ def unfenced(code: str) -> str:
 
 
 def test(words: str) -> Test:
-    """Return what is to be called, and what it is to give, of one assertion."""
+    """Return the call in one assertion, and the value it must return."""
     try:
         (statement,) = ast.parse(words.strip()).body
     except (SyntaxError, ValueError):

@@ -93,7 +93,7 @@ def _command(jail: str) -> list[str]:
 
 
 def _talk(command: list[str], asked: bytes) -> tuple[bytes, str]:
-    """Return what the child says, at most OUT_BYTES, and why it did not end by itself."""
+    """Return the child's output, at most OUT_BYTES, and why it did not end by itself."""
     with tempfile.TemporaryFile() as out:
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.DEVNULL, env={}, cwd="/",

@@ -74,7 +74,7 @@ class Math:
 
 
 def boxed(text: str) -> str:
-    r"""Return what stands in the last \boxed{}, braces inside it counted; "" where there is none."""
+    r"""Return the text in the last \boxed{}, braces inside it counted; "" where there is none."""
     at = text.rfind("\\boxed{")
     if at < 0:
         return ""

@@ -37,7 +37,7 @@ class Said:
 
 class Judge(Protocol):
     def __call__(self, some: Sequence[Said], /) -> list[Reward]:
-        """Return what each answer is worth. Raises RewardError when that cannot be said of any."""
+        """Return the reward of each answer. Raises RewardError when one cannot be judged."""
 
     def close(self) -> None:
         """End what it has started."""

@@ -39,7 +39,7 @@ class Problems:
         ]
 
     def _counts(self, total: int) -> list[int]:
-        """Return how many of each task the first `total` hold; the heaviest, which is last, takes what is left over."""
+        """Return how many of each task the first `total` hold; the heaviest, which is last, takes the rest."""
         counts = [int(total * weight) for weight in self.weights[:-1]]
         return [*counts, total - sum(counts)]
 

@@ -50,7 +50,7 @@ class Round:
 
     @staticmethod
     def heard(said: Sequence[Any]) -> "Round":
-        """Return what `said` gave."""
+        """Return the inverse of `said`."""
         prompts, ids, logprobs, ended, texts, rewards, took_s = said
         return Round([], prompts, ids, logprobs, ended, [Reward(*one) for one in rewards], texts, took_s)
 
@@ -149,7 +149,7 @@ class Policy:
         return Round(list(problems), prompts, ids, logprobs, ended, rewards, texts, took_s)
 
     def judged(self, asked: Sequence[Drawn], texts: Sequence[str], ended: Sequence[bool]) -> list[Reward]:
-        """Return what each answer is worth. Raises RewardError."""
+        """Return the reward of each answer. Raises RewardError."""
         found: list[Reward] = [Reward()] * len(asked)
         for task, judge in self.judges.items():
             rows = [row for row, one in enumerate(asked) if one[0] == task]

@@ -67,7 +67,7 @@ def _likeliest(chances: Tensor, how: Sampling) -> Tensor:
 
 
 def _inverse(chances: Tensor, uniform: Tensor, rows: Tensor) -> Tensor:
-    """Return where the running sum of its row passes each number: first which part, then where in it.
+    """Return the place where the running sum of its row passes each number: first which part, then where in it.
 
     Sums of parts are added up instead of single chances, which cannot be done side by side.
     """

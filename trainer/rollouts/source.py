@@ -80,11 +80,11 @@ class Rollouts(Source):
         return batch
 
     def figures(self) -> dict[str, float]:
-        """Return what there is to tell of the answers of the last batch."""
+        """Return figures of the answers of the last batch."""
         return self.told
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint keeps: how long it has been quiet, and answers that further updates need."""
+        """Return the state for a checkpoint: how long it has been quiet, and answers that further updates need."""
         found = {"quiet": torch.tensor(self.quiet)}
         if self.rl.num_iterations > 1 and self.held is not None:
             found["first"] = torch.tensor(self.held[0])
@@ -101,7 +101,7 @@ class Rollouts(Source):
                 self.held = (int(tensors["first"]), held)
 
     def _since(self, now: float) -> dict[str, float]:
-        """Return how fast the update was that came before."""
+        """Return the speed of the update before this one."""
         if self.handed_over is None:
             return {}
         at, tokens = self.handed_over

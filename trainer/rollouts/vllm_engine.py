@@ -112,7 +112,7 @@ class Vllm:
         shutil.rmtree(self.opening.folder, ignore_errors=True)
 
     def _each(self, work: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return what each gives, all at once. Raises what one of them raises."""
+        """Return the results of all, made at the same time. Raises errors of any of them."""
         return [one.result() for one in [self.threads.submit(one) for one in work]]
 
 
@@ -145,7 +145,7 @@ class EngineProcess:
             self._open(model)
 
     def ask(self, question: Mapping[str, Any]) -> Any:
-        """Return what it says; where it has ended or hangs, what another one says. Raises Refused, TrainerError."""
+        """Return its answer; where it has ended or hangs, that of another one. Raises Refused, TrainerError."""
         try:
             return self.worker.ask(question)
         except NoAnswer as error:

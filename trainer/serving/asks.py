@@ -58,7 +58,7 @@ class Ask:
 
 
 def read(said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, most: int, align: int) -> Ask:
-    """Return what a request asks for. Raises Wrong.
+    """Return the parsed request. Raises Wrong.
 
     room: positions of the model; most: tokens of any answer, 0 = as many as fit; align: as conversations have it.
     """

@@ -333,7 +333,7 @@ def _tools(spec: Spec) -> List[str]:
 
 
 def _ways(spec: Spec, tools: List[str]) -> Iterator[Tuple[str, List[str]]]:
-    """Yield what to try, in order: the tool and its flags."""
+    """Yield the tools to try, in order, with their flags."""
     for tool in tools:
         if tool == "pip":
             yield tool, []
@@ -422,7 +422,7 @@ class _Work:
 
 
 def _reason(output: str) -> str:
-    """Return what went wrong, in one line, from the output of a tool."""
+    """Return the cause of a failure, in one line, from the output of a tool."""
     for pattern, words in KNOWN:
         if re.search(pattern, output, re.I):
             return words

@@ -268,7 +268,7 @@ class Agent:
             _add(ending, str(error))
 
     def finish_beside(self, beside: Beside, ending: Dict[str, Any]) -> None:
-        """Let it do what is left to do, as long as the guard's leads allow; what it leaves undone is said."""
+        """Wait for its remaining work, as long as the guard's leads allow; what it leaves undone is reported."""
         asked = self.stop_request()
         guard = said_in(report(self.pod, "guard"))
         ends_at = time.monotonic() + (0.9 * carry_s(self.job, asked) if asked else limits.carry_s(self.job, guard))
@@ -291,7 +291,7 @@ class Agent:
         self.end_steps(ending, 0.0)
 
     def dismiss_trackers(self) -> None:
-        """Let the trackers tell what they have not told yet, for a short while; the verdict says nothing of them."""
+        """Wait a short while for the trackers to tell the rest; the verdict says nothing of them."""
         for one in self.trackers:
             one.dismiss()
         began = time.monotonic()
@@ -340,7 +340,7 @@ class Agent:
         return environ
 
     def stop_request(self) -> Dict[str, Any]:
-        """Return who asked for the end and why; {} while nobody has."""
+        """Return the request to end: by whom and why; {} while there is none."""
         asked = read_json(stop_file(self.pod))
         if not asked and self.told_to_end:
             return {"state": end_of_machine(), "reason": "the agent was told to end (SIGTERM)", "grace_s": grace_s()}

@@ -28,7 +28,7 @@ class Figures:
         self.has_gpus = shutil.which(WORDS[0]) is not None
 
     def look(self) -> Dict[str, Any]:
-        """Return what is known: disk_free_bytes and disk_at; gpus and gpus_at where GPUs have answered."""
+        """Return the latest figures: disk_free_bytes and disk_at; gpus and gpus_at where GPUs have answered."""
         if self.asked is not None and self.asked.poll() is not None:
             gpus = _gpus(self.asked)
             if gpus:

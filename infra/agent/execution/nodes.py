@@ -196,7 +196,7 @@ class Leader:
         return ""
 
     def _failure(self, step: Step, this_round: str, ending: Ending) -> Optional[StepOutcome]:
-        """Return what makes another round pointless, on any node; None = begin another.
+        """Return the outcome that makes another round pointless, on any node; None = begin another.
 
         Waits until all have left this one.
         """
@@ -220,7 +220,7 @@ class Leader:
         self.word = {**self.word, **what}
 
     def _hear(self, line: bytes) -> Optional[bytes]:
-        """Take in what a node says; what to answer, None to one who does not know the key."""
+        """Record the report of a node; return the answer, None for a caller without the key."""
         said = outside.parse(line)
         if not isinstance(said, dict) or not isinstance(said.get("key"), str) or type(said.get("rank")) is not int:
             return None

@@ -118,7 +118,7 @@ def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: StepWatch) -> 
 
 
 def digest(step: Step) -> str:
-    """Return what a mark must carry to stand for this step: a digest of its words and its config."""
+    """Return the digest that stands for this step in its mark: of its words and its config."""
     return hashlib.sha256(json.dumps([step.words, step.config], sort_keys=True).encode()).hexdigest()
 
 

@@ -113,7 +113,7 @@ def status(root: Path) -> int:
 
 
 def _begin_anew(pod: PodFolder, job: Job) -> None:
-    """Put the last verdict away, and end what an earlier pod left in this folder, as no guard runs here."""
+    """Archive the last verdict, and end what an earlier pod left in this folder, as no guard runs here."""
     before = read_json(report(pod, "guard"))
     if before and before["token"] != job.token:
         end_all(before["token"], PATIENCE_S)

@@ -55,12 +55,12 @@ def read_key() -> str:
 
 
 def wait_s(job: Job) -> float:
-    """Return how long the verdict stays to be read, in seconds of this machine."""
+    """Return the time for which the verdict stays to be read, in seconds of this machine."""
     return max(WAIT_S / job.clock_scale, LEAST_WAIT_S)
 
 
 def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float], None], key: str = "") -> None:
-    """Say farewell for process `pid` until that has ended it: this does not return. `key`: what `KEY` stands for."""
+    """Call the vendor until it has ended process `pid`: this does not return. `key`: the value for `KEY`."""
     rounds = 0
     while True:
         try:
@@ -96,7 +96,7 @@ def variables(names: Iterable[str], pid: int) -> Dict[str, str]:
 
 
 def ask(call: Call, values: Mapping[str, str]) -> str:
-    """Return what came of one request, in words without anything of the answer but its status."""
+    """Return the outcome of one request, in words without anything of the answer but its status."""
     import http.client  # it brings much along, and every agent and guard would pay for it at its start
     import ssl
 

@@ -295,7 +295,7 @@ class Guard:
 
     @patient
     def _elapsed_before_s(self) -> float:
-        """Return what earlier guards of this pod counted, and the time since then when nobody looked."""
+        """Return the time counted by earlier guards of this pod, and the time since then without a guard."""
         before = read_json(report(self.pod, "guard"))
         if before.get("token") != self.job.token:
             return self.job.limits.billed_s

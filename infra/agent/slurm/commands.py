@@ -79,7 +79,7 @@ def start(root: Path) -> int:
 
 
 def _tell_queued(pod: PodFolder, job: Job, number: str) -> None:
-    """Let the progress say that the run waits its turn; once it is at work, its agent writes it anew."""
+    """Write into the progress that the run waits its turn; once it is at work, its agent writes it anew."""
     progress = Progress(pod, job, [QUEUE], Redactor({}))
     progress.begin(QUEUE)
     progress.see(QUEUE, [{"kind": "note", "at": time.time(), "text": f"job {number} of Slurm waits its turn"}])
@@ -110,7 +110,7 @@ def submit(pod: PodFolder, job: Job) -> str:
 
 
 def script(pod: PodFolder, nodes: int) -> str:
-    """Return what Slurm runs: one step over all nodes. srun, since only steps are told before a job is taken away."""
+    """Return the script for Slurm: one step over all nodes by srun, as only steps are warned before preemption."""
     python, folder = shlex.quote(sys.executable), shlex.quote(str(pod.root))
     step = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --mpi=none --wait=0 --kill-on-bad-exit=0"
     return "\n".join(
@@ -182,7 +182,7 @@ def _known(pod: PodFolder, name: str) -> Dict[str, Any]:
 
 
 def _put_away(pod: PodFolder) -> None:
-    """Put away how the work ended before, as somebody wants it to go on."""
+    """Archive the earlier end of the work, as somebody resumes it."""
     put_away(pod)
     stop_file(pod).unlink(missing_ok=True)
     (pod.state / "queue.json").unlink(missing_ok=True)

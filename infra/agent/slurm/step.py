@@ -64,7 +64,7 @@ def run(root: Path) -> int:
 
 
 def tidy(pod: PodFolder, job: Job) -> None:
-    """Put away what an attempt before this one has left: its request to leave, and the time when nobody worked."""
+    """Remove the leftovers of an earlier attempt: its request to leave, and the time when nobody worked."""
     for role in ("guard", "agent"):
         path = lock(pod, role)
         _await(lambda: not is_held(path) or None, f"the {role} of an earlier attempt is still there")  # noqa: B023

@@ -148,7 +148,7 @@ class Runpod(web.Api):
         return next((one for one in machines if one.state not in ENDED), None)
 
     def by(self, asked: web.Asked) -> str:
-        """Return who asks, as the truth has it."""
+        """Return the caller, as the truth has it."""
         return "pod" if self.owner(asked) else "client"
 
     def environ(self, machine: Machine) -> Mapping[str, str]:

@@ -336,7 +336,7 @@ def _limits(wish: Threshold | None) -> dict[str, Any]:
 
 
 def _script(launch: Launch | None) -> str:
-    """Return what is run on the machine. Containers are not: this machine may have no Docker."""
+    """Return the script to run on the machine. Containers are not run: this machine may have no Docker."""
     if launch is None or launch.script_configuration is None:
         return ""
     try:

@@ -67,7 +67,7 @@ class Downloads:
                     self.say(f"{op.run}: bringing home: {error}")
 
     def _parts(self, op: Op, transport: Transport, pod_store: str) -> list[Callable[[], object]]:
-        """Return what is downloaded, in this order."""
+        """Return the downloads, in this order."""
         parts: list[Callable[[], object]] = [
             lambda: mirror.bring_logs(op, transport, self.folder),
             lambda: mirror.bring_words(op, transport, self.folder),

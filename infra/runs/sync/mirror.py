@@ -117,7 +117,7 @@ def last_words(op: Op, folder: Path) -> dict[str, Any]:
 
 
 def words_there(op: Op, transport: Transport) -> dict[str, Any]:
-    """Return what this very pod reports, by kind: progress, verdict, guard."""
+    """Return the reports of this very pod, by kind: progress, verdict, guard."""
     pod, said = folder_of(op), {}
     for kind, path in {"progress": pod.progress, "verdict": pod.verdict, "guard": pod.state / "guard.json"}.items():
         with contextlib.suppress(FileNotFoundError):
@@ -134,7 +134,7 @@ def bring_words(op: Op, transport: Transport, folder: Path) -> None:
 
 
 def words_at_home(op: Op, folder: Path) -> dict[str, Any]:
-    """Return what `bring_words` kept, by kind."""
+    """Return the reports that `bring_words` kept, by kind."""
     said = {}
     for kind in ("progress", "verdict", "guard"):
         with contextlib.suppress(FileNotFoundError):

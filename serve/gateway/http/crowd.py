@@ -23,7 +23,7 @@ class CrowdMember(Protocol):
 
     @property
     def idle_until(self) -> float:
-        """Return when it will have been idle for too long."""
+        """Return the time at which it will have been idle for too long."""
 
 
 M = TypeVar("M", bound=CrowdMember)

@@ -104,7 +104,7 @@ class ClientRequest(Message):
         return self._line.is_slow
 
     async def taken(self) -> None:
-        """Return when the client has taken all but little. Raises ConnectionError."""
+        """Wait until the client has taken all but little. Raises ConnectionError."""
         await self._line.taken()
 
     def end(self) -> None:
@@ -363,7 +363,7 @@ class Connection(Wire):
             self.is_idle = False
 
     def _limit(self) -> None:
-        """Give the client `keepalive_s` from now on: to ask, or to take what it was sent."""
+        """Allow the client `keepalive_s` from now on: to ask, or to take what it was sent."""
         self.idle_until = self.listener.loop.time() + self.listener.keepalive_s
         if self._timer is None:
             self._timer = self.listener.loop.call_at(self.idle_until, self._look)

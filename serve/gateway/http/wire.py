@@ -56,7 +56,7 @@ class Wire(asyncio.Protocol):
         transport.write(data)
 
     async def taken(self) -> None:
-        """Return when the other side has taken all but little. Raises ConnectionError."""
+        """Wait until the other side has taken all but little. Raises ConnectionError."""
         while self.is_slow:
             if self.transport is None:
                 raise ConnectionResetError("the connection is closed")
@@ -116,13 +116,13 @@ class Message:
         return said
 
     async def more(self) -> None:
-        """Return when something has come. Raises Broken when nothing will."""
+        """Wait until something has come. Raises Broken when nothing will."""
         if self.error is not None:
             raise self.error
         await self.wire.news
 
     async def readany(self) -> bytes:
-        """Return what is here, or the next that comes; b"" at the end. Raises Broken."""
+        """Return the received bytes, or the next that come; b"" at the end. Raises Broken."""
         while not self._parts:
             if self.is_whole:
                 return b""
