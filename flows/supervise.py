@@ -121,7 +121,7 @@ def is_needed(journal: Journal, settings: Settings) -> bool:
     return is_left or carry.is_at_work(journal) or watch.is_wanted(journal, settings)
 
 
-# Functions that commands call.
+# For commands.
 
 
 def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:

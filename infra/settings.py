@@ -35,7 +35,7 @@ VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "sha
 OWN_MACHINES = ("local", "ssh", SLURM, SKYPILOT)
 
 
-SHELL_ONLY = {  # variables that others read straight from their environment
+SHELL_ONLY = {  # what others read straight from their environment
     "HF_ENDPOINT": "Hugging Face: another hub",
     "AWS_ENDPOINT_URL": "S3: another service than AWS",
     "AWS_REGION": "S3: where the bucket is",

@@ -111,7 +111,7 @@ class Process:
                     self.ended.set()
         except ConnectionError as error:  # it was killed
             say(f"its controller is heard no more: {error}")
-        except msgspec.DecodeError as error:  # sent by code that is not ours
+        except msgspec.DecodeError as error:  # of code that is not ours
             say(f"its controller's orders cannot be read, so that another gateway has to take over: {error}")
             self.ended.set()
         finally:

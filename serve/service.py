@@ -46,32 +46,40 @@ class Probe:
     """The readiness probe of a replica. The names are those of the file; seconds."""
 
     path: str
+    """Path to ask, such as /health or /v1/models."""
     post_data: dict[str, Any] | str | None = None
-    """Body of the request, which makes it a POST."""
+    """Body to send; the probe is then a POST."""
     headers: dict[str, str] = field(default_factory=dict)
+    """Headers to send."""
     initial_delay_seconds: float = 1200
-    """Time from the start of the engine during which failures before the first success do not count. What comes before
-    it (its machine, its environment) is not counted."""
+    """Failures before the first success are ignored for this long after the engine starts; making its machine and its
+    environment does not count."""
     timeout_seconds: float = 15
+    """How long one probe may take."""
     endpoint_probe_interval_seconds: float = 10
+    """Time between two probes."""
     consecutive_failure_threshold_timeout: float = 180
-    """Time of failures after which a replica that was ready is ended."""
+    """A replica that was ready is ended after failing for this long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaPolicy:
     min_replicas: int
+    """Replicas that are always on."""
     max_replicas: int | None = None
-    """None = the same as `min_replicas`."""
+    """Replicas at the highest load. None = min_replicas."""
     target_qps_per_replica: float | dict[str, float] | None = None
     """Requests per second for one replica; by kind of GPU where they differ."""
     upscale_delay_seconds: float = 300
+    """How long the load must be higher before replicas are added."""
     downscale_delay_seconds: float = 1200
+    """How long the load must be lower before replicas are ended."""
     num_overprovision: int | None = None
+    """Replicas beyond those that the load needs."""
     base_ondemand_fallback_replicas: int | None = None
     """Number of replicas that are never spot."""
     dynamic_ondemand_fallback: bool | None = None
-    """Replace spot replicas that are not ready by on-demand ones."""
+    """On-demand replicas replace spot replicas that are not ready."""
     spot_placer: str | None = None
 
     @property
@@ -82,14 +90,17 @@ class ReplicaPolicy:
 @dataclass(frozen=True, kw_only=True)
 class LoadBalancer:
     stream_timeout_seconds: float = 120
+    """How long to wait for the next byte of an answer, and for the streams of a replica that is replaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSection:
     readiness_probe: Probe | str = "/"
     replicas: int | None = None
+    """A fixed number of replicas, instead of replica_policy."""
     replica_policy: ReplicaPolicy | None = None
     load_balancing_policy: str | None = None
+    """For SkyServe; the gateway asks the least loaded replica."""
     load_balancer: LoadBalancer = field(default_factory=LoadBalancer)
     ports: int | None = None
     tls: Tls | None = None
@@ -106,18 +117,17 @@ class SlipwaySection:
     target_queue_per_replica: float | None = None
     """Waiting requests for one replica: the second signal of the autoscaler."""
     hold_seconds: float = 0
-    """Seconds for which a request waits when there is no replica; for services that scale to zero."""
+    """How long a request waits for a replica; for services that scale down to none."""
     affinity_chars: int = 0
-    """Leading characters of a prompt that decide which replica is asked first."""
+    """Characters at the start of a prompt that decide which replica is asked first."""
     spend_limit: str | float | None = None
-    """US dollars; no replica is started that would exceed them."""
+    """US dollars for all replicas together; none is started that would exceed it."""
     engine: Tuning = PLAIN
     """Options of the engine."""
     limits: Bounds = request_bounds.PLAIN
     """Bounds on one request."""
     data_plane: str = GATEWAY
-    """The part that chooses the replica of a request: our gateway, or vllm-router behind it; for the life of the
-    service."""
+    """Chooser of the replica of a request: gateway, or vllm-router behind it; fixed for the life of a service."""
     router_policy: str = "cache_aware"
     """Policy of vllm-router."""
 

@@ -39,7 +39,7 @@ class Partner(Protocol):
 
     name: str
     system: str
-    """The system message; "" for none."""
+    """The system prompt, "" for none."""
     messages: list[Said]
     """The messages so far, without the system message."""
     tokens: int | None

@@ -115,7 +115,7 @@ class Abilities:
     spot: bool = False
     stop: bool = False  # keeps the disk, and bills it
     idempotency_key: bool = False
-    # The end of a pod that nobody looks after: by a key of its own (pod_credential), the vendor's timer (native), the
+    # What ends a pod that nobody looks after: a key of its own (pod_credential), the vendor's timer (native), the
     # controller of an engine that gives its machines back when the job is over (engine), none.
     self_terminate: str = "none"
     volumes: tuple[str, ...] = ()  # shell patterns of where a pod finds its volume; () = it has none

@@ -305,7 +305,7 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = No
     if op.state == TERMINATING:
         return end(provider, op, journal, patience_s=SETTLE_S)
     rented = market(provider)
-    if rented and (why := spend.due(op, read_clocks(), rented.clock_scale)):  # the vendor may have seen that, too
+    if rented and (why := spend.due(op, read_clocks(), rented.clock_scale)):  # its vendor may have seen that, too
         return end(provider, op, journal, why, "limit")
     if op.state in (PLANNED, CREATING, UNKNOWN):
         return _cut_off(provider, op, journal)

@@ -46,7 +46,7 @@ def settle(
 
 
 def settle_rows(journal: Journal, settings: Settings, tell: Say, tokens: Collection[str]) -> list[Op]:
-    """Settle these rows, without asking vendors what else there is."""
+    """Do the same for these rows, without asking vendors what there is besides."""
     ended = []
     for op in journal.ops(live=True):
         if op.token in tokens:

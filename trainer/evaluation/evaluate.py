@@ -47,7 +47,7 @@ def bits_per_byte(
 
 @torch.inference_mode()
 def nats(model: Decoder, ids: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
-    """Return the nats of each target, fp32 (B, T), 0 where it is -1; ids, targets, documents (B, T) as for a model."""
+    """Return what each target costs, fp32 (B, T), 0 where it is -1; ids, targets, documents (B, T) as the model has."""
     if model.config.blocks is not None:
         return block_nats(model, ids, targets)
     hidden, wanted = model.hidden(ids, documents=documents).flatten(0, 1), targets.flatten()

@@ -43,7 +43,7 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
     folder = export.folder_of_model(Path(spec.model))
     if (spec.identity or spec.questions) and not spec.name:
         raise Refused("eval of answers needs the persona's name")
-    wanted = [question_files.read(Path(one)) for one in spec.tasks]  # errors in them are reported before any work
+    wanted = [question_files.read(Path(one)) for one in spec.tasks]  # what is wrong with them is said before any work
     if len({one.name for one in wanted}) < len(wanted):
         raise Refused(f"two tasks have the same name: {', '.join(sorted(one.name for one in wanted))}")
     export.check_tokenizer(folder)
