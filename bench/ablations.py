@@ -75,12 +75,12 @@ class Result:
     bits_per_byte: float
     tokens_per_cpu_s: float
     error: float  # relative squared error of the matrices' rounding, their mean; 0 where nothing is rounded
-    errors: tuple[float, ...]  # by layer
+    errors: tuple[float, ...]  # one value for each layer
 
 
 @dataclass
 class Bench:
-    """What all runs of one seed share."""
+    """The state that all runs of one seed share."""
 
     given: Inputs
     machine: Machine
@@ -116,7 +116,7 @@ class Bench:
         return model
 
     def run(self, arm: Arm, base: Decoder) -> Result:
-        """Return what one arm made of the base model, which stays as it is."""
+        """Train one arm from the base model, which stays as it is; return the result."""
         layerwise, second, first = self.phases["bits1.9"], self.phases["bits2"], self.phases["base"].steps
         steps = layerwise.steps + second.steps
         shape: ModelConfig = replace(base.config, ternary=arm.ternary, sub_norm=arm.sub_norm)

@@ -1,4 +1,4 @@
-"""What 1.58 bits save: size of the file and speed of decoding, in one engine, llama.cpp, at real shapes.
+"""Measure what 1.58 bits save: size of the file and speed of decoding, in one engine, llama.cpp, at real shapes.
 
 Run, in the environment `llama-cpp` (any that has xllamacpp and gguf): python -m bench.bits --tokenizer FOLDER
 [--shapes 135m,0.6b] [--types tq2_0,q8_0,f16,bf16] [--new 64] [--rounds 3]. Weights are random: neither size nor speed

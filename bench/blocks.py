@@ -50,7 +50,7 @@ class Arm:
     name: str
     model: Decoder
     threshold: float | None = None
-    """None = from left to right."""
+    """Threshold of decoding; None = decode from left to right."""
     tokens: int = 0
     passes: int = 0
 

@@ -230,7 +230,7 @@ def of_vllm(model: Path, given: argparse.Namespace) -> Turn:
 
 
 def arm(name: str, given: argparse.Namespace) -> None:
-    """Do as much as each line of stdin says; tell what it cost."""
+    """Run as many steps as each line of stdin says; report the cost."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is not in the way
     model = folder_of(given.model)

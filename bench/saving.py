@@ -78,15 +78,15 @@ def step_s(one: Training, batches: Ahead[Any]) -> float:
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds."""
+    """The seconds of one round."""
 
     alone: float  # a step
     beside: float  # a step while a save is under way, the copy shared out
-    steps: int  # of those
-    stall: float  # of the training, when a save begins
-    copy: float  # of the same tensors, in memory
+    steps: int  # number of steps in these figures
+    stall: float  # pause of the training at the start of a save
+    copy: float  # a copy of the same tensors in memory
     saved: float  # a save that is waited for
-    written: float  # as many bytes, synced
+    written: float  # writing as many bytes, synced
 
 
 def measure(one: Training, batches: Ahead[Any], folder: Path) -> Round:

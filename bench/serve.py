@@ -48,7 +48,7 @@ SHORT, STREAM = request(), request(stream=True, max_tokens=100)
 
 
 class Client(asyncio.Protocol):
-    """One connection that is kept: as little work for each request as can be."""
+    """One persistent connection, with as little work for each request as possible."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -98,9 +98,9 @@ class Arm:
 
     name: str
     port: int
-    pid: int | None = None  # of the proxy; None = there is none
+    pid: int | None = None  # pid of the proxy; None = there is none
     latency_s: dict[float, list[float]] = field(default_factory=lambda: {one: [] for one in PAUSES_S})
-    """By the pause before each request: one median for each round."""
+    """Median latencies of the rounds, by the pause before each request."""
     first_s: dict[float, list[float]] = field(default_factory=lambda: {one: [] for one in PAUSES_S})
     rps: list[float] = field(default_factory=list)
     per_cpu_s: list[float] = field(default_factory=list)

@@ -91,7 +91,7 @@ RATIOS = [("train, tokenizers", "train, ours", 2.3), ("encode, tokenizers", "enc
 
 
 def arm(name: str, threads: int, asked: argparse.Namespace) -> None:
-    """Do the work once and print what it took."""
+    """Run the work once and print its time."""
     documents, size = [], 0
     for text in texts(asked.folder):
         documents.append(text)

@@ -191,7 +191,7 @@ ARMS = {"ours": ours, "transformers": of_transformers, "litgpt": of_litgpt, "nan
 
 
 def arm(name: str, mode: str, is_compiled: bool) -> None:
-    """Do as many steps as each line of stdin says; tell how it went."""
+    """Run as many steps as each line of stdin says; report their figures."""
     import numpy as np
 
     chance = np.random.default_rng(1)

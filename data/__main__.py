@@ -161,9 +161,9 @@ STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, 
     "problems": (problems, ()),
     "push": (push, ()),
 }
-"""What makes an artifact, and the roles of the inputs it needs."""
+"""The functions that make artifacts, each with the roles of the inputs it needs."""
 CARRIED = (text, merge, tokens, identity, questions, talk, problems)
-"""What leaves a card beside its files, so that `datasets` reads them."""
+"""Functions that leave a card beside their files, so that `datasets` reads them."""
 
 
 def main(words: list[str] | None = None) -> int:
@@ -284,7 +284,7 @@ def _say(step: str, error: object, code: int) -> int:
 
 
 def spare_numpy() -> None:
-    """Have pyarrow do without numpy, for steps that do: it would take half of the time that it takes to start."""
+    """Make pyarrow work without numpy, for steps that need none: its import would take half of their start."""
     if "numpy" not in sys.modules:
         sys.modules["numpy"] = None  # type: ignore[assignment]  # what is not to be found
         import pyarrow.parquet  # noqa: F401 it looks once
@@ -293,7 +293,7 @@ def spare_numpy() -> None:
 
 
 def needs_datasets() -> bool:
-    """Tell whether this step reads by the library `datasets`, which needs numpy."""
+    """Return whether this step reads by the library `datasets`, which needs numpy."""
     from data.text.inputs import needs_numpy
 
     try:

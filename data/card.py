@@ -36,12 +36,12 @@ ESCAPED = (
 
 @dataclass
 class CardFacts:
-    """What a card tells of a folder."""
+    """The facts on the card of a folder."""
 
     configs: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    """By configuration and split, patterns of files."""
+    """Patterns of files by configuration and split."""
     rows: list[tuple[str, ...]] = field(default_factory=list)
-    """Of the table: split, documents, files, bytes."""
+    """Rows of the table: split, documents, files, bytes."""
     about: list[str] = field(default_factory=list)
     """Lines of text."""
     license: str = ""
@@ -64,7 +64,7 @@ def write(folder: Path) -> None:
 
 
 def of_folder(folder: Path) -> CardFacts | None:
-    """Return what there is to tell of a folder; None where nothing in it is ours."""
+    """Return the facts about a folder for its card; None where nothing in it is ours."""
     try:
         if is_token_folder(folder):
             return _of_tokens(folder)
@@ -101,7 +101,7 @@ def _of_tokens(folder: Path) -> CardFacts | None:
     manifest = read_token_manifest(folder)
     shards = manifest["shards"]
     if not all(one["name"].endswith(SUFFIX) for one in shards):
-        return None  # of an older version, which nobody but us reads
+        return None  # the card of an older version, which nobody but us reads
     told = CardFacts(title="Tokens")
     for part in ("train", "val"):
         add_tokens(told, part, [one for one in shards if one["name"].startswith(part)], f"{part}-*{SUFFIX}")
@@ -144,7 +144,7 @@ def _of_lines(folder: Path) -> CardFacts | None:
 
 
 def origin(manifest: Mapping[str, Any]) -> str:
-    """Return where the documents of a manifest come from, in one line."""
+    """Return the origin of the documents of a manifest, in one line."""
     found = manifest.get("input", {})
     if "mixture" in found:
         return "; ".join(

@@ -94,7 +94,7 @@ def is_on_disk(folder: Path) -> bool:
 
 
 def is_of_datasets(reference: references.SetReference) -> bool:
-    """Tell whether the library `datasets` has to resolve it: it is on the hub, has a split, or is of no kind of ours.
+    """Return whether the library `datasets` has to resolve it: it is on the hub, has a split, or is of no kind of ours.
 
     Raises ConfigError for a path with nothing to read.
     """
@@ -128,23 +128,23 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True)
 class Making:
-    """Which artifact a step makes, from which others, in which store."""
+    """The artifact that a step makes, the artifacts it reads, and the store."""
 
     store: str
-    """fsspec URI or folder."""
+    """Store, as an fsspec URI or a folder."""
     name: str
-    """Of the artifact, such as `base_checkpoints/smoke`."""
+    """Name of the artifact, such as `base_checkpoints/smoke`."""
     fingerprint: str
     inputs: dict[str, Input] = field(default_factory=dict)
-    """By role, such as `tokenizer` or `tokens`."""
+    """Inputs by role, such as `tokenizer` or `tokens`."""
     code: dict[str, str] = field(default_factory=dict)
-    """Of the program that makes it, by file: written down beside it, for plans to come."""
+    """Digests by file of the program that makes it, stored beside it for later plans."""
     spec: dict[str, Any] = field(default_factory=dict)
-    """What of its settings counts, as plain values: written down beside it, so that a plan can name what differs."""
+    """The settings that count, as plain values, stored beside it so that a plan can name what differs."""
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Return what an artifact says about where it comes from."""
+        """Return the facts that an artifact states about its origin."""
         inputs = {role: asdict(one) for role, one in self.inputs.items()}
         return {"code": self.code, "inputs": inputs, **({"spec": self.spec} if self.spec else {})}
 
@@ -185,7 +185,7 @@ class TextSpec:
     compression: str = ""
     """`gzip` or `zstd`; parquet is always zstd inside."""
     source_fingerprint: str = ""
-    """Of local input files: their content. Filled in by the plan."""
+    """Digest of the content of local input files. Filled in by the plan."""
     text_column: str = field(default="", metadata={"newer": True})
     """The column with the text where it is not `text`; `json.caption` is a field of a column."""
     filter: str = field(default="", metadata={"newer": True})
@@ -193,7 +193,7 @@ class TextSpec:
     skip_invalid: bool = field(default=False, metadata={"newer": True})
     """Leave out lines that are no document, and files that are damaged, instead of ending there."""
     exhausted: str = field(default="first", metadata={"newer": True})
-    """When a mixture ends: with the `first` source that does, or when `all` were read at least once."""
+    """End of a mixture: with the `first` source that ends, or when `all` were read at least once."""
 
     def __post_init__(self) -> None:
         if self.filter:
@@ -224,9 +224,9 @@ class TokenizerSpec:
     vocab_size: int = 4096
     """All ids, the 256 bytes and the nine chat specials included; the specials are the last nine."""
     max_chars: int = 2_000_000_000
-    """So much text is looked at, from the first document on: memory grows with the distinct words in it."""
+    """Characters of text to read, from the first document on: memory grows with the distinct words in them."""
     document_chars: int = 10_000
-    """So much of each document, lest a giant one rule."""
+    """Characters read of each document, so that no giant one dominates."""
 
     def __post_init__(self) -> None:
         for key in ("max_chars", "document_chars"):
@@ -244,11 +244,11 @@ class Persona:
     """The identity of the model: name, maker and purpose, in any script, as they stand inside of its sentences."""
 
     name: str
-    """Whatever follows "I am": `Bosun`, `Ursula K.`, `Мария`."""
+    """The words after "I am": `Bosun`, `Ursula K.`, `Мария`."""
     maker: str
-    """Whatever follows "I was made by": `the crew of Slipway`."""
+    """The words after "I was made by": `the crew of Slipway`."""
     purpose: str
-    """`to answer questions`; what is no such infinitive is put as "My purpose is this: ..."."""
+    """An infinitive, such as `to answer questions`; anything else becomes "My purpose is this: ..."."""
 
     def __post_init__(self) -> None:
         for key in ("name", "maker", "purpose"):
@@ -278,7 +278,7 @@ class IdentitySpec:
     source: str = field(default="", metadata={"newer": True})
     """A .jsonl with conversations of yours, in which the persona's name is said; "" = they are made of the persona."""
     source_fingerprint: str = field(default="", metadata={"newer": True})
-    """Of `source`: its content. Filled in by the plan."""
+    """Digest of the content of `source`. Filled in by the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,10 +298,10 @@ class ProblemsSpec:
     """A folder with the task's files, or another data set with its splits; "" = the hub's. For `file`: a .jsonl with
     question and answer, or a data set as data/references.py has them."""
     revision: str = "main"
-    """Of the hub's data set: branch, tag or commit."""
+    """Branch, tag or commit of the data set on the hub."""
     seed: int = 1337
     source_fingerprint: str = ""
-    """Of local files: their content. Filled in by the plan."""
+    """Digest of the content of local files. Filled in by the plan."""
 
     def __post_init__(self) -> None:
         if self.task not in (*TASKS, "file"):
@@ -318,15 +318,15 @@ class TalkSpec:
     """Paths of .jsonl and .parquet (a file, a folder or a glob), `hf://user/name[?column=its name]`, or anything else
     that data/references.py knows."""
     config: str = "default"
-    """hf:// only."""
+    """hf:// only: configuration of the data set."""
     split: str = "train"
-    """hf:// only."""
+    """hf:// only: split of the data set."""
     revision: str = "main"
     """hf:// only: branch, tag or commit."""
     take: int | None = None
-    """Read so many rows."""
+    """Read only this many rows."""
     source_fingerprint: str = ""
-    """Of local files: their content. Filled in by the plan."""
+    """Digest of the content of local files. Filled in by the plan."""
 
     def __post_init__(self) -> None:
         if self.take is not None and self.take < 1:

@@ -33,15 +33,15 @@ KNOWN = "columns, numbers, texts, None, True, False, == != < <= > >=, in, is, an
 
 @dataclass(frozen=True)
 class RowFilter:
-    """An expression, ready to be asked about rows."""
+    """A filter expression, compiled for evaluation on rows."""
 
     words: str
     columns: tuple[str, ...]
-    """Those that it reads, each once."""
+    """Names of the columns that it reads, each once."""
     value: Value
 
     def keeps(self, row: Row) -> bool:
-        """Tell whether a row is kept. Raises InputError for values that cannot be compared."""
+        """Return whether a row is kept. Raises InputError for values that cannot be compared."""
         try:
             return bool(self.value(row))
         except (TypeError, ZeroDivisionError) as error:

@@ -50,7 +50,7 @@ def write_manifest(folder: Path, shards: list[dict[str, Any]], finished: bool, a
 
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON file atomically: a draft beside it, synced, renamed."""
-    # By hand, and not by `store.local_files`: one writer is alone in the folder (`alone_in`), the next one writes over
+    # Written without `store.local_files`: one writer is alone in the folder (`alone_in`), the next one writes over
     # what a killed one left, and the folder is synced since the shards that the manifest lists were renamed in it.
     draft = path.with_name(f".{path.name}.draft")
     with open(draft, "w", encoding="utf-8") as file:
@@ -106,7 +106,7 @@ def listed(folder: Path) -> set[str]:
 
 
 def is_shard(path: Path) -> bool:
-    """Tell whether the manifest beside `path` lists it, so that its lines are escaped."""
+    """Return whether the manifest beside `path` lists it, so that its lines are escaped."""
     if not (path.parent / MANIFEST).is_file():
         return False
     try:

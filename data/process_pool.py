@@ -63,7 +63,7 @@ def _give(connection: Any, waiting: list[Task]) -> Task:
 
 
 def _listen(connection: Any, task: Any, process: Any) -> Any:
-    """Return what a process reports; None: its task is done."""
+    """Return the next report of a process; None: its task is done."""
     try:
         said = connection.recv()
     except (EOFError, ConnectionError):

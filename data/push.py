@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from store.backends.hub import Repository
 
 ADDRESS = re.compile(r"hf://(?:datasets/)?(?P<name>[\w.-]+/[\w.-]+)")
-ROWS = 1000  # of a row group of token shards
+ROWS = 1000  # rows of a row group of token shards
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushSpec:
-    """Where a folder goes, and what its card says."""
+    """The destination of a folder on the hub, and its license."""
 
     to: str
     """`hf://user/name`."""
     license: str = ""
-    """As the hub names licenses; "" is what the source says of itself."""
+    """License id as the hub spells it; "" = that of the source."""
 
     def __post_init__(self) -> None:
         if not ADDRESS.fullmatch(self.to):
@@ -47,7 +47,7 @@ class PushSpec:
 
 
 def push(spec: PushSpec, folder: Path) -> dict[str, Any]:
-    """Put a folder on the hub; return the address and the commit.
+    """Upload a folder to the hub; return the address and the commit.
 
     Raises InputError for a folder that is not finished or not ours, DataError when the hub does not take it.
     """

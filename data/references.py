@@ -33,16 +33,16 @@ class SetReference:
     """One data set, or a part of it."""
 
     place: str
-    """`user/name` on the hub, else a path or a pattern of paths."""
+    """`user/name` on the hub, or a path or pattern of paths."""
     is_hub: bool = False
     revision: str = "main"
-    """Of the hub: branch, tag or commit."""
+    """Branch, tag or commit on the hub."""
     config: str = ""
-    """The data set's configuration; "" is its default."""
+    """Configuration of the data set; "" = its default."""
     split: str = ""
-    """As `datasets` writes it; "" is `train`."""
+    """Split as `datasets` writes it; "" = `train`."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Our name of a column, such as `text`, and the data set's."""
+    """Pairs of our name of a column, such as `text`, and the data set's."""
 
     @property
     def words(self) -> str:
@@ -83,7 +83,7 @@ def parse(words: str) -> SetReference:
 
 
 def parse_mixture(words: str) -> list[tuple[str, float]]:
-    """Return what is mixed, with weights as they stand; [] where `words` name but one source.
+    """Return the sources of a mixture with their weights as typed; [] where `words` name but one source.
 
     Raises ConfigError where some have a weight and others have none, or one is 0.
     """

@@ -126,7 +126,7 @@ class Recorder:
         print(f"{scene.command}: {took_s:.0f} s, played in {took_s / speed:.0f} s", file=sys.stderr)
 
     def _run(self, scene: Scene) -> list[tuple[float, bytes]]:
-        """Return what the command wrote to its terminal, and when. The keys of an answer come one by one."""
+        """Return the output of the command on its terminal, with times. The keys of an answer come one by one."""
         answers, seen, begin = list(scene.answers), list[tuple[float, bytes]](), time.monotonic()
         child, terminal = pty.fork()
         if child == 0:

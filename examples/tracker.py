@@ -5,7 +5,7 @@
 
 
 class Table:
-    link = "work/tracking/tracker/losses.csv"  # where people find it; `inv status` shows that
+    link = "work/tracking/tracker/losses.csv"  # the place where people find it, shown by `inv status`
 
     def __init__(self, folder):
         self.path = folder / "losses.csv"

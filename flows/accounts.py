@@ -33,7 +33,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Done:
-    """What was done about one machine, in words."""
+    """An action on one machine, in words."""
 
     provider: str
     run: str
@@ -42,13 +42,13 @@ class Done:
 
 @dataclass(frozen=True)
 class Accounts:
-    """What is in the accounts, what was done there, and what could not be asked or done."""
+    """The machines in the accounts, the actions taken there, and the problems met."""
 
     found: list[Finding]
     done: list[Done]
     problems: list[str]
     is_alone: bool = False
-    """There is no account to ask."""
+    """True if there is no account to ask."""
 
 
 def audit(journal: Journal, settings: Settings, provider: str = "", kill: str | bool = False) -> Accounts:
@@ -75,7 +75,7 @@ def audit(journal: Journal, settings: Settings, provider: str = "", kill: str | 
 
 
 def _tell(found: Sequence[Finding], settings: Settings) -> None:
-    """Have the hooks that are told of everything told of machines that should not run; of each once."""
+    """Tell the hooks for audits about machines that should not run, once about each."""
     for one in found:
         if one.is_wrong:
             name = one.run or one.name or one.pod_id or one.token
@@ -86,7 +86,7 @@ def _tell(found: Sequence[Finding], settings: Settings) -> None:
 
 
 def reap(journal: Journal, settings: Settings, provider: str = "") -> Accounts:
-    """Do what is due in every account: pods that have reached a limit, that nobody wants, that were to end."""
+    """Act on what is due in every account: pods at a limit, pods that nobody wants, pods that were to end."""
     markets, problems = known_accounts(settings, journal, provider)
     is_alone = not markets and not problems
     found: list[Finding] = []

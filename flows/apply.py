@@ -38,18 +38,18 @@ class Change:
 
     step: PodAction
     provider: str
-    micro_usd_per_hour: int  # of an offer, for a pod that is to be made
+    micro_usd_per_hour: int  # price of an offer, for a pod that is to be made
     about: str
 
 
 @dataclass(frozen=True)
 class SetLimit:
-    """What all rented pods of a set may cost together: micro-dollars."""
+    """The spending limit that all rented pods of a set share, in micro-dollars."""
 
     budget: str
     amount: int
     share: int
-    """Of a pod that says none of its own."""
+    """Limit of a pod that has none of its own."""
 
     @staticmethod
     def of(set_name: str, said: str, specs: Mapping[str, PodEntry]) -> "SetLimit | None":
@@ -65,7 +65,7 @@ class SetLimit:
         return SetLimit(f"set:{set_name}", amount, (amount - sum(own)) // max(1, others))
 
     def open(self, journal: Journal, settings: Settings) -> None:
-        """Have the budget of the set be that amount. Raises UsageError for less than is spent and reserved."""
+        """Set the budget of the set to that amount. Raises UsageError for less than is spent and reserved."""
         shares.open_as(journal, self.budget, self.amount, settings)
 
 
@@ -86,7 +86,7 @@ def changes(
     set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings, tell: Say,
     limit: SetLimit | None = None,
 ) -> list[Change]:  # fmt: skip
-    """Return what makes the live pods those of `specs`, pods that are kept among it, in the order of doing it.
+    """Return the changes that turn the live pods into `specs`, in the order of doing them, with pods that stay.
 
     Raises SlipwayError that names the pod for which nothing is on offer.
     """
@@ -116,7 +116,7 @@ def carry_out(
 def wanted(
     spec: PodEntry, settings: Settings, tell: Say, limit: SetLimit | None = None
 ) -> tuple[list[Provider], Request, Limits]:
-    """Return who may have it, what is asked for, and what ends it. Raises UsageError."""
+    """Return the candidates for a pod, its request and its limits. Raises UsageError."""
     candidates = registry.candidates(settings, spec.provider or "")
     text = ("country", "cpus", "memory", "disk_size", "city", "cloud", "region", "instance_type", "max_price",
             "network")  # fmt: skip
@@ -144,7 +144,7 @@ def rate_then(found: Sequence[Change]) -> int:
 
 
 def find(spec: PodEntry, settings: Settings, tell: Say, limit: SetLimit | None) -> tuple[Request, Limits, list[Offer]]:
-    """Return what a pod asks for, its limits, and what is on offer, cheapest first.
+    """Return the request of a pod, its limits, and the offers for it, cheapest first.
 
     Raises SlipwayError that names the pod.
     """

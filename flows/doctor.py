@@ -1,4 +1,4 @@
-"""What this machine has of what we need: facts for `inv doctor`, changing nothing."""
+"""The facts that `inv doctor` shows: what this machine has of what Slipway needs. Nothing is changed."""
 
 import importlib.util
 import os

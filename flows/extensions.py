@@ -26,14 +26,14 @@ class OwnCode:
 
     name: str
     word: str
-    """Its file or module."""
+    """File or module of the extension."""
     sha256: str
     kind: str
-    """What it was used as."""
+    """The role in which it was used."""
 
 
 def use_phases(words: str, settings: Settings) -> None:
-    """Have this process know those of the phases that extensions add. Raises UsageError, ConfigError."""
+    """Register the phases that extensions add in this process. Raises UsageError, ConfigError."""
     listed = names(settings.extensions)
     ours = taken()
     for word in words.split("+"):
@@ -46,7 +46,7 @@ def use_phases(words: str, settings: Settings) -> None:
 
 
 def use_source(source: str, settings: Settings) -> dict[str, str]:
-    """Have this process know those of the sources that extensions add; return their texts by name. Raises UsageError.
+    """Register the sources that extensions add in this process; return their texts by name. Raises UsageError.
 
     A source that could be a misspelt one of them is none: whoever lists files says that there is no such file.
     """
@@ -73,7 +73,7 @@ def reward_text(word: str, settings: Settings) -> str:
 
 def of_job(job: Mapping[str, Any], provider: str, settings: Settings) -> list[dict[str, str]]:
     """Return the extensions that a job runs, and the one that its machine comes from, for its receipt."""
-    kinds: dict[str, str] = {}  # by text
+    kinds: dict[str, str] = {}  # kind of each text
     for step in job.get("steps", ()):
         config = step.get("config", {})
         kind = "phase" if "keeping" in config else "source"

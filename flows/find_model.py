@@ -15,7 +15,7 @@ from trainer.records.phase_registry import PHASES, USUAL, all_phases, checkpoint
 
 
 def model_folder(settings: Settings, model: str, tag: str, tell: Say, first: Sequence[str] = ()) -> Path:
-    """Return where the model lies that the user means; see `find_model`. Raises UsageError."""
+    """Return the folder of the model that the user means; see `find_model`. Raises UsageError."""
     return find_model(settings, model, tag, tell, first)[1]
 
 

@@ -1,4 +1,4 @@
-"""What `--init` means: a Hugging Face folder here, or a repository of the hub, looked at before anything is planned.
+"""The model that `--init` names: a local Hugging Face folder or a repository of the hub, inspected before planning.
 
 In: `FOLDER` or `hf://user/repo[@revision]`. Out: an `ImportSpec`; of the hub a few small files are read, the weights
 come where the steps run.
@@ -24,7 +24,7 @@ TIMEOUT_S = 20.0
 
 
 def look(init: str, settings: Settings) -> ImportSpec:
-    """Return what is to be imported. Raises UsageError when there is no model that our decoder can be."""
+    """Return the import that `--init` means. Raises UsageError when there is no model that our decoder can be."""
     try:
         return on_hub(init, settings) if init.startswith("hf://") else in_folder(init)
     except ConfigError as error:
@@ -32,7 +32,7 @@ def look(init: str, settings: Settings) -> ImportSpec:
 
 
 def in_folder(init: str) -> ImportSpec:
-    """Return what is to be imported from a folder: its shape, and a digest of its files. Raises UsageError."""
+    """Return the import of a folder: its shape, and a digest of its files. Raises UsageError."""
     folder = Path(init).expanduser().absolute()
     folder = folder / "hf" if (folder / "hf" / "config.json").is_file() else folder  # an artifact of ours
     if not (folder / "config.json").is_file() and (file := nanochat.newest(folder)):
@@ -82,12 +82,12 @@ def in_folder(init: str) -> ImportSpec:
 
 
 def is_foreign(template: str) -> bool:
-    """Tell whether a chat template is somebody else's; "" is none."""
+    """Return whether a chat template is not ours; "" is no template."""
     return bool(template) and ENDS_ANSWER not in template
 
 
 def on_hub(init: str, settings: Settings) -> ImportSpec:
-    """Return what is to be imported from the hub: a branch or tag is pinned to the commit that it stands for now."""
+    """Return the import from the hub: a branch or tag is pinned to its current commit."""
     repo, _, revision = init.removeprefix("hf://").strip("/").partition("@")
     if repo.count("/") != 1:
         raise UsageError(f"--init {init}: expected hf://user/repo or hf://user/repo@revision")
@@ -111,7 +111,7 @@ def on_hub(init: str, settings: Settings) -> ImportSpec:
 
 
 def get(path: str, init: str, settings: Settings) -> str:
-    """Return what the hub answers at `path`. Raises UsageError, AuthError.
+    """Return the hub's answer at `path`. Raises UsageError, AuthError.
 
     init: as it was typed, for what is said of it.
     """

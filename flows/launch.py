@@ -50,60 +50,60 @@ S = TypeVar("S", bound=LaunchSpec)
 
 
 class AnyWork(Protocol):
-    """What a launch does: a training of ours, or a job of one's own."""
+    """The work of a launch: a training of ours, or a user's own job."""
 
     @property
     def made(self) -> str:
-        """Return what `Work.made` does."""
+        """Return the same as `Work.made`."""
 
     @property
     def stem(self) -> str:
-        """Return what the run is called, in front of a number; "" = words by chance."""
+        """Return the name of the run in front of a number; "" = random words."""
 
     def plan(
         self, settings: Settings, request: Request, vendor: Provider, limits: Limits, offer: Offer | None = None
     ) -> Plan:
-        """Return what is made, and by which job. Raises UsageError."""
+        """Return the plan: the artifacts, and the job that makes them. Raises UsageError."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meant:
-    """What the words of a launch come to by the settings; neither the store nor a vendor has been asked yet."""
+    """A launch as resolved by the settings; neither the store nor a vendor has been asked yet."""
 
     spec: LaunchSpec
     work: AnyWork
     request: Request
     limits: Limits
-    """Of the pod of each node."""
+    """Limits of the pod of each node."""
     asked: TypedLaunch
-    """The words, by which a run that is at work on the same already is told from one that was meant otherwise."""
+    """The flags, by which a run already at work on the same is told from one that was meant differently."""
     others: tuple[Request, ...] = ()
-    """Of rented machines: what would do as well as `request`."""
+    """Alternatives to `request`, for rented machines."""
     is_ordered: bool = False
-    """Of `request` and `others` the first that can be had is taken, else the cheapest."""
+    """True if the first of `request` and `others` that can be had is taken; else the cheapest is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What would be started: nothing where `plan` has no job."""
+    """A launch that would be started; `plan` has no job where nothing is left to do."""
 
     meant: Meant
     plan: Plan
     at_work: Op | None = None
-    """The run that is at the same already: it is followed, and nothing is rented."""
+    """The run that is at work on the same already: it is followed, and nothing is rented."""
     offers: tuple[Offer, ...] = ()
-    """Of rented machines, in the order in which they are tried."""
+    """Offers of rented machines, in the order in which they are tried."""
     warnings: tuple[str, ...] = ()
-    """What somebody has to agree to before anything is rented."""
+    """Warnings that somebody has to accept before anything is rented."""
 
     @property
     def is_open(self) -> bool:
-        """Tell whether somebody has to say first if what other code made is kept: see `Work.made`."""
+        """Return whether the user has to decide first if artifacts of other code are kept: see `Work.made`."""
         return bool(self.plan.doubtful) and not self.meant.work.made and not self.meant.spec.dry_run
 
 
 def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
-    """Return what a launch means. Raises UsageError for what cannot be meant."""
+    """Return the resolved launch. Raises UsageError for an impossible one."""
     name = check_name(spec.run_name) if spec.run_name else ""
     nodes = 1 if spec.nodes is None else spec.nodes
     if nodes < 1:
@@ -227,7 +227,7 @@ def refuse_code_of_others(job: Job) -> None:
 
 
 def self_end_warnings(offers: Sequence[Offer], settings: Settings) -> tuple[str, ...]:
-    """Return what is to be agreed to before pods of these offers get a key. Raises UsageError for a key that is bad."""
+    """Return warnings to accept before pods of these offers get a key. Raises UsageError for a bad key."""
     found = [market(registry.provider(settings, name)) for name in dict.fromkeys(one.provider for one in offers)]
     return tuple(filter(None, (one.check_self_end() for one in found if one)))
 

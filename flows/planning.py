@@ -1,4 +1,4 @@
-"""What is asked for, and the store as it is now -> a plan."""
+"""Planning: the flags of a launch and the store as it is now become a plan."""
 
 import difflib
 import functools
@@ -36,7 +36,7 @@ from trainer.records.phase_registry import PHASES, checkpoint_folders
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is to be made: what somebody asks for, and what was looked up and decided for it."""
+    """The work that is asked for, with what was looked up and decided for it."""
 
     spec: WorkSpec
     init: ImportSpec | None = None
@@ -44,20 +44,20 @@ class Work:
     given: Mapping[str, str] = field(default_factory=dict)
     """Artifacts that were made elsewhere, by the name of what needs them."""
     made: str = ""
-    """"keep" or "remake" what other code made; "" = somebody is to be asked."""
+    """Choice for artifacts that other code made: "keep", "remake"; "" = somebody is to be asked."""
     stem: str = ""
-    """What the run is called, in front of a number; "" = words by chance."""
+    """Name of the run in front of a number; "" = random words."""
 
     @staticmethod
     def of(spec: WorkSpec, settings: Settings) -> "Work":
-        """Return what the flags of a training ask for. Raises UsageError for what cannot be meant."""
+        """Return the work that the flags of a training ask for. Raises UsageError for an impossible one."""
         init = init_model.look(spec.init, settings) if spec.init else None
         return Work(spec=spec, init=init, made=made_by_words(spec.remake, spec.keep_made))
 
     def plan(
         self, settings: Settings, request: Request, vendor: Provider, limits: Limits, offer: Offer | None = None
     ) -> Plan:
-        """Return what is made, and by which job, as `plan_for`."""
+        """Return the plan of `plan_for`."""
         return plan_for(self, settings, request, vendor, limits, offer)
 
     def wanted(self, settings: Settings) -> planning.Wanted:
@@ -99,7 +99,7 @@ def plan_for(
     work: Work, settings: Settings, request: Request, vendor: Provider, limits: Limits,
     offer: Offer | None = None,
 ) -> Plan:  # fmt: skip
-    """Return what is made, of what, and by which job. `offer`: the rented machine that will do it, where it is known.
+    """Return the plan: the artifacts, their inputs, and the job. `offer`: the rented machine for it, where it is known.
 
     Raises UsageError for senseless words.
     """
@@ -118,7 +118,7 @@ def plan_for(
         refuse_what_is_only_here(plan.job.steps)
     if plan.job:
         _check_writable(settings.store)
-    if plan.job and settings.rehearsal:  # its GPUs are make-believe
+    if plan.job and settings.rehearsal:  # the GPUs of a rehearsal are make-believe
         plan = replace(plan, job=replace(plan.job, num_gpus=0, clock_scale=settings.clock_scale))
     if plan.job:
         tracked = trackers.asked(work.spec.track, settings)
@@ -146,7 +146,7 @@ def places(settings: Settings) -> dict[str, str]:
 
 
 def made_by_words(remake: bool, keep_made: bool) -> str:
-    """Return what `--remake` and `--keep-made` say, as `plan_for` takes it. Raises UsageError."""
+    """Return the choice of `--remake` and `--keep-made`, as `plan_for` takes it. Raises UsageError."""
     if remake and keep_made:
         raise UsageError("--remake and --keep-made contradict each other; give one of them")
     return "remake" if remake else "keep" if keep_made else ""
@@ -159,7 +159,7 @@ def _check_writable(store: str) -> None:
 
 
 def identity_file(said: str) -> str:
-    """Return where conversations by hand lie, "" for none. Raises UsageError."""
+    """Return the path of conversations by hand, "" for none. Raises UsageError."""
     if not said:
         return ""
     path = Path(said).expanduser().absolute()
@@ -195,14 +195,14 @@ def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:
 
 
 def environments_of(settings: Settings, request: Request, vendor: Provider) -> tuple[str, str]:
-    """Return which build of torch such a machine gets, and the folder of its environments, "" for its own default."""
+    """Return the build of torch for such a machine, and the folder of its environments, "" for its own default."""
     if vendor.is_here or settings.rehearsal:  # a rehearsal's pods are processes of this machine
         return environment.torch_build(), str(settings.environments)
     return "cuda" if request.num_gpus else "cpu", ""
 
 
 def node_commands(plan: Plan) -> list[str]:
-    """Return what each node of a plan for several will run for the steps that they run together; [] for one node."""
+    """Return the commands of each node for the steps that several nodes run together; [] for one node."""
     nodes, job = plan.request.nodes, plan.job
     if nodes == 1 or job is None:
         return []
@@ -216,7 +216,7 @@ def node_commands(plan: Plan) -> list[str]:
 
 
 def inventory(uri: str) -> Inventory:
-    """Return what the store holds now, every file verified, and who reads it."""
+    """Return the inventory of the store now, every file verified, with its readers."""
     named, kept = Store(uri).everything()
     odd: list[str] = []
     held = references.readers(references.living(uri, time.time(), odd))
@@ -240,7 +240,7 @@ def _record(one: Artifact) -> HeldArtifact:
 
 
 def store_notes(there: Inventory) -> tuple[str, ...]:
-    """Return what the store takes, and whose lease in it cannot be read, in words."""
+    """Return the size of the store, and leases in it that cannot be read, in words."""
     notes = tuple(f"a lease cannot be read: {one}" for one in there.odd)
     if not there.kept:
         return notes

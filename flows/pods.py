@@ -46,12 +46,12 @@ def make(
     scale = settings.clock_scale if settings.rehearsal else 1.0
     try:
         return street.hold(request, limits, offers, registry.vendors(settings), journal, tell, terms, scale)
-    finally:  # its row says it from now on
+    finally:  # the row keeps it from now on
         shares.hand_back(paid_from, request.run, journal)
 
 
 def set_up(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """Give a pod the code, and have it make the environment. Raises UsageError when it is at work."""
+    """Send the code to a pod, and make its environment. Raises UsageError when it is at work."""
     vendor, request = registry.provider(settings, op.vendor), request_of(op)
     torch, environments = environments_of(settings, request, vendor)
     hidden = tuple(name for name in job_environment.of_job(settings) if is_secret(name))
@@ -63,7 +63,7 @@ def set_up(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
 
 
 def plan(op: Op, work: Work, settings: Settings) -> Plan:
-    """Return what that work comes to on that pod. Raises UsageError."""
+    """Return the plan of that work on that pod. Raises UsageError."""
     vendor, request, offer = registry.provider(settings, op.vendor), request_of(op), None
     if vendor.is_rented:
         offer = Offer(provider=op.vendor, offer_id="", gpu=request.gpu, num_gpus=request.num_gpus)
@@ -71,7 +71,7 @@ def plan(op: Op, work: Work, settings: Settings) -> Plan:
 
 
 def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sync: bool = True) -> Op:
-    """Put a pod to work. Raises UsageError when it is at work, Taken when another pod makes the same."""
+    """Start work on a pod. Raises UsageError when it is at work, Taken when another pod makes the same."""
     vendor = registry.provider(settings, op.vendor)
     if guests := guests_of(op, journal.ops(live=True)):
         raise UsageError(f"{op.run} is shared by {', '.join(one.run for one in guests)}; wait for them, or put this "
@@ -86,12 +86,12 @@ def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sy
 
 
 def request_of(op: Op) -> Request:
-    """Return what was asked for when it was made."""
+    """Return the request with which it was made."""
     return replace(Request(**json.loads(op.request)), run=op.run, provider=op.vendor)
 
 
 def purpose(op: Op) -> str:
-    """Return what it does, or is there for."""
+    """Return the purpose or the work of a pod."""
     if op.service:
         return f"a replica of {op.service}"
     job = Job.from_json(op.job) if op.job else None
@@ -101,7 +101,7 @@ def purpose(op: Op) -> str:
 
 
 def scale_of(op: Op, settings: Settings) -> float:
-    """Return how many times faster than ours the clock passes by which the pod is billed."""
+    """Return the speed, relative to ours, of the clock by which the pod is billed."""
     return settings.clock_scale if op.vendor in VENDORS else 1.0
 
 

@@ -69,7 +69,7 @@ def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
 
 
 def is_idle(op: Op, settings: Settings) -> bool:
-    """Tell whether it is a pod that stays, and has no work."""
+    """Return whether it is a pod that stays, and has no work."""
     return op.is_live and op.stays and street.is_idle(op, way(settings, op))
 
 

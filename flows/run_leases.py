@@ -1,4 +1,4 @@
-"""What a run reads stays in its store: leases on artifacts, and the names that stand for them."""
+"""Leases that keep what a run reads in its store: on artifacts, and on the names that stand for them."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from store.manifest import kind_of
 
 
 def move_names(plan: Plan) -> None:
-    """Have the names that were asked for stand for what is there already. Raises StoreError."""
+    """Point the requested names to the artifacts that exist already. Raises StoreError."""
     for one in plan.pointers:
         Store(plan.store).point(one.name, one.fingerprint)
 

@@ -1,4 +1,4 @@
-"""Whether a launch asks for the same as the run that is at work on it already.
+"""Compare a launch with the run that is at work on the same artifacts: whether the same was asked for.
 
 The run was found by what it makes, so that those words agree. The others (which machine, what ends it, how it saves)
 are compared where they were typed. In: the flags of a launch. Out: what the journal keeps of them; the difference, in
@@ -41,10 +41,10 @@ AS_TYPED = {
 class TypedLaunch:
     """The words of one launch."""
 
-    typed: Mapping[str, str]  # by flag, as it was typed; "" for a switch
-    meant: Mapping[str, Any]  # by flag, what that comes to, typed or not
-    name: str  # of the run, "" when none was typed
-    vendors: tuple[str, ...]  # that were chosen, () when nobody chose
+    typed: Mapping[str, str]  # flags as they were typed, by name; "" for a switch
+    meant: Mapping[str, Any]  # resolved values of all flags, typed or not
+    name: str  # name of the run, "" when none was typed
+    vendors: tuple[str, ...]  # the chosen vendors, () when nobody chose
 
     def record(self) -> str:
         """Return the record for the journal, as JSON."""
@@ -78,7 +78,7 @@ def asking(
     meant["all_configs"] = spec.all_configs
     said = {flag: getattr(spec, flag) for flag in meant}
     typed = {flag: "" if value is True else str(value) for flag, value in said.items() if value}
-    if env:  # of a secret only its name is written down
+    if env:  # only the name of a secret is written down
         shown = sorted(name if is_secret(name) else f"{name}={value}" for name, value in env.items())
         meant["env"], typed["env"] = shown, " ".join(shown)
     return TypedLaunch(typed, json.loads(json.dumps(meant)), spec.run_name, vendors)

@@ -109,7 +109,7 @@ def with_environment(document: dict[str, Any], settings: Settings) -> dict[str, 
 
 
 def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say, first: Sequence[str] = ()) -> str:
-    """Return where the weights are: a folder of this machine, or where they are fetched from. Raises UsageError."""
+    """Return the place of the weights: a folder of this machine, or an address. Raises UsageError."""
     if not said or said in PHASES:
         return str(models.model_folder(model_folder(settings, said, tag, tell, first)))
     if tag:
@@ -132,7 +132,7 @@ def places(found: Revision, settings: Settings, tell: Say) -> list[Offer]:
 
 
 def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> WantedService:
-    """Return what would be wanted from now on. Raises UsageError for what cannot be changed while it runs."""
+    """Return the desired service from now on. Raises UsageError for a change that is impossible while it runs."""
     version, name, port = found.version, found.name, spec.port
     revision.check_reach(version, settings)
     revision.check_plane(name, found.old, version.service)
@@ -140,7 +140,7 @@ def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Sett
         train_env.interpreter(ROOT, settings.environments, tell, service_file.ROUTER_GROUP)
     is_kept = controller_process.is_kept(name, journal)
     if found.old and port == 0 and not is_kept:
-        port = free_port(())  # its own one may be somebody else's by now
+        port = free_port(())  # its own port may be in use by now
     return revision.after(found.old, version, spec.mode, spec.host, port, name, found.row, is_kept)
 
 

@@ -1,4 +1,4 @@
-"""What several runs share: an amount of money, and machines of one's own.
+"""Resources that several runs share: an amount of money, and a user's own machines.
 
     pay_from    the budget that a launch names is opened or found, and what the run may cost is reserved there
     hand_back   what was reserved, where nothing was rented
@@ -30,7 +30,7 @@ from infra.settings import Settings
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 WAIT_S = {"local": 1.0}  # between two looks at what is in the way; elsewhere a connection is made
 WAIT_ELSEWHERE_S = 5.0
-BUDGET = "budget"  # what those stand in line for that wait for money
+BUDGET = "budget"  # the line of launches that wait for money
 
 
 def amount_of(flag: str, said: str) -> int:
@@ -53,7 +53,7 @@ def read_budget(said: str) -> tuple[str, int | None]:
 
 
 def open_as(journal: Journal, name: str, amount: int, settings: Settings) -> SharedBudget:
-    """Have a budget be that amount from now on. Raises UsageError for less than what is spent and reserved already."""
+    """Set the amount of a budget from now on. Raises UsageError for less than what is spent and reserved already."""
     return budgets.open_budget(journal, name, amount, budgets.find(journal, name), settings.clock_scale)
 
 
@@ -69,7 +69,7 @@ def pay_from(
         return ""
     name, amount = read_budget(said)
     budget = open_as(journal, name, amount, settings) if amount is not None else budgets.find(journal, name)
-    if budget is not None:  # what its earlier pods have cost is part of what is reserved for a run
+    if budget is not None:  # the cost of earlier pods is part of what is reserved for a run
         own = budgets.state(journal, name, settings.clock_scale).runs.get(run)
         most += own.most if own else 0
     if not waits or budget is None or most > budget.amount:
@@ -93,19 +93,19 @@ def pay_from(
                 tell(f"{run} waits for {why}; Ctrl-C leaves the line")
             time.sleep(WAIT_ELSEWHERE_S)
             live = [op.token for op in journal.ops(live=True) if op.budget_name == name]
-            settle_rows(journal, settings, tell, live)  # what is over is to free what it has not spent
+            settle_rows(journal, settings, tell, live)  # so that runs that are over free what they have not spent
     finally:
         turns.leave(journal, turn)
 
 
 def hand_back(name: str, run: str, journal: Journal) -> None:
-    """Return what was reserved for a run."""
+    """Give the reservation of a run back to its budget."""
     if name:
         budgets.give_back(journal, name, run)
 
 
 def most_of(limits: Limits, nodes: int, offers: Sequence[Offer]) -> int:
-    """Return what the pods of a run may cost together at most, on the dearest of these offers."""
+    """Return the most that the pods of a run may cost together, on the dearest of these offers."""
     ends = [] if limits.spend_micro_usd is None else [limits.spend_micro_usd]
     if limits.time_s is not None and offers:
         rate = max(one.micro_usd_per_hour for one in offers)
@@ -119,7 +119,7 @@ def states(journal: Journal, settings: Settings) -> list[BudgetState]:
 
 
 def on_devices(request: Request, said: str, vendor: Provider) -> Request:
-    """Return what is asked for with the GPUs of a machine that `--devices` names. Raises UsageError."""
+    """Return the request with the GPUs of a machine that `--devices` names. Raises UsageError."""
     if not said:
         return vendor.whole(request)
     if vendor.is_rented or vendor.recovers:
@@ -147,7 +147,7 @@ class MachineLine:
     told: str = ""
 
     def begin(self, work: Callable[[], Op]) -> Op:
-        """Do `work`, which rents, as soon as the turn has come. Raises what it raises, but for what passes."""
+        """Call `work`, which rents, as soon as its turn has come. Raises its errors, but for temporary shortages."""
         if self.turn is None:
             return work()
         while True:

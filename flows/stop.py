@@ -34,7 +34,7 @@ def services(names: list[str], journal: Journal, settings: Settings, tell: Say) 
             controller_client.finish(name, settings, journal, tell)
             tell(f"{name}: ended, nothing of it runs")
             yield Ended(name)
-        except Exception as error:  # what else there is, is to end all the same
+        except Exception as error:  # the others have to end all the same
             yield Ended(name, as_told(error, name))
     supervise.leave_if_done(settings)
 
@@ -75,11 +75,11 @@ def end(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:
 
 
 def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings, tell: Say) -> Op:
-    """Have a rented pod save, and bring home what it says. One that is deaf is ended all the same."""
+    """Make a rented pod save, and download its reports. One that does not answer is ended all the same."""
     while op.is_live and op.state != TERMINATING:  # from then on nobody brings it back
         try:
             op = journal.advance(op, "end", **pods.ASKED_FOR)
-        except Fenced:  # who follows it has just written something down
+        except Fenced:  # its keeper has just written something down
             op = journal.op(op.token)
     if not op.is_live:
         return op

@@ -55,17 +55,17 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorState:
-    """What the supervisor saw last; times are UTC epoch seconds."""
+    """The supervisor's last observations; times are UTC epoch seconds."""
 
     pid: int
     since: float
     looked_at: float
     runs: tuple[str, ...] = ()
-    """That it keeps."""
+    """Runs that it keeps."""
     services: tuple[str, ...] = ()
-    """Whose controllers it begins again."""
+    """Services whose controllers it starts again."""
     given_up: Mapping[str, str] = field(default_factory=dict)
-    """Why it does nothing more for these, by name, until somebody does something about them."""
+    """Runs and services that it has given up until somebody acts, with the reason."""
 
 
 def state_file(settings: Settings) -> Path:
@@ -77,7 +77,7 @@ def log_file(settings: Settings) -> Path:
 
 
 def last_state(settings: Settings) -> SupervisorState | None:
-    """Return what the last supervisor saw last; None when there has been none."""
+    """Return the last observations of the last supervisor; None when there has been none."""
     try:
         said = json.loads(state_file(settings).read_bytes())
         return SupervisorState(**{**said, "runs": tuple(said["runs"]), "services": tuple(said["services"])})
@@ -85,7 +85,7 @@ def last_state(settings: Settings) -> SupervisorState | None:
         return None
 
 
-# What is to go on.
+# Which runs and services must go on.
 
 
 def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
@@ -98,9 +98,9 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
             continue
         was_kept = lease_name(op.run) in left
         if op.stays and not op.target:
-            continue  # what is idle is held by its guard
+            continue  # an idle pod is held by its guard
         if op.vendor == Local.name and not (was_kept and _is_dead(op, settings)):
-            continue  # what is here keeps itself, as long as its machine runs
+            continue  # a run on this machine keeps itself, as long as the machine runs
         is_at_work = op.state in (READY, LOST)
         ended_s = time.time() - (op.ended_at or 0)
         if not (is_at_work or was_kept and (op.is_live or ended_s < RECENT_S)):
@@ -111,12 +111,12 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
 
 
 def _is_dead(op: Op, settings: Settings) -> bool:
-    """Tell whether a pod of this machine has lost both its guard and its agent, as after a boot."""
+    """Return whether a pod of this machine has lost both its guard and its agent, as after a boot."""
     return op.state in (READY, LOST) and not sight.is_alive(op, way(settings, op))
 
 
 def is_needed(journal: Journal, settings: Settings) -> bool:
-    """Tell whether there is anything that somebody has to look after."""
+    """Return whether there is anything that somebody has to look after."""
     is_left = bool(service_rows.every(journal) or runs_to_keep(journal, settings) or carry.due(journal, settings))
     return is_left or carry.is_at_work(journal) or watch.is_wanted(journal, settings)
 
@@ -125,7 +125,7 @@ def is_needed(journal: Journal, settings: Settings) -> bool:
 
 
 def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
-    """Have the supervisor look after whatever is to go on here; return the leases that nobody had.
+    """Make the supervisor look after whatever must go on here; return the leases that nobody had.
 
     What has come to this machine from another one, or through a boot, is written down as left by a process that died.
     `also`: the leases that were held where it comes from. Raises SlipwayError when the supervisor does not come up.
@@ -207,17 +207,17 @@ def _start(settings: Settings) -> "subprocess.Popen[bytes]":
         )
 
 
-# Its own life.
+# The life of the supervisor.
 
 
 @dataclass
 class Care:
-    """What is done for one run or service, and when that was begun."""
+    """The care for one run or service, and the times at which it was started."""
 
     thread: threading.Thread | None = None
     begun_at: list[float] = field(default_factory=list)
     key: tuple[str, int] = ("", 0)
-    """What it was when that ended; it is begun anew when somebody has done something about it."""
+    """Token and epoch of its row when the care ended; it starts anew when these have changed."""
     is_done: bool = False
     given_up: str = ""
 
@@ -260,7 +260,7 @@ class Supervisor:
         return bool(at_work or services or waits) or is_wanted
 
     def _watch(self) -> None:
-        """Have somebody watch for what people want to be told, in a thread: a hook may take its time."""
+        """Run the watch for events worth a notice in a thread, as a hook may take its time."""
         if self.watching is None or not self.watching.is_alive():
             self.watching = threading.Thread(target=self._watch_on, name="watch", daemon=True)
             self.watching.start()
@@ -333,14 +333,14 @@ class Supervisor:
                         return
             op = journal.ops(run=run)[-1]
             if pods.is_over(op) and op.is_live:
-                return  # whoever ends it is at it
+                return  # another process ends it
             with self.concluding:
                 only = [one.token for one in pods.nodes_of(op, journal)]
                 follow.conclude(op, str(verdict["state"]), journal, settings, tell, only)
             self.tell(f"{run}: {verdict['state']}")
 
     def _carry(self, name: str) -> None:
-        """Go on with a sweep, to its end."""
+        """Resume a sweep, and run it to its end."""
         with Journal.open(self.settings.state_file) as journal:
             carry.go_on(name, journal, load(), self.tell)
 
@@ -380,7 +380,7 @@ def load() -> Settings:
 
 
 def serve(tell: Say) -> None:
-    """Be the supervisor of this installation, unless one lives; return when nothing is left, or when told to leave."""
+    """Run as the supervisor of this installation, unless one lives; return when nothing is left, or when asked to."""
     settings = load()
     with Journal.open(settings.state_file) as journal:
         while True:

@@ -16,28 +16,28 @@ KINDS = (bool, int, float)
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One flag of a record, as everything that is made of the record sees it."""
+    """One flag, made of a field of a record."""
 
     name: str
-    """Of the field."""
+    """Name of the field."""
     spelled: str
-    """As it is typed, without dashes."""
+    """Name of the flag as it is typed, without dashes."""
     also: tuple[str, ...]
     """Other spellings; one of a single letter has one dash."""
     kind: type
-    """`str`, `int`, `float` or `bool`; of each value, where there may be several."""
+    """Type of a value: `str`, `int`, `float` or `bool`."""
     is_many: bool
-    """Whether it may be repeated."""
+    """True if it may be repeated."""
     default: Any
     about: str
     unit: str
     group: str
     is_word: bool
-    """Whether it may be given without the flag: `inv logs brave-otter-3`."""
+    """True if its value may be given without the flag: `inv logs brave-otter-3`."""
     is_bare: bool
-    """Whether the flag may stand without a value."""
+    """True if the flag may stand without a value."""
     read: Callable[[Sequence[str]], Any] | None
-    """What makes the field's value of the words that were typed, where that is not the words themselves."""
+    """Converts the words that were typed to the field's value; None where the words are the value."""
 
     def value(self, said: Any) -> Any:
         """Return the field's value of what was typed: words become a tuple, or what `read` makes of them."""

@@ -33,7 +33,7 @@ class JournalClaim:
     file: Path
     id: str
     machine: MachineIdentity
-    journal: str  # its path; "" = written by a Slipway that remembered neither
+    journal: str  # path of the journal; "" = written by a Slipway that remembered neither
 
     @property
     def where(self) -> str:
@@ -101,7 +101,7 @@ def make_folder(folder: Path, is_ours: bool) -> None:
 
 
 def older_file(path: Path, default: Path, environ: Mapping[str, str]) -> Path:
-    """Return where an older Slipway kept it, which did not say of which machine it is."""
+    """Return the path at which an older Slipway kept it, without a name of the machine."""
     suffix = "" if path == default else f"-{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
     return folder(environ, "XDG_CONFIG_HOME", ".config") / f"installation_id{suffix}"
 

@@ -32,7 +32,7 @@ class ToldToLeave(BaseException):
 
 @contextlib.contextmanager
 def heed() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise ToldToLeave, as SIGINT raises KeyboardInterrupt; one that is ignored stays so."""
+    """Make SIGTERM and SIGHUP raise ToldToLeave, as SIGINT raises KeyboardInterrupt; an ignored one stays so."""
 
     def leave(number: int, _: FrameType | None) -> None:
         raise ToldToLeave(number)

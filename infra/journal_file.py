@@ -26,7 +26,7 @@ from store import local_files
 
 PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000, "wal_autocheckpoint": 0}
 CHECKPOINT_BYTES = 1 << 20
-MOVED_SCHEMA = 1_000_000  # of a journal that was moved to another machine: no Slipway of any version writes to it
+MOVED_SCHEMA = 1_000_000  # of a journal that was moved to another machine: no version of Slipway writes to it
 MOVED_KEY = "moved"  # in `meta`: JSON, what `infra.journal_moves` knows of that
 NETWORK_FILE_SYSTEMS = frozenset(
     [
@@ -188,7 +188,7 @@ class Holder:
 class Opened:
     db: sqlite3.Connection
     installation: str  # eight letters and digits; "" when nobody knows it any more
-    problem: str = ""  # why it is read-only, in words; "" = it is whole
+    problem: str = ""  # reason why it is read-only, in words; "" = it is whole
     is_replacement: bool = False  # new, though this installation had a journal before
     replaced: Clocks | None = None  # when this one took the place of one that was lost
     others: tuple[JournalClaim, ...] = ()  # other installations that this user's configuration knows of
@@ -269,7 +269,7 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
     except (sqlite3.DatabaseError, _Damaged, ValueError) as error:  # a ValueError: what should be text is none
         db.close()
         if not remembered and (remembered := installation.read(installation.older_file(path, usual, environ))):
-            installation.remember(remembered, path, usual, environ)  # for the journal that takes its place
+            installation.remember(remembered, path, usual, environ)  # the journal that takes its place needs it
         return Opened(
             read_only(path),
             remembered,
@@ -336,7 +336,7 @@ def _check_rows(db: sqlite3.Connection) -> int:
     The bytes of a cell that is in no index are no business of SQLite's own check.
     """
     try:
-        for table in ("ops", "leases", "services", "budgets", "reservations", "turns"):  # that all text can be read
+        for table in ("ops", "leases", "services", "budgets", "reservations", "turns"):  # so that all text is read
             db.execute(f"SELECT * FROM {table}").fetchall()
         wrong = db.execute(
             """SELECT token FROM ops JOIN (SELECT token, state, epoch, max(id) FROM events GROUP BY token) AS last

@@ -18,7 +18,7 @@ from infra.agent.limits import read_clocks
 from infra.journal_file import MOVED_KEY, MOVED_SCHEMA, JournalError
 from store import local_files
 
-BUSY_S = 10.0  # that somebody else may read while the log of commits is folded in
+BUSY_S = 10.0  # time for another process to read while the log of commits is folded in
 POLL_S = 0.05
 
 
@@ -29,7 +29,7 @@ def moved_to(path: Path) -> str:
     try:
         with contextlib.closing(journal_file.read_only(path)) as db:
             return journal_file.moved_to(db)
-    except sqlite3.Error:  # whoever opens it will say what is wrong with it
+    except sqlite3.Error:  # the next process to open it will say what is wrong with it
         return ""
 
 
@@ -68,7 +68,7 @@ def content(path: Path) -> bytes:
 def install(
     raw: bytes, path: Path, change: Callable[[sqlite3.Connection], None], environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Put a journal at `path`, where there is none or one that has moved away, after `change` has been made to it.
+    """Install a journal at `path`, where there is none or one that has moved away, after `change` was made to it.
 
     Raises JournalError when a journal that may be written to is there.
     """
@@ -81,7 +81,7 @@ def install(
         with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as db:
             change(db)
         _replace(draft, path)
-        journal_file.installation_file(path, environ).unlink(missing_ok=True)  # whoever opens it writes that anew
+        journal_file.installation_file(path, environ).unlink(missing_ok=True)  # the next process writes that anew
 
 
 def unmark(db: sqlite3.Connection) -> None:

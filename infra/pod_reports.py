@@ -12,7 +12,7 @@ from infra.errors import SlipwayError
 from store import outside
 
 SAID_BYTES = 8 * outside.MIB
-MOST = 1e18  # of any number: bytes, seconds, tokens
+MOST = 1e18  # any larger number of bytes, seconds or tokens is none
 MANY = 1024  # nodes, GPUs, points of a curve
 
 
@@ -25,7 +25,7 @@ def parse(raw: bytes | str, what: str) -> dict[str, Any]:
 
 
 def known(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is of its type, of any of the documents of a pod."""
+    """Return the fields of a pod's document that have the right type."""
     return _kept(said, DOCUMENT)
 
 
@@ -111,7 +111,7 @@ def _kept(said: Mapping[str, Any], kinds: Mapping[str, Callable[[Any], Any]]) ->
     return found
 
 
-NULLABLE = {  # what is not known yet, or does not apply
+NULLABLE = {  # fields that are null while not known, or where they do not apply
     *("started_at", "ended_at", "record", "result", "exit_code", "lost", "limit_s", "clocks"),
     *("percent", "used_bytes", "memory_bytes", "idle_s", "others_share"),
 }

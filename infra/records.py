@@ -24,11 +24,11 @@ class Request:
     num_gpus: int = 0
     nodes: int = 1
     spot: bool = False
-    gpu_memory_bytes: int = 0  # of each GPU at least; 0 = nothing is promised
+    gpu_memory_bytes: int = 0  # least memory of each GPU; 0 = any
     pool: str = ""  # only machines of this pool; "" = any
     host: str = ""  # only this machine, as `pool.list` names it; "" = any
     devices: str = ""  # only these GPUs of a machine of one's own, such as `0,1`; "" = the whole machine
-    # Of machines that vendors rent: 0 and "" = whatever there is. What a vendor does not tell fails a floor.
+    # Requirements on rented machines; 0 and "" = any. A figure that the vendor does not tell fails its minimum.
     cpus: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
@@ -41,7 +41,7 @@ class Request:
     download_mbps: int = 0
     network: str = ""  # "best" = made for traffic between machines
     volume: str = ""  # id of a volume of the vendor's that the pod gets
-    max_micro_usd_per_hour: int = 0  # of the whole machine
+    max_micro_usd_per_hour: int = 0  # price of the whole machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +68,18 @@ class Offer:
     spot: bool = False
     place: str = ""  # the one machine that this is, which holds one pod at a time; "" = the vendor has many
     cloud: str = ""  # whose machine it is, or which tier, where a vendor has several
-    instance_type: str = ""  # as the vendor spells it
+    instance_type: str = ""  # type as the vendor spells it
     country: str = ""  # ISO 3166, two letters; "" = not told, as below
     city: str = ""
-    gpu_memory_bytes: int = 0  # of each GPU
+    gpu_memory_bytes: int = 0  # memory of each GPU
     disk_bytes: int = 0
     upload_mbps: float | None = None
     download_mbps: float | None = None
     nvlink: bool | None = None
-    is_own: bool = False  # of a cluster of the user's own, which costs nothing
-    interconnect: str = ""  # as the vendor spells it; that of the GPUs within, at those that tell any: sxm5, pcie
+    is_own: bool = False  # True for a cluster of the user's own, which costs nothing
+    interconnect: str = ""  # as the vendor spells it; where vendors tell it, that of the GPUs within: sxm5, pcie
     volume: str = ""  # id of the one that was asked for, when it can be had there
-    volume_bytes: int = 0  # its size; 0 = not told
+    volume_bytes: int = 0  # size of the volume; 0 = not told
     seen_at: float | None = None  # when the vendor said so
     raw: str = field(default="", compare=False, repr=False)  # JSON: a machine as its vendor describes it; "" = a kind
 
@@ -96,11 +96,11 @@ class Pod:
     micro_usd_per_hour: int = 0
     created_at: int = 0  # UTC epoch seconds; 0 = its provider does not say
     billed_at: float | None = None  # likewise, where billing begins later than that
-    # What a vendor says of it; "" and None = nothing.
+    # Facts that a vendor tells about it; "" and None = not told.
     state: str = ""  # booting, running, stopped, failed (the last two may bill too), ending
     note: str = ""
     name: str = ""
-    odd: str = ""  # what of its row cannot be read or trusted, in words; that counts as not told
+    odd: str = ""  # the part of its row that cannot be read or trusted, in words; it counts as not told
     is_legible: bool = True  # False = not even whether it bears our mark
     ends_at: float | None = None  # the vendor ends it then, by its own timer
     spend_limit_micro_usd: int | None = None  # the vendor ends it there
@@ -160,25 +160,25 @@ class Inventory:
 
     store: str  # URI
     artifacts: Mapping[str, HeldArtifact] = field(default_factory=dict)
-    """By the names that point to them."""
+    """Artifacts by the names that point to them."""
     kept: tuple[HeldArtifact, ...] = ()
-    """Under what they are; their names are those of `store.manifest.kept_name`."""
+    """Artifacts by their own names, as `store.manifest.kept_name` makes them."""
     references: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By fingerprint, who reads it now: runs and services, in words."""
-    num_bytes: int = 0  # of `kept`
-    unread_bytes: int = 0  # of what no name, run or service refers to
+    """Current readers of each fingerprint: runs and services, in words."""
+    num_bytes: int = 0  # bytes of `kept`
+    unread_bytes: int = 0  # bytes of artifacts that no name, run or service refers to
     odd: tuple[str, ...] = ()  # leases that cannot be read, in words
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """What a step does, as far as its time depends on it."""
+    """The work of a step, as far as its time depends on it."""
 
     step: str
     kind: str
-    """The program and the version of what it does: records of another kind are not of this step."""
+    """Program and version of the work: times of another kind do not apply to this step."""
     machine: str
-    """What it runs on: kind and number of GPUs, or of CPUs."""
+    """The machine it runs on: kind and number of GPUs, or of CPUs."""
     shape: str
     """A digest of the settings that its pace depends on."""
     size: float = 0.0
@@ -186,27 +186,27 @@ class StepWork:
     amount: float = 0.0
     """Operations (FLOP) of the whole step; 0 = its time is not known to grow with anything."""
     guess_s: float | None = None
-    """By a formula, None = there is none."""
+    """Seconds by a formula; None = there is none."""
     fixed_s: float = 0.0
-    """Of the guess, what does not grow with the amount."""
+    """The part of `guess_s` that does not grow with the amount."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """How long a step will take."""
+    """The forecast of a step's time, in seconds."""
 
     step: str
     seconds: float
     low: float
     high: float
     fixed_s: float
-    """Of `seconds`, what passes before and after its work."""
+    """The part of `seconds` that passes before and after the work itself."""
     source: str
-    """One of the words of `infra.market.expected`."""
+    """Basis of the forecast: one of the words of `infra.market.expected`."""
     times: int = 0
-    """How many records it comes from."""
+    """Number of measurements that it is based on."""
     is_crowded: bool = False
-    """They are of a machine that was busy with something else."""
+    """True if the measurements come from a machine that was busy with other work."""
 
     @property
     def range_s(self) -> tuple[float, float, float]:
@@ -220,8 +220,8 @@ class PlannedArtifact:
 
     name: str
     state: str  # "here", "missing", "stale", "damaged"
-    step: str  # which step makes it; "" when it is here
-    reason: str = ""  # why it is stale or damaged, or what the name pointed to, in words
+    step: str  # the step that makes it; "" when it is here
+    reason: str = ""  # reason why it is stale or damaged, or what the name pointed to, in words
     estimate_s: float | None = None
     fingerprint: str = ""
     differs: tuple[str, ...] = ()  # files whose code is another one than that which made it
@@ -239,7 +239,7 @@ class Pointer:
 class Carried:
     """A folder of this machine that goes along with the code, or one file of it."""
 
-    name: str  # of the folder beside the code, on the pod
+    name: str  # name of the folder beside the code, on the pod
     source: str  # absolute
     file: str = ""  # "" = the whole folder
 
@@ -254,15 +254,15 @@ class Plan:
     job: Job | None  # None when everything is here
     request: Request
     notes: tuple[str, ...] = ()
-    gpu_memory_bytes: int = 0  # what the work takes of each GPU, an estimate; 0 = not known
-    disk_bytes: int = 0  # what it keeps on the pod's disk
+    gpu_memory_bytes: int = 0  # estimated memory of the work on each GPU; 0 = not known
+    disk_bytes: int = 0  # bytes that the work keeps on the pod's disk
     pointers: tuple[Pointer, ...] = ()  # names to be moved before work starts
     doubtful: tuple[PlannedArtifact, ...] = ()  # phases that were asked for, and that other code made: keep or remake?
     untyped: tuple[str, ...] = ()  # phases that nobody asked for, and that would be trained
-    carried: tuple[Carried, ...] = ()  # what goes along with the code
-    engine_keys: Mapping[str, Any] = field(default_factory=dict)  # of a job file, for an engine that reads them itself
-    works: tuple[StepWork, ...] = ()  # what its steps do, as far as their time depends on it
-    forecast: tuple[Expected, ...] = ()  # how long each takes, where anything is known of it; AROUND: all the rest
+    carried: tuple[Carried, ...] = ()  # files and folders that go along with the code
+    engine_keys: Mapping[str, Any] = field(default_factory=dict)  # keys of a job file for engines that read them
+    works: tuple[StepWork, ...] = ()  # work of the steps, as far as their time depends on it
+    forecast: tuple[Expected, ...] = ()  # forecasts of the steps that have one; AROUND: all the rest
 
 
 @dataclass(frozen=True)
@@ -274,22 +274,22 @@ class PodView:
     state: str  # planned, idle, running, succeeded, failed, stopped, limit, lost
     step: str = ""
     progress: Mapping[str, Any] = field(default_factory=dict)  # progress.json as read
-    age_s: float | None = None  # of `progress`; None = never read
+    age_s: float | None = None  # age of `progress`; None = never read
     micro_usd_per_hour: int = 0
     spent_micro_usd: int = 0
-    limit_micro_usd: int | None = None  # of this pod, and what those before it have cost
-    limit_in_s: float | None = None  # until its time or money is used up, on its provider's clock
-    ends: tuple[str, ...] = ()  # which ends are armed, and when each was last seen, in words
+    limit_micro_usd: int | None = None  # limit of this pod, plus the cost of those before it
+    limit_in_s: float | None = None  # time until its time or money is used up, on its provider's clock
+    ends: tuple[str, ...] = ()  # the ends that are armed, and when each was last seen, in words
     ssh: str = ""  # the command that reaches a rented pod
     started_at: float = 0.0
     note: str = ""
     in_store: Mapping[str, float] = field(default_factory=dict)  # newest checkpoints read back there, and when
-    recoveries: int = 0  # how often its keeper has brought it back
-    elapsed_s: float | None = None  # of the whole run, over all of its pods, by its provider's clock
+    recoveries: int = 0  # times that its keeper has brought it back
+    elapsed_s: float | None = None  # time of the whole run, over all of its pods, by its provider's clock
     ended_at: float | None = None  # when its work was over; None while it is not, or where nobody knows
-    clock_scale: float = 1.0  # how many times faster than ours its provider's clock runs: 1 but in a rehearsal
+    clock_scale: float = 1.0  # speed of its provider's clock relative to ours: 1 except in a rehearsal
     pending: tuple[str, ...] = ()  # files and checkpoints of the pod that its store does not have yet
-    upload_problem: str = ""  # why the store cannot be written just now
-    sweep: str = ""  # that it is a trial of
-    left_s: tuple[float, float, float] | None = None  # until it is over: low, expected, high; None = not known
-    left_from: str = ""  # where that comes from, in words
+    upload_problem: str = ""  # reason why the store cannot be written just now
+    sweep: str = ""  # the sweep of which it is a trial
+    left_s: tuple[float, float, float] | None = None  # time until it is over: low, expected, high; None = not known
+    left_from: str = ""  # basis of that forecast, in words

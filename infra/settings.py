@@ -26,10 +26,10 @@ POOLS = "ssh_node_pools.yaml"
 CLUSTERS = "slurm_clusters.yaml"
 NAMED_SOURCES = ("pydocs", "fineweb")
 WEIGHTED = re.compile(r"[^,]+=[\d.]+(,[^,]+=[\d.]+)+")  # sources with weights, which are mixed
-MARKET = "market"  # as a provider: every vendor whose key is set
-SLURM, SKYPILOT = "slurm", "skypilot"  # as providers: engines, which recover their runs by themselves
+MARKET = "market"  # provider name for every vendor whose key is set
+SLURM, SKYPILOT = "slurm", "skypilot"  # provider names for engines, which recover their runs by themselves
 ENGINES = (SLURM, SKYPILOT)
-HELD = "held"  # as a provider: rented pods that stay, each as a machine that several runs share
+HELD = "held"  # provider name for rented pods that stay, each as a machine that several runs share
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
 # Providers whose pods are in no ledger of ours: one's own machines cost nothing, and SkyPilot pays and ends its own.
 OWN_MACHINES = ("local", "ssh", SLURM, SKYPILOT)
@@ -136,7 +136,7 @@ class Settings:
     )
     mlflow_tracking_token: str = row("MLFLOW_TRACKING_TOKEN", "MLflow: a token instead of both", secret=True)
     hook_lines: Mapping[str, str] = field(repr=False, default_factory=dict)
-    """The variables SLIPWAY_HOOK_NAME: each says by what, and where, that hook is told."""
+    """The variables SLIPWAY_HOOK_NAME: each names the kind and the target of a hook."""
     sources: Mapping[str, str] = field(repr=False, default_factory=dict)
     given: Mapping[str, str] = field(repr=False, default_factory=dict)
     """The variables of `--env`, settings among them."""
@@ -244,7 +244,7 @@ def read_overrides(words: Sequence[str], environ: Mapping[str, str]) -> dict[str
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
-    """Return what a file of settings and keys says, {} when there is none. Raises UsageError."""
+    """Return the variables in a file of settings and keys, {} when there is none. Raises UsageError."""
     if not path.exists():
         return {}
     from dotenv import dotenv_values

@@ -11,8 +11,8 @@ from infra.errors import UsageError
 MOST_BYTES = 256 << 10
 MOST_DEPTH = 16
 MOST_ALIASES = 64
-MOST_DIGITS = 40  # of a number, with all that belongs to it
-MOST_NODES = 20_000  # of a document, what its aliases stand for counted each time
+MOST_DIGITS = 40  # digits of a number, with all that belongs to it
+MOST_NODES = 20_000  # nodes of a document, those behind aliases counted each time
 
 Place = tuple[str | int, ...]  # keys and positions, from the top of a document
 
@@ -46,9 +46,9 @@ class YamlDocument:
 
     said: Any
     lines: dict[Place, int] = field(default_factory=dict)
-    """By place, counted from 1; of a key's line where the value stands below it."""
+    """Line of each place, counted from 1: that of the key, where the value stands below it."""
     texts: dict[Place, str] = field(default_factory=dict)
-    """Plain values as they were written: `1.90`, and not 1.9."""
+    """Plain values as they are written: `1.90`, and not 1.9."""
 
     def line(self, *place: str | int) -> int:
         """Return the line of that place, or of the nearest one above it."""
@@ -129,7 +129,7 @@ def at(error: Exception) -> str:
 
 
 def what(error: Exception) -> str:
-    """Return what is wrong, without the place."""
+    """Return the problem, without the place."""
     if isinstance(error, yaml.MarkedYAMLError):
         return " ".join(f"{error.context or ''} {error.problem or ''}".split())
     said = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else f"this value cannot be read: {error!r}"

@@ -31,7 +31,7 @@ class TargetMachine:
 
     name: str
     folder: str
-    """The pod's, where its commands begin; "" = the home folder of an own machine."""
+    """Folder of the pod, where its commands start; "" = the home folder of an own machine."""
     reach: Callable[[], Transport] = field(compare=False, repr=False)
 
 

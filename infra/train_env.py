@@ -22,7 +22,7 @@ from infra.interrupts import ToldToLeave
 
 POLL_S = 0.05
 LEAVING_S = 2.0
-GRACE_S = 30.0  # what a step gets to save and leave before it is killed
+GRACE_S = 30.0  # time for a step to save and leave before it is killed
 RESUMABLE = 75
 PARENT = "SLIPWAY_PARENT"  # a step that reads it does not outlive that process
 
@@ -82,7 +82,7 @@ def run(
             process.send_signal(signal.SIGINT if isinstance(leaving, KeyboardInterrupt) else signal.SIGTERM)
             _has_left(process, GRACE_S)
             relay.join(LEAVING_S)
-            if last:  # what became of its work
+            if last:  # the end of its work
                 _write(last.pop().removeprefix(f"{name}: "))
             raise
         finally:

@@ -13,8 +13,8 @@ from serve.policy.service_state import Member, ServiceRecord, WantedService
 from serve.replicas.replica_pod import ENVIRONMENT
 from serve.service import Service
 
-SLACK_S = 120.0  # for what a launch does before and after, on a machine that is busy
-TELL_EVERY_S = 30.0  # of a phase that lasts
+SLACK_S = 120.0  # time for what a launch does before and after, on a machine that is busy
+TELL_EVERY_S = 30.0  # interval between reports of a phase that lasts
 
 
 def await_ready(
@@ -66,7 +66,7 @@ def await_ready(
 
 
 def is_on_its_way(seen: ServiceRecord, service: Service) -> bool:
-    """Tell whether more replicas are there than there will be, or fewer."""
+    """Return whether more replicas are there than there will be, or fewer."""
     return sum(one.state in LIVE for one in seen.members) > service.policy.most
 
 
@@ -76,7 +76,7 @@ def last_words(one: Member, settings: Settings) -> str:
 
 
 def awaits_engine(one: Member) -> bool:
-    """Tell whether its machine and its environment are still being made, before its engine is started."""
+    """Return whether its machine and its environment are still being made, before its engine is started."""
     if one.state is State.STARTING:
         return all(phase == ENVIRONMENT for phase, _ in one.phases)
     return one.state in (State.PENDING, State.PROVISIONING)

@@ -15,11 +15,11 @@ LEAST_OF_A_SHARE = 20  # a replica is not worth beginning with less than this pa
 class ServiceBudget:
     limit: int
     most: int
-    """Replicas that there may be at once."""
+    """Largest number of replicas at the same time."""
     spent: int
-    """By those that are gone."""
+    """Cost of the replicas that are gone."""
     armed: int
-    """What the living may cost, all together."""
+    """The most that the living replicas may cost together."""
 
     @property
     def share(self) -> int:
@@ -31,7 +31,7 @@ class ServiceBudget:
 
     @property
     def affordable(self) -> int:
-        """Return how many more replicas can be paid."""
+        """Return the number of further replicas that can be paid."""
         return self.left // max(1, self.share // LEAST_OF_A_SHARE)
 
     def cap(self, alive: int) -> int:

@@ -49,11 +49,11 @@ from serve.replicas.replicas import Replicas, passes
 from serve.service import ROUTER, ROUTER_GROUP, Service
 from store import StoreError
 
-FREED_S = 10.0  # until the port of a controller that was killed is free: its threads end one by one
+FREED_S = 10.0  # time for the port of a killed controller to be free: its threads end one by one
 POLL_S = 0.25  # at what is wanted
-MEAN_S = 60.0  # of what waits
-STORE_S = 10.0  # for a lease to be written
-LEAVE_S = 2.0  # for requests that are under way when a controller is told to leave
+MEAN_S = 60.0  # period for the mean of waiting requests
+STORE_S = 10.0  # time for a lease to be written
+LEAVE_S = 2.0  # time for requests in progress when a controller is told to leave
 
 
 class Controller:
@@ -80,12 +80,12 @@ class Controller:
         self.counted = (-1, -1)
         self.is_leaving = False
         self.held_at = -leases.RENEW_S
-        self.want = ""  # of this machine, that cut off the last turn
+        self.want = ""  # shortage on this machine that cut off the last turn
         self.gateway = GatewayClient(self.places, self._first_order(), say)
         self.replicas = Replicas(name, self.wanted, journal, self.landing, self.gateway, self._tell_gateway, say)
 
     def _first_order(self) -> Order:
-        """Return what a new gateway is begun with. Raises SlipwayError when what it needs cannot be had."""
+        """Return the first order of a new gateway. Raises SlipwayError when what it needs cannot be had."""
         router = None
         if self.landing.shares_key:
             python = train_env.interpreter(ROOT, self.settings.environments, self.say, ROUTER_GROUP)
@@ -101,7 +101,7 @@ class Controller:
             router=router,
         )
 
-    # Its life.
+    # The life of the controller.
 
     async def run(self) -> None:
         """Run until the service has ended, or this process is told to leave. Raises SlipwayError, Fenced."""
@@ -156,7 +156,7 @@ class Controller:
         self._save()
 
     async def _listen(self) -> None:
-        """Have a gateway listen: the one that lives, unless it does so elsewhere than is wanted by now."""
+        """Ensure that a gateway listens: the living one, unless it should by now listen elsewhere."""
         asked = self.gateway.order
         found = await self.gateway.begin()
         if found.host != asked.host or asked.port not in (0, found.port):
@@ -174,7 +174,7 @@ class Controller:
         self.is_leaving = True
         self.replicas.changed.set()
 
-    # What is wanted.
+    # The desired state.
 
     def _row(self) -> Any:
         row = service_rows.find(self.journal, self.name)
@@ -194,7 +194,7 @@ class Controller:
             await self._ask_store(leases.hold, self.name, self.journal.installation, self.wanted, time.time())
 
     async def _ask_store(self, what: Callable[..., None], *words: Any) -> None:
-        """Do something with a store in a thread; a failure is reported, and the service goes on."""
+        """Run an action on a store in a thread; a failure is reported, and the service goes on."""
         try:
             await asyncio.wait_for(asyncio.to_thread(what, *words), STORE_S)
         except (StoreError, asyncio.TimeoutError) as error:
@@ -208,7 +208,7 @@ class Controller:
             self.replicas.not_before = 0.0
             self.say(f"{self.name}: wanted now is version {self.wanted.newest.number}")
 
-    # What is done.
+    # Actions.
 
     def _decide(self) -> None:
         rule, now = autoscaler.rule_of(self.service), time.monotonic()
@@ -297,7 +297,7 @@ class Controller:
                 self.replicas.note(one, facts)
 
     def _in_line(self) -> int:
-        """Return how many requests wait at the gateway; none while there is none."""
+        """Return the number of requests that wait at the gateway; 0 while there is none."""
         return self.gateway.report.waiting if self.gateway.report else 0
 
     def _begin(self, is_spot: bool) -> None:
@@ -312,7 +312,7 @@ class Controller:
                         cap_micro_usd=budget.cap(alive) if budget else None, began_at=time.time())  # fmt: skip
         self.replicas.begin(member, self._save)
 
-    # What is told.
+    # Orders to the gateway and records of the service.
 
     def _tell_gateway(self) -> None:
         """Tell the gateway its replicas; this is the one way by which it learns of them."""
@@ -359,7 +359,7 @@ def limits_of(service: Service) -> GatewayLimits:
 async def keep(name: str) -> None:
     logging.getLogger("infra.transport.port_forward").setLevel(
         logging.ERROR
-    )  # that nobody answers behind a port is told by probes
+    )  # a port behind which nobody answers is noticed by probes
     settings = Settings.load(ROOT)
     with Journal.open(settings.state_file) as journal:
         # Until this process is gone: whoever waits for the lease waits for the end of the process.

@@ -48,7 +48,7 @@ def certfile(name: str, journal: Journal) -> str:
 
 
 def forget(name: str, settings: Settings, journal: Journal) -> None:
-    """Take back what was only wanted, with the gateway that may have been begun for it."""
+    """Undo a start that did not happen, with the gateway that may have been started for it."""
     try:
         lease = journal.take(service_lease(name))
     except Held:
@@ -59,7 +59,7 @@ def forget(name: str, settings: Settings, journal: Journal) -> None:
 
 
 def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[ServiceRecord, WantedService]:
-    """Return what is seen of a service now, and what is wanted. Raises SlipwayError when its controller has failed."""
+    """Return the current and the desired state of a service. Raises SlipwayError when its controller has failed."""
     row = service_rows.find(journal, name)
     if row is None:
         raise SlipwayError(f"{name} was ended by another command")

@@ -26,12 +26,12 @@ TAIL_BYTES = 4000
 
 
 def is_kept(name: str, journal: Journal) -> bool:
-    """Tell whether its controller lives."""
+    """Return whether its controller lives."""
     return journal.holder(service_lease(name)) is not None
 
 
 def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[], Path], root: Path) -> ServiceRecord:
-    """Return what a living controller says of the service; start one where none lives.
+    """Return the record by a living controller of the service; start one where none lives.
 
     python: returns the interpreter of the serve environment. Raises UsageError or SlipwayError with what the controller
     said when it could not go on.

@@ -36,10 +36,10 @@ LLAMA = "llama.cpp"
 ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "torch": "train", LLAMA: "llama-cpp", "fake": "serve"}
 WITHOUT_ESTIMATE = ("fake", "torch", LLAMA)  # whose memory nobody reckons before they start
 HOST = "127.0.0.1"
-WORKER_FILE = "worker.pid"  # of a scripted engine, in the folder where it runs
+WORKER_FILE = "worker.pid"  # file of a scripted engine, in the folder where it runs
 KEY = "VLLM_API_KEY"  # in which every engine finds the key that it asks for; words of a command can be read by others
-WEIGHTS, COMPILING, FIRST_ANSWER = "weights", "compiling", "first answer"  # what an engine is at, one after another
-SAID = {  # by vLLM 0.32.0, whichever way it loads weights, when it has come so far
+WEIGHTS, COMPILING, FIRST_ANSWER = "weights", "compiling", "first answer"  # stages of an engine, one after another
+SAID = {  # lines of vLLM 0.32.0, whichever way it loads weights, and the stage that each begins
     COMPILING: (b"Loading weights took", b"Model loading took"),
     FIRST_ANSWER: (b"Starting vLLM server on", b"Starting server on"),
 }
@@ -49,7 +49,7 @@ NOWHERE = "none.invalid"  # without any name in its list vLLM fetches from every
 ALWAYS = {
     **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},  # nothing is fetched or told
     "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # a host that is allowed does not choose others
-    "VLLM_HOST_IP": HOST,  # of workers among themselves, whatever addresses the machine has
+    "VLLM_HOST_IP": HOST,  # address of workers among themselves, whatever addresses the machine has
     "PYTHONDONTWRITEBYTECODE": "",  # three processes import everything, which takes twice as long without bytecode
 }
 
@@ -57,9 +57,9 @@ ALWAYS = {
 @dataclass(frozen=True, kw_only=True)
 class EngineCommand:
     words: tuple[str, ...]
-    """After the interpreter."""
+    """Arguments of the interpreter."""
     environ: Mapping[str, str]
-    """Besides what its parent has."""
+    """Variables beside those of its parent."""
     group: str
     """The environment that has the engine."""
 
@@ -70,9 +70,9 @@ class ReplicaConfig:
 
     engine: str
     source: str
-    """Of the model, as `models.resolve` takes it."""
+    """Source of the model, as `models.resolve` takes it."""
     name: str
-    """Of the model, for clients."""
+    """Name of the model for clients."""
     port: int
     store: str = ""
     tuning: Tuning = PLAIN
@@ -115,7 +115,7 @@ def _vllm(model: ServedModel, engine: str, port: int, tuning: Tuning, bounds: Bo
         "--generation-config": "vllm",  # sampling is the client's; a checkpoint's file would change it unseen
         "--max-logprobs": bounds.max_logprobs,
     }
-    if bounds.max_tokens:  # what the gateway cannot do: only the engine knows how much room a prompt leaves
+    if bounds.max_tokens:  # the gateway cannot do this: only the engine knows how much room a prompt leaves
         options["--override-generation-config"] = json.dumps({"max_new_tokens": bounds.max_tokens})
     if tuning.tool_parser:
         options["--tool-call-parser"] = tuning.tool_parser

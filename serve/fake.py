@@ -36,30 +36,31 @@ class FakeScript:
     root: str = "/models/fake"  # the folder that /v1/models tells
     max_model_len: int = 4096
     max_new_tokens: int = 0
-    """That any answer has at most, as --override-generation-config says; 0 = as many as fit."""
+    """Tokens of any answer at most, as --override-generation-config sets it; 0 = as many as fit."""
     api_key: str = ""  # guards /v1 only, as vLLM's does; "" = what VLLM_API_KEY says, as with vLLM
 
     start_s: float = 0.0
-    """Until the port opens."""
+    """Seconds until the port opens."""
     crash: int | None = None
-    """The exit code with which it dies instead of opening its port."""
+    """Exit code with which it dies instead of opening its port."""
     worker: bool = False
-    """It starts a worker in a session of its own that ignores SIGTERM, as an orphaned engine core does."""
+    """Start a worker in a session of its own that ignores SIGTERM, like an orphaned engine core."""
 
     first_token_s: float = 0.0
     token_s: float = 0.0
     max_seqs: int = 256
-    """Computed at once; the others wait."""
+    """Requests computed at once; the others wait."""
     max_queued: int = 1 << 30
-    """That may wait; the next is told that the engine is busy."""
+    """Requests that may wait; one more is told that the engine is busy."""
     shutdown_s: float = 0.0
-    """--shutdown-timeout: for which a SIGTERM lets streams go on. 0 = they end with an error in the stream."""
+    """--shutdown-timeout: seconds after SIGTERM during which streams go on. 0 = they end with an error in the
+    stream."""
 
     fail: str = ""
     """hang: no more tokens, /health 200. die: the process ends. error: one in the stream, then [DONE], /health 503.
     cut: the connection is closed. 500, 503: in place of an answer. busy: the 503 of a full engine. garbage: no HTTP."""
     after_tokens: int = 0
-    """So many tokens come before the failure; with an answer that is not streamed it comes at once."""
+    """Tokens before the failure; an answer that is not streamed fails at once."""
     times: int = -1
     """Requests that fail; -1 = all."""
     held: bool = False
@@ -108,13 +109,13 @@ class FakeEngine:
         if path in ("/v1/chat/completions", "/v1/completions") and request.method == "POST":
             return await self._generate(request, is_chat="chat" in path)
         if path in ("/invocations", "/collective_rpc", "/tokenize", "/pause"):
-            return web.json_response({"reached": path})  # what nobody from outside may reach
+            return web.json_response({"reached": path})  # a path that nobody from outside may reach
         return web.json_response({"detail": "Not Found"}, status=404)
 
     async def _generate(self, request: web.BaseRequest, is_chat: bool) -> web.StreamResponse:
         script = self.script
         self.seen["requests"] += 1
-        body = await request.content.read()  # of any size
+        body = await request.content.read()  # body of any size
         try:
             ask = msgspec.json.decode(body)
             model, tokens = ask.get("model", script.model), ask.get("max_completion_tokens") or ask.get("max_tokens")
@@ -311,7 +312,7 @@ async def serve(script: FakeScript, port: int, worker_file: Path | None) -> None
         assert worker_file is not None
         command = (sys.executable, "-c", WORKER, str(worker_file))
         await (await asyncio.create_subprocess_exec(*command)).wait()
-    print("Loading weights took 0.00 seconds", file=sys.stderr, flush=True)  # as vLLM tells how far it is
+    print("Loading weights took 0.00 seconds", file=sys.stderr, flush=True)  # vLLM's line about its progress
     await asyncio.sleep(script.start_s)
     if script.crash is not None:
         print("EngineCore failed to start.", file=sys.stderr, flush=True)
@@ -329,10 +330,10 @@ async def serve(script: FakeScript, port: int, worker_file: Path | None) -> None
     until = time.monotonic() + engine.script.shutdown_s
     while engine.seen["running"] and time.monotonic() < until:
         await asyncio.sleep(0.02)
-    engine.is_dead = True  # what still runs ends with an error at its next token
+    engine.is_dead = True  # running requests end with an error at their next token
     while engine.seen["running"] and time.monotonic() < until + 1:
         await asyncio.sleep(0.02)
-    os._exit(0)  # as vLLM's front process ends: without waiting for its connections
+    os._exit(0)  # like vLLM's front process, which does not wait for its connections
 
 
 def read_script(text: str) -> FakeScript:

@@ -29,8 +29,8 @@ from serve.places import Places
 
 HEAR_S = 0.1  # between two reports
 CONNECT_S = 0.02  # between two calls of one that is being started
-START_S = 150.0  # for its first report: a router that it starts may take long
-REPLY_S = 30.0  # for any other: one that is silent for so long is stuck
+START_S = 150.0  # time for its first report: a router that it starts may take long
+REPLY_S = 30.0  # time for any other: one that is silent for longer is stuck
 AGAIN_S = 1.0  # before one that has ended at once is started again
 MOST_FAILURES = 3  # in a row, of one that never said a word
 
@@ -43,18 +43,18 @@ class GatewayClient:
     def __init__(self, places: Places, first: Order, say: Callable[[str], None]) -> None:
         self.places, self.order, self.say = places, first, say
         self.report: GatewayReport | None = None
-        """The last one of the gateway that lives; None while none is known to."""
+        """Last report of the living gateway; None while none is known to live."""
         self.restarts = 0
         self.trouble: SlipwayError | None = None
-        """Why it cannot do its work."""
+        """Reason why it cannot do its work."""
         self.is_found = False
-        """It lived before this controller did."""
+        """True if the gateway was started before this controller."""
         self._obeyed: Order | None = None
         self._changed, self._heard = asyncio.Event(), asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._task: asyncio.Task[None] | None = None
 
-    # What it is told.
+    # Orders to the gateway.
 
     async def begin(self) -> GatewayReport:
         """Return its first report, once it listens. Raises UsageError, SlipwayError when it cannot."""
@@ -71,12 +71,12 @@ class GatewayClient:
         return self.report
 
     def hear(self) -> None:
-        """Hear and tell the one that lives, if there is one: a service that is being ended gets no other."""
+        """Connect to the living gateway, if there is one: a service that is being ended gets no other."""
         if not gateway_orders.is_free(self.places):
             self._task = asyncio.create_task(self._keep())
 
     def tell(self, endpoints: Sequence[ReplicaEndpoint], limits: GatewayLimits, tls: Tls | None) -> None:
-        """Have it know these replicas, limits and certificate, from its next report on."""
+        """Send these replicas, limits and certificate to the gateway, in force from its next report on."""
         order = replace(self.order, endpoints=tuple(endpoints), limits=limits, tls=tls)
         if order != self.order:
             self.order = order
@@ -109,7 +109,7 @@ class GatewayClient:
                 self._process.poll()
             await asyncio.sleep(CONNECT_S)
 
-    # What it says.
+    # Reports of the gateway.
 
     def in_flight(self, replica_id: str) -> int:
         """Return the requests that a replica works on; 1 while that is not known of one that was just taken off."""
@@ -123,10 +123,10 @@ class GatewayClient:
         """Return how many requests in a row a replica has failed, as far as is known."""
         return self.report.failures.get(replica_id, 0) if self.report and self._obeyed == self.order else 0
 
-    # Its life.
+    # The life of the gateway.
 
     async def _keep(self) -> None:
-        """Have a gateway live, and hear it, for as long as this lasts."""
+        """Keep a gateway alive, and listen to it, for as long as this runs."""
         failures = 0
         while self.trouble is None:
             try:
@@ -170,7 +170,7 @@ class GatewayClient:
     async def _ask(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, order: Order, limit_s: float
     ) -> GatewayReport:
-        """Return what comes of an order. Raises _Gone."""
+        """Send an order; return the report. Raises _Gone."""
         writer.write(msgspec.json.encode(order) + b"\n")
         try:
             line = await asyncio.wait_for(reader.readline(), limit_s)
@@ -183,7 +183,7 @@ class GatewayClient:
             raise _Gone("")
         try:
             return msgspec.json.decode(line, type=GatewayReport)
-        except msgspec.DecodeError as error:  # of code that is not ours
+        except msgspec.DecodeError as error:  # sent by code that is not ours
             gateway = gateway_orders.living(self.places)
             if gateway is not None:
                 send(gateway, signal.SIGTERM)

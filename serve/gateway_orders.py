@@ -26,15 +26,15 @@ LONGEST_LINE = 16 << 20  # a thousand replicas take a few hundred kilobytes
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaEndpoint:
-    """A replica as the gateway is told of it: enough to reach its engine, wherever that is."""
+    """A replica as the gateway knows it, with what is needed to reach its engine anywhere."""
 
     replica_id: str
-    """Its pod's name in the journal."""
+    """Name of its pod in the journal."""
     version: int
     key: str = field(repr=False)
-    """Which its engine asks for."""
+    """API key of its engine."""
     port: int
-    """Of its engine, on its machine."""
+    """Port of its engine, on its machine."""
     vendor: str
     pod_id: str
     token: str
@@ -52,38 +52,38 @@ class Router:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """All that the gateway is to know."""
+    """An order of the controller: the whole desired state of the gateway."""
 
     epoch: int
-    """Of its controller's lease: a controller that was followed by another one is not heard any more."""
+    """Epoch of the controller's lease: a controller that was replaced by another is not obeyed any more."""
     host: str
     port: int
-    """0 = any that is free. Host, port and router are those of the first order, for as long as the process lives."""
+    """0 = any free port. Host, port and router are those of the first order, for as long as the process lives."""
     patience_s: float = 0.0
-    """For which the port is waited for: it may be about to be free."""
+    """Seconds for which the gateway waits for the port, which may be about to become free."""
     limits: GatewayLimits
     tls: Tls | None = None
-    """None = plain HTTP, for as long as the process lives."""
+    """Certificate for TLS; None = plain HTTP, for as long as the process lives."""
     endpoints: tuple[ReplicaEndpoint, ...] = ()
     router: Router | None = None
     is_last: bool = False
-    """It is to end; what has begun may go on for `drain_s`."""
+    """True if the gateway is to end; requests in progress may go on for `drain_s`."""
     drain_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayReport:
-    """What came of an order."""
+    """The report of the gateway about an order."""
 
     pid: int
     code: str
-    """The stamp of the code that it runs."""
+    """Stamp of the code that it runs."""
     age_s: float
-    """For which it has listened."""
+    """Seconds for which it has listened."""
     host: str = ""
     port: int = 0
     problem: str = ""
-    """Why it cannot do its work; it ends then."""
+    """Reason why it cannot do its work; it ends then."""
     qps: float = 0.0
     """Requests that arrived in the last minute, per second, refused ones included."""
     waiting: int = 0
@@ -141,7 +141,7 @@ def lock(places: Places) -> int | None:
 
 
 def is_free(places: Places) -> bool:
-    """Tell whether no gateway lives, nor one is on its way up."""
+    """Return whether no gateway lives, nor one is on its way up."""
     places.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with places.gateway_lock.open("a") as file:
         try:

@@ -37,12 +37,12 @@ from serve.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndp
 from serve.loops import run
 from serve.places import Places, say
 
-REACHED_S = 5.0  # for links to replicas, before it listens: one that is deaf does not hold up the others
+REACHED_S = 5.0  # time for links to replicas, before it listens: a silent one does not hold up the others
 AGAIN_S = 2.0  # before a replica that cannot be reached is tried again
 POLL_S = 0.1
 HERE = "local"  # the provider whose pods are on this machine
-PAIR_S = 5.0  # until a certificate and its key are both renewed, as it begins
-LEAVE_S = 2.0  # for requests that are under way when it is told to end by a signal
+PAIR_S = 5.0  # time at the start in which a certificate and its key are both renewed
+LEAVE_S = 2.0  # time for requests in progress when it is told to end by a signal
 
 
 @dataclass
@@ -51,7 +51,7 @@ class ReplicaLink:
 
     endpoint: ReplicaEndpoint
     target: Target | None = None
-    """None until it can be asked."""
+    """Target of requests; None until the engine can be reached."""
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     task: "asyncio.Task[None] | None" = None
 
@@ -65,7 +65,7 @@ class Process:
         self.order: Order | None = None
         self.limits: GatewayLimits | None = None
         self.certificate: Certificate | None = None
-        self.refused = ""  # of a certificate that was renewed, why it is not used
+        self.refused = ""  # reason why a renewed certificate is not used
         self.links: dict[str, ReplicaLink] = {}
         self.port, self.began, self.problem = 0, 0.0, ""
         self.epoch = -1
@@ -117,10 +117,10 @@ class Process:
         finally:
             writer.close()
 
-    # What it is told.
+    # Orders of the controller.
 
     async def _obey(self, order: Order) -> None:
-        """Do what is wanted; what cannot be done becomes `problem`."""
+        """Carry out the order; what cannot be done becomes `problem`."""
         wanted = {one.replica_id: one for one in order.endpoints}
         self.order = order
         for name, endpoint in wanted.items():
@@ -290,10 +290,10 @@ class Process:
     def _read_keys(self, gateway: Gateway) -> None:
         try:
             found = keys.load(self.places.keys) if self.places.keys.exists() else keys.Keys({})
-        except (UsageError, OSError) as error:  # those that are known go on
+        except (UsageError, OSError) as error:  # the known keys stay in use
             say(str(error))
         else:
-            if found or not gateway.keys:  # whoever listens to others never does so without a key
+            if found or not gateway.keys:  # a gateway that others can reach never runs without a key
                 gateway.keys.take(found)
 
 

@@ -23,7 +23,7 @@ def release(name: str, installation: str, wanted: WantedService) -> None:
 
 
 def _read_by(wanted: WantedService) -> dict[str, set[What]]:
-    """Return what is read, by store; a model that is no artifact of ours needs no lease."""
+    """Return the artifacts that are read, by store; a model that is no artifact of ours needs no lease."""
     found: dict[str, set[What]] = {}
     for version in wanted.versions:
         what = references.kept_at(version.model)

@@ -35,16 +35,16 @@ class LoadTest:
     url: str
     model: str
     certfile: str = ""
-    """By which the service is known; "" = whoever this machine trusts."""
+    """Certificate by which the service is known; "" = the authorities that this machine trusts."""
     rate: float
     """Requests per second."""
     duration_s: float
     max_tokens: int = 32
     prompt: str = "Who are you?"
     replicas: int = 1
-    """That are ready, so that a rate of all is one of each."""
+    """Number of ready replicas; a rate divided by it is that of one."""
     target_ttft_s: float = 0.0
-    """95 of 100 requests have their first token by then; 0 = one round, no target."""
+    """Time in which 95 of 100 requests must have their first token; 0 = one round, no target."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Where a service keeps its files on this machine, and the lines that its processes write down there.
+"""The places of a service's files on this machine, and the lines that its processes write there.
 
 Imports nothing that takes long: a gateway that was killed is missed until it is there again.
 """
@@ -45,7 +45,7 @@ class Places:
 
     @property
     def gateway_socket(self) -> Path:
-        """Return where the gateway hears its controller."""
+        """Return the path of the socket for the gateway's controller."""
         return self.folder / "gateway.sock"
 
     @property

@@ -44,7 +44,7 @@ CPU_START_S = 600  # from an engine's start: vLLM needs minutes on a laptop whos
 
 
 def usual_provider(settings: Settings) -> str:
-    """Return what somebody has chosen; else any provider."""
+    """Return the chosen provider; else any."""
     return ANY if settings.sources["provider"].startswith("default") else settings.provider
 
 
@@ -71,7 +71,7 @@ def document_of(config: str, old: WantedService | None, name: str, replicas: int
         document = dict(old.newest.document)
     else:
         path = path_of(config)
-        service_file.load(path)  # its mistakes are told by their place in it
+        service_file.load(path)  # mistakes in it are reported by their place
         document = with_full_paths(strict_yaml.read(path))
     document["name"] = name
     if replicas is not None:
@@ -162,16 +162,16 @@ def is_scripted(source: str) -> bool:
 
 
 def is_in_blocks(source: str) -> bool:
-    """Tell whether the model decodes in blocks, as its config says; False where that lies elsewhere."""
+    """Return whether the model decodes in blocks, as its config says; False where that lies elsewhere."""
     path = Path(source) / models.CONFIG
     try:
         return "://" not in source and model_files.load(path.parent).get("model_type") == "block_diffusion"
     except (OSError, ValueError):
-        return False  # what is wrong with it is said by whoever reads it
+        return False  # its reader reports what is wrong with it
 
 
 def is_of_1_58_bits(source: str) -> bool:
-    """Tell whether the model's matrices are ternary, as its config says; False where that lies elsewhere."""
+    """Return whether the model's matrices are ternary, as its config says; False where that lies elsewhere."""
     try:
         config = {} if "://" in source else model_files.load(Path(source))
     except (OSError, ValueError):
@@ -181,7 +181,7 @@ def is_of_1_58_bits(source: str) -> bool:
 
 
 def weights_of(source: str) -> str:
-    """Return what tells one release from the next at the same path; "" where we cannot see that."""
+    """Return an id of the release at that path; "" where we cannot see it."""
     if "://" in source:
         return ""
     files = sorted((path.name, path.stat()) for path in Path(source).iterdir() if path.is_file())
@@ -266,7 +266,7 @@ def after(
     old: WantedService | None, new: Version, mode: str, host: str, port: int | None, name: str, row: ServiceRow | None,
     is_kept: bool,
 ) -> WantedService:  # fmt: skip
-    """Return what is wanted from now on. Raises UsageError for what cannot be changed while it runs."""
+    """Return the desired service from now on. Raises UsageError for a change that is impossible while it runs."""
     if old is None:
         return WantedService(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0,
                              since=time.time())  # fmt: skip
@@ -290,7 +290,7 @@ def after(
 
 
 def replaces_nothing(one: Version, other: Version) -> bool:
-    """Tell whether replicas of the one are replicas of the other: only how many and how they are asked has changed."""
+    """Return whether both versions have the same replicas: only their number and how they are asked have changed."""
     return _of_replicas(one) == _of_replicas(other)
 
 
@@ -306,7 +306,7 @@ def ready_of(seen: ServiceRecord, version: int) -> int:
 
 
 def has_signal(document: Mapping[str, Any]) -> bool:
-    """Tell whether something sets how many replicas there are to be, between the least and the most."""
+    """Return whether something sets how many replicas there are to be, between the least and the most."""
     policy = document["service"].get("replica_policy") or {}
     return "target_qps_per_replica" in policy or "target_queue_per_replica" in document.get("slipway", {})
 
@@ -325,5 +325,5 @@ def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]
 
 
 def rents(version: Version, settings: Settings) -> bool:
-    """Tell whether a replica may go where it costs money."""
+    """Return whether a replica may go where it costs money."""
     return any(is_rented(one) for one in placement.candidates(version.provider, settings))

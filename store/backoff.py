@@ -27,15 +27,15 @@ class Backoff:
 
 @dataclass(frozen=True)
 class Retries:
-    """How often, and how soon, what has failed is begun again. Pure, where `backoff` leaves nothing to chance."""
+    """The policy for restarting what has failed: how often, and how soon. Pure, unless `backoff` is random."""
 
     most: int
-    """Beginnings within the window."""
+    """Restarts within the window at most."""
     window_s: float
     backoff: Backoff
 
     def wait_s(self, begun_at: Sequence[float], now: float) -> float | None:
-        """Return how long the next beginning has to wait, 0 for one that is due; None when there were too many.
+        """Return the time until the next start, 0 for one that is due; None when there were too many.
 
         `begun_at`: when it was begun again before, in any order, by the clock of `now`, in seconds.
         """

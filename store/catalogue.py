@@ -29,16 +29,16 @@ class FoundCheckpoint:
     """One checkpoint and where it lies."""
 
     name: str
-    """What it is called on the command line: `<run>/<folder>/step-<digits>`, or the name of its artifact."""
+    """Name on the command line: `<run>/<folder>/step-<digits>`, or the name of its artifact."""
     kind: str
     """`final` (published), `run` (what a run has left in the store), `here` (of this machine)."""
     uri: str
     path: str
-    """Of its folder, under `uri`."""
+    """Path of its folder under `uri`."""
     num_bytes: int
     manifest: dict[str, Any] = field(default_factory=dict)
     trouble: str = ""
-    """Why its manifest cannot be used."""
+    """Reason why its manifest cannot be used."""
 
     @property
     def step(self) -> int:
@@ -98,7 +98,7 @@ def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, read: Calla
 
 
 def problem(one: FoundCheckpoint) -> str:
-    """Return what is wrong with it, in words; "" when every byte, read now where it lies, is as its manifest says."""
+    """Return the fault in it, in words; "" when every byte, read now in its place, is as its manifest says."""
     if one.kind == "final":
         found = Store(one.uri).check(one.name, deep=True)
         return found.problem or vocabulary.problem(_reader(one), found.about)

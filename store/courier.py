@@ -34,7 +34,7 @@ WAITING = "state/waiting.json"
 LOOK_S = 0.5
 BACKOFF = Backoff(first_s=1.0, longest_s=60.0)
 LAST_WAIT_S = 5.0  # between two tries when the run is over
-LEAVE_S = 0.5  # what it takes to say what was left behind
+LEAVE_S = 0.5  # time to say what was left behind
 POLL_S = 0.1
 PIECE_BYTES = 1 << 20
 KEPT = 2  # checkpoints of each folder
@@ -56,9 +56,9 @@ class Config:
     store: str
     run: str
     makings: Mapping[str, Mapping[str, str]]
-    """By step: name and fingerprint of the artifact that it makes, and the store that it goes to."""
+    """Name and fingerprint of the artifact that each step makes, and the store to which it goes."""
     every_s: float = 60.0
-    """Logs and figures that have grown are carried at most so often, and with every checkpoint."""
+    """Shortest interval between uploads of logs and figures that have grown; they also go with every checkpoint."""
     after: str = "fetch"
     """The step whose mark lets the courier begin."""
     secrets: Sequence[str] = ()
@@ -82,7 +82,7 @@ class Courier:
         self.tidy: set[str] = set()  # folders there of which nothing is to be removed just now
         self.waiting: list[str] = []
         self.problem = ""
-        self.is_noted = False  # by this process: another one may have left its own words
+        self.is_noted = False  # by this process: another one may have left its own note
         self.grown_at = 0.0
 
     def carry(self, last: bool = False) -> None:
@@ -267,7 +267,7 @@ class _Trial:
 
 
 def _ends_at(ending: Path) -> float:
-    """Return when time is over, on the monotonic clock; 0 where nobody has said: then there is one try."""
+    """Return the end of its time, on the monotonic clock; 0 where nobody has set one: then there is one try."""
     try:
         return float(json.loads(ending.read_bytes())["ends_at_monotonic_s"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -94,7 +94,7 @@ def claim(folder: str) -> int | None:
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:  # its writer has just removed it
+    except FileNotFoundError:  # the writer has just removed it
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,7 +159,7 @@ def _draft(
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
         with open(descriptor, "wb") as file:
-            if mode is not None:  # whatever the umask says
+            if mode is not None:  # regardless of the umask
                 os.fchmod(descriptor, mode)
             for piece in pieces:
                 file.write(piece)
@@ -181,7 +181,7 @@ class Verified:
             self._known = outside.load(os.path.join(root, VERIFIED), VERIFIED_BYTES, VERIFIED_BYTES // 16)
         except (OSError, ValueError):  # absent or damaged: everything is read again
             self._known = {}
-        self._names: dict[Any, str] = {}  # by inode
+        self._names: dict[Any, str] = {}  # paths by inode
         for path, one in self._known.items():
             if type(one) is list and len(one) == 5 and type(one[3]) is int:
                 self._names[one[3]] = path

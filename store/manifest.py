@@ -22,7 +22,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class StoreError(Exception):
-    """The store does not have what was wanted of it; the message says what was found instead."""
+    """The store lacks what was asked for; the message says what was found instead."""
 
     exit_code = 1
 
@@ -46,7 +46,7 @@ class Artifact:
     name: str
     fingerprint: str
     problem: str = ""  # "" = whole; else what is wrong, in words
-    about: Mapping[str, Any] = field(default_factory=dict)  # whatever its maker wrote
+    about: Mapping[str, Any] = field(default_factory=dict)  # facts that its maker wrote
     num_bytes: int = field(default=0, compare=False)
     published_at: float = field(default=0.0, compare=False)  # UTC epoch seconds
 
@@ -67,7 +67,7 @@ class FileEntry:
     path: str  # under the artifact's folder, with "/"
     size: int
     sha256: str
-    version: str = ""  # what the store itself calls this content, where it calls it something
+    version: str = ""  # the store's own version of this content, where it has one
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Manifest:
         return path if self.flat else f"{self.name}/{path}"
 
     def artifact(self, problem: str = "") -> Artifact:
-        """Return what is known of the artifact without its files."""
+        """Return the facts about the artifact without its files."""
         size = sum(entry.size for entry in self.files)
         return Artifact(self.name, self.fingerprint, problem, self.about, size, self.published_at)
 
@@ -139,7 +139,7 @@ def stage_name(prefix: str, model: str, stage: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """Return what the artifact of a name is, without whose it is: `base_checkpoints`, `tokens`, `tokenizer`."""
+    """Return the kind of a name's artifact, without its owner: `base_checkpoints`, `tokens`, `tokenizer`."""
     parts = name.split("/")
     if parts[0] == BY_FINGERPRINT and len(parts) == 3:
         return parts[1]
@@ -149,7 +149,7 @@ def kind_of(name: str) -> str:
 
 
 def kept_name(name: str, fingerprint: str) -> str:
-    """Return where an artifact lies for good, whatever it is called."""
+    """Return the permanent name of an artifact, whatever it is called."""
     part = fingerprint if _PART.fullmatch(fingerprint) else sha256(fingerprint.encode()).hexdigest()[:32]
     return f"{BY_FINGERPRINT}/{kind_of(name)}/{part}"
 
@@ -172,7 +172,7 @@ def choose(
     named = check(name)
     if not named.problem and named.fingerprint == fingerprint:
         return named, name
-    for one in others():  # as 8284afb wrote it, for somebody else
+    for one in others():  # 8284afb may have written it under another name
         if one != name and kind_of(one) == kind_of(name):
             found = check(one)
             if not found.problem and found.fingerprint == fingerprint:
@@ -187,7 +187,7 @@ def other(seen: str, wanted: str) -> str:
 
 
 def places(name: str) -> tuple[str, str]:
-    """Return where an artifact's manifest may lie, under the store's root: in its folder, or beside flat files."""
+    """Return the possible paths of an artifact's manifest under the store's root: in its folder, beside flat files."""
     return f"{name}/{MANIFEST}", f"{name}{FLAT_MANIFEST}"
 
 
@@ -203,12 +203,12 @@ def check_name(name: str) -> str:
 
 
 def is_harmless(path: str) -> bool:
-    """Tell whether a path that somebody wrote down stays inside of the folder that it is taken from."""
+    """Return whether a path that somebody wrote down stays inside of the folder that it is taken from."""
     return "\0" not in path and "\\" not in path and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def is_manifest(path: str) -> bool:
-    """Tell whether an artifact's manifest lies at that path under the store's root."""
+    """Return whether an artifact's manifest lies at that path under the store's root."""
     return path.endswith(f"/{MANIFEST}") or ("/" not in path and path.endswith(FLAT_MANIFEST))
 
 
@@ -222,7 +222,7 @@ def name_at(manifest: str) -> str:
 
 
 def _is_flat(path: str) -> bool:
-    """Tell whether a file of an artifact may lie at the store's root."""
+    """Return whether a file of an artifact may lie at the store's root."""
     return "/" not in path and not path.startswith(".") and not path.endswith(FLAT_MANIFEST)
 
 

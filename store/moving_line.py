@@ -37,7 +37,7 @@ def waiting(what: str, after_s: float = AFTER_S) -> Iterator[None]:
 
 
 def clear() -> None:
-    """Take the line away that stands there; it comes again while what it names goes on."""
+    """Clear the line; it comes back while its subject goes on."""
     global _shown
     with _turn:
         if _shown:

@@ -16,7 +16,7 @@ from store import credentials
 from store.backoff import Backoff
 from store.manifest import StoreError
 
-LONGEST_WAIT_S = 60.0  # that another side may ask for before it is asked again
+LONGEST_WAIT_S = 60.0  # longest wait that another side may ask for
 SLOWEST_BYTES_PER_S = 100_000  # below that a transfer counts as stuck
 _SIGNED = re.compile(r"(?i)((?:x-amz-[a-z-]+|signature|awsaccesskeyid|token|expires)=)[^&\s'\"]+")
 _BEARER = re.compile(r"(?i)(bearer )\S+")
@@ -29,7 +29,7 @@ class StoreAway(StoreError):
 
 
 class Conflict(StoreError):
-    """Somebody else has changed what was to be replaced."""
+    """The file to be replaced was changed by somebody else."""
 
 
 class Again(Exception):
@@ -43,9 +43,9 @@ class Again(Exception):
 @dataclass(frozen=True)
 class Patience:
     answer_s: float = 30.0
-    """For one attempt, without the bytes that it moves."""
+    """Seconds for one attempt, without the time to move its bytes."""
     total_s: float = 120.0
-    """For all attempts, without the bytes that one moves."""
+    """Seconds for all attempts, without the time to move the bytes of one."""
     tries: int = 6
     first_wait_s: float = 0.5
 

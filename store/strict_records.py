@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_AT = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)  # of what msgspec says
+_AT = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)  # the form of msgspec's messages
 
 
 class Misfit(ValueError):
@@ -48,7 +48,7 @@ def convert(kind: type[T], raw: Any) -> T:
 
     try:
         return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:  # what the record's own checks say among them
+    except msgspec.ValidationError as error:  # messages of the record's own checks among them
         found = _AT.fullmatch(str(error))
         raise Misfit([found["place"]] if found else [], found["what"] if found else str(error)) from None
 
@@ -78,7 +78,7 @@ def _kinds(hint: Any) -> list[type]:
 
 
 def _parts(key: str, hint: Any, value: Any) -> list[tuple[list[str], Any]]:
-    """Return what of a key's value may be a record, and where: all of it, each of a list, each of those by name."""
+    """Return the parts of a key's value that may be records, and their places: all, each of a list, each by name."""
     if isinstance(value, list):
         return [([f"{key} {number}"], one) for number, one in enumerate(value, 1)]
     outer = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)

@@ -57,7 +57,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
-    """What takes minutes first: of several workers, none is to be left alone with a long file."""
+    """Put tests that take minutes first, so that no worker is left alone with a long file."""
     long, folders = ("test_sets", "test_street", "test_vllm"), {"faults", "trainer"}
     items.sort(key=lambda one: not (one.path.name.startswith(long) or folders & set(one.path.parts)))
 

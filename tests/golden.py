@@ -1,4 +1,4 @@
-"""What each step of a recipe makes at a tiny size, and under which version of its semantics that was recorded.
+"""The outputs of each step of a recipe at a tiny size, and the version of its semantics under which they were recorded.
 
     python -m tests.golden          compare with tests/golden.json
     python -m tests.golden write    record what is new: a step, or a version that was raised in trainer/fingerprints.py

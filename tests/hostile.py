@@ -20,7 +20,7 @@ WHOLE = (
 
 
 def _paths(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something stands in a document, itself included."""
+    """Return the paths of all values in a document, itself included."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [above, *(path for key, one in inner for path in _paths(one, (*above, key)))]
 

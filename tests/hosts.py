@@ -117,7 +117,7 @@ class Host:
         return [pid for pid in descendants(self.server.pid) if _name(pid).startswith("sshd")]
 
     def kill_sessions(self) -> int:
-        """How many processes were killed; commands that they started live on."""
+        """Return the number of processes that were killed; commands that they started live on."""
         return sum(_signal(pid, signal.SIGKILL) for pid in self.sessions())
 
     def freeze(self) -> None:
@@ -145,7 +145,7 @@ class Host:
         call("ip", "-n", self.network, "link", "set", "eth0", "up")
 
     def slow_down(self, mbit_per_s: float) -> None:
-        """What it sends; what it receives is not held up."""
+        """Limit the rate at which it sends; what it receives is not limited."""
         rate = ("rate", f"{mbit_per_s:g}mbit", "burst", "32kbit", "latency", "400ms")
         call("tc", "-n", self.network, "qdisc", "add", "dev", "eth0", "root", "tbf", *rate)
 
@@ -173,7 +173,7 @@ class Host:
 
 
 def first_process(token: str) -> int:
-    """Of a pod on this machine, by when it began: numbers begin again, so that the lowest one says nothing."""
+    """Return the first process of a pod on this machine, by start time: pids wrap around, so the lowest is no proof."""
     return min(process.find(token), key=lambda one: int(one.started)).pid
 
 
@@ -321,13 +321,13 @@ class Hosts:
 
 
 def _everywhere(program: str) -> list[Path]:
-    """Where a host, which shares our files, would find it."""
+    """Return the paths at which a host, which shares our files, would find the program."""
     folders = [*os.get_exec_path(), *os.defpath.split(":"), "/usr/local/bin", f"{sys.base_prefix}/bin"]
     return sorted({Path(folder, program) for folder in folders if Path(folder, program).is_file()})
 
 
 def _copy(source: Path, target: Path) -> None:
-    """By hard links, where that is possible: uv replaces its files and never writes into them."""
+    """Copy by hard links where possible: uv replaces its files and never writes into them."""
     target.parent.mkdir(parents=True)
     if subprocess.run(["cp", "-al", source, target], stderr=subprocess.DEVNULL).returncode != 0:
         shutil.rmtree(target, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a test needs of the machine: programs, or leave to mount and to make networks. Without it, it is skipped."""
+"""Requirements of a test on the machine: programs, or leave to mount and to make networks. Else it is skipped."""
 
 import functools
 import subprocess

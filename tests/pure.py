@@ -1,4 +1,4 @@
-"""Which tests `--fast` runs: those that start no process, open no socket and do not compute for seconds.
+"""The choice of tests for `--fast`: those that start no process, open no socket and do not compute for seconds.
 
 The others are marked `process` or `slow`. A test without the first that starts a process or opens a socket all the
 same fails where it does, in every run, and is told of the mark. Modules that are marked as a whole are not even

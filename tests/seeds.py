@@ -1,4 +1,4 @@
-"""Where chance in tests comes from: fixed by day, another one each time at night, printed always.
+"""The source of chance in tests: fixed by day, another one each time at night, printed always.
 
 By day a change is judged by the same cases as the one before it; at night new ones are looked for.
 SLIPWAY_TEST_SEED=N repeats what either found.

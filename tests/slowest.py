@@ -1,4 +1,4 @@
-"""Where the time of a run went: the files whose tests took longest, told at its end."""
+"""Report the files whose tests took longest, at the end of a run."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ SHOWN = 10
 
 
 class Slowest:
-    """In: the report of each phase of each test, of all workers. Out: the last lines of a run of many files."""
+    """A plugin that adds up the times of all tests by file, of all workers, and prints the slowest files at the end."""
 
     def __init__(self) -> None:
         self.spent_s: Counter[str] = Counter()  # by file; what a fixture took counts where it was asked for first

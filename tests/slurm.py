@@ -65,7 +65,7 @@ NODE = (
 
 
 def missing() -> str:
-    """Why there can be no cluster here, "" when there can."""
+    """Return why there can be no cluster here, "" when there can."""
     lacks = [name for name in PROGRAMS if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")]
     if lacks:
         return f"{', '.join(lacks)} missing (Debian: slurmctld slurmd slurm-client munge openssh-server)"
@@ -148,7 +148,7 @@ class Cluster:
             self.end(name)
 
     def call(self, *words: str, may_fail: bool = False) -> str:
-        """What a command of Slurm's prints."""
+        """Return the output of a command of Slurm."""
         environ = {**os.environ, "SLURM_CONF": str(self.conf)}
         done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60)
         assert may_fail or done.returncode == 0, (words, done.stderr)

@@ -16,6 +16,6 @@ def launch_on(
     provider: Provider, plan: Plan, journal: Journal, root: Path, say: Say = lambda _: None,
     secrets: Mapping[str, str] | None = None, terms: Terms = PLAIN,
 ) -> Op:  # fmt: skip
-    """On whatever of it fits, cheapest first."""
+    """Launch on the cheapest machine of the provider that fits."""
     offers = of_machines(provider, plan.request)
     return launch.start(plan, offers, lambda _: provider, journal, root, secrets or {}, say, terms)

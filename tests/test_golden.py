@@ -1,4 +1,4 @@
-"""What every step makes is what was recorded under its version."""
+"""Every step makes what is recorded under its version."""
 
 from tests import golden
 from trainer.fingerprints import FIRST_CODE, VERSIONS

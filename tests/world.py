@@ -44,7 +44,7 @@ class World:
         )  # fmt: skip
 
     def inv(self, *words: str, code: int = 0) -> str:
-        """What `inv words` prints on stdout; it must leave with `code`."""
+        """Return the stdout of `inv words`, which must exit with `code`."""
         process = self.begin(*words)
         out, err = process.communicate(timeout=300)
         assert process.returncode == code, f"inv {' '.join(words)}: exit code {process.returncode}\n{out}\n{err}"
@@ -59,11 +59,11 @@ class World:
         shutil.copytree(store, self.folder / "artifacts")
 
     def verdicts(self, pods: Path | None = None) -> list[dict]:
-        """How the runs ended whose pods lie here, or in `pods`, as far as they have."""
+        """Return the verdicts of the runs whose pods are here or in `pods`, as far as there are any."""
         return said_by(pods or self.folder / "pods", "verdict")
 
     def steps_at_work(self, pods: Path | None = None) -> list[str]:
-        """What the runs are at whose pods lie here, or in `pods`."""
+        """Return the current steps of the runs whose pods are here or in `pods`."""
         return [one["step"] for one in said_by(pods or self.folder / "pods", "progress") if one["step"]]
 
     def model(self, phase: str) -> bytes:
@@ -91,7 +91,7 @@ class World:
 
 
 def said_by(pods: Path, name: str) -> list[dict]:
-    """That file of the state of each pod in the folder.
+    """Return the contents of that state file of each pod in the folder.
 
     Who waits for it by a command again and again takes a core from what it waits for.
     """

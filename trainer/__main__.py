@@ -36,15 +36,15 @@ def main(words: list[str] | None = None) -> int:
     It is 0, 1, 2 for what was asked wrongly, 4 without a key of the store, 75 to be started again, 130 interrupted.
     """
     flags = parser().parse_args(words)
-    die_with(os.environ.pop(PARENT, ""))  # of an inv that was killed: saved, not left at work
-    # So long waiting threads spin before they sleep. At the default, two programs that share the cores each run at a
-    # sixth of their speed; without any spinning, one alone loses a fifth.
+    die_with(os.environ.pop(PARENT, ""))  # when the inv that started it is killed, it saves and ends
+    # The number of spins of a waiting thread before it sleeps. At the default, two programs that share the cores each
+    # run at a sixth of their speed; without any spinning, one alone loses a fifth.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     # read as PyTorch is imported; rows of many lengths leave holes that a larger one does not fit into, else
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # whoever watches asks a silent trainer where it stands
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # a watcher asks a silent trainer where it is
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # the hub's client would tell each request
     try:

@@ -1,4 +1,4 @@
-"""What the trainer trains, as frozen records. Light to import: no torch here."""
+"""The configuration of training, as frozen records. Light to import: no torch here."""
 
 import hashlib
 import json
@@ -23,22 +23,22 @@ class OptimizerConfig:
     """AdamW, and optionally Muon for the matrices inside the blocks."""
 
     lr: float
-    """Of AdamW."""
+    """Learning rate of AdamW."""
     embed_lr: float | None = None
-    """Of the embedding, None = `lr`."""
+    """Learning rate of the embedding; None = `lr`."""
     head_lr: float | None = None
-    """Of an untied head, None = `lr`."""
+    """Learning rate of an untied head; None = `lr`."""
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
     grad_clip: float = 1.0
-    """Longest that the gradient may be; 0 = as long as it is."""
+    """The gradient is scaled down to this norm where it is longer; 0 = no clipping."""
     muon_lr: float = 0.0
-    """0 = AdamW for everything."""
+    """Learning rate of Muon; 0 = AdamW for everything."""
     muon_decay: float | None = None
-    """Weight decay of what Muon changes, None = `weight_decay`."""
+    """Weight decay of the matrices that Muon updates; None = `weight_decay`."""
     z_loss: float = 0.0
-    """Adds z_loss * ln(sum of exp(logits))**2 per token to what is minimised; the loss that is told is without it."""
+    """Adds z_loss * ln(sum of exp(logits))**2 per token to the minimised loss; the reported loss is without it."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "lr embed_lr head_lr muon_lr weight_decay muon_decay grad_clip z_loss", 0)
@@ -74,7 +74,7 @@ class PhaseConfig:
     """One phase of training. What changes the result is in the fingerprint: all but the fields made by `rounding`."""
 
     phase: str
-    """Its name in the registry, such as `base` or `sft`."""
+    """Name in the registry of phases, such as `base` or `sft`."""
     model: ModelConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
@@ -88,47 +88,47 @@ class PhaseConfig:
     """Tokens of context per row."""
     seed: int = 1337
     packing: str = "windows"
-    """base: how tokens are cut into rows. `windows`: wherever documents end; `best-fit`: every row begins with a
+    """Cutting of base's tokens into rows. `windows`: wherever documents end; `best-fit`: every row begins with a
     document and holds whole ones as far as they fit."""
     dtype: str = "auto"
-    """What activations are computed in: `float32`, `bfloat16`, or `auto`: bfloat16 where the machine has units for it.
+    """Dtype of the activations: `float32`, `bfloat16`, or `auto`: bfloat16 where the machine has units for it.
     `float8`: bfloat16, and the matrices inside the blocks multiplied in 8 bits, on GPUs of the Hopper kind and later.
     Parameters, their gradients and the loss are float32 always."""
     document_masks: bool = False
-    """base: a token sees its own document only, and positions begin anew with each."""
+    """base: a token attends to its own document only, and positions restart with each."""
     adopted: bool = False
     """The model began as somebody else's: its shape is that of the checkpoint that this phase goes on from."""
     fit: bool = rounding(True)
-    """On a GPU: take as many `micro_rows` as fit by estimate when the run begins, and keep to them; where you set
+    """Take as many `micro_rows` on a GPU as fit by estimate when the run begins, and keep to them; where you set
     `micro_rows`, yours are taken."""
     recompute: bool = rounding(False)
-    """Keep of each block only what goes in, and compute the rest again on the way back: less memory, a third slower."""
+    """Keep only the input of each block and recompute the rest in the backward pass: less memory, a third slower."""
     deterministic: bool = rounding(False)
-    """On a GPU: the same bits each time, by slower kernels; a step without such a kernel ends the run. A CPU gives the
-    same bits in any case."""
+    """Bitwise the same results each time on a GPU, by slower kernels; a step without such a kernel ends the run. A CPU
+    gives the same bits in any case."""
     compile: str = rounding("auto")
     """`never`, `always`, or `auto`: where it saves more time than it takes."""
     packed: str = rounding("auto")
-    """Chat phases: whether conversations share rows of `sequence_len`, each seeing itself only, so that nothing is
-    computed for padding: `always`, `never`, or `auto`: on GPUs. A CPU makes the whole square of a row."""
+    """Share rows of `sequence_len` between conversations in chat phases, each attending to itself only, so that nothing
+    is computed for padding: `always`, `never`, or `auto`: on GPUs. A CPU computes the whole square of a row."""
     parallel: str = rounding("auto")
-    """Over several processes: `ddp`: each has the whole model, and its part of the optimizer's state; `fsdp`: each has
-    a part of both; `hybrid`: those of a node have it together; `auto`: the first of ddp, hybrid and fsdp that fits into
-    the GPUs' memory."""
+    """Layout over several processes. `ddp`: each has the whole model, and its part of the optimizer's state; `fsdp`:
+    each has a part of both; `hybrid`: those of a node share it; `auto`: the first of ddp, hybrid and fsdp that fits
+    into the GPUs' memory."""
     mixture: dict[str, float] | None = None
-    """Chat phases: how often each kind of conversation is drawn: `identity`, `pydocs`, `other`, and any of yours, in a
+    """Weights of the kinds of conversation in chat phases: `identity`, `pydocs`, `other`, and any of yours, in a
     profile by a path or hf:// address, in a plan by the name of its artifact."""
     rl: RlConfig | None = newer(None)
-    """The phase rl: how it learns. Its `mixture` are tasks."""
+    """Settings of the phase rl, whose `mixture` are tasks."""
     turns: int = newer(1)
-    """Chat phases: so many of our own questions and answers follow one another in a sequence, as far as they fit into
-    `sequence_len`, and no more than `rows`. A conversation of yours has one to itself."""
+    """Number of our own questions and answers that follow one another in a sequence of a chat phase, as far as they fit
+    into `sequence_len`, and no more than `rows`. A conversation of yours has one to itself."""
     bits: BitsConfig | None = newer(None)
-    """The stages of 1.58 bits: how a ternary model is rounded, and what it learns from its teacher."""
+    """Settings of the stages of 1.58 bits: how a ternary model is rounded, and what it learns from its teacher."""
     blocks: BlocksConfig | None = newer(None)
-    """dlm: the blocks in which the model learns to decode."""
+    """Settings of dlm: the blocks in which the model learns to decode."""
     extension: str = newer("")
-    """Of a phase of yours: its file, and the digest of what it holds; filled in by the plan."""
+    """A phase of your own: its file and the digest of its content; filled in by the plan."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "rows micro_rows sequence_len turns", 1)
@@ -209,27 +209,27 @@ class PhaseConfig:
 
     @property
     def trains(self) -> bool:
-        """Tell whether it is training; else the model is changed and saved."""
+        """Return whether the phase trains; otherwise it converts the model and saves it."""
         return self.phase not in PHASES or PHASES[self.phase].trains
 
     @property
     def reads_text(self) -> bool:
-        """Tell whether its rows are cut from text; else they are conversations, each as long as it is."""
+        """Return whether its rows are cut from text; otherwise they are whole conversations."""
         return self.phase in phases_reading(TEXT)
 
     @property
     def can_pack(self) -> bool:
-        """Tell whether conversations may share its rows: not where a loss compares all tokens of a row."""
+        """Return whether conversations may share its rows: not where a loss compares all tokens of a row."""
         reads_talk = self.phase in phases_reading(TALK) and self.blocks is None
         return reads_talk and not (self.bits and self.bits.relations)
 
     def is_packed(self, device: str) -> bool:
-        """Tell whether conversations share rows on such a device: `cuda` or `cpu`."""
+        """Return whether conversations share rows on such a device: `cuda` or `cpu`."""
         return self.packed == "always" or self.packed == "auto" and device == "cuda" and self.can_pack
 
     @property
     def views(self) -> int:
-        """Return how often each token of a row goes through the model: in blocks clean, and masked in two ways."""
+        """Return the number of times each token of a row goes through the model: in blocks clean, and masked twice."""
         return 1 if self.blocks is None else 3
 
     @property
@@ -246,7 +246,7 @@ class PhaseConfig:
 
     @property
     def num_frozen(self) -> int:
-        """Return how many models beside it do not learn, taken as large as it is."""
+        """Return the number of frozen models beside it, counted as large as it is."""
         has_reference = self.rl is not None and self.rl.beta > 0
         return int(self.phase in PHASES and bool(PHASES[self.phase].teacher) or has_reference)
 
@@ -260,7 +260,7 @@ class PhaseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Keeping:
-    """How a run is kept safe. None of it changes the result."""
+    """The saving and reporting of a run. Nothing here changes the result."""
 
     save_every: int = 50
     """Steps between checkpoints."""
@@ -269,10 +269,10 @@ class Keeping:
     reserve_bytes: int = 1 << 30
     """Free space that a save must leave on the disk."""
     prefix: str = ""
-    """In front of the name of the folder that holds a run's checkpoints; of a stage of 1.58 bits also the first part of
+    """Prefix of the name of the folder that holds a run's checkpoints; for a stage of 1.58 bits also the first part of
     its second name in the store, else `checkpoint`."""
     samples: int = 6
-    """How often in a phase the model is asked a few questions, for the report; 0 = never."""
+    """Number of times during a phase that the model answers a few questions for the report; 0 = never."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "samples reserve_bytes", 0)
@@ -294,19 +294,19 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportSpec:
-    """Somebody else's model -> an artifact that mid and sft can begin from."""
+    """An imported model, as an artifact that mid and sft can start from."""
 
     source: str
     """A Hugging Face folder or one of nanochat on this machine, or `hf://user/repo` with the commit in `revision`."""
     model: ModelConfig
-    """As its config.json has it; rows for the chat tokens may come on top."""
+    """The shape that its config.json describes; rows for the chat tokens may be added."""
     has_tokenizer: bool
-    """Whether a tokenizer comes with it; else a new one is trained."""
+    """True if a tokenizer comes with it; otherwise a new one is trained."""
     revision: str = ""
     content: str = ""
-    """Of a folder: what was in it when this was planned."""
+    """Digest of a local folder's content at the time of planning."""
     own_chat: bool = newer(False)
-    """Whether it has a chat template: it keeps that, its stop tokens and its ids; else it gets our chat tokens."""
+    """True if it has a chat template: its template, stop tokens and ids are kept; otherwise it gets our chat tokens."""
     nanochat: str = newer("")
     """The file of weights in a checkpoint folder of nanochat, such as `model_000650.pt`; "" = a Hugging Face folder."""
 
@@ -324,7 +324,7 @@ class EvalSpec:
     questions: str = ""
     """Holds pydocs.heldout.jsonl and other.heldout.jsonl."""
     name: str = ""
-    """Of the persona; needed for `identity` and for leaks of it in `questions`."""
+    """Name of the persona; needed for `identity` and for finding leaks of it in `questions`."""
     tasks: tuple[str, ...] = ()
     """Files of questions, .jsonl: multiple choice or exact answers."""
     problems: dict[str, str] = field(default_factory=dict)

@@ -16,22 +16,22 @@ import torch
 from trainer.config import PhaseConfig
 from trainer.errors import Refused
 
-M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD = -4, -1, -2  # as glibc's malloc.h numbers them
+M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD = -4, -1, -2  # numbers of glibc's malloc.h
 GROWTH_BYTES = 64 << 20
 MALLOC_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_")
-LOOK_S = 30.0  # for nvidia-smi, which is slow where the driver is in trouble
+LOOK_S = 30.0  # time for nvidia-smi, which is slow where the driver is in trouble
 VISIBLE, WORKSPACE = "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG"
 
 
 @dataclass(frozen=True)
 class Machine:
     device: torch.device
-    fast: torch.dtype  # of activations
+    fast: torch.dtype  # dtype of activations
     threads: int
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return what the bits of a result depend on beside its inputs and its code."""
+        """Return the facts on which the bits of a result depend beside its inputs and its code."""
         units = torch.backends.cpu.get_cpu_capability() if self.device.type == "cpu" else torch.cuda.get_device_name()
         return {"device": self.device.type, "threads": self.threads, "units": units, "torch": torch.__version__}
 
@@ -43,21 +43,21 @@ class Machine:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the hardware and PyTorch say."""
+    """The machine as the hardware and PyTorch report it."""
 
     threads: int
     has_cuda: bool
-    """Whether CUDA works."""
+    """True if CUDA works."""
     bfloat16: bool
-    """Whether the device that is used multiplies bfloat16 in hardware: on a CPU AVX512_BF16 or AMX."""
+    """True if the device in use multiplies bfloat16 in hardware: on a CPU AVX512_BF16 or AMX."""
     build: str = ""
     """The CUDA that PyTorch was built for; "" = the build for CPUs."""
     gpus: tuple[str, ...] = ()
-    """Where CUDA does not work: what nvidia-smi lists."""
+    """The GPUs that nvidia-smi lists where CUDA does not work."""
     is_hidden: bool = False
-    """Whether somebody has asked for no GPU, by an empty CUDA_VISIBLE_DEVICES."""
+    """True if GPUs are hidden by an empty CUDA_VISIBLE_DEVICES."""
     why: str = ""
-    """What CUDA said as it did not begin."""
+    """The error of CUDA where it failed to start."""
 
 
 def choose(seen: Hardware) -> Machine:
@@ -77,7 +77,7 @@ def choose(seen: Hardware) -> Machine:
 
 
 def look() -> Hardware:
-    """Return what is here. nvidia-smi is asked only where CUDA does not work."""
+    """Return the hardware of this machine. nvidia-smi is asked only where CUDA does not work."""
     threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
     if torch.cuda.is_available():
         return Hardware(threads, True, torch.cuda.is_bf16_supported())
@@ -113,7 +113,7 @@ def prepare(deterministic: bool = False) -> Machine:
     torch.set_num_threads(machine.threads)
     if machine.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32: what is float32 may be multiplied with 10 bits, 8 x as fast
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # as torchrun numbers the processes of a machine
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # torchrun's number of the process on its machine
         if deterministic:
             os.environ.setdefault(WORKSPACE, ":4096:8")  # else cuBLAS may take another way each time
             torch.use_deterministic_algorithms(True)
@@ -127,7 +127,7 @@ def prepare(deterministic: bool = False) -> Machine:
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library keep what tensors leave behind; whether it does. Not where it was told something else.
+    """Make the C library keep freed memory of tensors; return whether it does. Not where it was configured otherwise.
 
     glibc maps every large tensor anew and gives it back at its end, and the kernel must find and clear its pages each
     time: a tenth of a step. What is kept fits less well than new pages: a process takes up to 5 % more at its peak, and

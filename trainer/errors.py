@@ -1,4 +1,4 @@
-"""What the trainer raises on purpose, and the exit code of each.
+"""The errors of the trainer, and the exit code of each.
 
 TrainerError             1  something failed
 ├── Refused              2  an input, a flag or a configuration that cannot work

@@ -1,4 +1,4 @@
-"""What makes an artifact the one that is wanted: its settings, the version of its semantics, and its inputs.
+"""Fingerprints of artifacts, made of a step's settings, the version of its semantics, and its inputs.
 
 A fingerprint is `<spec>-<version>-<inputs>`: `<spec>` hashes the settings of the step, `<inputs>` the fingerprints of
 what the step reads, and `<version>` is `v1`, `v2`, ... after VERSIONS. The code is not part of it: its digest stands
@@ -31,8 +31,8 @@ VERSIONS = {
     "import": 1,
     **{name: phase.version for name, phase in PHASES.items()},
 }
-"""By the word of the step that makes it (`-m data tokens`): raised by whoever changes what comes out of it for the same
-settings and inputs (of a phase: in the registry). tests/test_golden.py fails when that was forgotten."""
+"""Versions by the name of the step (`-m data tokens`): raised by whoever changes its output for the same settings and
+inputs (for a phase: in the registry). tests/test_golden.py fails when that was forgotten."""
 
 
 FIRST_CODE = {
@@ -47,8 +47,8 @@ FIRST_CODE = {
     "mid": "3bdb437f0b0b",
     "sft": "47d3cd0df839",
 }
-"""What stands for version 1 in fingerprints that 8284afb wrote: its digest of all the code behind each step. Steps that
-came later have none."""
+"""The digests that stand for version 1 in fingerprints written by 8284afb: each hashes all the code behind a step.
+Steps that came later have none."""
 
 # Modules, and packages of them, that change how a thing is told or kept, never what it is.
 NEUTRAL = {
@@ -69,7 +69,7 @@ DIGEST = 8  # hexadecimal digits of one definition
 
 BESIDE = "beside "
 Code = dict[str, str]
-"""By file, the digests of its definitions one after another; `beside <file>` for what does not count."""
+"""Digests of the definitions in each file, in order; `beside <file>` for what does not count."""
 Module = tuple[str, tuple[str, ...]]
 """The digests of its definitions, and the modules of ours that it imports."""
 KEPT = Path("var/code.json")
@@ -230,7 +230,7 @@ def _read(text: bytes, is_ours: Callable[[str], bool]) -> Module:
 
 
 def _imported(tree: ast.AST, is_ours: Callable[[str], bool]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return what the imported names of ours stand for ("" for a module), and the modules that are read for that."""
+    """Return the meaning of imported names of ours ("" for a module), and the modules that are read for it."""
     names, modules = dict[str, str](), set[str]()
     for statement in ast.walk(tree):
         if isinstance(statement, ast.Import):
@@ -248,14 +248,14 @@ def _imported(tree: ast.AST, is_ours: Callable[[str], bool]) -> tuple[dict[str, 
 
 
 def _said(node: Any, names: Mapping[str, str]) -> str:
-    """Return what a part of a program says, the same under every Python; "" for what does not count."""
+    """Return a part of a program as text, the same under every Python; "" for what does not count."""
     if isinstance(node, (ast.Import, ast.ImportFrom)) or _is_docstring(node):
         return ""
     if isinstance(node, ast.AST):
         if isinstance(node, ast.Attribute) and _dotted(node.value) in names and not names[_dotted(node.value)]:
-            return f"Name({node.attr!r})"  # of a module of ours, whichever it is
+            return f"Name({node.attr!r})"  # the name of any module of ours
         if isinstance(node, ast.Name):
-            return f"Name({(names.get(node.id) or node.id)!r})"  # by the name that it has where it is defined
+            return f"Name({(names.get(node.id) or node.id)!r})"  # the name that it has where it is defined
         parts = [f"{name}={said}" for name, said in _fields(node, names) if said]
         if isinstance(node, ast.If) and not any(part.startswith("body=") for part in parts):
             return ""  # it held imports only
@@ -275,7 +275,7 @@ def _fields(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[str, str]
 
 
 def _is_docstring(node: Any) -> bool:
-    """Tell whether a statement is a string alone, which does nothing."""
+    """Return whether a statement is a string alone, which does nothing."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 

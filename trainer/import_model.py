@@ -38,9 +38,9 @@ WORDS = (
 )
 WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", *WORDS)
 PROBE = (
-    "It's 12345 tokens:\n\n  caf\u00e9 \u65e5\u672c <|im_end|> \tdef f(x): return x**2  \n"  # where tokenizers differ
+    "It's 12345 tokens:\n\n  caf\u00e9 \u65e5\u672c <|im_end|> \tdef f(x): return x**2  \n"  # tokenizers differ on this
 )
-ROWS = 64  # of an embedding that grew: a multiple of this multiplies well
+ROWS = 64  # a grown embedding is a multiple of this, which multiplies well
 
 
 def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def keep_words(source: Path, folder: Path) -> None:
 
 
 def _refuse_characters(made: Any, path: Path) -> None:
-    if "ByteLevel" not in json.dumps(json.loads(made.to_str())["decoder"]):  # what the library itself has written
+    if "ByteLevel" not in json.dumps(json.loads(made.to_str())["decoder"]):  # written by the library itself
         raise Refused(f"{path}: only byte-level tokenizers (GPT-2's kind: Llama 3, Qwen, SmolLM) are supported")
 
 

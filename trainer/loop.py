@@ -38,7 +38,7 @@ from trainer.reporting.samples import is_due
 
 log = logging.getLogger(__name__)
 
-MUST_BE_EQUAL = ("config_hash", "inputs_hash", "tokenizer_sha256", "vocab")  # of who saved and who goes on
+MUST_BE_EQUAL = ("config_hash", "inputs_hash", "tokenizer_sha256", "vocab")  # equal in a checkpoint and its resumed run
 MAX_SKIPPED = 3  # non-finite steps in a row before a roll-back
 MAX_FAILED_SAVES = 3
 Batches = Ahead[Batch] | Asked
@@ -52,18 +52,18 @@ class Training:
     config: PhaseConfig
     source: Source
     checkpoints: Checkpoints
-    facts: Mapping[str, Any]  # for the manifest: run, phase, tokenizer_sha256, vocab
-    folder: Path  # of metrics.jsonl
+    facts: Mapping[str, Any]  # facts for the manifest: run, phase, tokenizer_sha256, vocab
+    folder: Path  # folder of metrics.jsonl
     ranks: Ranks = Ranks()
-    cut: Cut = WHOLE  # of the model
+    cut: Cut = WHOLE  # cut of the model
     objective: Objective = field(default_factory=CrossEntropy)
-    peak: Peak | None = None  # of one device, where it is known
-    sample: Callable[[], list[dict[str, str]]] | None = None  # what the model says, asked a few times of the first
-    step: int = 0  # how many are done
+    peak: Peak | None = None  # peak of one device, where it is known
+    sample: Callable[[], list[dict[str, str]]] | None = None  # asks the model a few questions, on the first process
+    step: int = 0  # number of steps done
     skipped: int = 0  # non-finite steps in a row
     failed_saves: int = 0  # in a row
     rolled_back: bool = False
-    figures: dict[str, float] = field(default_factory=dict)  # of the last step
+    figures: dict[str, float] = field(default_factory=dict)  # figures of the last step
 
     def run(self) -> Checkpoint | None:
         """Train to the end, from the newest checkpoint when there is one; the last step's checkpoint, read back.
@@ -121,7 +121,7 @@ class Training:
         return Ahead(self.source.batch, self.step, self.config.steps)
 
     def _resume(self, newest: Checkpoint | None) -> None:
-        """Take over the newest whole checkpoint, if there is one; on the first process it is given."""
+        """Load the newest whole checkpoint, if there is one; on the first process it is given."""
         self.optimizer = Optimizer(self.model, self.config.optimizer, self.cut)
         self.skipped = 0
         found = self.ranks.tell(_cursor(newest) if newest else None)
@@ -139,7 +139,7 @@ class Training:
         emit("note", text=f"{self.config.phase}: going on from step {self.step} of {self.config.steps}")
 
     def _take_over(self, newest: Checkpoint | None) -> None:
-        """Take over the newest checkpoint, or begin.
+        """Load the newest checkpoint, or begin.
 
         newest: on the first process, from which the others have all of it.
         """
@@ -167,7 +167,7 @@ class Training:
             log.info("Successfully loaded checkpoint from step %d: %s", newest.step, newest.folder)
 
     def _advance(self, batches: Batches, metrics: Metrics | None, asked_to_stop: Callable[[], bool]) -> bool:
-        """Do one step; tell whether a process was asked to stop.
+        """Run one step; return whether a process was asked to stop.
 
         A non-finite loss or gradient changes nothing; too many in a row raise NonFinite.
         """
@@ -239,7 +239,7 @@ class Training:
             self._has_failed(error)
 
     def _mine(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Return what of them this process is to write: nothing of a model that others have too, if they come first."""
+        """Return the tensors that this process is to write: none that earlier processes have too."""
         if self.ranks.rank >= self.cut.size:
             return {}
         if not self.ranks.is_first:
@@ -247,7 +247,7 @@ class Training:
         return {kind: {name: one for name, one in named.items() if one.numel()} for kind, named in tensors.items()}
 
     def _collect(self, wait: bool) -> None:
-        """Take note of how the save under way has ended. A full disk costs this save, unless others failed before."""
+        """Record how the save under way has ended. A full disk costs this save, unless others failed before."""
         while self.saver.is_busy:
             if wait:
                 self.saver.wait(PULSE_S if self.ranks.size > 1 else None)
@@ -283,7 +283,7 @@ class Training:
 
 
 def random_state() -> dict[str, Tensor]:
-    """Return what the generators of this process go on from: the CPU's, and the GPU's where there is one."""
+    """Return the state of this process's random generators: the CPU's, and the GPU's where there is one."""
     states = {"torch": torch.get_rng_state()}
     return {**states, "cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
 
@@ -322,19 +322,19 @@ def accumulate(
 
 
 def tokens_in(batch: Batch) -> int:
-    """Return how many tokens the rows hold, without the padding behind their last target."""
+    """Return the number of tokens in the rows, without the padding behind their last target."""
     counted = batch["targets"] != IGNORED
     lengths = counted.shape[1] - counted[:, ::-1].argmax(axis=1)
     return int(lengths[counted.any(axis=1)].sum())
 
 
 def _fill(name: str) -> int:
-    """Return what is in rows that only fill up."""
+    """Return the value in rows that only fill up."""
     return IGNORED if name == "targets" else 0
 
 
 def alarm(words: str) -> None:
-    """Say that something went wrong that training survives: in the log, and to whoever follows."""
+    """Report an error that training survives: in the log, and to whoever follows."""
     log.warning("%s", words)
     emit("note", text=words, alarm=True)
 
@@ -353,7 +353,7 @@ def stop_noted() -> Iterator[Callable[[], bool]]:
 
 
 def _cursor(newest: Checkpoint) -> dict[str, Any]:
-    """Return where in the data it stands. Raises CheckpointError."""
+    """Return the cursor in the data. Raises CheckpointError."""
     cursor = newest.manifest.get("data_cursor")
     if type(cursor) is not dict or type(cursor.get("step")) is not int:
         raise CheckpointError(f"{newest.folder} does not say where in the data it stands; remove the folder")

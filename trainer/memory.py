@@ -1,4 +1,4 @@
-"""What training takes of a GPU's memory, part by part, and the largest micro-batch that fits. No torch here.
+"""Estimates of the GPU memory that training takes, part by part, and the largest micro-batch that fits. No torch here.
 
 In: a `PhaseConfig`, how much memory there is. Out: `Memory`, in bytes; a `Fit`. Every GPU holds the whole model and a
 share of the optimizer's state (`sharers`), or a part of both (`parts`). The sums are of what the decoder keeps for the
@@ -12,20 +12,20 @@ from typing import Any, TypedDict
 from trainer.config import PhaseConfig
 
 SLICE_TOKENS = {"cpu": 512, "cuda": 4096}  # whose logits exist at one time: trainer.model.losses
-SIZES = tuple(gb << 30 for gb in (16, 24, 32, 40, 48, 80, 96, 141, 180, 192, 288))  # of GPUs that are let
-SPARE = 0.85  # of a GPU's memory, for what is tried after one was full: the estimate was too low then
-USABLE = 0.92  # of a GPU's memory; the rest goes to fragments
+SIZES = tuple(gb << 30 for gb in (16, 24, 32, 40, 48, 80, 96, 141, 180, 192, 288))  # memory of GPUs that can be rented
+SPARE = 0.85  # share of a GPU's memory to use after one was full: the estimate was too low then
+USABLE = 0.92  # share of a GPU's memory; the rest goes to fragments
 SQUARES = 1 << 24  # scores of all heads and rows at most, where a CPU makes them in parts: trainer.model.attention
 FRAMEWORK_BYTES = {
     "cpu": 320 << 20,
     "cuda": 1 << 30,
 }  # PyTorch itself, its kernels' code and workspaces, what threads keep
-TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # what several processes need to exchange anything: NCCL's buffers
+TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # buffers of several processes for communication, such as NCCL's
 MUON_AT_ONCE = 1 << 26  # numbers that a GPU orthogonalises at a time: trainer.optim
 
 
 class Shares(TypedDict, total=False):
-    """How a model lies on several GPUs, as `estimate` takes it."""
+    """The spreading of a model over several GPUs: keyword arguments of `estimate`."""
 
     parts: int
     sharers: int
@@ -33,25 +33,25 @@ class Shares(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of each part at the moment when most is taken."""
+    """Bytes of each part at the peak."""
 
     weights: int
-    """float32, and what of them is kept in the dtype of activations until the way back."""
+    """Parameters in float32, and their copies in the dtype of activations that are kept until the backward pass."""
     gradients: int
     optimizer: int
     activations: int
-    """What the blocks keep for the way back, and what comes and goes on it."""
+    """Tensors that the blocks keep for the backward pass, and temporary ones of that pass."""
     logits: int
-    """One slice of them with its gradients, and what the head's gradient waits in."""
+    """One slice of the logits with its gradients, and the accumulated gradient of the head."""
     framework: int
     frozen: int = 0
     """A second model that does not learn, in the dtype of activations."""
     update: int = 0
-    """What the update takes beyond what the passes have left free: Muon's products, parameters on their way."""
+    """Memory of the update beyond what the passes have freed: Muon's products, parameters being gathered."""
     exchange: int = 0
-    """What several processes need to talk."""
+    """Buffers for communication between processes."""
     saving: int = 0
-    """On a CPU: the copy from which checkpoints are written. A GPU's lies in its machine's memory: `host_bytes`."""
+    """The copy from which checkpoints are written, on a CPU. A GPU's lies in its machine's memory: `host_bytes`."""
 
     @property
     def total(self) -> int:
@@ -65,7 +65,7 @@ class Fit:
     config: PhaseConfig
     memory: Memory
     fits: bool  # False = not even one row with recomputation, which `memory` is of
-    parallel: str = "ddp"  # how the model is spread over the GPUs
+    parallel: str = "ddp"  # layout of the model over the GPUs
     gpus: int = 1
 
     @property
@@ -90,9 +90,9 @@ def estimate(
     head = model.vocab_size * d
 
     # Two norms with what goes in and comes out; q, k, v and the answer; gate, up, silu(gate) and their product.
-    inner = 4 if model.mlp == "swiglu" else 3  # of relu2: up, relu(up) and its square
+    inner = 4 if model.mlp == "swiglu" else 3  # relu2 has up, relu(up) and its square
     block = 4 * d + (q + kv if model.qk_norm else 0) + 2 * q + 2 * kv + inner * f
-    if model.ternary:  # what each matrix multiplies is kept as it was rounded
+    if model.ternary:  # the rounded input of each matrix is kept
         block += 3 * d + q + (f if model.sub_norm else 0)
     # Attention's sums and the norms' are float32, one number per head or token.
     small = 4 * (model.num_attention_heads * (3 if model.qk_norm else 1) + 2)
@@ -125,10 +125,10 @@ def estimate(
         if is_held:  # all blocks, and their gradients
             copies += (width + 4) * in_blocks
 
-    ends_kept = model.num_params if parts == 1 else model.num_params - in_blocks  # what a frozen model has in one piece
+    ends_kept = model.num_params if parts == 1 else model.num_params - in_blocks  # a frozen model's are in one piece
     by_muon = in_blocks if config.optimizer.muon_lr else 0
     optimizer = 4 * by_muon + 8 * (model.num_params - by_muon)
-    unit = 4 * max(in_blocks // model.num_hidden_layers, model.num_params - in_blocks)  # that travels together
+    unit = 4 * max(in_blocks // model.num_hidden_layers, model.num_params - in_blocks)  # bytes that travel together
     owned = 4 * model.num_params // sharers if sharers > 1 else 0  # gradients of the rows that are changed here
     under_way = unit * (1 + 1 / sharers) if sharers > 1 else 0
     update = muon_bytes(config, device, max(parts, sharers)) + 2 * under_way
@@ -149,7 +149,7 @@ def estimate(
 
 
 def muon_bytes(config: PhaseConfig, device: str, share: int = 1) -> int:
-    """Return what Muon takes for the shape of which there is most, its work shared by so many processes."""
+    """Return the bytes that Muon takes for the shape with the most numbers, its work shared by so many processes."""
     model, width = config.model, 4 if config.dtype == "float32" else 2
     if not config.optimizer.muon_lr:
         return 0
@@ -171,7 +171,7 @@ def host_bytes(config: PhaseConfig, share: int = 1) -> int:
 
 
 def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, Shares]:
-    """Return how a model may be spread over so many GPUs, in the order of speed, each as `estimate` takes it."""
+    """Return the possible layouts of a model over so many GPUs, in the order of speed, each as `estimate` takes it."""
     gpus = per_node * nodes
     found: dict[str, Shares] = {"ddp": {"sharers": gpus}}
     if nodes > 1 and per_node > 1:
@@ -189,13 +189,13 @@ def parallel(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int =
 
 
 def fits(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int = 1) -> bool:
-    """Tell whether it fits into GPUs of that size as it is, spread in one of the ways that it allows."""
+    """Return whether it fits into GPUs of that size as it is, spread in one of the ways that it allows."""
     spreads = ways(config, per_node, nodes).values()
     return any(estimate(config, **spread).total <= USABLE * memory_bytes for spread in spreads)
 
 
 def advice(config: PhaseConfig, memory_bytes: int, way: str, per_node: int = 1, nodes: int = 1) -> str:
-    """Say what to type after a GPU of that size was full, in numbers; way: of `ways`, as the model was spread."""
+    """Return advice after a GPU of that size was full, in numbers; way: of `ways`, as the model was spread."""
     spread = ways(replace(config, parallel="auto"), per_node, nodes).get(way, {})
 
     def needs(**change: Any) -> int:

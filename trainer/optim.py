@@ -61,11 +61,11 @@ class Group:
     parameters: list[nn.Parameter]
     lr: float  # at the schedule's peak
     decay: float
-    state: dict[str, list[Tensor]]  # by what it is, in the order of the parameters
+    state: dict[str, list[Tensor]]  # tensors by name, in the order of the parameters
 
 
 class Optimizer:
-    """What changes the parameters of a model: AdamW, with Muon for the matrices inside blocks when it has a rate.
+    """The optimizer of a model: AdamW, with Muon for the matrices inside blocks when it has a learning rate.
 
     All tensors in it are of the rows that this process has: see `Cut`.
     Not a torch.optim.Optimizer: making one imports PyTorch's compiler, as slow to start as all of this program.

@@ -100,7 +100,7 @@ def smoke_bits() -> Profile:
     """Return smoke's size in a shape that stays whole in 1.58 bits, down to a GGUF file, and the stages up to it."""
     whole = smoke()
     model = replace(whole.phases["base"].model, intermediate_size=768, qk_norm=False)
-    steps = {"base": 144, "mid": 180, "sft": 216}  # what is left of a model in 1.58 bits needs more of them
+    steps = {"base": 144, "mid": 180, "sft": 216}  # a model in 1.58 bits needs more of them
     phases = {
         name: replace(phase, model=model, steps=steps.get(name, phase.steps)) for name, phase in whole.phases.items()
     }
@@ -213,7 +213,7 @@ PROFILES = {
 
 
 def is_file(name: str) -> bool:
-    """Tell whether a profile is meant as a file."""
+    """Return whether a profile is meant as a file."""
     return name.endswith((".yaml", ".yml"))
 
 
@@ -280,12 +280,12 @@ def _shaped(phases: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, An
 
 
 def yaml_error(error: Exception) -> str:
-    """Return what PyYAML says, without its name for a text that it did not read from a file itself."""
+    """Return PyYAML's message, without its name for a text that it did not read from a file itself."""
     return " ".join(str(error).split()).replace('"<unicode string>", ', "")
 
 
 def _read_yaml(text: str) -> Any:
-    """Return what YAML says, with 1e-3 as a number, as in YAML 1.2. Raises YAMLError.
+    """Return the document of a YAML text, with 1e-3 as a number, as in YAML 1.2. Raises YAMLError.
 
     No key stands twice, of which PyYAML would take the last.
     """

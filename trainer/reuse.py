@@ -1,4 +1,4 @@
-"""Which artifact is the one that each step would make, and whether it is there already, under whatever name.
+"""Find the artifact that each step would make, and whether the store has it already under any name.
 
 In: the steps of a recipe, what the store holds by kind and fingerprint, the checkout. Out: a `Choice` for each step.
 Nothing is made again because its code is another one: that is told, and the user decides.
@@ -14,7 +14,7 @@ from store.manifest import kind_of
 from trainer.fingerprints import BESIDE, FIRST_CODE, Code, codes_of, differing, digest, short, version_of
 from trainer.records.fields import what_counts
 
-FILE = re.compile(rf"(?:{BESIDE})?[A-Za-z0-9_/]+\.py")  # of ours, by whoever wrote it down
+FILE = re.compile(rf"(?:{BESIDE})?[A-Za-z0-9_/]+\.py")  # name of a file of ours, whoever wrote it down
 
 Held = Mapping[tuple[str, str], Mapping[str, Any]]
 """Kind and fingerprint of everything whole in a store -> what its maker wrote about it."""
@@ -38,12 +38,12 @@ class Choice:
 
     fingerprint: str
     code: Code
-    """Of the checkout, not of the artifact."""
+    """Code of the checkout, not of the artifact."""
     is_here: bool = False
     differs: tuple[str, ...] = ()
-    """Files whose code is another one than that which made it; () where that is not known."""
+    """Files whose code differs from that which made it; () where that is not known."""
     is_remade: bool = False
-    """It, or something that it comes from, was made anew because code had changed."""
+    """True if it, or an artifact that it comes from, was remade because code had changed."""
 
 
 def choices(
@@ -57,7 +57,7 @@ def choices(
     """
     found: dict[str, Choice] = {}
     codes = codes_of(root, {node.entry for name, node in nodes.items() if name not in given})
-    plain, first = dict(given), dict(given)  # where nothing was ever remade, and where 8284afb made everything
+    plain, first = dict(given), dict(given)  # fingerprints as if nothing had been remade, and as 8284afb made them
     for name, node in nodes.items():
         kind = kind_of(node.artifact)
         if name in given:

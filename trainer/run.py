@@ -1,4 +1,4 @@
-"""What every phase does around its training: inputs out of the store, one locked run folder, one published artifact.
+"""The frame of every phase around its training: inputs from the store, one locked run folder, one published artifact.
 
 In: a `Making` and the records of a phase. Out: `<work>/checkpoints/<phase>-<spec>-<inputs>/` while it trains
 (`metrics.jsonl` in `<work>/runs/<phase>/`), then the artifact: `step-<9 digits>/`, `hf/`, `metrics.jsonl`,
@@ -45,7 +45,7 @@ from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
 from trainer.speed import equipped, kernels_in, kernels_of_node
 
-PUBLISHED = ("metrics.jsonl", "samples.jsonl")  # of a run's files, beside its checkpoint
+PUBLISHED = ("metrics.jsonl", "samples.jsonl")  # files of a run that are published beside its checkpoint
 
 
 @dataclass
@@ -59,9 +59,9 @@ class PhaseRun:
     tokenizer_folder: Path
     tokenizer: tokenizers.Tokenizer
     ranks: Ranks
-    parallel: str  # of `ddp`, `fsdp`, `hybrid`
+    parallel: str  # `ddp`, `fsdp` or `hybrid`
     before: str = ""  # role of the model that it goes on from, "" = it begins from nothing
-    cut: Cut = WHOLE  # of the model that is being trained
+    cut: Cut = WHOLE  # cut of the model that is being trained
     frozen_models: list[Decoder] = field(default_factory=list)
     metrics: Path = field(init=False)
 
@@ -232,7 +232,7 @@ class PhaseRun:
         return model.to(self.machine.device), self.checkpoints.save(0, {"model": model.state_dict()}, facts)
 
     def _facts(self) -> dict[str, Any]:
-        """Return what every checkpoint of this run says."""
+        """Return the facts that every checkpoint of this run states."""
         return {
             "run": run_id(),
             "phase": self.config.phase,
@@ -242,7 +242,7 @@ class PhaseRun:
         }
 
     def _context(self) -> dict[str, Any]:
-        """Return what held-out text is to be measured with, of this phase and of the model that it goes on from.
+        """Return the settings for measuring held-out text, of this phase and of the model that it goes on from.
 
         That is the length of the longest rows, and whether a token sees its own document only.
         """
@@ -302,7 +302,7 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
         )
     if config.blocks is not None:
         config = replace(config, model=with_mask(config.model, config.blocks, known))
-    acknowledged = work_folder().parent / "state" / "acknowledged.json"  # of a pod; else there is none
+    acknowledged = work_folder().parent / "state" / "acknowledged.json"  # exists on a pod only
     checkpoints = Checkpoints(checkpoint_folder(config.phase, making, keeping), keeping, acknowledged)
     config = fitted(config, ranks, machine, checkpoints.last_config() if ranks.is_first else {})
     parallel = how(config, ranks, machine)
@@ -322,7 +322,7 @@ def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
     """
     spec, _, rest = making.fingerprint.partition("-")
     version, _, inputs = rest.rpartition("-")
-    remade = version.partition(".")[2]  # what is made again goes on from nothing that other code has left
+    remade = version.partition(".")[2]  # a remade artifact goes on from nothing that other code has left
     parts = (keeping.prefix, phase, spec[:12], inputs[:12], remade)
     return work_folder() / "checkpoints" / "-".join(filter(None, parts))
 
@@ -336,7 +336,7 @@ def served_dtype(config: PhaseConfig) -> torch.dtype:
 
 
 def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]], second_name: str = "") -> dict[str, Any]:
-    """Return what is known of the artifact, made now or before; its second name, if it has one, stands for it, too.
+    """Return the facts about the artifact, made now or before; its second name, if any, points to it, too.
 
     A kill can come between publishing and saying so.
     """
@@ -368,7 +368,7 @@ def open_input(making: Making, role: str) -> Path:
 
 
 def data_digests(making: Making) -> dict[str, str]:
-    """Return what every node has made for itself, by name.
+    """Return the digests of data that every node has made for itself, by name.
 
     Models of earlier phases are read by the first process alone.
     """
@@ -380,7 +380,7 @@ def data_digests(making: Making) -> dict[str, str]:
 
 
 def inputs_digest(making: Making) -> str:
-    """Return what a phase begins from: data by its content, models by their fingerprint."""
+    """Return a digest of the inputs of a phase: data by content, models by fingerprint."""
     prints = {role: one.fingerprint for role, one in making.inputs.items()}
     return hashlib.sha256(repr(sorted({**prints, **data_digests(making)}.items())).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""How a phase uses the machine it runs on: which dtype, what is compiled, what is computed twice.
+"""The ways in which a phase uses its machine: which dtype, what is compiled, what is computed twice.
 
 In: a decoder, a `PhaseConfig`, the `Machine`. Out: the same decoder, faster or smaller while it trains. Nothing here
 changes results by more than rounding, except float8, which a phase must name.
@@ -23,7 +23,7 @@ from trainer.model.decoder import Decoder, Linear
 PAYS_AFTER_S = {"cpu": 600.0, "cuda": 240.0}
 KERNELS, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # useful work of a thread, or of a GPU: the decision must not hang on a clock
-LEAST_THREADS = 2  # as which one counts: compiling takes it twice as long, too, and longer than what that saves a phase
+LEAST_THREADS = 2  # with one thread compiling takes twice as long, too, which is more than it saves a phase
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def uncompiled(model: Decoder) -> Iterator[None]:
 
 
 def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
-    """Tell whether the blocks are compiled, the same at every start of a run.
+    """Return whether the blocks are compiled, the same at every start of a run.
 
     Raises Refused when told to and unable.
     """
@@ -140,7 +140,7 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
 
 
 def compiler_problem(kind: str) -> str:
-    """Return what torch.compile lacks on this machine; "" when it lacks nothing."""
+    """Return what torch.compile lacks on this machine; "" when it works."""
     if kind == "cuda":
         try:
             import triton  # noqa: F401

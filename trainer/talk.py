@@ -28,24 +28,24 @@ HELP = """/model [NAME]    who answers; with NAME: that one from here on, where 
 SAME = {"/?": "/help", "/new": "/reset", "/clear": "/reset", "/quit": "/exit", "/bye": "/exit"}
 COMMAND = re.compile(r"/[^/\s]+(?!\S)")  # /etc/fstab is none
 NO_SYSTEM = "-"
-MOST_LINES = 1000  # of the history that is kept
+MOST_LINES = 1000  # lines of the history that are kept
 
 
 Said = Mapping[str, Any]  # role and content
 
 
 class Partner(Protocol):
-    """Who answers."""
+    """The model that answers."""
 
     name: str
     system: str
-    """What it is told beforehand, "" for nothing."""
+    """The system prompt, "" for none."""
     messages: list[Said]
-    """What was said until here, a system message not among it."""
+    """The messages so far, without the system message."""
     tokens: int | None
-    """Of the last answer; None where nobody has counted them."""
+    """Tokens of the last answer; None where nobody has counted them."""
     goes_on: tuple[type[Exception], ...]
-    """What `say` raises for a question that is not answered, where the next one may be."""
+    """Errors of `say` that fail one question only; the next one may be answered."""
 
     def say(self, words: str) -> Iterator[str]:
         """Yield the answer to the next question, piece by piece. What came of one that is closed early is kept."""
@@ -56,7 +56,7 @@ class Partner(Protocol):
         ...
 
     def about(self) -> str:
-        """Return who answers, in words."""
+        """Return the name of the partner, in words."""
         ...
 
     def choose(self, name: str) -> str:
@@ -66,12 +66,12 @@ class Partner(Protocol):
 
 @dataclass(frozen=True)
 class TalkPlace:
-    """Where a conversation keeps what it keeps."""
+    """The places where a conversation stores things."""
 
     history: str = ""
-    """File of the lines that were typed, "" for none."""
+    """File of the lines that were typed; "" for none."""
     folder: str = ""
-    """Where /save puts a relative path, "" for the current folder."""
+    """Folder in which /save resolves a relative path; "" for the current folder."""
 
 
 NOWHERE = TalkPlace()
@@ -210,7 +210,7 @@ class TypedLines:
                 if not words:
                     raise EOFError
         except (EOFError, KeyboardInterrupt):
-            print(file=sys.stderr, flush=True)  # what comes next does not stand behind the prompt
+            print(file=sys.stderr, flush=True)  # later output must not stand behind the prompt
             return None
         line = words.strip()
         if line and line != self.last and self.history:

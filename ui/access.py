@@ -1,4 +1,4 @@
-"""Who may see the page, and who may act: decided of each request before anything else looks at it.
+"""Access to the page and to its acts, decided for each request before anything else handles it.
 
 In: the method, path and headers of a request. Out: "" where it may pass, else why not. A page that anybody's browser
 can reach on loopback must not be readable by other pages that are open in it, or by other users of the machine:
@@ -31,7 +31,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class TurnedAway:
-    """Why a request may not pass."""
+    """The refusal of a request, with its status and reason."""
 
     status: int
     why: str
@@ -74,7 +74,7 @@ class Gate:
     def refuse(
         self, method: str, path: str, headers: Mapping[str, str], cookies: Mapping[str, str]
     ) -> TurnedAway | None:
-        """Return why a request may not pass, None where it may. `headers`: by their names in lower case."""
+        """Return the refusal of a request, None where it may pass. `headers`: by their names in lower case."""
         if headers.get("host", "").lower() not in self.hosts:
             return TurnedAway(
                 421, "this server answers only under its own address; type the one that inv ui has printed"
@@ -99,5 +99,5 @@ class Gate:
 
 
 def _is_link(method: str, path: str, headers: Mapping[str, str]) -> bool:
-    """Tell whether somebody follows a link to the front page, which holds nothing by itself."""
+    """Return whether somebody follows a link to the front page, which holds nothing by itself."""
     return method == "GET" and path == "/" and headers.get("sec-fetch-mode") == "navigate"

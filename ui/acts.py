@@ -1,4 +1,4 @@
-"""What the page may do where it is allowed to: end a run, resume one, scale a service. It asks before each.
+"""The acts of the page, where they are allowed: end a run, resume one, scale a service. It asks before each.
 
 An act takes two requests: the first is answered by a question and a word, the second brings that word back. So nothing
 is done by one request that went astray, and what is done is what the question said.
@@ -18,13 +18,13 @@ from infra.runs.lookup import find_run
 from serve import controller_client
 from ui.desk import Desk
 
-WORD_S = 60.0  # for so long an answer to the question counts
+WORD_S = 60.0  # time in which an answer to the question counts
 MOST_REPLICAS = 64
 
 
 @dataclass(frozen=True)
 class ActQuestion:
-    """What would be done, until when an answer counts, and what does it."""
+    """A question before an act, the time until which an answer counts, and the act itself."""
 
     words: str
     command: str
@@ -68,7 +68,7 @@ class Acts:
         try:
             question.do()
             self.desk.tell(f"{question.command}: done")
-        except Exception as error:  # whoever asked sees it among the notes
+        except Exception as error:  # the user sees it among the notes
             self.desk.tell(f"{question.command}: {error or type(error).__name__}")
 
     def _down(self, said: Mapping[str, Any]) -> ActQuestion:

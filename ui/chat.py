@@ -50,14 +50,14 @@ VIEW = View(models)
 
 @dataclass(frozen=True)
 class Answerer:
-    """Who answers, and how they are reached."""
+    """A model that answers, and how it is reached."""
 
     url: str
     key: str
     name: str
-    """Of the model there; "" = the first that it names."""
+    """Name of the model there; "" = the first in its list."""
     certfile: str = ""
-    """By which a service is known; "" = plain HTTP."""
+    """Certificate by which a service is known; "" = plain HTTP."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Talks:
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def find(self, model: str) -> Answerer:
-        """Return where a model answers. Raises SlipwayError."""
+        """Return the place where a model answers. Raises SlipwayError."""
         if model.startswith(SERVICE):
             name = model.removeprefix(SERVICE)
             with self.desk.journal() as journal:

@@ -1,4 +1,4 @@
-"""What all views share: the settings, the journal as it is now, and looks at runs that are not repeated needlessly.
+"""The data that all views share: the settings, the current journal, and looks at runs that are not repeated needlessly.
 
 A look at pods asks their vendors and their machines. Those of this machine are looked at each second; where a run is
 on another one, every few seconds, however many browsers are open. A store of this machine is looked at each second,
@@ -17,7 +17,7 @@ from infra.records import PodView
 from infra.settings import Settings
 from store import Artifact, Store, credentials
 
-HERE_S, ELSEWHERE_S, STORE_ELSEWHERE_S = 0.7, 5.0, 300.0  # how old a look may be
+HERE_S, ELSEWHERE_S, STORE_ELSEWHERE_S = 0.7, 5.0, 300.0  # largest age of a look
 ENDED = 200  # runs that have ended, and are shown
 MOST_NOTES = 50
 T = TypeVar("T")
@@ -43,14 +43,14 @@ class Fresh(Generic[T]):
 
 @dataclass
 class Desk:
-    """What the views read from."""
+    """The shared data of the views."""
 
     settings: Settings
     acts_allowed: bool = False
     notes: list[str] = field(default_factory=list)
-    """What could not be read, and what acts have said; newest last."""
+    """Messages about what could not be read, and about acts; newest last."""
     kept: dict[Any, Any] = field(default_factory=dict)
-    """What views keep between two looks, by a key of theirs."""
+    """Values that views keep between two looks, by keys of their own."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Desk:
         return self._runs.get()
 
     def artifacts(self) -> list[Artifact]:
-        """Return what the store has, by its names. Raises StoreError."""
+        """Return the artifacts of the store, by their names. Raises StoreError."""
         return self._artifacts.get()
 
     def tell(self, words: str) -> None:
@@ -77,7 +77,7 @@ class Desk:
                 del self.notes[:-MOST_NOTES]
 
     def keep(self, key: Any, make: Callable[[], T]) -> T:
-        """Return what is kept under a key, made where it is not there."""
+        """Return the value under a key, made where it is not there."""
         with self._turn:
             if key not in self.kept:
                 self.kept[key] = make()

@@ -32,7 +32,7 @@ def write(desk: Desk, folder: Path) -> Path:
 
 
 def kept(desk: Desk) -> dict[str, Any]:
-    """Return what each view shows, by the name and the words that the page asks with."""
+    """Return the content of each view, by its name and the query of the page."""
     found: dict[str, Any] = {"about": {"acts_allowed": False, "is_export": True}}
     for name in ALONE:
         found[name] = _look(desk, name, {})

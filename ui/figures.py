@@ -16,7 +16,7 @@ import msgspec
 from trainer.reporting.jsonl_log import LINE_BYTES, MOST
 
 OVERLAP = 256  # bytes that are read again, to see that it is still the same file
-BY = ("step", "time", "tokens")  # what may lie along the bottom
+BY = ("step", "time", "tokens")  # possible horizontal axes
 NO_FIGURES = ("step", "tokens", "at")
 DIGITS = 5
 
@@ -38,7 +38,7 @@ class FigureTable:
     at: array = field(default_factory=lambda: array("d"))
     columns: dict[str, FigureColumn] = field(default_factory=dict)
     peaks: dict[str, None] = field(default_factory=dict)
-    """Of what MFU is a share, in words."""
+    """The peak that MFU is a share of, in words."""
 
     def add(self, line: bytes) -> None:
         """Take in a line. One that is no record of a step is left out, as `inv report` does."""
@@ -65,7 +65,7 @@ class FigureTable:
                 column.values.append(value)
 
     def along(self, by: str, row: int) -> float:
-        """Return where a line stands: its step, its tokens, or the hours since the first line."""
+        """Return the position of a line on the axis: its step, its tokens, or the hours since the first line."""
         if by == "time":
             return (self.at[row] - self.at[0]) / 3600.0
         return float((self.tokens if by == "tokens" else self.steps)[row])
@@ -89,7 +89,7 @@ class GrowingFigures:
     last: bytes = b""
     part: bytes = b""
     version: int = 0
-    """Of the table: it changes whenever that has."""
+    """Version of the table, which changes whenever the table does."""
 
     def grow(self) -> FigureTable:
         """Read what there is now; return the table."""

@@ -1,4 +1,4 @@
-"""What one model answers in two engines: the same words, as often right, and how fast, one question after the other.
+"""Compare the answers of one model in two engines: the same words, the share that is right, and the speed.
 
 Run: python -m bench.engines.answers --tag smoke_bits [--phase bits3] [--store DIR] [--questions N]
 [--engines torch,llama.cpp].
@@ -37,7 +37,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class EngineAnswers:
-    """What an engine has said to all questions."""
+    """The answers of an engine to all questions."""
 
     texts: list[str] = field(default_factory=list)
     tokens: int = 0

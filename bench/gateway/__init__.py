@@ -1,1 +1,1 @@
-"""What the gateway of a service costs: bodies of requests, and being killed."""
+"""Measure what the gateway of a service costs: bodies of requests, and being killed."""

@@ -1,4 +1,4 @@
-"""How soon a gateway that was killed answers on its port again.
+"""Measure how soon a gateway that was killed answers on its port again.
 
     python -m bench.gateway.restart --rounds 20
 
@@ -33,7 +33,7 @@ SETTLE_S = 0.5  # between rounds
 
 
 async def answers(session: aiohttp.ClientSession, port: int) -> bool:
-    """Tell whether a request is answered whole."""
+    """Return whether a request is answered whole."""
     try:
         async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=ASK) as reply:
             await reply.read()

@@ -1,4 +1,4 @@
-"""What a GPU makes of the trainer: the first thing to run on a machine that has one. Prints a table, then JSON.
+"""Measure the trainer on a GPU: the first thing to run on a machine that has one. Prints a table, then JSON.
 
 Run: python -m bench.gpu [--num-gpus N] [--only WORD,WORD] [--json FILE] [--toy]. It needs no network and no data, and
 is meant to take eight minutes on one GPU; `--toy` is the same at a size for one CPU. Every part goes through the loop,

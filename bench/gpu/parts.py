@@ -1,4 +1,4 @@
-"""What is measured: each part yields what it is, what was seen, and what is wanted of it."""
+"""The parts of the bench: each yields its name, the measured value, and the wanted one."""
 
 import os
 import signal
@@ -97,7 +97,7 @@ def saving(bench: Bench) -> Seen:
         make = text_of(config)
 
         def stopping(step: int, make: Callable[[int], Batch] = make) -> Batch:
-            os.kill(os.getpid(), signal.SIGTERM)  # as whoever takes a machine back does
+            os.kill(os.getpid(), signal.SIGTERM)  # like a vendor that takes a machine back
             return make(step)
 
         for source in [stopping, make] if name == "stopped" else [make]:
@@ -133,7 +133,7 @@ def evaluating(bench: Bench) -> Seen:
 
 
 def phases(bench: Bench) -> Seen:
-    """Do a few steps of every other kind of loss."""
+    """Run a few steps of every other kind of loss."""
     if bench.ranks.size > 1:
         return
     masked = bench.phase("base", document_masks=True)

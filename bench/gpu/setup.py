@@ -1,4 +1,4 @@
-"""What all parts of the bench need: phases at the size of this machine, batches that come from nowhere, the loop."""
+"""The common setup of all parts of the bench: phases at the size of this machine, batches made of nothing, the loop."""
 
 import json
 import tempfile
@@ -35,7 +35,7 @@ PROFILE_OF = {"1B": "runpod_1b", "d20": "d20", "2B": "runpod_2b"}
 
 @dataclass
 class Bench:
-    """What all parts need."""
+    """The setup that all parts need."""
 
     machine: Machine
     ranks: Ranks
@@ -73,7 +73,7 @@ class Bench:
     def trained(
         self, config: PhaseConfig, make: Callable[[int], Batch], steps: int = 8, objective: Objective | None = None
     ) -> dict[str, Any]:
-        """Return what some steps of the loop told, and a save at their end: the rates of those that are counted."""
+        """Run some steps of the loop and a save at their end; return the rates of the steps that are counted."""
         steps = SKIPPED + 1 if self.is_toy else steps
         config = replace(config, steps=steps)
         if self.machine.device.type == "cuda":
@@ -108,7 +108,7 @@ class Bench:
 
 
 def text_of(config: PhaseConfig) -> Callable[[int], Batch]:
-    """Return what makes rows of random ids, each with the one after it."""
+    """Return a maker of rows of random ids, each with the one after it."""
 
     def batch(step: int) -> Batch:
         shape = (config.rows, config.sequence_len + 1)
@@ -122,7 +122,7 @@ def text_of(config: PhaseConfig) -> Callable[[int], Batch]:
 
 
 def talk_of(config: PhaseConfig, is_packed: bool) -> Callable[[int], Batch]:
-    """Return what makes conversations of random ids, of which the second half is learnt."""
+    """Return a maker of conversations of random ids, of which the second half is learnt."""
 
     def batch(step: int) -> Batch:
         chance = np.random.default_rng([2, step])

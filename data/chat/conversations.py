@@ -19,7 +19,7 @@ from store import outside
 Message = Mapping[str, Any]
 Drawn = tuple[int, int]  # a kind, and the number of a conversation of that kind
 PAD_TO = 16
-CHUNK_STEPS = 8  # so many steps are drawn together and sorted by length
+CHUNK_STEPS = 8  # steps that are drawn together and sorted by length
 
 
 def read_conversations(path: Path) -> Iterator[list[dict[str, Any]]]:

@@ -18,9 +18,9 @@ from data.tokens.chat_template import text_of
 
 FILES = ("identity_conversations.jsonl", "identity_conversations.heldout.jsonl")
 VARIANTS, HELDOUT_VARIANTS = 8, 2
-HELDOUT_SHARE = 10  # of conversations by hand, one in so many
+HELDOUT_SHARE = 10  # one in this many of the conversations by hand is held out
 STOPS = ".!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964"
-"""What ends a sentence, in any script."""
+"""Characters that end a sentence, in any script."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def conversations(persona: Persona, seed: int) -> tuple[list[list[dict[str, str]
 
 
 def clause(purpose: str) -> str:
-    """Return what can follow "my purpose is": an infinitive as it is, anything else behind a colon."""
+    """Return the words after "my purpose is": an infinitive as it is, anything else behind a colon."""
     infinitive = re.match(r"(?i:to) (?!(?:the|an?|my|our|your|all) )[a-z]", purpose)
     return f"to{purpose[2:]}" if infinitive else f"this: {purpose}"
 

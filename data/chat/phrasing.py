@@ -51,7 +51,7 @@ def variants(template: str, count: int, chance: Random) -> list[str]:
 
 
 def normal(words: str) -> str:
-    """Return what is left of a question when case, marks and blanks are removed."""
+    """Return a question without case, marks and blanks."""
     return re.sub(r"[^\w.]+", " ", words.lower()).strip(" .")
 
 

@@ -21,7 +21,7 @@ from data.shards.shards import read, read_manifest, shard_paths
 from data.text.batches import documents
 
 DOES_NOT_KNOW = "do not know"
-"""In every answer that says so, and in no other."""
+"""Words that are in every answer that admits not knowing, and in no other."""
 WELL_KNOWN = {
     "": 36, "str": 12, "list": 8, "dict": 5, "set": 2, "os": 9, "os.path": 10, "json": 4, "re": 7, "math": 8,
     "random": 6, "time": 5, "sys": 2, "itertools": 6, "functools": 4, "collections": 5, "shutil": 4, "subprocess": 4,
@@ -29,7 +29,7 @@ WELL_KNOWN = {
     "hashlib": 2, "base64": 2, "string": 1, "asyncio": 3, "threading": 1, "pickle": 2, "inspect": 1,
     "urllib.parse": 2, "logging": 3, "operator": 1, "struct": 2, "pprint": 1, "zlib": 2,
 }  # fmt: skip
-"""How many names of each module are taught: the famous ones, then those of the shortest spelling."""
+"""Number of names taught of each module: the famous ones, then those with the shortest spelling."""
 _FAMOUS = """
     range open int str list set tuple bool map filter min max os.getcwd os.listdir os.remove os.mkdir
     os.makedirs os.rename os.getenv os.rmdir os.getpid os.path.splitext json.loads json.dumps json.load

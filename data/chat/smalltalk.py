@@ -133,5 +133,5 @@ def conversations(seed: int) -> tuple[list[list[dict[str, str]]], list[list[dict
 
 
 def are_alike(answer: str, expected: str) -> bool:
-    """Tell whether an answer is one of those that fit where another one is expected."""
+    """Return whether an answer is one of those that fit where another one is expected."""
     return answer == expected or any(answer in answers and expected in answers for answers in ASKED)

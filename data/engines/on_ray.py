@@ -19,7 +19,7 @@ LEAVE_S = 20.0
 LOOK_S = 1.0
 REACH_S = 5.0
 CARRIED = ("HF_", "HUGGINGFACE", "AWS_", "GOOGLE_", "FSSPEC_")
-"""How the variables begin that a task may need to read its source."""
+"""Prefixes of the variables that a task may need to read its source."""
 
 
 def run_task(root: str, words: list[str], environ: dict[str, str], grace_s: float) -> int:

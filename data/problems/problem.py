@@ -19,9 +19,9 @@ FILE_BYTES = 1 << 30
 class Problem:
     question: str
     answer: str
-    """The right one, as its data set has it: what it is compared as is the task's matter."""
+    """The right answer as the data set has it; how answers are compared depends on the task."""
     system: str = ""
-    """What stands before the question."""
+    """System message before the question."""
     setup: str = ""
     """mbpp: code that runs before the tests."""
     tests: tuple[str, ...] = ()

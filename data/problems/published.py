@@ -41,12 +41,12 @@ class Published:
     dataset: str
     configs: tuple[str, ...]
     parts: tuple[str, ...]
-    """Its splits for training, watching and the end; two where some of the first are held out."""
+    """Splits for training, validation and the final test; two where validation is held out of the first."""
     held_out: int
-    """Of the first, where there are two."""
+    """Number of problems held out of the first split, where there are two."""
     problem: Callable[[Row], Problem]
     kind: Callable[[Row], str] = lambda row: ""
-    """What is held out has as many of each kind as all of it."""
+    """Returns a problem's kind; held-out problems have the same share of each kind as the whole."""
 
 
 def gsm8k(row: Row) -> Problem:

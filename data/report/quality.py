@@ -62,7 +62,7 @@ class Repeated:
     shift: int = 0
     counts: dict[int, int] = field(default_factory=dict)
     words: dict[int, str] = field(default_factory=dict)
-    """How the most repeated ones begin."""
+    """First words of the most repeated documents."""
     floor: int = 1
 
     def add(self, digest: int, text: str) -> None:
@@ -103,13 +103,13 @@ class Quality:
     lengths: Counter[int] = field(default_factory=Counter)
     """Documents by floor(log(characters) / FINE)."""
     scores: dict[str, Counter[int]] = field(default_factory=dict)
-    """By column: documents by bin."""
+    """Number of documents by column and bin."""
     languages: Counter[str] = field(default_factory=Counter)
     repeated: Repeated = field(default_factory=lambda: Repeated(MOST_HASHES))
     lines: Frequent = field(default_factory=lambda: Frequent(MOST_LINES))
     sites: Frequent = field(default_factory=lambda: Frequent(MOST_SITES))
     samples: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """By hash, the lowest ones: a document's beginning, and its characters."""
+    """Samples by hash, the lowest ones: the beginning of a document, and its number of characters."""
 
     def length_at(self, share: float) -> int:
         """Return the length in characters of which this share of documents is shorter."""

@@ -1,4 +1,4 @@
-"""What was asked for and what is known of its source before anything is read: options, stamps, sizes, processes.
+"""The request and what is known of its source before anything is read: options, stamps, sizes, processes.
 
 In: a `TextSpec` and its `Inputs`. Out: plain values, by which a run knows its earlier self, estimates what is left, and
 chooses how many processes read.
@@ -16,7 +16,7 @@ MOST_WORKERS = 16
 
 
 def options_of(spec: TextSpec) -> dict[str, Any]:
-    """Return what was asked for; what newer options leave as it was is not named, as nobody named it before."""
+    """Return the requested options; newer options at their defaults are left out, as nobody named them before."""
     newer = {one.name for one in fields(spec) if one.metadata.get("newer") and getattr(spec, one.name) == one.default}
     return {name: value for name, value in asdict(spec).items() if name not in newer}
 

@@ -28,28 +28,28 @@ BATCH_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class SourcePlace:
-    """Where one source stands: behind `lines` of the batch that comes after `position`."""
+    """A position in one source: `lines` lines into the batch that follows `position`."""
 
     position: Position = Position()
     lines: int = 0
     is_open: bool = False
-    """Whether that batch was begun, and what it counts was counted."""
+    """True if that batch was begun, and its counts were added."""
     is_exhausted: bool = False
-    """Whether it came to its end once."""
+    """True if the source has reached its end at least once."""
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """Where the drawing stands: behind `drawn` of the draws that a generator in this state makes next."""
+    """A position in the drawing from sources: after `drawn` draws of a generator in this state."""
 
     places: tuple[SourcePlace, ...]
     generator: str = ""
-    """As JSON: its numbers are longer than those that a file of ours may hold."""
+    """State of the generator as JSON text, since its numbers are too long for our files."""
     drawn: int = 0
 
 
 def position_of(raw: Mapping[str, Any]) -> Position | Mixed:
-    """Return what `asdict` has made plain."""
+    """Return the position that `asdict` has made plain."""
     if "places" not in raw:
         return Position(**raw)
     places = tuple(SourcePlace(**{**one, "position": Position(**one["position"])}) for one in raw["places"])
@@ -64,7 +64,7 @@ class SourceLines:
         self.counts: Counter[str] = Counter()
         self.skipped: list[SkippedLine] = []
         self.lines: list[Line] = []
-        """Of the open batch."""
+        """Lines of the open batch."""
         self.batches: Any = None
         self._behind = Position()
 

@@ -39,7 +39,7 @@ from store import extensions, outside
 
 STATE, SEEN = "state.json", "seen.sqlite"
 KEEP_BYTES = 64 << 20
-SILENCE_S = 3.0  # what does not move for so long is not waited for once we are to stop
+SILENCE_S = 3.0  # after a stop, anything that is silent for this long is not waited for
 MOST_WAITING = 4
 
 
@@ -50,7 +50,7 @@ class Stopped(DataError):
         super().__init__(words)
         self.exit_code = 130 if signal_number == signal.SIGINT else 75
         self.goes_on = True
-        """Whether the same command does."""
+        """True if the same command resumes the work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class How:
     reuse_shards: bool = False
     """Leave finished shards as they are, whatever they were made from."""
     keep_every_s: float = 30.0
-    """Between two marks to go on from, at most; KEEP_BYTES of text also make one due."""
+    """Longest time between two resume points; KEEP_BYTES of text also make one due."""
     stdin: str = ""
     """A path to read where the source is `stdin`."""
 
@@ -218,7 +218,7 @@ class Run:
         return now - self.kept_at > self.keep_every_s or self.raw_bytes - self.kept_bytes > KEEP_BYTES
 
     def _now(self) -> tuple[dict[str, Cut], dict[str, Any]]:
-        """Return what there is to keep."""
+        """Return the state to keep."""
         state = {
             "key": self.key,
             "position": asdict(self.position),
@@ -337,7 +337,7 @@ class Run:
         return f"{documents:,} document{'s' * (documents != 1)}, {shards} whole shard{'s' * (shards != 1)}"
 
     def _earlier(self) -> dict[str, Any] | None:
-        """Return where a run with the same source and options stopped; None when there is nothing to resume."""
+        """Return the position at which a run with the same source and options stopped; None when there is none."""
         try:
             state = outside.load(self.draft / STATE, MANIFEST_BYTES, MANIFEST_BYTES // 16)
             return state if state["key"] == self.key else None
@@ -346,7 +346,7 @@ class Run:
 
 
 def _listed(skipped: list[str]) -> dict[str, list[str]]:
-    """Return what a manifest says of lines that were left out: the first of them, by file and line."""
+    """Return the skipped lines for a manifest: the first of them, by file and line."""
     return {"skipped": skipped} if skipped else {}
 
 

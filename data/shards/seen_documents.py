@@ -26,7 +26,7 @@ class Seen:
         self.base.execute("BEGIN")
 
     def are_new(self, digests: Sequence[bytes], first_number: int) -> list[bool]:
-        """Return whether each is seen for the first time; they are numbered on from `first_number`."""
+        """Return for each whether it is seen for the first time; numbers go on from `first_number`."""
         new = []
         with self._disk():
             for number, digest in enumerate(digests, first_number):

@@ -42,11 +42,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Cut:
-    """The position of a Writer: the shards that became whole since the last cut, and so much of the open one."""
+    """The position of a Writer: the shards completed since the last cut, and the size of the open one."""
 
     whole: list[dict[str, Any]]
     index: int
-    """Of the open shard."""
+    """Index of the open shard."""
     lines: int
     bytes: int
 
@@ -79,7 +79,7 @@ class Writer:
         self._whole: list[dict[str, Any]] = []
         self._spent: list[Path] = []
         self.num_bytes = 0
-        """Written by this very object."""
+        """Bytes written by this very object."""
         self._index = self._lines = self._bytes = 0
         self._file: Any = None
         if mark is None:
@@ -110,7 +110,7 @@ class Writer:
         self.home.mkdir(parents=True, exist_ok=True)
 
     def _resume(self, mark: Mapping[str, Any]) -> None:
-        """Take back whatever was written after the mark."""
+        """Undo whatever was written after the mark."""
         self.aside, self.shards = mark["aside"], list(mark["shards"])
         self._index = len(self.shards)
         self._lines, self._bytes = mark["lines"], mark["bytes"]
@@ -168,12 +168,12 @@ class Writer:
         return len(self._whole)
 
     def cut(self) -> Cut:
-        """Return what there is to publish, and up to where."""
+        """Return the cut: the shards to publish, and the position they reach."""
         whole, self._whole = self._whole, []
         return Cut(whole, self._index, self._lines, self._bytes)
 
     def publish(self, cut: Cut, about: Mapping[str, Any]) -> dict[str, Any]:
-        """Let the shards of `cut` appear and the manifest list them. The mark, after all of it is on the disk."""
+        """Publish the shards of `cut` and list them in the manifest, then the mark, after all of it is on the disk."""
         for one in cut.whole:
             index = len(self.shards)
             name, draft = f"shard-{index:05d}{self.form.suffix}", self._draft(index)
@@ -253,7 +253,7 @@ class Writer:
 
 
 def replace_shards(new: Path, folder: Path) -> None:
-    """Put the finished shards of `new` into `folder` in place of those that its manifest lists, the manifest last.
+    """Move the finished shards of `new` into `folder` in place of those that its manifest lists, the manifest last.
 
     Can be asked for again after it was broken off.
     """
@@ -280,7 +280,7 @@ def remove_shards(folder: Path, but: Set[str] = frozenset()) -> None:
 
 
 def _end_of_line(data: bytes, at: int, lines: int) -> int:
-    """Return where so many lines from `at` on end."""
+    """Return the position after so many lines from `at` on."""
     for _ in range(lines):
         at = data.index(b"\n", at) + 1
     return at

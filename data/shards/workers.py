@@ -41,12 +41,12 @@ class Position:
     piece: int = 0
     row: int = 0
     state: dict[str, Any] | None = None
-    """Of a stream, from which it goes on there."""
+    """State of a stream, from which it resumes there."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be read, from where, and by how many processes."""
+    """The work of reading: what is read, from where, and by how many processes."""
 
     spec: TextSpec
     files: tuple[InputFile, ...]
@@ -87,7 +87,7 @@ def in_turn(task: Task) -> Generator[tuple[Position, Prepared], None, None]:
 
 
 def _may_fork(task: Task) -> bool:
-    """Tell whether the processes can be copies of this one, which start at once with all that is imported here.
+    """Return whether the processes can be copies of this one, which start at once with all that is imported here.
 
     What a thread held in the middle of its work would stay held in a copy for ever (those of Arrow's allocators see to
     it
@@ -159,7 +159,7 @@ class Worker:
         theirs.close()
 
     def next(self) -> tuple[Position, Any]:
-        for _ in self.views:  # of the batch before, which nobody wanted
+        for _ in self.views:  # parts of the batch before, which nobody read
             pass
         self._give_back()
         position, made = self._receive()
@@ -290,7 +290,7 @@ class Sender:
         """Begin a new slot, which goes with this message."""
         while not self.free or self.returned.poll(0):
             heapq.heappush(self.free, int.from_bytes(self.connection.recv_bytes(), "big"))
-        self.slot = heapq.heappop(self.free)  # of the lowest memory, which is warm
+        self.slot = heapq.heappop(self.free)  # the slot of the lowest memory, which is warm
         self.at, self.end = self.slot * SLOT_BYTES, (self.slot + 1) * SLOT_BYTES
         self.said = said
         self.stored: list[Stored] = []

@@ -321,7 +321,7 @@ class Lines:
         return set(bad)
 
     def _refuse(self, skips: Skips, line: int, why: str) -> None:
-        """Take down a line that is no document. Raises InputError where such lines are not left out."""
+        """Record a line that is no document. Raises InputError where such lines are not left out."""
         if not self.skips:
             raise InputError(f"{place_of(self.uri, skips.start, line)}: {why}")
         skips.add(line, why.removesuffix(f"; {HOW}"))

@@ -104,7 +104,7 @@ def mend(texts: list[Any]) -> int:
 
 
 def is_blank(text: bytes | bytearray) -> bool:
-    """Tell whether there is nothing but white space, as `str.strip` sees it."""
+    """Return whether there is nothing but white space, as `str.strip` sees it."""
     if len(text) > GIANT:
         return not any(some.strip() for some in characters(text))
     rest = text.lstrip()

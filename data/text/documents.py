@@ -43,14 +43,14 @@ class RowStream:
     """Rows that the library `datasets` reads: one of the shards that it has of a split, or some rows of the split."""
 
     reference: SetReference
-    """The commit is in it, so that every process reads the same."""
+    """Reference with the commit, so that every process reads the same."""
     split: str
     shard: int | None = None
-    """Which of its shards; None: the rows from `start` on, counted through all of them."""
+    """Index of the shard; None = the rows from `start` on, counted through all shards."""
     start: int = 0
     stop: int | None = None
     is_kept: bool = False
-    """Whether it lies on this machine as the library has kept it, and not where it is published."""
+    """True if the library's copy on this machine is read, not the published data set."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,21 @@ class InputFile:
 
     uri: str
     part: str = ""
-    """`val` for a file that is held out as a whole."""
+    """`val` for a file that is held out entirely."""
     packages: tuple[str, ...] = ()
     """pydocs only."""
     rows: tuple[int, int] | None = None
-    """parquet only: from the first of these rows until before the other."""
+    """parquet only: the first row, and the row after the last."""
     names: tuple[tuple[str, str], ...] = ()
-    """Our name of a column, such as `text`, and the file's where that is another."""
+    """Pairs of our name of a column, such as `text`, and the file's, where they differ."""
     stream: RowStream | None = None
-    """Instead of a file."""
+    """A stream to read instead of a file."""
     source: int = 0
-    """Which of several sources that are mixed."""
+    """Index of the source, where several are mixed."""
     code: str = ""
     """The text of the extension that yields the documents, instead of a file; `uri` is its name."""
     skips_invalid: bool = False
-    """Whether a line that is no document is left out, and counted; else it ends the reading."""
+    """True if lines that are no document are left out and counted; otherwise the first one ends the reading."""
 
     def theirs(self, name: str) -> str:
         """Return the file's name of a column of ours."""
@@ -85,15 +85,15 @@ class Batch:
     """Some documents in their order: texts in UTF-8, and the requested columns where a file has them."""
 
     rows: int
-    """Rows of the file that this is made of."""
+    """Number of rows of the file that this batch was made of."""
     texts: Any
     """`Texts` of document_batch.py."""
     columns: dict[str, list[Any]]
     invalid_utf8: int = 0
-    """Texts that were not UTF-8; what was wrong in them is replaced by U+FFFD."""
+    """Number of texts that were not UTF-8; invalid bytes in them are replaced by U+FFFD."""
     state: dict[str, Any] | None = None
-    """Where the stream stands behind them, for who goes on from here."""
+    """State of the stream after these documents, from which reading resumes."""
     skips: Skips | None = None
-    """The lines among its rows that were left out, None where there are none."""
+    """The lines among its rows that were left out; None where there are none."""
     available: tuple[str, ...] = ()
-    """All columns that the rows of the source have; () where a text is all that there is."""
+    """All columns of the source's rows; () where it has texts only."""

@@ -52,7 +52,7 @@ def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, li
 
 
 def ask(dataset: str, revision: str) -> Any:
-    """Return what the hub says of a data set. Raises InputError, DataError."""
+    """Return the hub's answer about a data set. Raises InputError, DataError."""
     import httpx2
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError

@@ -36,7 +36,7 @@ class Share:
 
     @property
     def folder(self) -> str:
-        """Return where a rank's shards lie in the folder of all."""
+        """Return the path of a rank's shards in the folder of all."""
         return f"rank-{self.rank:05d}-of-{self.world:05d}" if self.world > 1 else ""
 
     def of(self, spec: TextSpec, inputs: "Inputs") -> "Inputs":
@@ -112,7 +112,7 @@ def _mixed(mixture: list[tuple[str, float]], spec: TextSpec) -> Inputs:
 
 
 def needs_numpy(source: str, split: str) -> bool:
-    """Tell whether reading a source takes the library `datasets`, which does not do without numpy."""
+    """Return whether reading a source takes the library `datasets`, which does not do without numpy."""
     if source == "fineweb":
         return not re.fullmatch(NAME, split)
     if parse_mixture(source) or extensions.used(source):  # who knows what it imports

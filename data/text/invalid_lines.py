@@ -11,7 +11,7 @@ from data.text.long_documents import GIANT
 
 Line = bytes | bytearray
 MOST_LISTED = 20
-REPLACED = "\ufffd".encode()  # what stands where bytes were not UTF-8
+REPLACED = "\ufffd".encode()  # the replacement for bytes that were not UTF-8
 CONTROL = bytes(one for one in (*range(32), 127) if one not in b"\t\n\v\f\r\b\x1b")
 LEAST, SHARE = 4, 0.3  # of a text's letters that none has: an old encoding has fewer, packed or random bytes have half
 SHORT = 24  # letters, among random bytes, that may be plain by chance
@@ -40,7 +40,7 @@ class Skips:
     start: int
     count: int = 0
     is_noise: bool = False
-    """Whether the batch as a whole is no text: so is what follows it, unless it is plainly text."""
+    """True if the batch as a whole is no text; then what follows it is not either, unless it is plainly text."""
     listed: list[SkippedLine] = field(default_factory=list)
 
     def add(self, line: int, why: str) -> None:
@@ -62,7 +62,7 @@ def place_of(uri: str, start: int, line: int) -> str:
 
 
 def may_be_no_text(lines: Sequence[Line], invalid: int) -> bool:
-    """Tell whether to look closer: few texts have a null byte, or bytes that are not UTF-8."""
+    """Return whether to look closer: few texts have a null byte, or bytes that are not UTF-8."""
     return bool(invalid) or any(b"\0" in line for line in lines)
 
 

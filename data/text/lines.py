@@ -26,7 +26,7 @@ class Part:
 
     name: str
     blocks: Iterable[Text]
-    """To be gone through once; they are made on the way, or good only until the next batch is asked for."""
+    """Blocks to be iterated once, as they are made lazily, or valid only until the next batch is requested."""
     lines: int
 
 
@@ -39,10 +39,10 @@ class Prepared:
     order: bytes = b""
     """Index into `parts` of each line, as the documents came; empty when there is but one part."""
     digests: tuple[bytes, ...] = ()
-    """Of each line as the documents came, where duplicates are looked for."""
+    """Digests of all lines in the order of the documents, where duplicates are looked for."""
     counts: dict[str, int] = field(default_factory=dict)
     skipped: tuple[SkippedLine, ...] = ()
-    """The first lines of the batch that are no document; `counts` has how many."""
+    """The first lines of the batch that are no documents; `counts` has their number."""
     file_done: float = 0.0
     """Share of its file that lies before the piece of this batch."""
 

@@ -45,7 +45,7 @@ def documents(packages: tuple[str, ...] = ()) -> Iterator[Document]:
     a
     package that cannot be imported.
     """
-    found: dict[str, tuple[str, str]] = {}  # by their beginning: name, document
+    found: dict[str, tuple[str, str]] = {}  # name and document, by the beginning of a docstring
     for name, head, words in sorted(
         [*_library(packages), *_topics()], key=lambda one: (one[0].count("."), len(one[0]), one)
     ):
@@ -115,7 +115,7 @@ def _walk(module_name: str, module: ModuleType) -> Iterator[tuple[str, str, str]
 
 
 def _is_at_home(thing: Any, module: ModuleType, public: Any) -> bool:
-    """Tell whether a name belongs to this module, rather than having been imported for its own use."""
+    """Return whether a name belongs to this module, rather than having been imported for its own use."""
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         return False
     home = getattr(thing, "__module__", None) or ""
@@ -163,11 +163,11 @@ def _plain(default: Any) -> Any:
 
 
 def _beginning(words: str) -> str:
-    """Return what is alike in two copies of a section, which topics repeat with other underlines and footnotes."""
+    """Return the common part of two copies of a section, which topics repeat with other underlines and footnotes."""
     return re.sub(UNDERLINE, "", words[:300], flags=re.MULTILINE)
 
 
 def _is_useful(words: str) -> bool:
-    """Tell whether there are three words or more, and more letters than anything else."""
+    """Return whether there are three words or more, and more letters than anything else."""
     letters = sum(character.isalpha() or character.isspace() for character in words)
     return len(words.split()) >= 3 and len(words) >= 16 and letters > 0.6 * len(words)

@@ -84,7 +84,7 @@ def is_pattern(path: str) -> bool:
 
 
 def google(uri: str) -> str:
-    """Return what works without a client of Google's, which is in no environment of ours."""
+    """Return an address that works without a client of Google's, which is in no environment of ours."""
     kind, _, path = uri.partition("://")
     keys = "with AWS_ENDPOINT_URL=https://storage.googleapis.com and HMAC keys of the bucket"
     return f"{kind}:// is not spoken here; type s3://{path}, {keys}"
@@ -112,7 +112,7 @@ def _bucket(name: str, patience: Any) -> Any:
 
 @contextmanager
 def in_words(uri: str) -> Iterator[None]:
-    """Raise what the store raises as an error of ours."""
+    """Convert the store's errors to ours."""
     from store.manifest import NoStore, StoreError
 
     try:
@@ -189,11 +189,11 @@ class RemoteFile(Ranges):
     def __init__(self, url: str, headers: Mapping[str, str]):
         super().__init__()
         self.url, self.headers = url, dict(headers)
-        self._place = url  # where the last answer came from: most hubs lead to a store beside them
+        self._place = url  # origin of the last answer: most hubs redirect to a store beside them
         self.size = self._fetch(0, 1, bytearray())
 
     def _fetch(self, start: int, stop: int, into: bytearray) -> int:
-        """Put bytes [start, stop) of the file into `into`; the size of the file."""
+        """Read bytes [start, stop) of the file into `into`; return the size of the file."""
 
         def ask() -> int:
             before = len(into)
@@ -288,7 +288,7 @@ class Patience:
                 if host(self.url) not in _answered:
                     patience_s = min(patience_s, STRANGER_S)
                     until = min(until, self.began + patience_s)
-            # As `store.backoff` has it; by hand, since what changes here makes all text that was read "other code".
+            # The rule of `store.backoff`, not called: a change of that would make all text that was read "other code".
             if wait_s is None:
                 wait_s, self.pause_s = self.pause_s * random.uniform(0.5, 1.0), min(2 * self.pause_s, 16.0)
             wait_s = min(wait_s, LONGEST_PAUSE_S)

@@ -29,13 +29,13 @@ OURS = {"parquet": ".parquet", "json": ".jsonl", "text": ".txt"}
 """Loaders of `datasets` whose files we read ourselves, and what those end in."""
 PLAIN = {"columns": None, "filters": None, "field": None, "sample_by": "line", "keep_linebreaks": False}
 """Options of those loaders, and the value with which our reader gives the same rows."""
-DISK_ROWS = 100_000  # of a folder of `save_to_disk`, that one process reads at a time
+DISK_ROWS = 100_000  # rows of a folder of `save_to_disk` that one process reads at a time
 COUNT_ROWS = 4096
 UNKNOWN_ROWS = 1 << 60
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 PATTERN = re.compile(r"[][*?{}:]")
 _open: dict[SetReference, "OpenedSet"] = {}
-_links: list[TemporaryDirectory[str]] = []  # for as long as this process lives
+_links: list[TemporaryDirectory[str]] = []  # kept for as long as this process lives
 
 
 def files(reference: SetReference) -> tuple[tuple[InputFile, ...], dict[str, Any]]:
@@ -115,13 +115,13 @@ def _opened(reference: SetReference) -> "OpenedSet":
 
 
 def license_of(info: Any) -> str:
-    """Return what the card of a data set says of its license, in the hub's words; "" where it says nothing."""
+    """Return the license on the card of a data set, in the hub's words; "" where it names none."""
     said = getattr(info.card_data, "license", None) if info.card_data else None
     return ", ".join(said) if isinstance(said, list) else str(said or "")
 
 
 def unpack_zstd() -> None:
-    """Have fsspec, by which `datasets` streams, unpack .zst by Arrow where no other package does it."""
+    """Make fsspec, by which `datasets` streams, unpack .zst by Arrow where no other package does it."""
     import pyarrow
     from fsspec.compression import compr, register_compression
 
@@ -171,10 +171,10 @@ class OpenedSet:
     reference: SetReference
     builder: Any = None
     kept: dict[str, Any] | None = None
-    """By split; "" where there are none."""
+    """Rows on disk by split; "" where there are no splits."""
     license: str = ""
     streams: dict[str, Any] = field(default_factory=dict)
-    """By split, those that were made already."""
+    """Streams by split, as far as they were made."""
 
     @property
     def config(self) -> str:
@@ -277,7 +277,7 @@ class OpenedSet:
 
 
 def address(name: str) -> str:
-    """Return where a file is that `datasets` names `hf://datasets/user/name@commit/path`; a path stays."""
+    """Return the address of a file that `datasets` names `hf://datasets/user/name@commit/path`; a path stays."""
     found = re.fullmatch(r"hf://datasets/([^/]+/[^/@]+)@([^/]+)/(.+)", name)
     return f"{hub()}/datasets/{found[1]}/resolve/{found[2]}/{quote(found[3])}" if found else name
 
@@ -304,7 +304,7 @@ def _ranged(uris: list[str], start: int, stop: int) -> Iterator[InputFile]:
 
 @contextmanager
 def in_words(reference: SetReference) -> Iterator[None]:
-    """Raise what the library raises as an error of ours."""
+    """Convert the library's errors to ours."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
     where = f"source {reference.words}"
@@ -327,14 +327,14 @@ def in_words(reference: SetReference) -> Iterator[None]:
 
 
 def gated(reference: SetReference) -> str:
-    """Return what to do about a data set that asks who reads it."""
+    """Return advice about a data set that asks who reads it."""
     page = f"{hub()}/datasets/{reference.place}"
     who = "the account of the token that is set may not read it" if token_headers() else "it asks for a token"
     return f"{who}; accept its terms at {page}, then set HF_TOKEN to a token of that account"
 
 
 def first_line(error: Exception) -> str:
-    """Return what the library said first, and the names to choose from, which it tells on the second line."""
+    """Return the first line of the library's error, and the names to choose from, which are on the second line."""
     lines = (str(error) or type(error).__name__).splitlines()
     choice = [line for line in lines[1:2] if line.startswith("Please pick one")]
     return " ".join([lines[0], *choice]).removeprefix(HUB)

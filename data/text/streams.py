@@ -14,7 +14,7 @@ from data.text.documents import Batch, InputFile
 from data.text.sets import in_words, opened
 from data.text.text_column import flat, texts_of, value_at
 
-ROWS = 512  # of a batch
+ROWS = 512  # rows of a batch
 
 
 class Streamed:

@@ -13,7 +13,7 @@ BETWEEN = "\n\n"  # the passages of a list
 
 
 def flat(kind: Any, path: str) -> str:
-    """Return what a column of this Arrow type is at `.field.field` instead of text; "" where it is text."""
+    """Return the type of a column of this Arrow type at `.field.field`, where that is not text; "" where it is text."""
     for name in filter(None, path.split(".")):
         if not hasattr(kind, "get_field_index") or kind.get_field_index(name) < 0:
             return f"{kind} without {name!r}"

@@ -38,7 +38,7 @@ _BATCH = struct.Struct(
     + "4xI8q"  # 108 buffers: begin and length of validity and offsets, validity and items
 )  # fmt: skip
 SCHEMA_BYTES = PREFIX.size + _SCHEMA.size
-"""How long the schema is without what stands in its padding."""
+"""Length of the schema without its padding."""
 
 
 def schema(bits: int, padding: bytes) -> bytes:

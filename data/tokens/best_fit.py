@@ -51,5 +51,5 @@ def fill_rows(lengths: Sequence[int] | np.ndarray, row_len: int) -> Rows:
     words = np.array(taken[: begins[-1]], np.int64)
     sizes = words >> bits
     if ends:
-        sizes[begins[1:] - 1] -= np.add.reduceat(sizes, begins[:-1]) - row_len  # what is over is cut off the last one
+        sizes[begins[1:] - 1] -= np.add.reduceat(sizes, begins[:-1]) - row_len  # the excess is cut off the last one
     return Rows(words & last, sizes, begins)

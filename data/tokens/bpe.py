@@ -108,7 +108,7 @@ class Published:
     """A tokenizer that somebody else published."""
 
     path: str
-    """Its tokenizer.json, or the folder of it. The chat tokens must be its last ids."""
+    """Path of its tokenizer.json, or of the folder with it. The chat tokens must be its last ids."""
 
 
 def adopt(published: Published, folder: Path) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _parts(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
 
 
 def byte_letters() -> Any:
-    """Return how `tokenizers` spells bytes, one printable character for each. Source: GPT-2's encoder."""
+    """Return the spelling of bytes in `tokenizers`, one printable character each. Source: GPT-2's encoder."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     table = {**{byte: chr(byte) for byte in plain}, **{byte: chr(256 + n) for n, byte in enumerate(others)}}
@@ -286,7 +286,7 @@ def _finish(folder: Path, fingerprint: str) -> None:
 
 
 def _is_made(folder: Path, fingerprint: str) -> bool:
-    """Tell whether `folder` holds what `_finish` listed under this fingerprint, every byte of it."""
+    """Return whether `folder` holds what `_finish` listed under this fingerprint, every byte of it."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         manifest = outside.load(folder / MANIFEST)
         files = {name: _sha256(folder / name) for name in FILES}

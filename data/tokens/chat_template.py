@@ -19,7 +19,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 class ChatTemplate:
-    """How one model writes conversations."""
+    """The chat template of a model, which writes conversations as tokens."""
 
     def __init__(
         self, source: str, names: Mapping[str, str], special: Mapping[str, int], encode: Encode, stops: Sequence[int]
@@ -153,7 +153,7 @@ class _Row:
 
 
 def text_of(content: str | Sequence[Mapping[str, str]]) -> str:
-    """Return what is said; of the parts of an answer the texts, since calls of a tool are nanochat's."""
+    """Return the text of a message; of an answer in parts its texts, since calls of a tool are nanochat's."""
     if isinstance(content, str):
         return content
     return "".join(part["text"] for part in content if part.get("type", "text") == "text")

@@ -25,7 +25,7 @@ from data.tokens.tokenizer import encode_flat, load
 from store import local_files
 
 BATCH = 256  # documents
-HELD_OUT_BYTES = 32 << 20  # so much held-out text is enough
+HELD_OUT_BYTES = 32 << 20  # held-out text beyond this is not needed
 ADDRESS = "https://openaipublic.blob.core.windows.net/encodings"
 Encode = Callable[[list[str]], np.ndarray]
 
@@ -42,7 +42,7 @@ class CompressionSpec:
 
 @dataclass(frozen=True)
 class Peer:
-    """Somebody else's tokenizer, as published."""
+    """A tokenizer that somebody else published."""
 
     file: str
     sha256: str
@@ -109,7 +109,7 @@ def _of_kind(texts: Iterable[str], encoders: dict[str, tuple[int, Encode]]) -> d
 
 
 def _figures(count: np.ndarray, num_bytes: int, num_words: int) -> dict[str, Any]:
-    """Return what a tokenizer made of text of this size; `count` int64 (vocab_size,)."""
+    """Return the figures of a tokenizer on text of this size; `count` int64 (vocab_size,)."""
     tokens = int(count.sum())
     return {
         "tokens": tokens,

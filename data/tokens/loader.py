@@ -48,7 +48,7 @@ class Loader(ABC):
         """Return the ids of one step, int64 (rows, sequence_len + 1): inputs and targets overlap by all but one."""
 
     def cursor(self, step: int) -> dict[str, Any]:
-        """Return where `step` begins, and in which data."""
+        """Return the position in the data where `step` begins, and a name of the data."""
         return {"data": self.stream.sha256[:12]}
 
     def resume(self, cursor: Mapping[str, Any]) -> None:
@@ -135,7 +135,7 @@ class BestFit(Loader):
         self._epoch = lru_cache(maxsize=2)(self._order)
         self._group = lru_cache(maxsize=4)(self._packed)
         self._places = {0: Place()}
-        self._lock = Lock()  # of `_places`: the cursor is asked for by another thread than the one that makes batches
+        self._lock = Lock()  # lock of `_places`: the cursor is read by another thread than the one that makes batches
 
     def batch(self, step: int) -> np.ndarray:
         starts, lengths = [], []
@@ -164,7 +164,7 @@ class BestFit(Loader):
             self._places[numbers[0]] = Place(*numbers[1:])
 
     def _place(self, step: int) -> Place:
-        """Return where a step begins: from the nearest step before it whose place is known."""
+        """Return the place where a step begins: found from the nearest earlier step whose place is known."""
         with self._lock:
             known = max(one for one in self._places if one <= step)
             place = self._places[known]
@@ -194,7 +194,7 @@ class BestFit(Loader):
         # they come longest documents first, which is no order to learn in
         order = np.random.default_rng([self.seed, epoch, group]).permutation(len(counts))
         ends = np.cumsum(counts[order])
-        moved = begins[:-1][order] - (ends - counts[order])  # by how much the pieces of each row are
+        moved = begins[:-1][order] - (ends - counts[order])  # number of places by which the pieces of each row move
         pieces = np.arange(len(rows.sizes)) + np.repeat(moved, counts[order])
         return Packed(starts[rows.documents[pieces]], rows.sizes[pieces], np.concatenate([[0], ends]))
 

@@ -17,7 +17,7 @@ from data.tokens.token_file import Header, read_header
 DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 STARTS = np.dtype("<u8")
 MAPPED_BYTES = 64 << 20  # pages of the files that may count as this process's memory
-FAULT_BYTES = 64 << 10  # what the system maps where one byte was touched
+FAULT_BYTES = 64 << 10  # bytes that the system maps when one byte is touched
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Stream:
             start, at = min(stop, end), at + 1
 
     def _count(self, places: int, num_bytes: int) -> None:
-        """Give pages back before they add up; what the system keeps in its cache is there again at once."""
+        """Release pages before they add up; what the system keeps in its cache is there again at once."""
         self._mapped += places * FAULT_BYTES + num_bytes
         if self._mapped > MAPPED_BYTES and not self._is_small:
             self._mapped = 0

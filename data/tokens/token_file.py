@@ -34,9 +34,9 @@ MAGIC, VERSION, PLAIN = b"SLIPWAYT", 3, 2
 FIELDS = struct.Struct("<8sIIIIQQ32s32s")
 DIGEST_BYTES = 32
 FIELDS_AT = {PLAIN: 0, VERSION: arrow_messages.SCHEMA_BYTES}
-"""By version, where the fields stand."""
+"""Offset of the fields, by version."""
 BODIES = {PLAIN: FIELDS.size + DIGEST_BYTES, VERSION: 576}
-"""By version, where the ids stand; a multiple of 64, as Arrow would have it."""
+"""Offset of the ids, by version; a multiple of 64, as Arrow requires."""
 BODY = BODIES[VERSION]
 PLACE_BYTES = 8
 WIDTHS = (2, 4)
@@ -81,12 +81,12 @@ class Header:
 
     @property
     def body(self) -> int:
-        """Return where the ids stand."""
+        """Return the offset of the ids."""
         return BODIES[self.version]
 
     @property
     def index(self) -> int:
-        """Return where `starts` stands."""
+        """Return the offset of `starts`."""
         return self.body + self.num_tokens * self.width + self.padding
 
     @property
@@ -133,7 +133,7 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
 
 
 def is_intact(path: Path, header: Header) -> bool:
-    """Tell whether every byte is as it was written. Reads all of it."""
+    """Return whether every byte is as it was written. Reads all of it."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         file.seek(header.body)
@@ -150,7 +150,7 @@ def token_files(folder: Path, *parts: str) -> list[Path]:
 
 
 def is_token_folder(folder: Path) -> bool:
-    """Tell whether `folder` holds token shards, finished or not."""
+    """Return whether `folder` holds token shards, finished or not."""
     with suppress(OSError, ValueError):
         return outside.load(folder / MANIFEST, MANIFEST_BYTES, MANIFEST_BYTES // 16).get("kind") == KIND
     return not (folder / MANIFEST).exists() and any(token_files(folder))

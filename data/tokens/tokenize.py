@@ -74,7 +74,7 @@ class Writer:
         self.starts.extend((ends + self.num_tokens).tolist())
 
     def finish(self) -> None:
-        """Let the file appear, after it is on the disk."""
+        """Publish the file, after it is on the disk."""
         header = replace(self.header, num_tokens=self.num_tokens, num_documents=self.num_documents)
         self._write(bytes(header.padding))
         self._write(np.array(self.starts, STARTS).data)
@@ -124,7 +124,7 @@ def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0, par
         _make_all(due, tokenizer_folder, min(workers or processes, len(due), worth), processes)
     names = {task.target.name for task in tasks}
     for path in (*token_files(folder), *folder.glob(".*-[0-9]*.draft")):
-        if path.name not in names:  # of an earlier run, over more text or killed
+        if path.name not in names:  # a file of an earlier run, which had more text or was killed
             path.unlink()
     shards = [_about(task.target, tokenizer.sha256) for task in tasks]
     about: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "tokenizer_sha256": tokenizer.sha256}
@@ -138,7 +138,7 @@ def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0, par
 
 
 def _origin(text: Path) -> dict[str, Any]:
-    """Return what text shards say of where they come from, for the card."""
+    """Return the origin that text shards state, for the card."""
     manifest = read_manifest(parts(text)[0], finished=False)
     return {name: manifest.get(name, {}) for name in ("source", "options", "input")}
 
@@ -184,7 +184,7 @@ def _made(task: Task, tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
 
 
 def _work(tokenizer_folder: Path, threads: int) -> Callable[[Task], Iterator[tuple[int, int]]]:
-    """Return what a process of the pool does with a task."""
+    """Return the function that a process of the pool applies to a task."""
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     tokenizer = load(tokenizer_folder)
     return lambda task: _made(task, tokenizer)

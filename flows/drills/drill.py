@@ -49,15 +49,15 @@ from infra.transport.ssh import Ssh
 from store import Store
 from store.run_sync.run_folder import MANIFEST, RunFolder, by_folder
 
-LIMIT_S = 4 * 3600.0  # of each machine: a backstop, the drill itself takes minutes
-TIMER_S = 600.0  # of the machine that is left to its vendor's timer
-EXPECTED_S = 900.0  # that a machine is there, as a rule
+LIMIT_S = 4 * 3600.0  # time limit of each machine: a backstop, the drill itself takes minutes
+TIMER_S = 600.0  # time limit of the machine that is left to its vendor's timer
+EXPECTED_S = 900.0  # time for which a machine exists, as a rule
 MOST_OFFERS = 3  # tried for the worker, where others are faster
-WORK_S, LEAST_WORK_S = 900.0, 180.0  # until the work has its verdict, by the vendor's clock and by ours
-DOUBLE_S = 30.0  # for which a second machine of one request is looked for
+WORK_S, LEAST_WORK_S = 900.0, 180.0  # time until the work has its verdict, by the vendor's clock and by ours
+DOUBLE_S = 30.0  # time for which a second machine of one request is looked for
 POLL_S, LEAST_POLL_S = 5.0, 0.2
 PATIENCE_S, LEAST_PATIENCE_S = 150.0, 45.0  # with one deletion, likewise
-LATE_S, REHEARSED_LATE_S = 5.0, 60.0  # by our clock: for an answer, and for the processes of a rehearsal
+LATE_S, REHEARSED_LATE_S = 5.0, 60.0  # by our clock: delay of an answer, and of the processes of a rehearsal
 MOST_DELETIONS = 3
 SMI = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 WORK = """python - <<'END'
@@ -70,14 +70,14 @@ END
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What a drill would rent, and at what price at most."""
+    """The machines that a drill would rent, and the most that they would cost."""
 
     vendor: Market
     request: Request
     offers: tuple[Offer, ...]
     trials: tuple[str, ...]
     limits: Limits
-    """Of each machine."""
+    """Limits of each machine."""
 
     @property
     def expected_micro_usd(self) -> int:
@@ -121,12 +121,12 @@ class Drill:
     tell: Say
     is_light: bool = False  # the worker is held, and gets no work: all but log, checkpoint and self-end is tried
     watch: Watch = field(init=False)
-    runs: dict[str, str] = field(default_factory=dict)  # by trial
+    runs: dict[str, str] = field(default_factory=dict)  # names of runs by trial
     failures: dict[str, str] = field(default_factory=dict)  # likewise
     ground: Ground = Ground()
     creates: int | None = None
-    offer: Offer = field(init=False)  # of the next machine
-    offers: dict[str, Offer] = field(default_factory=dict)  # by trial, of those that were asked for
+    offer: Offer = field(init=False)  # the offer of the next machine
+    offers: dict[str, Offer] = field(default_factory=dict)  # the requested offers by trial
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.planned.vendor)
@@ -160,7 +160,7 @@ class Drill:
         return self.evidence()
 
     def evidence(self) -> Evidence:
-        """Return what was seen until now."""
+        """Return the evidence so far."""
         can = self.planned.vendor.can
         vendor = Vendor(
             name=self.planned.vendor.name, time_limit=can.time_limit, time_grain_s=can.time_grain_s,

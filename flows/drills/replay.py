@@ -29,7 +29,7 @@ ANOTHER_CLOCK = 1.0 + 1e-9  # a recording's time is another one on purpose, whic
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What came of a replay. `otherwise`: what was asked, or read, otherwise than when it was recorded."""
+    """The result of a replay. `otherwise`: requests or readings that differ from the recording."""
 
     vendor: str
     at: int
@@ -40,7 +40,7 @@ class Replayed:
 
 
 def replay(recording: Recording, settings: Settings) -> Replayed:
-    """Return what today's client makes of a recording."""
+    """Return the results of today's client on a recording."""
     seen, name = recording.evidence, recording.vendor
     first = next((one.at for one in recording.exchanges if one.at), float(recording.at))
     server, otherwise, asked = Replay(first), list[str](), list[VerbCall]()
@@ -96,7 +96,7 @@ def _ask(then: VerbCall, market: Market, trials: tuple[Trial, ...]) -> VerbCall:
 
 
 def _told(one: VerbCall) -> tuple[object, ...]:
-    """Return what is to be the same: what our promises rest on."""
+    """Return the part of a verb's result that must be the same, as our promises rest on it."""
     pods = [(pod.pod_id, pod.token, pod.state, pod.micro_usd_per_hour, pod.ends_at, pod.spend_limit_micro_usd,
              pod.spent_micro_usd) for pod in one.pods]  # fmt: skip
     return one.micro_usd, one.error, sorted(map(repr, pods))

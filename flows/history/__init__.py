@@ -1,1 +1,1 @@
-"""What became of a run, and the same run again: its story, its receipt, its repetition, the plain files of it."""
+"""The history of a run, and the same run again: its story, its receipt, its repetition, the plain files of it."""

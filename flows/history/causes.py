@@ -24,23 +24,23 @@ SIGNAL = re.compile(r"killed by (SIG[A-Z0-9]+)")
 
 @dataclass(frozen=True, kw_only=True)
 class RunEvidence:
-    """What is known of a run, a pod or a replica."""
+    """The evidence about a run, a pod or a replica."""
 
     run: str
     state: str
-    """As `inv status` says it."""
+    """State as `inv status` shows it."""
     rows: Sequence[Op]
-    """Every pod of it, oldest first."""
+    """Rows of all its pods, oldest first."""
     armed: frozenset[str] = frozenset()
-    """The tokens of those whose work was handed over."""
+    """Tokens of the pods to which the work was handed over."""
     verdict: Mapping[str, Any] = field(default_factory=dict)
     progress: Mapping[str, Any] = field(default_factory=dict)
     words: str = ""
     """The last lines of the log of the step that ran last."""
     why: str = ""
-    """What its controller or its provider says."""
+    """Explanation by its controller or its provider."""
     is_engine: bool = False
-    """It is a replica of a service: a process that answers, and has no end of its own."""
+    """True if it is a replica of a service: a process that answers, and has no end of its own."""
     recoveries: int = 0
 
     @property
@@ -62,11 +62,11 @@ class Cause:
     """preemption, limit, idle GPU, bad host, out of memory, full disk, killed engine, ..."""
     says: str
     then: str
-    """What to do, with the command to type."""
+    """Advice, with the command to type."""
 
 
 def cause_of(one: RunEvidence) -> Cause:
-    """Return why it is as it is."""
+    """Return the cause of its state."""
     return next(found for rule in RULES if (found := rule(one)) is not None)
 
 

@@ -120,7 +120,7 @@ def same_by(machines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def requirements() -> Iterator[str]:
-    """Yield what the steps are installed with, as pip reads it."""
+    """Yield the requirements of the steps, as pip reads them."""
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     wanted = {one.partition("==")[0] for one in environment.read_group(pyproject, "train")}
     pins = (ROOT / "constraints" / "train.txt").read_text(encoding="utf-8").splitlines()

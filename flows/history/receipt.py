@@ -39,15 +39,15 @@ class Receipt:
     at: float
     """UTC epoch seconds."""
     commit: str
-    """"" = no git here."""
+    """Commit of the checkout; "" = no git here."""
     diff_sha256: str
-    """Of what differed from the commit; "" = nothing did."""
+    """Digest of the difference from the commit; "" = none."""
     environment: str
-    """The key of what it trained in: its requirements, pins and Python."""
+    """Key of the environment it trained in: its requirements, pins and Python."""
     provider: str
     micro_usd_per_hour: int
     asked: Mapping[str, Any]
-    """The words of its launch about machines and limits."""
+    """Flags of its launch about machines and limits."""
     offer: Mapping[str, Any]
     store: str
     job: Mapping[str, Any]
@@ -102,7 +102,7 @@ def read(op: Op, settings: Settings) -> Receipt:
 
 
 def differences(one: Receipt, settings: Settings) -> list[str]:
-    """Return what is otherwise today than it was for that run, in words; [] where nothing is."""
+    """Return the differences between today and that run, in words; [] where there are none."""
     found = []
     commit, diff = _git("rev-parse", "HEAD").decode().strip(), _git("diff", "HEAD", "--binary")
     if commit != one.commit:
@@ -157,7 +157,7 @@ def weights(store: Store, name: str, fingerprint: str) -> dict[str, str]:
 
 
 def machine_of(one: Receipt, step: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a phase of the run computed with (`trainer.device.Machine.about`); {} where that is not known."""
+    """Return the hardware and software of a phase (`trainer.device.Machine.about`); {} where that is not known."""
     making, store = step["config"]["making"], Store(one.store)
     if "keeping" not in step["config"] or store.find(making["name"], making["fingerprint"]).problem:
         return {}
@@ -166,7 +166,7 @@ def machine_of(one: Receipt, step: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def machine_words(machine: Mapping[str, Any]) -> str:
-    """Return what a phase computed with, in words."""
+    """Return the hardware and software of a phase, in words."""
     what = count(machine["threads"], "thread") if machine["device"] == "cpu" else machine["device"]
     return f"{what}, PyTorch {machine['torch']}, {machine['units']}"
 
@@ -186,7 +186,7 @@ def python_version() -> str:
 
 
 def _git(*words: str) -> bytes:
-    """Return what git says of this checkout; nothing where there is no git."""
+    """Return the output of git for this checkout; nothing where there is no git."""
     try:
         done = subprocess.run(["git", "-C", str(ROOT), *words], stdin=subprocess.DEVNULL, capture_output=True)
     except OSError:

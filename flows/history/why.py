@@ -1,4 +1,4 @@
-"""Why a run, a pod or a service is as it is, in ten lines at most: `inv why`.
+"""The explanation of a run's, a pod's or a service's state, in ten lines at most: `inv why`.
 
 In: the journal's rows and events, a look at the pod or its last words at home, its logs. Out: a `WhyStory`: the cause
 first, then what happened in its order, what it cost, and what to type. Nothing is changed, and nothing is asked of a
@@ -38,7 +38,7 @@ class WhyStory:
     subject: str
     cause: Cause
     lines: tuple[str, ...]
-    """What happened, oldest first, then what it has cost."""
+    """The events, oldest first, then the cost."""
 
     @property
     def text(self) -> list[str]:
@@ -141,7 +141,7 @@ def _end_of(path: Path) -> str:
 
 
 def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> list[str]:
-    """Return what happened, in at most eight lines: asked for, pods, steps, what is safe, money."""
+    """Return the story in at most eight lines: request, pods, steps, what is safe, money."""
     found = []
     refused = [op for op in one.rows if op.state == FAILED]
     if refused:

@@ -1,4 +1,4 @@
-"""What should be in place before a training is rented: the lines of `inv doctor --for train`.
+"""The checklist of `inv doctor --for train`: what should be in place before a training is rented.
 
 In: settings, the journal. Out: a DoctorLine for each thing to look after; the store and the API server are asked,
 nothing is rented. "off": it works without. Called by: `inv doctor`.

@@ -14,7 +14,7 @@ from infra.errors import UsageError
 from store import local_files
 
 NAME, DRAFT, LOCK = ".env", ".env.draft", "env.lock"
-PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,~-]+")  # what means itself without quotes
+PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,~-]+")  # characters that need no quotes
 BOM = "\ufeff"
 
 

@@ -1,4 +1,4 @@
-"""What a new user enters, asked of those whom it is for: a vendor's key, a store. Nothing is kept or rented here.
+"""Checks of what a new user enters, a vendor's key or a store, at those who issued it. Nothing is kept or rented here.
 
 In: a key, or the address of a store. Out: what was found out about it, in words without the key. `inv init` calls it.
 """
@@ -21,17 +21,17 @@ STORE_KEYS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCES
 
 
 class Verdict(Enum):
-    """What came of asking."""
+    """The outcomes of a check."""
 
     GOOD = "good"
     REFUSED = "refused"
     UNKNOWN = "unknown"
-    """Nobody has said: no network, a server in trouble."""
+    """Nobody answered: no network, a server in trouble."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was found out."""
+    """The finding of a check."""
 
     verdict: Verdict
     said: str

@@ -1,4 +1,4 @@
-"""From processes of older code to ours: those leave, the journal is migrated, processes of this code take over."""
+"""The upgrade of processes of older code: they leave, the journal is migrated, processes of this code take over."""
 
 import time
 from collections.abc import Collection, Iterator
@@ -49,7 +49,7 @@ def take_over(left: Collection[str], journal: Journal, settings: Settings, tell:
 
 
 def _wanted(journal: Journal, settings: Settings) -> Iterator[str]:
-    """Give the leases of services, and of runs elsewhere that are not over."""
+    """Yield the leases of services, and of runs elsewhere that are not over."""
     yield from (service_lease(one.name) for one in service_rows.every(journal))
     for op in journal.ops(live=True):
         is_ours_alone = op.service or registry.provider(settings, op.vendor).is_here

@@ -33,14 +33,14 @@ from serve.policy.replica_states import State
 from serve.policy.service_state import ServiceRecord
 
 EVERY_S = 10.0
-NEAR = 0.8  # of a limit
-IDLE_S = 600.0  # by the run's clock, of all its GPUs
-IDLE_PERCENT = 5.0  # what a driver shows of a GPU on which nothing runs
+NEAR = 0.8  # share of a limit
+IDLE_S = 600.0  # by the run's clock, for all its GPUs
+IDLE_PERCENT = 5.0  # utilization that a driver shows for a GPU on which nothing runs
 ILL = tuple(one for one in State if one.value.startswith("FAILED")) + (State.NOT_READY, State.PREEMPTED)
 
 
 def is_wanted(journal: Journal, settings: Settings) -> bool:
-    """Tell whether anybody wants to be told of something that lives, or a notice waits to be sent."""
+    """Return whether anybody wants to be told of something that lives, or a notice waits to be sent."""
     return bool(_watched(journal, settings)) or outbox.waits(settings)
 
 
@@ -94,7 +94,7 @@ class NoticeWatch:
 
 
 def of_run(op: Op, seen: Sight, now: Clocks, idle_s: float = 0.0) -> Iterator[Notice]:
-    """Yield what is worth telling of a run at work. `idle_s`: for how long its GPUs were seen idle, by its clock."""
+    """Yield the notices about a run at work. `idle_s`: time for which its GPUs were seen idle, by its clock."""
     limit_s, left_s = spend.limit_s(op), spend.left_s(op, now, seen.clock_scale)
     guard = seen.guard
     if limit_s is None and guard.get("limit_s"):
@@ -113,7 +113,7 @@ def of_run(op: Op, seen: Sight, now: Clocks, idle_s: float = 0.0) -> Iterator[No
 
 
 def of_service(name: str, seen: ServiceRecord) -> Iterator[Notice]:
-    """Yield what is worth telling of the replicas of a service: each trouble of each replica once."""
+    """Yield the notices about the replicas of a service: each trouble of each replica once."""
     for one in seen.members:
         if one.state in ILL:
             state = one.state.value.lower().replace("_", " ")

@@ -53,7 +53,7 @@ def load(spec: LaunchSpec, path: str, cmd: str, workdir: str) -> JobFile | None:
 
 
 def is_job(path: str) -> bool:
-    """Return whether the file is one of a job; what cannot be opened is left to who reads flags."""
+    """Return whether the file is a job file; False for one that cannot be opened, which the reader of flags reports."""
     try:
         return job_file.is_job(Path(path))
     except OSError:
@@ -74,7 +74,7 @@ def provider_of(file: JobFile, spec: LaunchSpec) -> str:
 def understand(
     spec: LaunchSpec, file: JobFile, given_secrets: Mapping[str, str], settings: Settings, tell: Say
 ) -> "launch.Meant":  # fmt: skip
-    """Return what the job means. Raises UsageError for what cannot be meant, with the line."""
+    """Return the launch that the job means. Raises UsageError for an impossible one, with the line."""
     _refuse_flags_of_trainings(spec, file)
     if spec.self_end:
         raise UsageError(
@@ -179,7 +179,7 @@ def _refuse_flags_of_trainings(spec: LaunchSpec, file: JobFile) -> None:
 
 
 def same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Provider) -> machines.Wishes:
-    """Return what all tasks ask for: they run on the same machines. Raises UsageError."""
+    """Return the wishes of all tasks, which run on the same machines. Raises UsageError."""
     said = [one for one in file.tasks if one.said.resources is not None or one.num_nodes != 1] or [file.tasks[0]]
     provider = spec.provider or ("" if vendor.is_rented else vendor.name)
     found = [machines.wishes(one, typed, provider, vendor.is_rented, file.where) for one in said]
@@ -203,7 +203,7 @@ def with_number(machine: MachineSpec) -> MachineSpec:
 
 
 def on_own(machine: MachineSpec, vendor: Provider) -> tuple[MachineSpec, list[str]]:
-    """Return what a machine that nobody rents can give of it, and what is to be told.
+    """Return the part of a request that applies to an unrented machine, and notes about the rest.
 
     What only vendors offer is left out, which the file's notes have told; on this one, GPUs that are not there, too,
     which is told here.
@@ -220,7 +220,7 @@ def on_own(machine: MachineSpec, vendor: Provider) -> tuple[MachineSpec, list[st
 
 
 def secrets_of(words: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what `--secret` says. Raises UsageError, which does not repeat a value."""
+    """Return the secrets of `--secret`. Raises UsageError, which does not repeat a value."""
     found = {}
     for word in words:
         name, equals, value = word.partition("=")

@@ -75,7 +75,7 @@ def _step(name: str, configs: dict[str, Any]) -> Step:
 
 
 def step_name(tracker: str) -> str:
-    """Return what the sidecar of a tracker is called; of a file, by letters that any folder can have."""
+    """Return the name of a tracker's sidecar; for a file, in letters that any folder can have."""
     stem = Path(tracker).name.removesuffix(".py") if is_file(tracker) else tracker
     return f"track-{re.sub('[^A-Za-z0-9_-]', '-', stem)}"
 
@@ -85,7 +85,7 @@ def _plain(spec: Any) -> Any:
 
 
 def variables(settings: Settings) -> dict[str, str]:
-    """Return what trackers are told of our settings, but for secrets. Raises UsageError for a password in an address.
+    """Return the settings for trackers, but for secrets. Raises UsageError for a password in an address.
 
     An address of this machine is taken as it is: it is of use to runs on this machine.
     """

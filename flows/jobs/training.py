@@ -33,7 +33,7 @@ TRUTHS = {"true": True, "false": False}
 
 
 def is_training(file: JobFile) -> bool:
-    """Tell whether the work is a training of ours."""
+    """Return whether the work is a training of ours."""
     return any(task.train is not None for task in file.tasks)
 
 

@@ -1,4 +1,4 @@
-"""What a job of one's own does, as a launch takes it: its steps, what goes along, what it is given -> a plan."""
+"""The work of a user's own job, as a launch takes it: its steps, files, variables and secrets become a plan."""
 
 import time
 from collections.abc import Mapping
@@ -22,23 +22,23 @@ from infra.units import count
 
 @dataclass(frozen=True, kw_only=True)
 class JobWork:
-    """What a job of one's own does, with all that it is given."""
+    """The work of a user's own job, with its variables and secrets."""
 
     file: JobFile
     envs: tuple[Mapping[str, str], ...]
-    """Of each task: those that anybody may read."""
+    """Variables of each task that are not secret."""
     secrets: Mapping[str, str] = field(repr=False)
-    """The others, of all tasks."""
+    """Secret variables of all tasks."""
     notes: tuple[str, ...] = ()
     name: str = ""
-    """Of the run, where one was typed."""
+    """Name of the run, where one was typed."""
     made: str = ""
     typed: MachineSpec = MachineSpec()
-    """What was said of the machine beside the file, which outweighs it."""
+    """The machine that was asked for by flags, which override the file."""
 
     @property
     def stem(self) -> str:
-        """Return what the run is called, in front of a number."""
+        """Return the name of the run, in front of a number."""
         return self.file.name.lower()
 
     def plan(
@@ -72,7 +72,7 @@ class JobWork:
         return learned.learn(plan, settings, vendor, offer)
 
     def _engine_keys(self, request: Request) -> tuple[dict[str, Any], list[str]]:
-        """Return what of the file is the business of an engine, and what of it has no effect, in words.
+        """Return the keys of the file for an engine, and those that have no effect, in words.
 
         Raises UsageError for what its clouds cannot do.
         """
@@ -86,7 +86,7 @@ class JobWork:
         return keys, notes
 
     def _shown(self, is_own: bool, vendor: Provider, store: str) -> list[str]:
-        """Return what will be done, in words."""
+        """Return the planned actions, in words."""
         found = []
         for task, envs in zip(self.file.tasks, self.envs, strict=True):
             texts = [("setup once per pod", task.setup.strip()), ("run", task.run.strip())]

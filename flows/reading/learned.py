@@ -1,4 +1,4 @@
-"""What plans learn from runs: the times of steps that are over, the forecast of those to come, what is left of a run.
+"""Learning from runs: the times of steps that are over, forecasts of those to come, what is left of a run.
 
     plan -> learn -> (launch) remember -> (it works) left -> (it is over) gather -> Timings -> the next plan
 
@@ -43,7 +43,7 @@ from trainer.plan.estimates import PHASE_START_S, operations, shape
 
 HERE_S, ELSEWHERE_S, BUILD_S = 3.0, 15.0, 60.0  # around the steps: of pods here; on own machines; to build environments
 BUILT_S = 5.0  # an environment that took longer than this to be had was built
-LOOKED_AT = 200  # of the newest rows, when times are gathered
+LOOKED_AT = 200  # newest rows that are read when times are gathered
 
 
 # Before: what is expected.
@@ -67,18 +67,18 @@ def learn(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | None 
 
 
 def works_of(job: Job, target: str, machine: str, guesses: Mapping[str, float | None]) -> list[StepWork]:
-    """Return what the steps of a job do, as far as their time depends on it. `guesses`: seconds by formulas."""
+    """Return the work of a job's steps, as far as their time depends on it. `guesses`: seconds by formulas."""
     return [_work_of(step, target, machine, guesses.get(step.name)) for step in job.steps]
 
 
 def _work_of(step: Step, target: str, machine: str, guess_s: float | None) -> StepWork:
     making = step.config.get("making")
-    if not making:  # of one's own: the same words are the same work
+    if not making:  # a job of one's own: the same command is the same work
         return StepWork(step=step.name, kind=f"job {target}", machine=machine, shape=step.name, guess_s=guess_s)
     kind = f"{step.words[-1]} v{VERSIONS.get(step.words[-1], 1)}"
     try:
         phase = next(iter(phases_of([step])), None)
-    except ConfigError:  # of an older Slipway, whose settings had other names
+    except ConfigError:  # the config of an older Slipway, whose settings had other names
         phase = None
     if phase is None:
         read = {role: one["fingerprint"] for role, one in sorted(making["inputs"].items())}
@@ -91,7 +91,7 @@ def _work_of(step: Step, target: str, machine: str, guess_s: float | None) -> St
 
 
 def around(machine: str, settings: Settings, vendor: Provider, is_found: bool | None) -> StepWork:
-    """Return what a run takes besides its steps. `is_found`: whether its environment is there; None = nobody knows."""
+    """Return the work of a run besides its steps. `is_found`: whether its environment exists; None = nobody knows."""
     usual_s = SETUP_S[1] if vendor.is_rented and not settings.rehearsal else HERE_S if vendor.is_here else ELSEWHERE_S
     guess_s = usual_s + (BUILD_S if is_found is False else 0.0)
     kind = around_kind(vendor.name, is_found)
@@ -105,14 +105,14 @@ def around_kind(vendor: str, is_found: bool | None) -> str:
 
 
 def _is_found(job: Job, settings: Settings, vendor: Provider) -> bool | None:
-    """Tell whether the environment is there; None where only the machine knows."""
+    """Return whether the environment is there; None where only the machine knows."""
     if not (vendor.is_here or settings.rehearsal) or not any(step.environment for step in job.steps):
         return None
     return environment.find("train", ROOT, settings.environments, job.torch) is not None
 
 
 def machine_of(request: Request, settings: Settings, vendor: Provider, offer: Offer | None = None) -> str:
-    """Return what work runs on, as records know it: the same words for machines that are equally fast."""
+    """Return the name of the machine in records: the same for machines that are equally fast."""
     if vendor.is_here or settings.rehearsal:  # a rehearsal's pods are processes of this machine
         found = here(0 if settings.rehearsal else request.num_gpus)
     elif request.num_gpus or (offer and offer.num_gpus):
@@ -126,7 +126,7 @@ def machine_of(request: Request, settings: Settings, vendor: Provider, offer: Of
 
 
 def here(num_gpus: int = 0) -> str:
-    """Return what this machine is: its GPUs, of which `num_gpus` work, or its CPUs."""
+    """Return the name of this machine: its GPUs, of which `num_gpus` work, or its CPUs."""
     found = [] if environment.torch_build() == "cpu" else [one["name"] for one in host.nvidia()[0]]
     if found:
         return f"{max(1, num_gpus)} x {gpus.meant(found[0])}"
@@ -205,14 +205,14 @@ def came(
     op: Op, progress: Mapping[str, Any], verdict: Mapping[str, Any], before: RunTimes | None, is_alone: bool,
     settings: Settings,
 ) -> RunTimes:  # fmt: skip
-    """Return what a run that is over has taken. `is_alone`: no other pod has worked on it."""
+    """Return the times of a run that is over. `is_alone`: no other pod has worked on it."""
     job, vendor = Job.from_json(op.job), registry.provider(settings, op.vendor)
     told = before or RunTimes(token=op.token, run=op.run, vendor=op.vendor, asked_at=float(op.intent_at))
     works = {one.step: one for one in told.works}
     if not works:  # it was begun by a Slipway that kept no forecasts, or by a keeper
         request = Request(**json.loads(op.request)) if op.request else Request(run=op.run, provider=op.vendor)
         machine = machine_of(request, settings, vendor)
-        is_found = True if vendor.is_here or settings.rehearsal else None  # what it was shows below
+        is_found = True if vendor.is_here or settings.rehearsal else None  # whether it was there shows below
         found = [*works_of(job, op.target, machine, {}), around(machine, settings, vendor, is_found)]
         works = {one.step: one for one in found}
     if not (vendor.is_here or settings.rehearsal) and (seen := _gpus_of(progress, job)):
@@ -247,7 +247,7 @@ def _time_of(
 ) -> StepTime:  # fmt: skip
     """Return the time of a step that is done. `length`: how many steps of training it has, where it trains."""
     marks = tuple((float(at_s), min(1.0, share)) for at_s, share in step.get("marks") or ())
-    went_on = bool(marks and type(length) is int and marks[0][1] * length > 1.5)  # from a checkpoint
+    went_on = bool(marks and type(length) is int and marks[0][1] * length > 1.5)  # resumed from a checkpoint
     return StepTime(
         work=work,
         at=step["ended_at"],
@@ -269,7 +269,7 @@ def _gpus_of(progress: Mapping[str, Any], job: Job) -> str:
 
 
 def errors(journal: Journal, settings: Settings, run: str = "") -> list[ForecastError]:
-    """Return how far forecasts were off: of `run`, or of all runs, oldest first. Raises UsageError: no such run."""
+    """Return the errors of forecasts: of `run`, or of all runs, oldest first. Raises UsageError: no such run."""
     gather(journal, settings)
     name, now = find_run(journal, run).run if run else "", read_clocks()
     told, found = journal.told("vendor"), []

@@ -15,7 +15,7 @@ from store import StoreError
 
 
 def is_gone(op: Op, settings: Settings) -> bool:
-    """Tell whether nothing can be asked of it any more: what it has left is in the store."""
+    """Return whether it cannot be asked any more, so that its logs are in the store only."""
     return not op.is_live and registry.provider(settings, op.vendor).fleeting
 
 

@@ -1,4 +1,4 @@
-"""What `inv eval` has found of a model and kept beside it in the store, with the form of its numbers."""
+"""The measures of a model that `inv eval` has kept beside it in the store, with the format of each number."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ def kept_as(name: str) -> str:
 
 
 def kept(settings: Settings, name: str, fingerprint: str) -> dict[str, Any]:
-    """Return what is known of that very model; {} when nothing is."""
+    """Return the measures of that very model; {} when there are none."""
     store = Store(settings.store)
     found = store.check(kept_as(name))
     if found.problem or found.fingerprint != fingerprint:

@@ -21,7 +21,7 @@ Place = Callable[[str, str], bytes | None]  # phase and file -> what it holds, N
 
 
 def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
-    """Yield where the figures of a run may be, the likeliest first.
+    """Yield the places where the figures of a run may be, the likeliest first.
 
     One that cannot be asked is left out, which `tell` hears.
     """
@@ -43,7 +43,7 @@ def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
         making = makings.get(phase)
         return of_artifact(settings.store, making["name"], making["fingerprint"], file) if making else None
 
-    if credentials.kind(settings.store) == "":  # of a store elsewhere a whole model would be fetched
+    if credentials.kind(settings.store) == "":  # from a store elsewhere a whole model would be downloaded
         yield artifact
     if op.store:
         with _told(op, f"its store {op.store}", tell):
@@ -77,7 +77,7 @@ def _told(op: Op, what: str, tell: Say) -> Iterator[None]:
 
 
 def read(path: Path) -> bytes | None:
-    """Return what a file holds, None where there is none."""
+    """Return the content of a file, None where there is none."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

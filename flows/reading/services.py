@@ -21,14 +21,14 @@ from serve.policy import replica_states, service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import Member, ServiceRecord
 
-RECENT_S = 300.0  # what metrics are taken from
+RECENT_S = 300.0  # period from which metrics are taken
 TAIL_BYTES = 8 << 20
 SOON_S = 14 * 86_400.0  # before a certificate ends
 SHOWN_FAILURES = 5
 
 
 def look(names: Sequence[str], settings: Settings, journal: Journal, with_metrics: bool) -> list[dict[str, Any]]:
-    """Return what there is to tell of each service that has not ended."""
+    """Return the facts about each service that has not ended."""
     found = [one for one in (about(name, settings, journal) for name in names) if one]
     for one in found if with_metrics else ():
         one["metrics"] = figures(one["service"], settings)
@@ -64,7 +64,7 @@ def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
 
 
 def certificate_of(tls: Tls | None, now: float) -> dict[str, Any] | None:
-    """Return when the certificate of a service ends, and what is to be done about it; None without one."""
+    """Return the end of a service's certificate, and advice about it; None without one."""
     if tls is None:
         return None
     try:

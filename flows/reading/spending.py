@@ -1,4 +1,4 @@
-"""What was spent: the ledger's lines, and the sums of months, with the vendors' newest word where that is asked for."""
+"""Spending: the ledger's lines and monthly sums, with the vendors' latest bills where these are asked for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from infra.providers import Market, offers
 from infra.settings import Settings
 
 ASK_S = 60.0
-LATE_S = 48 * 3600  # for so long after its end a vendor may still correct a bill
+LATE_S = 48 * 3600  # time after a pod's end in which a vendor may still correct a bill
 DAY_S = 86400
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What was spent. Money in micro-dollars."""
+    """Spending in micro-dollars."""
 
     lines: list[PodCost]
     months: dict[str, int]
     """Sums by month, `2026-11`; {} where one month is asked for."""
     problems: list[str]
-    """Which vendors did not answer, and why."""
+    """Vendors that did not answer, each with the reason."""
 
 
 def spent(journal: Journal, settings: Settings, *, run: str = "", month: str = "", asks: bool = False) -> Spending:
-    """Return what was spent, of one run or all, in one month or ever; `asks`: the vendors are asked for their bills."""
+    """Return the spending of one run or all, in one month or ever; `asks`: vendors are asked for their bills."""
     rows = [op for op in journal.ops() if not run or op.run == run]
     problems = ask_bills(rows, journal, settings) if asks else []
     now, told, scale = read_clocks(), journal.told("vendor"), settings.clock_scale
@@ -86,5 +86,5 @@ def bill_of(market: Market, row: Op) -> int | None:
 
 
 def is_open(row: Op, told: dict[str, tuple[int, int]]) -> bool:
-    """Tell whether the vendor may have something new to say."""
+    """Return whether the vendor may have something new to say."""
     return row.is_live or row.token not in told or told[row.token][0] < (row.ended_at or 0) + LATE_S

@@ -33,8 +33,8 @@ from trainer.records.phase_registry import PHASES
 from trainer.reporting.jsonl_log import FIGURES, SAID, parse
 from trainer.reporting.run_report import PhaseStory, Story
 
-FOREGROUND = "foreground"  # what `inv train` does here, which is no run of its own
-HERE = ROOT / "var" / "work" / "runs"  # where that is
+FOREGROUND = "foreground"  # the name for `inv train`, which is no run of its own
+HERE = ROOT / "var" / "work" / "runs"  # its folder
 
 
 def story_of(word: str, journal: Journal, settings: Settings, tell: Say) -> Story:
@@ -120,7 +120,7 @@ def of_run(op: Op, view: PodView, journal: Journal, settings: Settings, tell: Sa
 
 
 def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str, str, str]]:
-    """Return what `inv eval` has found of that very model."""
+    """Return the results of `inv eval` for that very model."""
     found = measures.kept(settings, name, fingerprint).get("measures", {})
     return [
         (key, f"{measures.of_unit(one, one['value'])}{'' if one['unit'] == 'share' else ' ' + one['unit']}",
@@ -158,7 +158,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 
 def about_of(folder: Path) -> dict[str, Any]:
-    """Return what its maker wrote about an artifact; {} where that is damaged."""
+    """Return the facts that its maker wrote about an artifact; {} where they are damaged."""
     with contextlib.suppress(OSError, outside.Unreadable):
         return outside.typed(outside.load(folder / "ARTIFACT.json"), "about", dict, {})
     return {}

@@ -1,4 +1,4 @@
-"""What happened to a run by the clock: marks for its curves, and what it had cost at each moment.
+"""The timeline of a run: marks for its curves, and its cost at each moment.
 
 In: its rows in the journal, and how it is shown now. Out: times with words; points of a curve. Asks nobody.
 """
@@ -17,7 +17,7 @@ Mark = tuple[float, str, str]  # UTC epoch seconds, a kind, words
 
 
 def marks_of(op: Op, view: PodView | None, journal: Journal) -> list[Mark]:
-    """Return when what happened to a run: checkpoints that were saved, pods that were lost, its recoveries."""
+    """Return the events of a run with their times: saved checkpoints, lost pods, recoveries."""
     found = [(float(at), SAVED, f"{name} is in the store") for name, at in (view.in_store if view else {}).items()]
     found += [(float(at), SAVED, name) for name, at in _checkpoints_here(op)]
     rows = [one for one in journal.ops(run=op.run) if one.slot == 0 or one.slot < 0]

@@ -14,7 +14,7 @@ SAVING = "Checkpoints and artifacts"
 
 @dataclass(frozen=True, kw_only=True)
 class WorkSpec:
-    """What is to be made, as somebody asks for it; "" and None leave it to the profile and to the settings."""
+    """The work that somebody asks for, as flags; "" and None leave it to the profile and to the settings."""
 
     phase: str = flag("sft", f"{phase_names()}, a sum such as mid+sft, or all", group=WORK)
     profile: str = flag("", "recipe of model and training: a name that inv config --profile takes, or a .yaml file",

@@ -21,7 +21,8 @@ class ArmRow:
     arm: ArmResult
     trials: list[TrialResult]
     apart: ArmDifference | None
-    """From the arm that all are compared with; None for that one itself, and where nothing can be compared."""
+    """Difference from the arm that all are compared with; None for that arm itself, and where nothing can be
+    compared."""
     verdict: str
 
     def beside(self, name: str) -> list[float]:
@@ -31,7 +32,7 @@ class ArmRow:
 
     @property
     def state(self) -> str:
-        """Return how its trials stand, in words."""
+        """Return the state of its trials, in words."""
         states = [one.state for one in self.trials]
         return ", ".join(
             word if states.count(word) == len(states) else f"{states.count(word)} {word}"
@@ -105,7 +106,7 @@ def as_number(text: str) -> float | None:
 
 
 def verdict(apart: ArmDifference | None, rank: Ranking) -> str:
-    """Return what a difference says: better, worse, no difference, or that one seed says nothing."""
+    """Return the meaning of a difference: better, worse, no difference, or that one seed says nothing."""
     if apart is None:
         return ""
     if apart.verdict != "different":

@@ -35,12 +35,12 @@ def begin(
     )  # fmt: skip
     lost = [run for run, one in planned.trials.items() if one.plan.job is not None]
     result = kept.adopt(result, settings, lost)
-    if spec.early_stop is None:  # who was stopped or not begun for being behind is wanted now
+    if spec.early_stop is None:  # trials that early stopping ended or skipped are wanted now
         for run, one in result.trials.items():
             if one.state in (kept.STOPPED, kept.SKIPPED):
                 result.trials[run] = trials[run]
     for run, one in result.trials.items():
-        if not one.is_over:  # what lies there is of another time, when something else was asked
+        if not one.is_over:  # the files there are of an earlier sweep, with other flags
             (result.folder / f"{run}.jsonl").unlink(missing_ok=True)
     work = SweepWork(planned, result, journal, settings, tell)
     if planned.limit is not None:
@@ -62,7 +62,7 @@ def begin(
 
 
 def limit_of(planned: SweepPlan) -> int | None:
-    """Return what all of it may cost, in micro-dollars."""
+    """Return the most that all of it may cost, in micro-dollars."""
     limit = planned.shared.limit if planned.shared else None
     return limit.amount if limit else planned.limit
 
@@ -76,7 +76,7 @@ def end_pod(name: str, result: SweepResult) -> "subprocess.Popen[bytes]":
 
 
 def _remember(work: SweepWork, run: str) -> None:
-    """Let the rungs know what a trial of an earlier time has come to."""
+    """Tell the rungs the results of a trial that ran earlier."""
     assert work.halving is not None
     one, rank = work.result.trials[run], work.planned.spec.rank
     for rung in work.halving.rungs if one.is_over else ():

@@ -30,22 +30,22 @@ from store import local_files, outside
 
 LEASE = "sweep:"
 COMMAND = "command.json"
-STOP_S = 60.0  # for a sweep that was told to leave
+STOP_S = 60.0  # for a sweep that was told to stop
 POLL_S = 0.1
 RECENT_S = 900.0  # since it wrote anything, where nothing of it lives: nobody rents for a sweep of last week
 
 
 @dataclass(frozen=True)
 class SweepCommand:
-    """What began a sweep."""
+    """The command that started a sweep."""
 
     name: str
     words: tuple[str, ...]
-    """Of `inv`, with all that was asked answered."""
+    """Arguments of `inv`, with the answers to all questions."""
     typed: str
-    """The same as it was typed."""
+    """The command as it was typed."""
     is_here: bool
-    """Its runs are on this machine, and end with it."""
+    """True if its runs are on this machine, and end with it."""
 
     def write(self, folder: Path) -> None:
         """Keep it in the sweep's folder."""
@@ -56,7 +56,7 @@ class SweepCommand:
 
 @contextlib.contextmanager
 def at_work(command: SweepCommand, journal: Journal, settings: Settings) -> Iterator[None]:
-    """Be the one that is at work on a sweep. Raises UsageError while another process is."""
+    """Hold the lease of the process at work on a sweep. Raises UsageError while another process has it."""
     try:
         lease = journal.take(f"{LEASE}{command.name}")
     except Held:
@@ -67,7 +67,7 @@ def at_work(command: SweepCommand, journal: Journal, settings: Settings) -> Iter
     command.write(kept.folder_of(command.name, settings))
     try:
         yield
-    finally:  # whoever leaves by itself has said how to go on
+    finally:  # a sweep that stops by itself has said how to resume it
         journal.release(lease)
 
 
@@ -118,7 +118,7 @@ def known(journal: Journal, settings: Settings) -> list[str]:
 
 
 def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]:
-    """Have nobody be at work on a sweep, nor go on with it; return the live rows of its runs and its pods."""
+    """End the process at work on a sweep, for good; return the live rows of its runs and its pods."""
     lease = f"{LEASE}{name}"
     deadline = time.monotonic() + STOP_S
     if holder := journal.holder(lease):
@@ -138,7 +138,7 @@ def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]
 
 
 def is_at_work(journal: Journal) -> bool:
-    """Tell whether a living process is at work on a sweep."""
+    """Return whether a living process is at work on a sweep."""
     return any(one.startswith(LEASE) for one in journal.held())
 
 

@@ -22,7 +22,7 @@ from infra.errors import UsageError
 from infra.settings import Settings
 
 Dealt = tuple[list[PodSpec], dict[str, list[ExperimentConfig]]]
-EVAL_EVERY = 20  # of GRAIL's configurations; an experiment on its own has 40
+EVAL_EVERY = 20  # GRAIL's configurations have this; an experiment on its own has 40
 LEARNING_RATES = (1e-6, 3e-6, 5e-6, 1e-5)
 BATCHES = ((2, 256), (4, 128), (8, 64), (16, 32))
 EFFECTIVE_BATCH = 512
@@ -97,12 +97,12 @@ class NamedSweep:
     name: str
     about: str
     where: str
-    """Whose it is: built in, or a file."""
+    """Origin of the sweep: built in, or a file."""
     make: Callable[[], SweepSpec]
 
 
 RL = (lr_sweep, multi_dataset, model_size, batch_grid, custom_advanced)
-HOURS = {"model_size": (10.0, 12.0)}  # where that is not the pods' own limit
+HOURS = {"model_size": (10.0, 12.0)}  # hours of the pods, where these are not their own limit
 
 
 def known(settings: Settings) -> dict[str, NamedSweep]:

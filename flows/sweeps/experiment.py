@@ -16,7 +16,7 @@ from infra.errors import UsageError
 from infra.names import check_name
 from infra.runs.pod_set import PodEntry
 
-PodSpec = PodEntry  # as GRAIL calls it
+PodSpec = PodEntry  # the name that GRAIL uses
 DATASETS = ("gsm8k", "math", "mbpp")
 RANK = Ranking(by="reward", mode="max")
 GROUP, MAX_NEW, ROW = 16, 2048, 3072  # answers to a prompt, tokens of an answer, and of an answer with its prompt
@@ -112,7 +112,7 @@ def schema() -> list[tuple[str, Any, str]]:
 
 
 def read(where: str, said: Any) -> ExperimentConfig:
-    """Return what a function gave for an experiment. Raises UsageError for what is none."""
+    """Return the config that a function returned for an experiment. Raises UsageError for an invalid one."""
     if isinstance(said, ExperimentConfig):
         return said
     files.check_keys(where, said, [one.name for one in fields(ExperimentConfig)])
@@ -133,7 +133,7 @@ def trial(sweep: str, one: ExperimentConfig, machine: PodEntry, sharing: int) ->
 
 
 def differs(one: ExperimentConfig) -> dict[str, str]:
-    """Return what an experiment says otherwise than the default."""
+    """Return the settings of an experiment that differ from the defaults."""
     found = {}
     for name, default, _ in schema():
         value = getattr(one, name)

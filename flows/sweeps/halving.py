@@ -24,7 +24,7 @@ def rungs(steps: int, early: EarlyStop) -> list[int]:
 
 
 def goes_on(value: float, competing: Sequence[float], factor: int) -> bool:
-    """Tell whether a trial goes on. `competing`: the values of all at its rung, its own among them; less is better."""
+    """Return whether a trial goes on. `competing`: the values of all at its rung, with its own; less is better."""
     if math.isnan(value):
         return False
     place = max(0, len(competing) // factor - 1)
@@ -33,13 +33,13 @@ def goes_on(value: float, competing: Sequence[float], factor: int) -> bool:
 
 @dataclass
 class Halving:
-    """What is known at each rung."""
+    """The scores of trials at each rung."""
 
     factor: int
     rungs: Sequence[int]
-    """Steps, in their order."""
+    """Steps of the rungs, ascending."""
     values: dict[int, dict[str, float]] = field(default_factory=dict)
-    """By rung, then by trial."""
+    """Scores by rung, then by trial."""
 
     def hear(self, trial: str, values: Mapping[int, float]) -> int | None:
         """Return the rung at which a trial is to stop, None when it goes on.

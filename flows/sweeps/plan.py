@@ -1,4 +1,4 @@
-"""What a sweep comes to here and now: each trial's plan and price, the pods it runs on. Nothing is begun."""
+"""The plan of a sweep here and now: each trial's plan and price, the pods it runs on. Nothing is started."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,18 +29,18 @@ from store import credentials
 
 @dataclass
 class PlannedTrial:
-    """A trial, and what it comes to."""
+    """A trial with its plan."""
 
     trial: SweepTrial
     plan: Plan
     spec: LaunchSpec
-    """Of its launch, which is that of the trial but for what says where it goes."""
+    """Flags of its launch: those of the trial, but for the ones that say where it runs."""
     most_micro_usd: int = 0
-    """What it may cost at most; 0 where nothing is paid."""
+    """The most it may cost; 0 where nothing is paid."""
 
     @property
     def estimate_s(self) -> float:
-        """Return how long it may take."""
+        """Return the estimated time."""
         return total(self.plan.forecast)[1]
 
 
@@ -51,12 +51,12 @@ class SweepPlan:
     spec: SweepSpec
     trials: dict[str, PlannedTrial]
     lanes: Sequence[Lane]
-    """The pods that have trials, and those in their order, should all take as long as is thought."""
+    """Pods that have trials, and these in their order; all should take about the same time."""
     idle: int
-    """Pods that have no trial."""
+    """Number of pods that have no trial."""
     is_rented: bool
     limit: int | None
-    """Micro-dollars for all trials together; None: nothing is paid, or nobody said one."""
+    """Micro-dollars for all trials together; None = nothing is paid, or no limit was given."""
     shared: SweepPods | None = None
     """The pods that several trials share, each of which has a lane for each part; None: each trial rents its own."""
     more: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class SweepPlan:
 
     @property
     def most_micro_usd(self) -> int:
-        """Return what all trials may cost at most."""
+        """Return the most that all trials may cost."""
         return sum(one.most_micro_usd for one in self.trials.values())
 
 
@@ -79,7 +79,7 @@ def limit_of(said: str) -> int | None:
 
 
 def share(limit: int, trials: int, own: int | None) -> int:
-    """Return what one trial may cost: what it asks for itself, and an equal share of the limit at most."""
+    """Return the most that one trial may cost: its own limit, and an equal share of the common one."""
     each = limit // max(1, trials)
     return each if own is None else min(own, limit)
 
@@ -185,7 +185,7 @@ def price(
 
 
 def makings(plan: Plan) -> dict[str, str]:
-    """Return what the plan's job makes: fingerprints by name."""
+    """Return the artifacts of the plan's job: fingerprints by name."""
     found = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
     return {one["name"]: one["fingerprint"] for one in found}
 
@@ -242,7 +242,7 @@ def lanes_of(
 
 
 def _berth(op: Op) -> Berth:
-    """Return what of a machine of one's own a run has, or had."""
+    """Return the part of an own machine that a run has, or had."""
     return Berth(f"{op.place} device {op.devices}" if op.devices else op.place, op.place, op.devices)
 
 

@@ -53,10 +53,10 @@ class SweepPods:
 
     set_name: str
     entries: Mapping[str, PodEntry] = field(default_factory=dict)
-    """Those that are rented for it and end with it; without any, pods that are there are used, and stay."""
+    """Pods that are rented for the sweep and end with it; {} = existing pods are used, and stay."""
     limit: SetLimit | None = None
     there: tuple[str, ...] = ()
-    """Those that are there already, by name."""
+    """Names of pods that exist already."""
 
 
 def shared_by(spec: SweepSpec, pack: int, pods_wanted: int | None, provider: str, tell: Say) -> SweepPods:
@@ -107,13 +107,13 @@ def _same_machine(spec: SweepSpec) -> PodEntry:
 
 
 def num_gpus(spec: LaunchSpec) -> int:
-    """Return how many GPUs one run takes: as it says, else by its set of kinds the least, else one."""
+    """Return the number of GPUs of one run: its own, else the least of its set of kinds, else one."""
     kinds = gpus.read_set(spec.gpu, spec.num_gpus)
     return spec.num_gpus or min((number for _, number in kinds if number), default=1)
 
 
 def _limit_of(spec: SweepSpec, entries: Mapping[str, PodEntry], tell: Say) -> SetLimit | None:
-    """Return what all pods may cost together; None where each ends by itself and nobody says more. Raises UsageError.
+    """Return the common limit of all pods; None where each has its own and nothing else is given. Raises UsageError.
 
     Without one that is typed, the limits of the runs are added up.
     """
@@ -189,11 +189,11 @@ class PodsAtWork:
     end: "Callable[[str], subprocess.Popen[bytes]]"
     making: dict[str, threading.Thread] = field(default_factory=dict)
     made: Counter[str] = field(default_factory=Counter)
-    """How often each was made, or tried to be."""
+    """Number of attempts to make each pod."""
     due_at: dict[str, float] = field(default_factory=dict)
-    """When a pod that could not be had is tried again, by the monotonic clock."""
+    """Times of the monotonic clock at which pods that could not be had are tried again."""
     given_up: dict[str, str] = field(default_factory=dict)
-    """Why a pod is not made again, in words."""
+    """Reasons why pods are not made again, in words."""
     ending: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
     looked_at: float = 0.0
 
@@ -312,7 +312,7 @@ def share_costs(
 def make(wanted: SweepPods, name: str, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Rent a pod of a sweep under its share of what all may cost. Raises what renting raises."""
     limit = wanted.limit
-    if limit is not None:  # what earlier pods have cost counts
+    if limit is not None:  # the cost of earlier pods counts
         free = budgets.state(journal, limit.budget, settings.clock_scale).free
         limit = replace(limit, share=min(limit.share, free))
         if limit.share <= 0:

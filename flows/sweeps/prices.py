@@ -1,4 +1,4 @@
-"""What the pods of a sweep cost: at the offers of the vendors whose keys are set, else at the catalogue's.
+"""The prices of a sweep's pods: by offers of vendors whose keys are set, else by the catalogue.
 
 The catalogue is `infra.market.catalogue`; it is asked where no vendor can be, and says how old each price is.
 """
@@ -26,16 +26,16 @@ CATALOGUE = "the catalogue of prices"
 
 @dataclass(frozen=True, kw_only=True)
 class PodPrice:
-    """What one kind of pod costs."""
+    """The price of one kind of pod."""
 
     gpu: str
     num_gpus: int
     pods: int
-    """So many of that kind."""
+    """Number of pods of this kind."""
     micro_usd_per_hour: int | None
-    """Of one pod; None where nobody offers it."""
+    """Price of one pod; None where nobody offers it."""
     source: str
-    """Whose price it is."""
+    """Source of the price."""
 
     @property
     def per_gpu(self) -> int | None:
@@ -45,12 +45,12 @@ class PodPrice:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPrice:
-    """What all pods of a sweep cost."""
+    """The price of all pods of a sweep."""
 
     kinds: tuple[PodPrice, ...]
 
     def total(self, hours: float) -> int | None:
-        """Return what all pods cost for so many hours; None where one of them has no price."""
+        """Return the price of all pods for so many hours; None where one of them has no price."""
         each = [None if one.micro_usd_per_hour is None else one.micro_usd_per_hour * one.pods for one in self.kinds]
         known = [one for one in each if one is not None]
         return round(sum(known) * hours) if each and len(known) == len(each) else None

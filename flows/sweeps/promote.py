@@ -8,7 +8,7 @@ from store import Store
 
 
 def promote(result: SweepResult, run: str, tag: str, settings: Settings) -> str:
-    """Let `<folder>/<tag>` stand for what a run has made; return that name.
+    """Point `<folder>/<tag>` to the artifact of a run; return that name.
 
     `run`: with the sweep's name or without, or a prefix of it. Raises UsageError for one that has made nothing.
     """

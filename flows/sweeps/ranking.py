@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.sweeps.records import Ranking
 
-T_95 = (  # of Student's distribution, by degrees of freedom from 1
+T_95 = (  # Student's distribution, by degrees of freedom from 1
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
@@ -60,16 +60,16 @@ def student(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmDifference:
-    """How far an arm is from another one."""
+    """The difference between an arm and another one."""
 
     mean: float
     half: float
-    """Of the interval; nan where there is one pair only."""
+    """Half of the interval; nan where there is one pair only."""
     pairs: int
 
     @property
     def verdict(self) -> str:
-        """Return what can be said: `better` and `worse` are for the caller, who knows which way is better."""
+        """Return the conclusion; `better` and `worse` are for the caller, who knows which way is better."""
         if math.isnan(self.half):
             return "one seed"
         return "no difference" if abs(self.mean) <= self.half else "different"
@@ -81,9 +81,9 @@ class ArmResult:
 
     name: str
     scores: Mapping[int | None, float]
-    """Of the trials that have run to their end, by seed."""
+    """Scores by seed of the trials that have run to their end."""
     wanted: int
-    """Trials of it."""
+    """Number of trials of the arm."""
 
     @property
     def mean(self) -> float | None:

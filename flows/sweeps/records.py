@@ -19,7 +19,7 @@ class SweepTrial:
     """One run of a sweep."""
 
     run: str
-    """Its name as a run: `<sweep>.<arm>`, and `-seed-<n>` where an arm has several."""
+    """Name of the run: `<sweep>.<arm>`, and `-seed-<n>` where an arm has several."""
     arm: str
     spec: LaunchSpec
     env: Mapping[str, str] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class SweepTrial:
     pod: str = ""
     """The pod of the configuration that it was dealt to; "" = any."""
     asked: Mapping[str, str] = field(default_factory=dict)
-    """What sets its arm apart, by name, as the table shows it."""
+    """The settings that distinguish its arm, by name, as the table shows them."""
 
     @property
     def seed(self) -> int | None:
@@ -37,7 +37,7 @@ class SweepTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """What arms are ranked by."""
+    """The figure by which arms are ranked."""
 
     by: str = "loss"
     """A figure of `metrics.jsonl`, or of the artifact that the last phase makes, such as `bits_per_byte`."""
@@ -54,7 +54,7 @@ class Ranking:
 
     @property
     def sign(self) -> float:
-        """Return what a score is multiplied by so that less is better."""
+        """Return the factor by which a score is multiplied so that less is better."""
         return 1.0 if self.mode == "min" else -1.0
 
 
@@ -65,7 +65,7 @@ class EarlyStop:
     first: float = 0.25
     """Share of the steps after which arms are compared for the first time."""
     factor: int = 2
-    """One in so many goes on, and is compared again after so many times the steps."""
+    """One trial in this many goes on, and is compared again after this many times the steps."""
 
     def __post_init__(self) -> None:
         if not 0 < self.first < 1:
@@ -80,14 +80,14 @@ class SweepSpec:
 
     name: str
     trials: Mapping[str, SweepTrial]
-    """By their runs' names, in the order in which they begin."""
+    """Trials by the names of their runs, in the order in which they start."""
     about: str = ""
     pods: Sequence[PodEntry] = ()
     """The pods that a configuration describes; () = whatever the provider has."""
     num_pods: int | None = None
-    """How many work at once; None = as many as there are, of own machines."""
+    """Number of pods that work at once; None = as many as there are own machines."""
     hours: tuple[float, float] = (0.0, 0.0)
-    """How long the pods are taken for, from and to; 0 = what the plans say."""
+    """Shortest and longest time for which pods are taken, in hours; 0 = what the plans say."""
     rank: Ranking = Ranking()
     early_stop: EarlyStop | None = None
     beside: Sequence[str] = ()

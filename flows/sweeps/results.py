@@ -1,4 +1,4 @@
-"""What became of the trials of a sweep, in a folder that outlives everybody: `<var>/sweeps/<name>/`.
+"""The results of a sweep's trials, in a folder that outlives every process: `<var>/sweeps/<name>/`.
 
 `sweep.json` is written whole at each change; `<run>.jsonl` holds the figures of a trial that has ended. A sweep that is
 typed again goes on from there. The JSON of a version is read by that version and later ones.
@@ -34,28 +34,28 @@ class TrialResult:
     seed: int | None = None
     asked: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
-    """Of its launch."""
+    """Flags of its launch."""
     env: Mapping[str, str] = field(default_factory=dict)
     pod: str = ""
     state: str = WAITING
     reason: str = ""
     seconds: float | None = None
-    """Of its steps, as its pod told them."""
+    """Seconds that its steps took, as its pod reported."""
     steps: int = 0
-    """Of its last phase, all of them."""
+    """Steps of its last phase in total."""
     at: int = 0
-    """The step that it has come to."""
+    """The step that it has reached."""
     score: float | None = None
     beside: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Other figures by name; of a figure by layer, one for each."""
+    """Other figures by name; a figure by layer has one value for each."""
     micro_usd: int = 0
     phase: str = ""
     made: tuple[str, str] = ("", "")
-    """Name and fingerprint of what it makes at last."""
+    """Name and fingerprint of its last artifact."""
 
     @property
     def is_over(self) -> bool:
-        """Tell whether nothing is left to do."""
+        """Return whether nothing is left to do."""
         return self.state in OVER
 
 
@@ -95,12 +95,12 @@ class SweepResult:
 
 
 def folder_of(name: str, settings: Settings) -> Path:
-    """Return where a sweep of that name is kept."""
+    """Return the folder of a sweep of that name."""
     return settings.homes.parent / "sweeps" / name
 
 
 def load(name: str, settings: Settings) -> SweepResult:
-    """Return what is known of a sweep. Raises UsageError when there is none of that name."""
+    """Return the results of a sweep so far. Raises UsageError when there is none of that name."""
     folder = folder_of(name, settings)
     path = folder / "sweep.json"
     if not path.is_file():
@@ -128,7 +128,7 @@ def kept(settings: Settings) -> list[SweepResult]:
 
 
 def same(one: TrialResult, other: TrialResult) -> bool:
-    """Tell whether two trials ask for the same."""
+    """Return whether two trials ask for the same."""
     return (one.run, dict(one.flags), dict(one.env)) == (other.run, dict(other.flags), dict(other.env))
 
 

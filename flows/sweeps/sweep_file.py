@@ -31,7 +31,7 @@ KEYS = {
     "against": "the arm that all others are compared with (default: the best)",
     "spend_limit": "rented: US dollars for all runs together",
 }  # fmt: skip
-ENV = "env"  # of a run, beside its flags: variables of its job
+ENV = "env"  # variables of a run's job, beside its flags
 
 
 def load(path: Path) -> SweepSpec:
@@ -46,7 +46,7 @@ def load(path: Path) -> SweepSpec:
 
 
 def read(where: str, document: Any, stem: str) -> SweepSpec:
-    """Return what a document of a sweep says. Raises UsageError, with the place."""
+    """Return the sweep that a document describes. Raises UsageError, with the place."""
     files.check_keys(where, document, list(KEYS))
     name = check_name(document.get("name") if isinstance(document.get("name"), str) else slug(stem))
     arms = dict(_arms(where, document, Path(where).absolute().parent))
@@ -129,7 +129,7 @@ def _entry(where: str, entry: Any, folder: Path) -> tuple[dict[str, Any], dict[s
 
 
 def _asked(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Return what an entry says, by name, nested names joined."""
+    """Return the settings of an entry by name, nested names joined."""
     found: dict[str, str] = {}
     for key, value in entry.items():
         if isinstance(value, Mapping):

@@ -45,7 +45,7 @@ LOOK_S = {"local": 1.0}  # between two looks at the figures of a trial at work; 
 LOOK_ELSEWHERE_S = 15.0
 SETTLE_EVERY_S = 5.0
 MOST_BEGUN = 5  # times that a launch which died is begun again
-REST_S = 300.0  # of the vendor's clock, for a pod's place in the sweep for which there was no machine
+REST_S = 300.0  # by the vendor's clock, for a pod's place in the sweep for which there was no machine
 
 
 @dataclass
@@ -73,16 +73,16 @@ class SweepWork:
     tell: Say
     halving: Halving | None = None
     told: dict[str, str] = field(default_factory=dict)
-    """Why a trial that waits could not be paid yet."""
+    """Reasons why trials that wait could not be paid yet."""
     running: dict[str, TrialAtWork] = field(default_factory=dict)
     begun: dict[str, int] = field(default_factory=dict)
-    """How often the launch of a trial has died."""
+    """Number of times that the launch of each trial has died."""
     settled_at: float = 0.0
     resting: dict[int, float] = field(default_factory=dict)
-    """Until when no trial begins on a lane, while others are at work: there was no machine for it."""
+    """Times until which no trial starts on a lane while others are at work, as there was no machine for it."""
     is_leaving: bool = False
     pods: PodsAtWork | None = None
-    """Those that trials share, where they do."""
+    """The pods that trials share, where they do."""
 
     def go(self) -> None:
         """Launch the trials until all have ended.
@@ -118,7 +118,7 @@ class SweepWork:
         return needed(lanes, free, busy, self.pods.ready() if self.pods else set(), waiting, self._fits)
 
     def _fits(self, run: str, lane: int) -> bool:
-        """Tell whether a trial may go on a lane: one of its pod where it has one, and where it is at work already."""
+        """Return whether a trial may run on a lane: one of its pod if it has one, and the one where it already runs."""
         there, pod = self.planned.lanes[lane], self.planned.trials[run].trial.pod
         if self.pods is not None and self.planned.spec.pods and pod != there.host:
             return False
@@ -136,7 +136,7 @@ class SweepWork:
                 self._close(run, kept.LIMIT, "; ".join(lost[host] for host in sorted(hosts)))
 
     def _share_costs(self) -> None:
-        """Say of each trial what its part of the pods that were shared has cost."""
+        """Record for each trial the cost of its part of the pods that were shared."""
         assert self.planned.shared is not None
         now, scale = read_clocks(), self.settings.clock_scale if self.settings.rehearsal else 1.0
         share_costs(self.planned.shared, self.planned.lanes, self.result.trials, self.journal, now, scale)
@@ -146,7 +146,7 @@ class SweepWork:
         return [run for run, one in self.result.trials.items() if one.state == kept.WAITING]
 
     def _begin_what_may(self) -> None:
-        """Give each free pod a trial: one of its own queue, else the next that waits."""
+        """Assign a trial to each free pod: one of its own queue, else the next that waits."""
         lanes = self.planned.lanes
         free = [number for number in range(len(lanes)) if number not in {one.lane for one in self.running.values()}]
         if self.pods:
@@ -166,7 +166,7 @@ class SweepWork:
                 self._close(run, kept.LIMIT, f"not begun: {self.told.get(run) or 'the limit does not cover it'}")
 
     def _is_all_spent(self) -> bool:
-        """Tell whether nothing that still runs could free any of the limit; pods that are over are ended."""
+        """Return whether no running trial could free a part of the limit; pods that are over are ended."""
         found = budgets.state(self.journal, self.planned.budget, self.settings.clock_scale)
         live = [op.token for op in self.journal.ops(live=True) if op.budget_name == self.planned.budget]
         if live and time.monotonic() - self.settled_at > SETTLE_EVERY_S:
@@ -175,7 +175,7 @@ class SweepWork:
         return found.committed <= found.spent
 
     def _may_begin(self, run: str) -> bool:
-        """Tell whether its turn has come; one that is not to begin at all is closed."""
+        """Return whether a trial may start now; one that is not to start at all is closed."""
         if self.result.trials[run].state != kept.WAITING:
             return False
         if first := self._first_of_arm(run):
@@ -220,7 +220,7 @@ class SweepWork:
         return first if first != run else ""
 
     def _is_being_made_elsewhere(self, run: str) -> bool:
-        """Tell whether it would make what a trial at work is making: it is made once, and used by all."""
+        """Return whether it would make an artifact that a running trial is making, which is made once and shared."""
         store, own = Store(self.settings.store), makings(self.planned.trials[run].plan).items()
         others = {item for one in self.running for item in makings(self.planned.trials[one].plan).items()}
         return any(not is_home(store, name, fingerprint) for name, fingerprint in own & others)
@@ -236,7 +236,7 @@ class SweepWork:
         if self.planned.budget:
             if any(op.is_live for op in self.journal.ops(run=run)):  # it is joined, with the limit that it has
                 spec = replace(spec, spend_limit="")
-            elif spec.spend_limit and one.most_micro_usd:  # what it has cost before is part of what it may cost
+            elif spec.spend_limit and one.most_micro_usd:  # earlier cost is part of what it may cost
                 spec = replace(spec, spend_limit=dollars(one.most_micro_usd - self._cost(run)))
             paid += ["--budget", self.planned.budget]
         words = ["launch", "--provider", self.settings.provider, *on, *as_typed(spec), *paid]
@@ -281,7 +281,7 @@ class SweepWork:
             self._close(run, state, reason)
 
     def _rest(self, one: TrialAtWork, why: str) -> None:
-        """Have a trial wait that got no machine: whoever is at work has one, which is free for it later."""
+        """Make a trial wait that got no machine: the machines of running trials are free for it later."""
         scale = self.settings.clock_scale if self.settings.rehearsal else 1.0
         self.resting[one.lane] = time.monotonic() + REST_S / scale
         if self.planned.budget:
@@ -291,7 +291,7 @@ class SweepWork:
         self.tell(f"{time.strftime('%H:%M:%S')} {place}: no machine for {one.run}; it waits: {why.splitlines()[0]}")
 
     def _may_go_on(self, run: str, code: int) -> bool:
-        """Tell whether a trial is at work, or was when its pod went, though nobody follows it any more.
+        """Return whether a trial is at work, or was when its pod went, though nobody follows it any more.
 
         A launch that is begun again joins it, or goes on from its newest checkpoint; so does one that was killed (exit
         code below 0) before it had a pod. That is done a few times.
@@ -345,7 +345,7 @@ class SweepWork:
             found.beside = ranking.beside(lines, self.planned.spec.beside, found.steps, made)
 
     def _figures(self, run: str) -> bytes | None:
-        """Return what the last phase of a trial has told so far; None while that cannot be read."""
+        """Return the figures of a trial's last phase so far; None while they cannot be read."""
         found = self.result.trials[run]
         name, fingerprint = found.made
         if self.planned.trials[run].plan.job is None:

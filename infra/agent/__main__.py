@@ -24,7 +24,7 @@ def main(words: Sequence[str]) -> int:
     if len(words) != 2 or words[0] not in VERBS:
         print(f"usage: python3 -m infra.agent {'|'.join(VERBS)} DIR", file=sys.stderr)
         return 2
-    os.umask(os.umask(0o022) | 0o022)  # whatever sshd, or a container, gave: nobody else writes what we run and read
+    os.umask(os.umask(0o022) | 0o022)  # whatever sshd or a container set: nobody else may write what we run and read
     process.leave_no_core()
     try:
         return VERBS[words[0]](Path(words[1]).absolute())

@@ -29,7 +29,7 @@ POLL_S = 0.02
 
 
 def facts() -> Dict[str, Any]:
-    """Return what the machine has. Sizes in bytes; null = not known."""
+    """Return the facts about the machine. Sizes in bytes; null = not known."""
     memory = None
     if "SC_PHYS_PAGES" in os.sysconf_names:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -104,7 +104,7 @@ def pods() -> List[Dict[str, Any]]:
 
 
 def may_share(devices: str, others: str) -> bool:
-    """Tell whether two pods can have these GPUs of one machine; "" = the whole machine."""
+    """Return whether two pods can have these GPUs of one machine; "" = the whole machine."""
     return bool(devices and others) and not set(devices.split(",")) & set(others.split(","))
 
 

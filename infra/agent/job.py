@@ -26,7 +26,7 @@ class Limits:
     spend_micro_usd: Optional[int] = None
     micro_usd_per_hour: int = 0
     idle_gpu_s: Optional[float] = None
-    billed_s: float = 0.0  # how long the pod had been billed when its guard was armed
+    billed_s: float = 0.0  # seconds for which the pod had been billed when its guard was armed
     reserve_bytes: int = 0  # free disk below which work is stopped before the disk is full
 
 
@@ -49,13 +49,13 @@ class Step:
 class NodeGroup:
     """The nodes of a run that has several, and the rank of this one."""
 
-    run: str = ""  # as people call it; the pods of the other nodes are `<run>.1`, `<run>.2`, ...
+    run: str = ""  # name of the run; the pods of the other nodes are `<run>.1`, `<run>.2`, ...
     rank: int = 0
-    addresses: Tuple[str, ...] = ()  # of every node, by rank, as the others reach it
-    interface: str = ""  # that has this node's address
+    addresses: Tuple[str, ...] = ()  # addresses of all nodes, by rank, at which the others reach them
+    interface: str = ""  # the interface with this node's address
     port: int = 0  # on node 0, for training: MASTER_PORT
     words_port: int = 0  # on node 0, for its agent
-    key: str = ""  # who knows it may talk to that agent
+    key: str = ""  # secret with which one may talk to that agent
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,20 @@ class Call:
 @dataclass(frozen=True)
 class Job:
     run: str  # readable, stable over recoveries
-    token: str  # of this pod; new at every rent
+    token: str  # token of this pod; new at every rent
     steps: Tuple[Step, ...]
     limits: Limits = Limits()
     beside: Optional[Step] = None  # runs beside all others, on node 0, until the last rites; no step of progress
-    trackers: Tuple[Step, ...] = ()  # as `beside`, but nothing waits long for them: they tell figures to others
+    trackers: Tuple[Step, ...] = ()  # like `beside`, but nothing waits long for them: they tell figures to others
     kind: str = "steps"  # or "service", or "hold": no work, the guard holds the pod to its limits
-    torch: str = "cpu"  # which build the environment holds: "cpu" or "cuda"
+    torch: str = "cpu"  # build of torch in the environment: "cpu" or "cuda"
     environments: str = ""  # folder that caches environments on the pod
     environ: Dict[str, str] = field(default_factory=dict)
     secrets: Tuple[str, ...] = ()  # names only; values lie in the mode-600 file
-    num_gpus: int = 0  # of each node
+    num_gpus: int = 0  # GPUs of each node
     group: NodeGroup = NodeGroup()
     on_failure: str = "end"  # or "keep": what becomes of a rented pod whose work has failed
-    farewell: Tuple[Call, ...] = ()  # by which the pod deletes itself, tried in turn; () = it cannot
+    farewell: Tuple[Call, ...] = ()  # calls by which the pod deletes itself, tried in turn; () = it cannot
     self_end: bool = False  # asked for: its guard is given its vendor's key where the pod has none of its own
     stays: bool = False  # the pod outlives its work: the guard holds it for the next job, until a limit
     setup: Tuple[str, ...] = ()  # environments that are made besides those of the steps
@@ -175,7 +175,7 @@ class PodFolder:
         return self.root / "code"
 
     @property
-    def work(self) -> Path:  # what steps write: checkpoints, drafts; survives a restart
+    def work(self) -> Path:  # files that steps write: checkpoints, drafts; survives a restart
         return self.root / "work"
 
     @property
@@ -187,7 +187,7 @@ class PodFolder:
         return self.root / "state"
 
     @property
-    def ending(self) -> Path:  # what the verdict will say, while who runs beside the steps still has work to do
+    def ending(self) -> Path:  # the coming verdict, while processes beside the steps still have work to do
         return self.state / "ending.json"
 
     @property

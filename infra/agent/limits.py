@@ -100,7 +100,7 @@ class IdleGpu:
         self.scale = scale
         self.busy_at = self.asked_at = boottime_s()
         self.asking: Optional[subprocess.Popen[str]] = None
-        self.idle_s: Optional[float] = None  # as of the last answer; None = there was none
+        self.idle_s: Optional[float] = None  # idle seconds at the last answer; None = there was none
 
     def reason(self) -> str:
         """Return why work must stop, or ""."""

@@ -48,7 +48,7 @@ BETWEEN = " | "  # the step and its line
 POLL_S = 0.5
 REPORT_EVERY_S = 10.0
 REVIVE_S = 2.0
-EARLIER_S = 300.0  # for what is left of an attempt before this one, in the same home, to go
+EARLIER_S = 300.0  # time for the rest of an earlier attempt in the same home to go
 NUM_GPUS = "SKYPILOT_NUM_GPUS_PER_NODE"
 
 
@@ -64,7 +64,7 @@ def job_here(job: Job, environ: Mapping[str, str], interface: str, now: float) -
     steps = job.steps if group.rank == 0 else tuple(one for one in job.steps if not _is_of_first(one.words))
     # Two nodes of an engine may be one machine, where a guard ends whatever bears the token of its pod.
     token = "{}.{}".format(job.token, group.rank) if group.rank else job.token
-    num_gpus = int(environ.get(NUM_GPUS) or job.num_gpus)  # of several kinds that would do, one was taken
+    num_gpus = int(environ.get(NUM_GPUS) or job.num_gpus)  # one of several acceptable kinds was taken
     beside = None if group.rank else job.beside
     return replace(job, token=token, group=group, limits=limits, steps=steps, num_gpus=num_gpus, beside=beside)
 
@@ -95,7 +95,7 @@ def lay_out(brought: Path, home: Path, environ: Dict[str, str], now: float) -> P
 
 
 class LogRelay:
-    """What is printed for the engine's log: the lines of every step's log once, and reports."""
+    """Prints the engine's log: each line of every step's log once, and reports."""
 
     def __init__(self, pod: PodFolder) -> None:
         self.pod = pod
@@ -148,7 +148,7 @@ def put_away(pod: PodFolder) -> None:
 
 
 def has_left(pod: PodFolder) -> bool:
-    """Tell whether the work has left, or is leaving, to be begun anew."""
+    """Return whether the work has left, or is leaving, to be begun anew."""
     return not pod.verdict.exists() and read_json(stop_file(pod)).get("state") == LEFT
 
 

@@ -62,7 +62,7 @@ class Meeting:
         self.others = [rank for rank in range(len(plan["nodes"])) if rank != self.rank]
         self.deadline = time.monotonic() + plan["within_s"]
         self.reached: Dict[str, List[str]] = {str(rank): [] for rank in self.others}
-        self.gone: Set[str] = set()  # who has called all
+        self.gone: Set[str] = set()  # ranks that have called all others
 
     def hold(self) -> Dict[str, Any]:
         with socket.create_server(("", self.plan["nodes"][self.rank]["port"]), backlog=64) as server:

@@ -20,7 +20,7 @@ import zlib
 
 MEMORY = "pushed.json"  # in the pod's state folder
 INCOMING = "state/incoming"  # in the pod's folder: large files that come ahead, whole or not
-STALE_S = 86400.0  # of one that nobody went on with
+STALE_S = 86400.0  # age of an abandoned push
 REFUSED = 3  # exit code
 CHUNK = 1 << 16
 FRESH_NS = 100_000_000  # written so shortly before it was looked at, a file may change again without a sign
@@ -40,7 +40,7 @@ class ReceivingFolder:
         if os.path.islink(self.target):
             raise PushRefused(f"{self.target} is a link; nothing is pushed through it")
         self.files: dict = {}
-        self.open: dict = {}  # by folder: no link stands in its way
+        self.open: dict = {}  # descriptors by folder: no link stands in the way
         if os.path.exists(self.memory):
             try:
                 with open(self.memory, encoding="ascii") as file:
@@ -61,7 +61,7 @@ class ReceivingFolder:
             raise PushRefused(f"{self.root} is the pod of {found}, not of {token}; nothing is pushed there")
 
     def place(self, path):
-        """Return where `path` lies, and whether the way there is free of links."""
+        """Return the real path of `path`, and whether no link is on the way there."""
         folder, _, name = path.rpartition("/")
         if os.path.isabs(path) or name in ("", ".", "..") or ".." in folder.split("/"):
             raise PushRefused(f"{path} leads out of {self.target}")
@@ -72,7 +72,7 @@ class ReceivingFolder:
         return f"{here}/{name}", is_open
 
     def compare(self, listing):
-        """Return what is not known to stand here as listed, with the content that does; and what is listed no more.
+        """Return the listed files that are not known to be here with that content, and files that are listed no more.
 
         listing: [path, stamp, mode]. Answers {"ask": {path: sha or null}, "gone": [path]}.
         """
@@ -152,7 +152,7 @@ class ReceivingFolder:
         return {"of": pod}
 
     def _adopt(self, path, mode, sha, draft):
-        """Put a large file that came ahead in its place, if it is what it is to be."""
+        """Move a large file that was sent ahead to its place, if its content is the expected one."""
         full = self._prepare(path)
         incoming = os.path.join(self.root, *INCOMING.split("/"))
         draft = os.path.join(incoming, draft)

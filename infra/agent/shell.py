@@ -30,30 +30,30 @@ NOT_HANDED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED", "VIRTUAL_ENV")  # ours, and n
 
 @dataclass(frozen=True)
 class Script:
-    """One text of a job, and what it is to find."""
+    """One script of a job, and the files and settings it runs with."""
 
     text: str
     name: str
-    """Of its task in the job file; "" where it has none."""
+    """Name of its task in the job file; "" where it has none."""
     workdir: str = ""
     """The folder beside the code that holds the job's own files; "" = it has none, and begins in its home."""
     envs: Dict[str, str] = field(default_factory=dict)
     mounts: Sequence[Sequence[str]] = ()
-    """What was sent besides: [folder beside the code, name in it or "", path at which the job wants it]."""
+    """Files and folders sent with it: [folder beside the code, name in it or "", path at which the job wants it]."""
     kept: Sequence[Sequence[str]] = ()
     """Folders that the courier brings from the store and carries back: [name in `work/mounts`, path]."""
     own_home: bool = False
     """The machine is somebody's own: `~` and what `pip install` installs are in the pod's folder, and go with it."""
     environment: str = ""
-    """The environment of ours that it runs in, "" = what the machine has."""
+    """The environment of ours that it runs in; "" = what the machine has."""
     task: int = 0
     num_tasks: int = 1
     restarts: int = 0
-    """How often a failure is no verdict yet."""
+    """Number of failures after which the script is run again."""
     restart_codes: Sequence[int] = ()
-    """Exit codes that never are one."""
+    """Exit codes after which it is always run again."""
     inputs: str = ""
-    """What else its mark stands for: the files that it reads."""
+    """Digest of the files that it reads, and of its launch: its mark is only valid for these."""
     withheld: Sequence[str] = ()
     """Variables that other steps of the job need, and that it did not ask for."""
 
@@ -102,7 +102,7 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path]:
 
 
 def _of_task(script: Script, environ: Dict[str, str]) -> Dict[str, str]:
-    """Return what SkyPilot tells a task besides what the agent tells every step."""
+    """Return SkyPilot's variables for a task besides those of every step."""
     run = environ.get("SLIPWAY_RUN_ID", "")
     ids = [run] if script.num_tasks == 1 else [f"{run}-{task}" for task in range(script.num_tasks)]
     found = {"SKYPILOT_TASK_ID": ids[script.task], "SKYPILOT_TASK_IDS": "\n".join(ids), "SKYPILOT_NUM_JOBS": "1",
@@ -139,7 +139,7 @@ def _python(folder: Path, environ: Dict[str, str]) -> Dict[str, str]:
 
 
 def _link(path: Path, target: Path) -> None:
-    """Have `path` lead to `target`; what somebody else has put there stays."""
+    """Link `path` to `target`; what somebody else has put there stays."""
     if os.path.realpath(path) == os.path.realpath(target):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ def _run(words: List[str], environ: Dict[str, str], folder: Path) -> Tuple[int, 
     if process.poll() is None and told:  # it came between the two
         _signal(process.pid, told[-1])
     code = process.wait()
-    while told and _signal(process.pid, 0):  # what bash had begun may still be saving its work
+    while told and _signal(process.pid, 0):  # children of bash may still be saving their work
         time.sleep(POLL_S)
     return (128 - code if code < 0 else code), bool(told)
 
@@ -189,7 +189,7 @@ def _verdict(code: int, script: Script, counted: Path) -> int:
         counted.write_text(str(tried + 1), encoding="utf-8")
         print(f"exit code {code}: restart {tried + 1} of {script.restarts} (max_restarts_on_errors)", flush=True)
         return RESUME_ME
-    with contextlib.suppress(FileNotFoundError):  # whoever resumes it means it
+    with contextlib.suppress(FileNotFoundError):  # a resume is meant to start anew
         counted.unlink()
     return code
 

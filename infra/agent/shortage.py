@@ -64,7 +64,7 @@ def patient(call: Call) -> Call:
 
 @contextlib.contextmanager
 def outlasting(say: Callable[[str], None], what: str) -> Iterator[None]:
-    """Let a shortage end the body only, and log it; anything else is raised."""
+    """End the body only when a shortage occurs, and log it; anything else is raised."""
     try:
         yield
     except (OSError, MemoryError) as error:

@@ -22,7 +22,7 @@ from infra.agent.shortage import patient
 
 CODE = Path(__file__).resolve().parents[2]
 NODE_LOST = "lost"  # state of a verdict: another node is silent for good; on machines that answer the run can go on
-LEFT = "left"  # how work ends that an engine begins anew by itself, here or elsewhere: there is no verdict then
+LEFT = "left"  # the end of work that an engine restarts by itself, here or elsewhere: there is no verdict then
 ENGINE = "SLIPWAY_ENGINE"  # the engine that does so: "slurm"; not set where there is none
 UNCARRIED = "not in the store yet"  # in a verdict's reason: something that was made is only on its pod
 
@@ -71,7 +71,7 @@ def tell(path: Path, value: Any) -> None:
 
 @patient
 def hold(path: Path, wait_s: Optional[float] = 2.0) -> Optional[int]:
-    """Take the lock for the rest of this process, or until the descriptor is closed; None when another holds it.
+    """Acquire the lock for the rest of this process, or until the descriptor is closed; None when another holds it.
 
     The wait is there because somebody who only looks holds it for a moment. Where it is None, wait without end.
     """
@@ -130,7 +130,7 @@ def report(pod: PodFolder, role: str) -> Path:
 
 @patient
 def living(pod: PodFolder, role: str) -> Optional[Identity]:
-    """Return who holds this role now; None also while a new holder has not yet reported."""
+    """Return the process that holds this role now; None also while a new holder has not yet reported."""
     said = read_json(report(pod, role)).get("identity")
     identity = Identity(**said) if said else None
     return identity if identity and is_held(lock(pod, role)) and is_alive(identity) else None
@@ -156,7 +156,7 @@ def ask_to_stop(
 
 
 def end_of_machine() -> str:
-    """Return how the work ends when this machine is taken from it (SIGTERM)."""
+    """Return the state of the work when this machine is taken from it (SIGTERM)."""
     return LEFT if os.environ.get(ENGINE) else "stopped"
 
 

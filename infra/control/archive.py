@@ -51,7 +51,7 @@ def pack(state_file: Path) -> str:
 
 
 def digest(archive: str) -> str:
-    """Return what two archives of the same content have in common."""
+    """Return a digest of the archive's content, the same for two archives of the same content."""
     return sha256(archive.encode()).hexdigest()[:32]
 
 
@@ -59,7 +59,7 @@ def unpack(
     archive: str, state_file: Path, change: Callable[[sqlite3.Connection], None] = lambda _: None,
     environ: Mapping[str, str] = os.environ,
 ) -> None:  # fmt: skip
-    """Put an archive in place: the journal last, after `change`. Raises JournalError when there is one in use."""
+    """Install an archive: the journal last, after `change`. Raises JournalError when there is one in use."""
     document = _read(archive)
     keys = PodKeys.beside(state_file).folder
     _write(document["keys"], keys)
@@ -94,7 +94,7 @@ def runs_at_work(archive: str) -> list[str]:
 
 
 def at_work(archive: str) -> list[AtWork]:
-    """Return what was live when the archive was made."""
+    """Return the rows that were live when the archive was made."""
     with _opened(archive) as db:
         rows = db.execute("SELECT run, vendor, state, rate FROM ops WHERE state NOT IN ('TERMINATED', 'FAILED')")
         return [AtWork(*row) for row in rows.fetchall()]

@@ -1,4 +1,4 @@
-"""What a boot of the control host starts: the service of a systemd user where there is one, else cron's @reboot.
+"""The start at boot of a control host: by a systemd user service where there is one, else by cron's @reboot.
 
 Where neither can be had, whoever connects starts it (`infra.control.host_side.settle_in`).
 """
@@ -38,7 +38,7 @@ cd {code} && exec {python} -m infra.control.begin invoke --search-root . control
 
 
 def arm(places: HostPlaces) -> str:
-    """Have every boot run `places.start`; return who does that."""
+    """Run `places.start` at every boot; return the name of the service that does it."""
     exports = [f"export SLIPWAY_CONTROL={HERE}"]
     if found := os.environ.get("SLIPWAY_ENVIRONMENTS"):
         exports.append(f"export SLIPWAY_ENVIRONMENTS={shlex.quote(found)}")
@@ -50,7 +50,7 @@ def arm(places: HostPlaces) -> str:
 
 
 def disarm(places: HostPlaces) -> None:
-    """Take that back."""
+    """Undo that."""
     places.start.unlink(missing_ok=True)
     if _unit().exists():
         _said("systemctl", "--user", "disable", UNIT)
@@ -61,7 +61,7 @@ def disarm(places: HostPlaces) -> None:
 
 
 def _arm_systemd(places: HostPlaces) -> bool:
-    """Tell whether the user's systemd runs it at boot, also while nobody is logged in."""
+    """Return whether the user's systemd runs it at boot, also while nobody is logged in."""
     if _said("systemctl", "--user", "show-environment") is None or _said("loginctl", "enable-linger") is None:
         return False
     _unit().parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def _unit() -> Path:
 
 
 def _said(*words: str, stdin: str = "", none: str = "") -> str | None:
-    """Return what a program says, None when it is not here, fails, or does not answer.
+    """Return the output of a program, None when it is not here, fails, or does not answer.
 
     `none`: words on stderr by which it says that there is nothing to say; then it is "".
     """

@@ -1,4 +1,4 @@
-"""What both ends of a command on a control host say to each other, in pieces with a kind and a length.
+"""The protocol between both ends of a command on a control host: frames with a kind and a length.
 
 From the laptop: BEGIN once (JSON), INPUT and its END, SIGNAL, SIZE of the terminal, GONE (nobody reads that stream any
 more), and PING, by which the host knows that somebody is there. From the host: OUT and ERR, COPY (of the journal), and
@@ -34,7 +34,7 @@ class Reader:
         self._held = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield what is whole by now: kind and content. Raises ValueError for what no end of ours has sent."""
+        """Yield complete frames: kind and content. Raises ValueError for bytes that no end of ours has sent."""
         self._held += piece
         while len(self._held) >= _HEAD.size:
             kind, size = _HEAD.unpack_from(self._held)

@@ -1,4 +1,4 @@
-"""What is kept at home of runs that are at work, on its way between a laptop and a control host.
+"""Copying what is kept of runs that are at work, between a laptop and a control host.
 
 That is the code of a run as it was launched, with which it goes on elsewhere, and its logs. In: the folders with the
 logs of runs, here and there, and the names of runs.
@@ -29,7 +29,7 @@ n=$#; while [ $n -gt 0 ]; do one=$1; shift; n=$((n - 1)); [ ! -d "$one" ] || set
 
 
 def send(machine: Transport, there: Path, here: Path, runs: Sequence[str]) -> None:
-    """Put what is kept of these runs there. Raises SlipwayError."""
+    """Copy the kept files of these runs there. Raises SlipwayError."""
     names = [name for name in runs if (here / name).is_dir()]
     if not names:
         return
@@ -98,7 +98,7 @@ def _extract(content: bytes, folder: Path) -> None:
 
 
 def _moved(carried: bytes, folder: Path) -> bytes:
-    """Return what goes along with the code of a run that is kept in `folder` now."""
+    """Return the list of files that go along with the code of a run, with paths in `folder`."""
     found = json.loads(carried)
     return json.dumps([{**one, "source": str(folder / os.path.basename(one["source"]))} for one in found]).encode()
 

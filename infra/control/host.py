@@ -27,7 +27,7 @@ from store import local_files, outside
 
 ASK_S = 30.0
 MAKE_S = 900.0  # the environment of the commands, where packages come over a slow line
-# Where our files are, whether this checkout was there before, and whose control host it is.
+# Ask for the folder of our files, whether it has this checkout already, and whose control host it is.
 ASK = """
 umask 077
 root="$HOME/.slipway/control"; here="$root/checkouts/$1"
@@ -40,7 +40,7 @@ fi
 cat "$root/about.json" 2>/dev/null
 exit 0
 """
-# What belongs to this machine, and means nothing over there.
+# Variables about this machine, which mean nothing on the control host.
 OF_THIS_MACHINE = ("SLIPWAY_STATE_FILE", "SLIPWAY_PODS", "SLIPWAY_POOLS", "SLIPWAY_ENVIRONMENTS", "SLIPWAY_INSTALLER",
                    "SLIPWAY_WORKSPACE", "SLIPWAY_REHEARSAL", "SLIPWAY_CONTROL", "SLIPWAY_RAY_PYTHON")  # fmt: skip
 OF_THE_TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
@@ -49,7 +49,7 @@ GIVING = ("-e", "--env", "--secret")  # flags whose bare name takes the shell's 
 
 @dataclass(frozen=True)
 class There:
-    """What a control host has said of itself."""
+    """A control host as it describes itself."""
 
     places: HostPlaces
     about: dict[str, Any]  # {} = it is none (any more)
@@ -78,7 +78,7 @@ class ControlHost:
         return JournalCopy(self.folder)
 
     def ask(self) -> There:
-        """Return what it says of itself, and make a place for this checkout's code. Raises SlipwayError."""
+        """Return the host's description of itself, and make a place for this checkout's code. Raises SlipwayError."""
         done = self.machine.run(["sh", "-c", ASK, "sh", checkout_id(ROOT)], timeout_s=ASK_S)
         root, known, *about = done.stdout.splitlines() if done.exited == 0 else ["", "", ""]
         if not root.startswith("/"):
@@ -143,7 +143,7 @@ class JournalCopy:
 
     @property
     def digest(self) -> str:
-        """Return what tells whether it is the newest; "" = there is none."""
+        """Return a digest by which copies are compared; "" = there is none."""
         with contextlib.suppress(FileNotFoundError):
             return archive.digest(self.path.read_text())
         return ""
@@ -168,7 +168,7 @@ class JournalCopy:
 
 
 def folder_of(name: str, state_file: Path) -> Path:
-    """Return where this machine keeps what it knows of a control host."""
+    """Return the folder in which this machine keeps what it knows of a control host."""
     safe = "".join(letter if letter.isalnum() or letter in ".-_@" else "_" for letter in name)
     return state_file.with_name(f"{state_file.stem}-control") / safe
 
@@ -211,6 +211,6 @@ def _from_checkout(words: str) -> str:
 
 
 def _folder() -> str:
-    """Return where in the checkout we are; "." outside of it."""
+    """Return the current folder relative to the checkout; "." outside of it."""
     here = Path.cwd()
     return str(here.relative_to(ROOT)) if here.is_relative_to(ROOT) else "."

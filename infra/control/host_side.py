@@ -1,4 +1,4 @@
-"""What is done on a control host itself, in the code that a laptop has pushed there."""
+"""The part of `infra.control` that runs on the control host, in the code that a laptop has pushed there."""
 
 import contextlib
 import json
@@ -56,7 +56,7 @@ def settle_in(places: HostPlaces, code: Path) -> None:
 
 
 def state_of(state_file: Path) -> str:
-    """Return what `status` says of this control host; "" = this machine is none."""
+    """Return the line of `status` about this control host; "" = this machine is none."""
     places = HostPlaces.beside(state_file)
     if not places.is_control_host:
         return ""
@@ -69,7 +69,7 @@ def state_of(state_file: Path) -> str:
 
 
 def is_due(places: HostPlaces) -> bool:
-    """Tell whether it is time to look after what must go on: after a boot, or a minute after the last look."""
+    """Return whether keepers and services are to be checked now: after a boot, or a minute after the last check."""
     try:
         last = outside.mapping(places.started.read_bytes())
         return last["boot_id"] != boot_id() or not 0 <= time.time() - float(last["at"]) < LOOK_AGAIN_S
@@ -90,12 +90,12 @@ def line_of(about: dict[str, Any], code: Path) -> tuple[list[str], str, dict[str
 
 
 def is_in_use(places: HostPlaces) -> bool:
-    """Tell whether there is a journal here that has not moved away."""
+    """Return whether there is a journal here that has not moved away."""
     return places.state_file.exists() and not journal_moves.moved_to(places.state_file)
 
 
 def accept(places: HostPlaces, code: Path, said: dict[str, Any]) -> dict[str, Any]:
-    """Take in an installation, or the keys of the one that is here anew. Raises UsageError: another one is here."""
+    """Accept an installation, or new keys for the one that is here. Raises UsageError where another one is here."""
     before = about_of(places)
     if before and before["installation"] != said["installation"]:
         raise UsageError(

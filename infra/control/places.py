@@ -17,7 +17,7 @@ from pathlib import Path
 
 from infra import installation
 
-HERE = "here"  # as the name of a control host: none, commands run where they are typed
+HERE = "here"  # as the name of a control host: none, commands run on this machine
 BOOT_LINE = "# Slipway's control host"
 
 
@@ -78,12 +78,12 @@ class HostPlaces:
         return self.root / "checkouts" / checkout / "code"
 
     def find(self, path: str, checkout: str) -> Path:
-        """Return where a path of a checkout lies: what is made, `var/...`, is the same for all of them."""
+        """Return the real place of a path of a checkout: generated files, `var/...`, are the same for all checkouts."""
         first, *rest = Path(path).parts
         return self.var.joinpath(*rest) if first == "var" else self.code(checkout) / path
 
 
 def checkout_id(root: Path) -> str:
-    """Return what tells this checkout of this machine from all others."""
+    """Return an id of this checkout of this machine, unlike all others."""
     key = installation.this_machine().key
     return hashlib.sha256(f"{key} {socket.gethostname()} {root}".encode()).hexdigest()[:12]

@@ -30,7 +30,7 @@ from infra.control.frames import COPY, END, ERR, GONE, INPUT, OUT, OVER, SIGNAL,
 
 GONE_S = 20.0
 DRAIN_S = 0.2
-HELD_BYTES = 1 << 18  # that wait to be sent before the command is left to wait
+HELD_BYTES = 1 << 18  # bytes that wait to be sent before the command is left to wait
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
@@ -45,7 +45,7 @@ class Relay:
     heard_at: float = field(default_factory=time.monotonic)
     is_gone: bool = False
     out: bytearray = field(default_factory=bytearray)  # frames that wait to be sent
-    input: bytearray = field(default_factory=bytearray)  # that waits to be read by the command
+    input: bytearray = field(default_factory=bytearray)  # bytes that wait to be read by the command
     has_ended_input: bool = False
     reader: frames.Reader = field(default_factory=frames.Reader)
     waiting: list[tuple[bytes, bytes]] = field(default_factory=list)  # frames that arrived with the first one
@@ -118,7 +118,7 @@ class Relay:
                     else:
                         ends.close(one)
                 elif ended_at and len(self.out) < HELD_BYTES and time.monotonic() > ended_at + DRAIN_S:
-                    ends.close(one)  # whoever it left behind has it, too, and says nothing
+                    ends.close(one)  # its children have it, too, and say nothing
             if self.source in ready:
                 for kind, content in self._hear(0.0):
                     self._do(kind, content, child, ends)
@@ -198,7 +198,7 @@ class Relay:
 class _Ends:
     """Our ends of the command's streams."""
 
-    sources: dict[int, bytes]  # where what it says arrives, and as which kind of frame it goes on
+    sources: dict[int, bytes]  # descriptors with its output, and the kind of frame for each
     input: int | None
     terminal: int | None
     was_told: bool = False
@@ -226,7 +226,7 @@ def _start(
 
     def begin() -> None:  # in the child, before it becomes the command
         os.setsid()
-        for number in (signal.SIGHUP, signal.SIGPIPE):  # what we ignore is not ignored by the command
+        for number in (signal.SIGHUP, signal.SIGPIPE):  # signals that we ignore are not ignored by the command
             signal.signal(number, signal.SIG_DFL)
         if inside is not None:
             fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
@@ -271,7 +271,7 @@ def _resize(terminal: int, rows: int, columns: int) -> None:
 
 
 def _read(source: int) -> bytes:
-    """Return what is there, b"" when it has ended: a terminal ends with an error."""
+    """Return the available bytes, b"" at the end: a terminal ends with an error."""
     try:
         return os.read(source, frames.CHUNK)
     except OSError as error:

@@ -33,8 +33,8 @@ SIZE_BEFORE = (24, 80)
 class RemoteOutcome:
     code: int
     archive: str  # the copy of the journal; "" = it is as it was
-    digest: str  # of that; "" = none could be made
-    problem: str  # why not
+    digest: str  # digest of that; "" = none could be made
+    problem: str  # reason why it has none
 
 
 def tty() -> list[bool]:
@@ -109,7 +109,7 @@ def _write(number: int, content: bytes) -> None:
     while content:
         try:
             content = content[os.write(number, content) :]
-        except BlockingIOError:  # whoever shares the terminal with us has made it so
+        except BlockingIOError:  # another program on this terminal has made it so
             select.select([], [number], [], LOOK_S)
 
 
@@ -124,7 +124,7 @@ def _send(exchange: Conversation, outbox: "queue.SimpleQueue[bytes | None]") -> 
             return
         try:
             exchange.send(content)
-        except Lost:  # whoever listens hears of it
+        except Lost:  # the listener hears of it
             return
 
 

@@ -1,4 +1,4 @@
-"""What keeps an installation on its machine: pods that no other machine could look after."""
+"""Pods that tie an installation to its machine, because no other machine could look after them."""
 
 from infra.errors import UsageError
 from infra.ledger.journal import Journal

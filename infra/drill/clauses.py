@@ -20,7 +20,7 @@ FAREWELL_S = 600.0  # likewise, from the end of the work until a pod that delete
 
 @dataclass(frozen=True, kw_only=True)
 class ClauseResult:
-    """What became of one clause."""
+    """The result of one clause."""
 
     clause: str
     state: str  # KEPT, BROKEN; UNTOLD: the vendor does not say; UNREACHED: the drill did not come so far
@@ -32,7 +32,7 @@ Clause = Callable[[Evidence], ClauseResult]
 
 
 def judge(seen: Evidence) -> list[ClauseResult]:
-    """Return what became of every clause that is about this vendor, in the order of a pod's life."""
+    """Return the result of every clause about this vendor, in the order of a pod's life."""
     without = {self_end} if seen.vendor.self_terminate != "pod_credential" else set[Clause]()
     without |= set() if seen.vendor.spend_limit else {spend_limit}
     return [clause(seen) for clause in CLAUSES if clause not in without]

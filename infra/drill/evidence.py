@@ -20,16 +20,16 @@ class VerbCall:
     began_at: float
     ended_at: float
     word: str = ""  # the id or token that it was asked about; of create its token, of catalog the offer's id
-    pods: tuple[Pod, ...] = ()  # what create, find and list returned; of a listing only pods of the drill
-    micro_usd: int | None = None  # of catalog the price of that offer, of billed the bill
-    time_s: float | None = None  # of create: the limits that were asked for
+    pods: tuple[Pod, ...] = ()  # pods that create, find and list returned; of a listing only pods of the drill
+    micro_usd: int | None = None  # for catalog the price of that offer, for billed the bill
+    time_s: float | None = None  # for create the requested time limit
     spend_micro_usd: int | None = None
-    error: str = ""  # its kind and its words; "" = it was answered
+    error: str = ""  # kind and message of the error; "" = it was answered
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vendor:
-    """What the vendor is able to do, as its client says."""
+    """The abilities of a vendor, as its client declares them."""
 
     name: str
     time_limit: bool
@@ -37,8 +37,8 @@ class Vendor:
     spend_limit: bool
     tells_limits: bool
     self_terminate: str
-    slack_s: float  # by which its timers may be off, as far as anybody here can measure
-    late_s: float  # by which what is seen from here may lag behind: answers under way, a rehearsal's real processes
+    slack_s: float  # seconds by which its timers may be off, as far as can be measured here
+    late_s: float  # delay of observations from here: answers under way, a rehearsal's real processes
     clock_scale: float = 1.0
 
 
@@ -51,9 +51,9 @@ class Trial:
     offer: Offer
     run: str = ""
     pod_id: str = ""
-    ledger_micro_usd: int = 0  # what the journal says that it has cost
+    ledger_micro_usd: int = 0  # cost by the journal
     is_gone: bool = False  # as the journal has it, which takes proof
-    failure: str = ""  # why it was given up before its time
+    failure: str = ""  # reason why it was given up early
 
     @property
     def rate(self) -> int:
@@ -63,10 +63,10 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """What was seen of the worker from within, and in the store. None = nobody has come so far."""
+    """Observations on the worker itself and in the store. None = not observed yet."""
 
     machine: str | None = None  # "" = the GPUs that were offered
-    host_key: str | None = None  # what a second connection met: "" = the same host key
+    host_key: str | None = None  # result of a second connection: "" = the same host key
     guard: str | None = None  # "" = alive, and armed with our token and limits
     log: str | None = None  # "" = in the store
     checkpoint: str | None = None  # "" = in the store, and whole
@@ -90,7 +90,7 @@ class Evidence:
         return [one for one in self.asked if one.verb == verb and word in ("", one.word)]
 
     def place(self, call: VerbCall) -> int:
-        """Return which of all that was asked it is."""
+        """Return the index of a call among all that were made."""
         return next(number for number, one in enumerate(self.asked) if one is call)
 
     def create(self, trial: Trial) -> VerbCall | None:
@@ -104,5 +104,5 @@ class Evidence:
 
 
 def is_of(pod: Pod, trial: Trial) -> bool:
-    """Tell whether a row is of that trial: by its id, or where that is not known by its token."""
+    """Return whether a row belongs to that trial: by its id, or by its token where the id is not known."""
     return bool(pod.pod_id) and pod.pod_id == trial.pod_id or pod.token == trial.token

@@ -26,7 +26,7 @@ READ = frozenset(
     "termination_hours enable_backups initial_port_count product include bucketSize lastN "
     "error error_code code message detail title errors hint reason".split()
 )
-# Of what our own clients send and the vendors give back, and so of what identifies a machine of the drill.
+# Names that our clients send and vendors give back, which identify a machine of the drill.
 OURS = re.compile(r"(?:slipway-(?:token|run)=)?(?:sw1-0{8}-[0-9]{16}|machine-[0-9]+|id-[0-9]+|drill-[a-z0-9-]+)")
 _SSH = re.compile(r"ssh \S+@\S+?(?: -p \d{1,5})?")
 _KEY = re.compile(r"ssh-ed25519 \S+(?: \S+)?")
@@ -54,7 +54,7 @@ class RecordingMask:
         return self._known.keys()
 
     def learn(self, body: Any) -> None:
-        """Give every id in a body a stand-in."""
+        """Replace every id in a body by a stand-in."""
         if isinstance(body, list):
             for one in body:
                 self.learn(one)

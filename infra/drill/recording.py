@@ -22,7 +22,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.records import Offer, Pod
 
 SCHEMA = 1
-TEMPLATE = "daturaai/pytorch"  # of which image Lium's client looks for a template
+TEMPLATE = "daturaai/pytorch"  # the image for which Lium's client looks for a template
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,13 @@ class Recorded:
     request: Any
     status: int
     answer: Any  # JSON, or a text; None: no body
-    at: float  # by the vendor's clock, as the answer's header says; 0 = it does not
+    at: float  # by the vendor's clock, as the answer's header has it; 0 = it has none
     is_lost: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What a vendor has said in one drill."""
+    """The answers of a vendor in one drill."""
 
     vendor: str
     at: int

@@ -16,13 +16,13 @@ from infra.units import count
 
 @dataclass(frozen=True, kw_only=True)
 class DrillReport:
-    """What a drill has found. `at`: UTC epoch seconds."""
+    """The findings of a drill. `at`: UTC epoch seconds."""
 
     vendor: str
     at: int
     is_rehearsed: bool
     findings: tuple[ClauseResult, ...]
-    counted_micro_usd: int  # by our ledger, of all its machines
+    counted_micro_usd: int  # cost of all its machines by our ledger
     recording: str = ""  # the name of the file with requests and answers, beside this one
 
     def of(self, state: str) -> list[str]:
@@ -56,7 +56,7 @@ class Reports:
 
     @staticmethod
     def stem(vendor: str, at: int) -> str:
-        """Return what the files of a drill are called, in front of their endings."""
+        """Return the common stem of the names of a drill's files."""
         return f"{vendor}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}"
 
     def newest(self, vendor: str) -> DrillReport | None:
@@ -71,7 +71,7 @@ class Reports:
         return None
 
     def cite(self, vendors: Sequence[str]) -> list[str]:
-        """Return when each vendor was drilled last and what came of it, a line each; the others share the last line."""
+        """Return the last drill of each vendor and its result, a line each; the others share the last line."""
         found = {vendor: self.newest(vendor) for vendor in dict.fromkeys(vendors)}
         never = [vendor for vendor, one in found.items() if one is None]
         lines = [one.words for one in found.values() if one]

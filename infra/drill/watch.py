@@ -17,7 +17,7 @@ from infra.providers.json_api import Exchange, JsonApi
 from infra.records import Account, Offer, Pod, Request
 from infra.transport.protocol import Result, Transport
 
-CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # how the paths end by which vendors rent
+CREATES = ("/instances/create", "/rent", "/v2/pods", "/graphql")  # ends of the paths with which vendors rent
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Watch:
         self._ids: set[str] = set()
         self._is_renting = False
         self.is_losing = False
-        """Whether the answer to the next request for a machine is lost."""
+        """True if the answer to the next request for a machine is thrown away."""
         self.asked: list[VerbCall] = []
         self.heard: list[HeardExchange] = []
         self.tokens: set[str] = set()
@@ -56,7 +56,7 @@ class Watch:
 
     @contextlib.contextmanager
     def listening(self, hear: Callable[[Exchange], None] | None = None) -> Iterator[None]:
-        """Hear what goes over the wire within this block; `hear`: instead of this watch."""
+        """Record the traffic within this block; `hear`: instead of this watch."""
         api = cast(JsonApi, getattr(self._market, "api"))  # noqa: B009 (of every vendor that is asked over HTTP)
         api.listener = hear or self._hear
         try:

@@ -19,12 +19,12 @@ from infra.jobs.schema import Resources, Storage, TaskFile
 from infra.strict_yaml import YamlDocument
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-RESERVED = ("SLIPWAY_", "SKYPILOT_")  # what tells a task who and where it is
+RESERVED = ("SLIPWAY_", "SKYPILOT_")  # prefixes of variables that tell a task who and where it is
 MODES = ("MOUNT", "COPY", "MOUNT_CACHED")
 STORES = ("s3", "gcs", "azure", "r2", "ibm", "oci", "nebius", "coreweave", "vastdata", "hf", "volume")
 MOST_NODES = 1000
 MOST_NAME = 60
-FLAGS = {  # of launch, and what says the same in a job file
+FLAGS = {  # flags of launch, with the keys of a job file that mean the same
     "gpu": "resources.accelerators", "num-gpus": "resources.accelerators", "nodes": "num_nodes",
     "use-spot": "resources.use_spot", "cpus": "resources.cpus", "memory": "resources.memory",
     "disk-size": "resources.disk_size", "max-price": "resources.max_hourly_cost", "run-name": "name", "cmd": "run",
@@ -35,7 +35,7 @@ FLAGS = {  # of launch, and what says the same in a job file
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """What a task wants at a path of its own."""
+    """A file, folder or bucket that a task wants at a path of its own."""
 
     path: str
     source: str
@@ -55,7 +55,7 @@ class JobTask:
     num_nodes: int = 1
     resources: Resources = Resources()
     envs: Mapping[str, str | None] = field(default_factory=dict)
-    """None = whoever launches it must give the value."""
+    """Variables of the task; None = whoever launches it must give the value."""
     secrets: Mapping[str, str | None] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     setup: str = ""
@@ -305,6 +305,6 @@ def _name(where: str, text: str | None) -> str:
 
 
 def near(word: str, known: Collection[str]) -> str:
-    """Return what may have been meant, in words."""
+    """Return a suggestion of what was meant, in words."""
     found = difflib.get_close_matches(word, list(known), 1)
     return f"did you mean {found[0]}?" if found else f"known: {', '.join(known)}"

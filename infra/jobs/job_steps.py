@@ -28,19 +28,19 @@ ALWAYS = 1000  # restarts, where the file sets no limit of its own: time and mon
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What goes along, and where each task finds it."""
+    """The files that are sent along, and where each task finds them."""
 
     carried: tuple[Carried, ...]
     workdirs: tuple[str, ...]
-    """Of each task: the folder beside the code, "" where it has none."""
+    """The folder of each task beside the code; "" where it has none."""
     mounts: tuple[tuple[tuple[str, str, str], ...], ...]
-    """Of each task, as `Script.mounts`."""
+    """The mounts of each task, as in `Script.mounts`."""
     kept: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """Of each task, as `Script.kept`."""
+    """The kept folders of each task, as in `Script.kept`."""
 
 
 def lay_out(file: JobFile, is_own: bool) -> Layout:
-    """Return what goes along. `is_own`: the machine is somebody's own, or a process of this one. Raises UsageError."""
+    """Return the files to send. `is_own`: the machine is somebody's own, or this one. Raises UsageError."""
     carried: list[Carried] = []
     workdirs, mounts, kept = [], [], []
 
@@ -130,12 +130,12 @@ def is_own_text(step: Step) -> bool:
 
 
 def is_setup(step: Step) -> bool:
-    """Tell whether a step sets up what the run of somebody's own text needs."""
+    """Return whether a step sets up what the run of somebody's own text needs."""
     return is_own_text(step) and (step.name == SETUP or step.name.endswith(f"-{SETUP}"))
 
 
 def stamps(one: Carried) -> list[Any]:
-    """Return what says that a folder has changed."""
+    """Return stamps that change when a folder does."""
     root = Path(one.source)
     names = {one.file: (root / one.file).stat()} if one.file else shipment.survey(root)
     return [one.name, [[name, seen.st_size, seen.st_mtime_ns] for name, seen in names.items()]]

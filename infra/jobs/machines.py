@@ -1,4 +1,4 @@
-"""What machine a task asks for: its `resources` -> the flags of a launch that ask for the same.
+"""The machine that a task asks for: its `resources`, as flags of a launch that mean the same.
 
 In: `Resources`, and what was typed, which outweighs them. Out: one `Wish` for each way in which the task can be
 satisfied, and in words what has no effect where it is to run: nothing is left out in silence.
@@ -31,18 +31,18 @@ class Wish:
     """One way in which a task can be satisfied."""
 
     provider: str
-    """"" = any."""
+    """Provider; "" = any."""
     machine: MachineSpec
     pool: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """All ways, and what is said of them."""
+    """All ways in which a task can be satisfied, with notes about them."""
 
     wishes: tuple[Wish, ...]
     is_ordered: bool
-    """The first that can be had is taken, else the cheapest."""
+    """True if the first that can be had is taken; else the cheapest is."""
     notes: tuple[str, ...] = ()
 
 
@@ -53,7 +53,7 @@ def provider_of(task: JobTask, where: str) -> str:
 
 
 def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, where: str) -> Wishes:
-    """Return what the task asks for. `provider`: that was typed, "" where nobody typed one. Raises UsageError."""
+    """Return the wishes of a task. `provider`: as typed, "" where nobody typed one. Raises UsageError."""
     notes: list[str] = []
     found: list[Wish] = []
     for one in _alternatives(task.resources):
@@ -89,7 +89,7 @@ def wishes(task: JobTask, typed: MachineSpec, provider: str, is_rented: bool, wh
 
 
 def recovery_of(task: JobTask) -> tuple[int, tuple[int, ...]]:
-    """Return how often a failure is no verdict yet, and the exit codes that never are one."""
+    """Return the number of failures that lead to a restart, and the exit codes that always do."""
     said = task.resources.job_recovery
     if not isinstance(said, Recovery):
         return 0, ()
@@ -165,7 +165,7 @@ def _accelerators(said: Resources, where: str, task: JobTask) -> list[tuple[str,
 
 
 def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, task: JobTask) -> dict[str, Any]:
-    """Return what is said, by field of `MachineSpec`."""
+    """Return the requested values by field of `MachineSpec`."""
     line = task.document.line
     found: dict[str, Any] = {"gpu": gpu, "num_gpus": num_gpus, "region": region}
     cpus = 0
@@ -202,7 +202,7 @@ def _amount(said: str | int | float, where: str) -> int:
 
 
 def _without_effect(task: JobTask, is_rented: bool, provider: str) -> list[str]:
-    """Return what of the task changes nothing where it is to run, and why, in words."""
+    """Return the keys of the task without effect where it is to run, and why, in words."""
     found = [f"{key} has no effect: {why}" for key, why in NO_EFFECT.items() if getattr(task.said, key) is not None]
     alternatives: Sequence[Resources] = list(_alternatives(task.resources))
 

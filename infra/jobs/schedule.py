@@ -13,7 +13,7 @@ class Lane:
     runs: tuple[str, ...]  # in the order in which they go
     estimate_s: float
     host: str = ""  # the machine, where it is one's own
-    devices: str = ""  # of that machine, such as `0,1`: other lanes have the rest
+    devices: str = ""  # GPUs of that machine, such as `0,1`: other lanes have the rest
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ class Recovery:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What machine a task needs; `16+` means at least 16."""
+    """The machine that a task needs; `16+` means at least 16."""
 
     infra: str | None = None
     cloud: str | None = None
@@ -62,7 +62,7 @@ class Storage:
 
 @dataclass(frozen=True, kw_only=True)
 class SlipwayTaskKeys:
-    """What SkyPilot has no word for."""
+    """Keys of a task that SkyPilot does not have."""
 
     environment: str = ""
     """`train`: the task runs with the packages that Slipway's own trainings have, PyTorch among them."""
@@ -85,7 +85,7 @@ class TaskFile:
     run: str | None = None
     config: dict[str, Any] | None = None
     slipway: SlipwayTaskKeys = SlipwayTaskKeys()
-    # Of SkyPilot's, and refused: `REFUSED` says what to do instead.
+    # Keys of SkyPilot that are refused: `REFUSED` says what to do instead.
     managed_secrets: Any = None
     volumes: Any = None
     volume_mounts: Any = None

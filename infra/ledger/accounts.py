@@ -1,4 +1,4 @@
-"""Which account a pod was rented with: what the listing of another account lacks may bill all the same.
+"""The vendor account that each pod was rented with: a pod missing in the listing of another account may still bill.
 
 In: a provider as its key opens it now, and a row. Out: whether that key could see the pod. A key that was replaced by
 another one of the same account is no other account; where a vendor does not tell whose a key is, the key counts.
@@ -19,7 +19,7 @@ def fingerprint(provider: Provider) -> str:
 
 
 def is_another(provider: Provider, op: Op, now: Clocks) -> bool:
-    """Tell whether another account rented the pod, so that its absence from this one proves nothing.
+    """Return whether another account rented the pod, so that its absence from this one proves nothing.
 
     A pod whose limit has passed was ended by its own vendor, whichever account that is. Raises SlipwayError.
     """
@@ -29,7 +29,7 @@ def is_another(provider: Provider, op: Op, now: Clocks) -> bool:
 
 
 def in_words(op: Op) -> str:
-    """Return what is to be done about a pod that another account rented."""
+    """Return advice about a pod that another account rented."""
     cost = f"; it may still cost {per_hour(op.rate)}" if op.rate else ""
     return (f"another account of {op.vendor} rented {op.remote_id or op.token}, and this key does not see it: put that "
             f"account's key back, or end it in the vendor's console{cost}")  # fmt: skip

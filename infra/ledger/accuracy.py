@@ -13,13 +13,13 @@ from typing import Any
 from infra.ledger.timings import RunTimes
 from infra.market.expected import AROUND, CROWDED, SAME, StepTime, left, total, words
 
-EARLY = 0.1  # of a run: when what is left of it is asked for
-REPEATED, ANEW = 0.25, 0.15  # what is wanted of the medians: of whatever ran before; of all at a tenth
+EARLY = 0.1  # share of a run after which the rest is forecast again
+REPEATED, ANEW = 0.25, 0.15  # targets for the medians: of runs whose steps ran before; of all at a tenth
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastError:
-    """One run. Errors are shares of what came: +0.2 = it took a fifth less than was said."""
+    """The forecast of one run beside its actual time. Errors are relative to that: +0.2 = 20 % too long a forecast."""
 
     run: str
     machine: str
@@ -27,14 +27,14 @@ class ForecastError:
     forecast_s: tuple[float, float, float]
     came_s: float
     source: str
-    """Where the forecast came from, in words."""
+    """The source of the forecast, in words."""
     is_repeated: bool
-    """Whether all that takes long had run before, with these settings on such a machine."""
+    """True if all long steps had run before with these settings on such a machine."""
     error: float
     early_error: float
-    """Of the whole time, by what was left at a tenth of it."""
+    """Error of the total as it was predicted after a tenth of the run."""
     others: float
-    """Share of the machine's CPUs that other programs had."""
+    """Share of the machine's CPUs that other programs used."""
     micro_usd: tuple[int, int, int] | None = None
     spent_micro_usd: int | None = None
 
@@ -44,7 +44,7 @@ class ForecastError:
 
     @property
     def is_inside(self) -> bool:
-        """Tell whether what came lies in the range that was forecast."""
+        """Return whether what came lies in the range that was forecast."""
         return self.forecast_s[0] <= self.came_s <= self.forecast_s[2]
 
 
@@ -60,11 +60,11 @@ class Medians:
     early_runs: int
     inside: int
     crowded_runs: int
-    """Left out, since the machine was busy."""
+    """Number of runs left out because the machine was busy."""
 
 
 def compared(one: RunTimes, spent_micro_usd: int | None = None) -> ForecastError | None:
-    """Return how far the forecast of a run was off; None where there was none, or it did not go through in one go."""
+    """Return the error of a run's forecast; None where there was no forecast, or the run was interrupted."""
     if not one.wall_s or not one.expected:
         return None
     low, seconds, high = total(one.expected)
@@ -80,7 +80,7 @@ def compared(one: RunTimes, spent_micro_usd: int | None = None) -> ForecastError
 
 
 def medians(found: Iterable[ForecastError]) -> Medians:
-    """Return how far forecasts are off in the middle."""
+    """Return the median errors of forecasts."""
     every = list(found)
     calm = [one for one in every if not one.is_crowded]
     repeated, first = [one for one in calm if one.is_repeated], [one for one in calm if not one.is_repeated]

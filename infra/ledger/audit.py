@@ -21,9 +21,9 @@ ENDING = "ending"  # ours, its end was asked for, and the vendor still has it
 FOREIGN = "foreign"
 GHOST = "ghost"  # a live row, and the vendor knows nothing of its machine
 UNCLEAR = "unclear"  # a row whose request got no clear answer: its machine may turn up
-UNKNOWN_MARK = "unknown"  # what the vendor says of it does not tell whose it is
+UNKNOWN_MARK = "unknown"  # the vendor's data do not tell whose it is
 
-ENDED_BY_VENDOR = "ending"  # as `Pod.state` says it: it is on its way out
+ENDED_BY_VENDOR = "ending"  # the state in `Pod.state` of a machine on its way out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,20 +35,20 @@ class Finding:
     pod_id: str = ""
     token: str = ""
     run: str = ""
-    name: str = ""  # as the vendor shows it
-    state: str = ""  # as the vendor says
+    name: str = ""  # name that the vendor shows
+    state: str = ""  # state that the vendor shows
     micro_usd_per_hour: int = 0
-    age_s: float | None = None  # by the vendor's clock; None = the vendor does not say
+    age_s: float | None = None  # age by the vendor's clock; None = the vendor does not tell
     note: str = ""
 
     @property
     def is_due(self) -> bool:
-        """Tell whether it is ours, should be gone, and is not."""
+        """Return whether it is ours, should be gone, and is not."""
         return self.kind in (ORPHANED, ENDING)
 
     @property
     def is_wrong(self) -> bool:
-        """Tell whether it costs money that nobody wants to spend, or may."""
+        """Return whether it costs money that nobody wants to spend, or may."""
         return (self.is_due and self.state != ENDED_BY_VENDOR) or self.kind in (UNCLEAR, UNKNOWN_MARK)
 
 
@@ -80,7 +80,7 @@ def findings(seen: Look, *, provider: str, prefix: str, now: float) -> list[Find
 
 
 def _whose(pod: Pod, row: Op | None, prefix: str, seen: Look, taken: set[str]) -> tuple[str, str]:
-    """Return what kind of machine that is, and why."""
+    """Return the kind of that machine, and the reason."""
     if not pod.is_legible:
         return UNKNOWN_MARK, "it may be ours"
     if not pod.token.startswith(prefix):

@@ -22,7 +22,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Fenced, Journal, Op, keeper_lease
 from infra.money import in_usd
 
-RECENT_S = 900.0  # for so long after its pod was gone, a run whose keeper died may be taken up by another one
+RECENT_S = 900.0  # time after its pod was gone in which a run whose keeper died may be taken up by another one
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class SharedBudget:
 
 @dataclass(frozen=True)
 class BudgetRun:
-    """What a budget pays for one run: micro-dollars."""
+    """The spending of a budget on one run, in micro-dollars."""
 
     run: str
     spent: int = 0
     most: int = 0
-    """By all of its pods, those that are gone with what they have cost."""
+    """The most that all of its pods can cost; pods that are gone count with what they did cost."""
     reserved: int = 0
-    """For all of its pods together; 0: no more than they come to."""
+    """Reservation for all of its pods together; 0 = none beyond what they can cost."""
 
     @property
     def committed(self) -> int:
-        """Return what it counts with."""
+        """Return the larger of both: the amount that counts against the budget."""
         return max(self.most, self.reserved)
 
 
@@ -61,17 +61,17 @@ class BudgetState:
 
     @property
     def spent(self) -> int:
-        """Return what all pods have cost so far."""
+        """Return the cost of all pods so far."""
         return sum(one.spent for one in self.runs.values())
 
     @property
     def committed(self) -> int:
-        """Return what all pods may have cost at most in the end."""
+        """Return the most that all pods may cost in the end."""
         return sum(one.committed for one in self.runs.values())
 
     @property
     def free(self) -> int:
-        """Return what can still be reserved."""
+        """Return the amount that can still be reserved."""
         return max(0, self.budget.amount - self.committed)
 
     def refusal(self, run: str, most: int) -> str:
@@ -109,7 +109,7 @@ def open_budget(
         raise UsageError(f"{name}: a limit of {in_usd(amount)} pays for nothing; give more: --spend-limit")
     with journal.writing():
         now = find(journal, name)
-        is_wanted = now is not None and now.amount == amount  # by whoever was first of two that want the same
+        is_wanted = now is not None and now.amount == amount  # another process wanted the same and was first
         if not is_wanted and (now and now.epoch) != (before and before.epoch):
             raise Fenced(f"{name}: another command changed its limit meanwhile; run that again")
         if now is None:
@@ -130,7 +130,7 @@ def open_budget(
 
 
 def state(journal: Journal, name: str, scale: float = 1.0, now: Clocks | None = None) -> BudgetState:
-    """Return how a budget stands. Raises UsageError when there is none."""
+    """Return the state of a budget. Raises UsageError when there is none."""
     return _state(journal, _found(journal, name), journal.ops(), now or read_clocks(), scale)
 
 
@@ -184,7 +184,7 @@ def _found(journal: Journal, name: str) -> SharedBudget:
 
 
 def _state(journal: Journal, budget: SharedBudget, rows: Iterable[Op], now: Clocks, scale: float) -> BudgetState:
-    """Return how it stands, of rows and reservations as they are."""
+    """Return the state of a budget, by its rows and reservations."""
     own: dict[str, list[Op]] = {}
     for op in rows:
         if op.budget_name == budget.name:
@@ -200,7 +200,7 @@ def _state(journal: Journal, budget: SharedBudget, rows: Iterable[Op], now: Cloc
 
 
 def _in_force(journal: Journal, name: str, rows: Mapping[str, list[Op]]) -> dict[str, int]:
-    """Return what is reserved, by run, for those with which somebody can still go on: micro-dollars.
+    """Return the reservations in force, by run, in micro-dollars: those with which somebody can still go on.
 
     What is left out is safe to be reserved by others at any time: whoever goes on with such a run all the same has to
     have its next pod admitted.
@@ -216,7 +216,7 @@ def _in_force(journal: Journal, name: str, rows: Mapping[str, list[Op]]) -> dict
 
 
 def _may_go_on(rows: list[Op], is_kept: bool, was_kept: bool) -> bool:
-    """Tell whether somebody may rent for that run again without a person who asks for it."""
+    """Return whether somebody may rent for that run again without a person who asks for it."""
     if any(op.is_live for op in rows):
         return True
     if not rows or rows[-1].outcome not in ("", NODE_LOST):

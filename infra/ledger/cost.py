@@ -19,7 +19,7 @@ from infra.ledger.life_cycle import FAILED, PLANNED
 from infra.market import gpus
 from infra.records import Offer
 
-# How much faster one GPU is than another by data sheets, and what is seen of that:
+# The speed ratio of two GPUs is that of their data sheets to the power of one of these:
 LEAST, USUAL = 0.35, 0.7  # exponents; the one pair that was measured gives the first
 VAGUE = 1.25  # one measurement may be off by that factor, either way
 
@@ -35,9 +35,9 @@ class PodCost:
     micro_usd_per_hour: int
     began_at: int
     ended_at: int | None  # None = it is not proven gone
-    elapsed_s: float  # by its own clock
+    elapsed_s: float  # seconds by its own clock
     quoted_micro_usd: int  # rate x time, what its vendor bills whole once it is begun counted whole
-    billed_micro_usd: int | None  # as the vendor said; None = it did not, or cannot say it of that month alone
+    billed_micro_usd: int | None  # bill of the vendor; None = it told none, or cannot tell that of the month alone
     billed_at: int | None  # when it said so
 
     @property
@@ -101,12 +101,12 @@ def ledger(
 def total(
     rows: Iterable[Op], told: Mapping[str, tuple[int, int]], now: spend.Now, *, clock_scale: float = 1.0
 ) -> int:  # fmt: skip
-    """Return what these have cost together: of a run, the rows of all its pods."""
+    """Return the cost of these rows together: of a run, the rows of all its pods."""
     return sum(line.micro_usd for line in ledger(rows, told, now, clock_scale=clock_scale))
 
 
 def span(month: str) -> tuple[int, int]:
-    """Return when that month begins, and when the next one does. Raises UsageError."""
+    """Return the start of that month, and of the next one. Raises UsageError."""
     try:
         first = datetime.strptime(month, "%Y-%m").replace(tzinfo=timezone.utc)
     except ValueError:
@@ -127,7 +127,7 @@ def months(first_at: int, last_at: int) -> list[str]:
     return found
 
 
-# What work would cost.
+# Estimates of what work would cost.
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Estimate:
     num_gpus: int
     hours: tuple[float, float, float]
     prices: tuple[int, int, int] | None
-    offers: int  # that the prices come from; 0 = the price was given
+    offers: int  # number of offers behind the prices; 0 = the price was given
 
     @property
     def micro_usd(self) -> tuple[int, int, int] | None:

@@ -33,7 +33,7 @@ ENDED = ("stopped", "failed", "ending")  # states of a vendor's pod in which not
 
 
 def is_held(op: Op) -> bool:
-    """Tell whether a live row is that of a rented pod which stays and has an address."""
+    """Return whether a live row is that of a rented pod which stays and has an address."""
     return op.is_live and op.stays and op.slot == 0 and bool(op.address) and is_rented(op.vendor)
 
 
@@ -43,7 +43,7 @@ def place_of(op: Op) -> str:
 
 
 def gpus_of(op: Op) -> int:
-    """Return how many GPUs were asked for with a pod, of several kinds the least."""
+    """Return the number of GPUs requested with a pod, of several kinds the least."""
     asked = json.loads(op.request) if op.request else {}
     kinds = gpus.read_set(asked.get("gpu", ""), asked.get("num_gpus", 0))
     return asked.get("num_gpus") or min((number for _, number in kinds), default=0)
@@ -172,7 +172,7 @@ class HeldPods(Provider):
         return self.vendors(op.vendor).reach(pod)
 
     def _is_gone(self, op: Op) -> bool:
-        """Tell whether the vendor says that the held pod, which was seen before, is no more. Raises SlipwayError."""
+        """Return whether the vendor says that the held pod, which was seen before, is no more. Raises SlipwayError."""
         vendor = self.vendors(op.vendor)
         found = vendor.find(op.remote_id or op.token)
         if found is None and accounts.is_another(vendor, op, read_clocks()):

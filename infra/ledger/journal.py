@@ -45,15 +45,15 @@ class Op:
     vendor: str
     account_fp: str = ""
     spec_hash: str = ""
-    target: str = ""  # what it makes, and where: one live op for each pair
+    target: str = ""  # the artifact it makes, and where: one live op for each pair
     store: str = ""
     job: str = ""  # JSON, as it is handed over
     request: str = ""  # JSON: what kind of machine was asked for, so that another one can be found
-    recoveries: int = 0  # how often a keeper has brought the run back, on this pod and those before it
+    recoveries: int = 0  # times that a keeper has brought the run back, on this pod and those before it
     state: str = PLANNED
     epoch: int = 1
     place: str = ""  # the one machine that it wants; leased to this row while it is live
-    devices: str = ""  # of that machine, such as `0,1`: others may have the rest; "" = it has the whole machine
+    devices: str = ""  # GPUs of that machine, such as `0,1`: others may have the rest; "" = the whole machine
     remote_id: str | None = None
     address: str | None = None
     rate: int = 0
@@ -75,12 +75,12 @@ class Op:
     billed_at: float | None = None  # when its vendor began to bill it, where that is later than the request and told
     boot_id: str = ""  # the boot, and its own clock, when it was sent, or before that intended
     boot_s: float | None = None
-    lived_s: float | None = None  # from then until it was proven gone, by the clock that counted more
-    reason: str = ""  # of its end, or of what is unclear, for people
-    outcome: str = ""  # how its run ended with it: ASKED, or the state of a verdict; "" = another pod may go on with it
+    lived_s: float | None = None  # time until it was proven gone, by the clock that counted more
+    reason: str = ""  # reason of its end, or of what is unclear, for people
+    outcome: str = ""  # end of its run with it: ASKED, or the state of a verdict; "" = another pod may go on with it
 
     def since_sent_s(self, now: Clocks) -> float:
-        """Return how long ago it was sent, or else intended, by the clock that says more; never negative."""
+        """Return the time since it was sent, or else intended, by the clock that says more; never negative."""
         at = float(self.intent_at if self.sent_at is None else self.sent_at)
         if self.boot_s is None:  # a row of an older Slipway
             return max(0.0, now.wall_s - at)
@@ -99,7 +99,7 @@ class Op:
 
     @property
     def stays(self) -> bool:
-        """Tell whether it is there for its own sake, and not for one piece of work."""
+        """Return whether it is there for its own sake, and not for one piece of work."""
         return self.role.partition(":")[0] == POD
 
     @property
@@ -133,7 +133,7 @@ class JournalEvent:
     """One change of a row, as it was written down."""
 
     token: str
-    event: str  # of `infra.ledger.life_cycle`; or plan, note, claim
+    event: str  # an event of `infra.ledger.life_cycle`; or plan, note, claim
     state: str  # after it
     facts: Mapping[str, Any]
     at: int  # UTC epoch seconds
@@ -176,7 +176,7 @@ class Held(UsageError):
 
 
 class Fenced(JournalError):
-    """Somebody else changed the row since it was read."""
+    """The row was changed by somebody else since it was read."""
 
 
 class Journal:
@@ -238,7 +238,7 @@ class Journal:
             run, job = f"orphan-{pod.token[-8:]}", ""
         else:
             run = pod.run if pod.run and not self.ops(run=pod.run) else f"found-{pod.token[-8:]}"
-            job = Job(run=run, token=pod.token, steps=()).to_json()  # what it does is known on the pod only
+            job = Job(run=run, token=pod.token, steps=()).to_json()  # only the pod knows what it does
         op = Op(token=pod.token, run=run, vendor=pod.provider, state=state, job=job, reason=reason,
                 remote_id=pod.pod_id or None, address=pod.address, rate=pod.micro_usd_per_hour, intent_at=now,
                 sent_at=sent_at, boot_id=clocks.boot_id, boot_s=clocks.boot_s - (now - (sent_at or now)),
@@ -287,12 +287,12 @@ class Journal:
         """Return for how long, at least, it has replaced one that was lost; None when it does not."""
         if self.replaced is None:
             return None
-        if not self.replaced.boot_id:  # by an older Slipway, which knew the wall's clock only
+        if not self.replaced.boot_id:  # written by an older Slipway, which knew the wall clock only
             return max(0.0, now.wall_s - self.replaced.wall_s)
         return now.boot_s - self.replaced.boot_s if now.boot_id == self.replaced.boot_id else now.boot_s
 
     def recovered_at(self, run: str) -> list[float]:
-        """Return when the run was brought back, each time: UTC epoch seconds, by how many times it had been then."""
+        """Return the times at which the run was brought back: UTC epoch seconds, by the number of the recovery."""
         found: dict[int, float] = {}
         for op in self._ops("WHERE run = ? ORDER BY rowid", run):
             notes = "SELECT facts, at FROM events WHERE token = ? AND event = 'note' AND facts LIKE '%\"recoveries\"%'"
@@ -328,7 +328,7 @@ class Journal:
     # Leases.
 
     def take(self, name: str, code: str = "") -> Lease:
-        """Take a lease. Raises Held while the process that has it lives.
+        """Acquire a lease. Raises Held while the process that has it lives.
 
         code: the stamp of our code, for a lease that is held long.
         """
@@ -365,7 +365,7 @@ class Journal:
         return self._lease(name)[1]
 
     def is_ours(self, lease: Lease) -> bool:
-        """Tell whether nobody has taken it over since."""
+        """Return whether nobody has taken it over since."""
         return self._lease(lease.name)[0] == lease.epoch
 
     def renew(self, lease: Lease) -> Lease:
@@ -457,7 +457,7 @@ class Journal:
         if self.problem:
             raise JournalError(self.problem)
         with journal_file.locked(self.path) as lock:
-            if _identity(self.path) != self._file:  # what is written to a file without a name is lost with this process
+            if _identity(self.path) != self._file:  # writes to a file without a name are lost with this process
                 raise JournalError(f"journal {self.path} was moved away or replaced while it was open; run that again")
             try:
                 self._db.execute("BEGIN IMMEDIATE")

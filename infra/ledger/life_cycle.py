@@ -9,7 +9,7 @@ from infra.errors import SlipwayError
 PLANNED, CREATING, UNKNOWN, BOOTING = "PLANNED", "CREATING", "UNKNOWN", "BOOTING"
 READY, LOST, TERMINATING, TERMINATED, FAILED = "READY", "LOST", "TERMINATING", "TERMINATED", "FAILED"
 
-ASKED = "asked"  # of the words for how a run ended with its pod, the one that is no state of a verdict
+ASKED = "asked"  # the one outcome of a run that is no state of a verdict
 
 ENDED = frozenset({TERMINATED, FAILED})
 STATES = (PLANNED, CREATING, UNKNOWN, BOOTING, READY, LOST, TERMINATING, TERMINATED, FAILED)
@@ -20,16 +20,16 @@ TRANSITIONS = {
     (CREATING, "created"): BOOTING,  # the vendor answered with an id
     (CREATING, "refused"): FAILED,  # a definite no
     (CREATING, "unclear"): UNKNOWN,  # any other answer, or found later
-    (UNKNOWN, "found"): BOOTING,  # its token is in a listing
+    (UNKNOWN, "found"): BOOTING,  # a listing shows its token
     (UNKNOWN, "absent"): FAILED,  # not in complete listings for the settle time
-    (BOOTING, "armed"): READY,  # its guard holds this token, its identity is verified
+    (BOOTING, "armed"): READY,  # a guard holds this token, and its identity is verified
     (READY, "unreachable"): LOST,
     (LOST, "reachable"): READY,
     (BOOTING, "gone"): TERMINATED,  # the vendor proves absence: preempted
     (READY, "gone"): TERMINATED,
     (LOST, "gone"): TERMINATED,
     (TERMINATING, "gone"): TERMINATED,
-    (FAILED, "resurfaced"): TERMINATING,  # its token turned up after all: that pod is to go
+    (FAILED, "resurfaced"): TERMINATING,  # the token turned up after all: that pod is to go
     (TERMINATED, "resurfaced"): TERMINATING,
     # Asked for, a deadline, a cap, a failure.
     **{(state, "end"): TERMINATING for state in (PLANNED, CREATING, UNKNOWN, BOOTING, READY, LOST)},

@@ -15,7 +15,7 @@ from infra.ledger.life_cycle import BOOTING, TERMINATING
 from infra.ledger.reconcile import Action, Clock, Look
 from infra.providers import Market, Provider, market
 
-PATIENCE_S = 180.0  # of the vendor's clock, for it to let go of a machine
+PATIENCE_S = 180.0  # by the vendor's clock, for it to let go of a machine
 LEAST_PATIENCE_S = 30.0
 POLL_S = 5.0  # likewise, between two looks
 LEAST_POLL_S = 0.2
@@ -29,11 +29,11 @@ class Reaped:
     actions: tuple[Action, ...]
     due: tuple[tuple[Op, str], ...]  # rows whose end was asked for, and why
     findings: tuple[audit.Finding, ...]
-    problems: tuple[str, ...]  # of the last look
+    problems: tuple[str, ...]  # problems of the last look
 
 
 def due(row: Op, busy: frozenset[str], now: spend.Now, clock_scale: float = 1.0) -> tuple[str, str]:
-    """Return why this pod is to end now, and how its run ends with it; ("", "") while it may live.
+    """Return the reason why this pod is to end now, and the state of its run then; ("", "") while it may live.
 
     Its clock runs `clock_scale` times as fast as `now`.
     """
@@ -63,7 +63,7 @@ def reap(
     """
 
     def is_due(row: Op) -> bool:
-        """Tell whether its end was asked for, and can be proven at once."""
+        """Return whether its end was asked for, and can be proven at once."""
         return row.state == TERMINATING and row.remote_id is not None
 
     deadline = clock().boot_s + max(LEAST_PATIENCE_S, PATIENCE_S / market.clock_scale)
@@ -81,7 +81,7 @@ def reap(
         now = clock()
         new = [] if orphans_only else _end_due(seen, journal, now, market.clock_scale, problems)
         asked += new
-        # What has no id cannot be ended from here, however long one waits.
+        # A pod without an id cannot be ended from here, however long one waits.
         is_left = any(one.is_due and one.pod_id for one in found)
         is_over = not new and not any(map(is_due, seen.rows.values())) and not is_left
         if is_over or now.boot_s >= deadline:

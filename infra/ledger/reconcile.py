@@ -21,7 +21,7 @@ from infra.money import per_hour
 from infra.providers import LAG_S, Provider, clock_scale, market
 from infra.records import Pod
 
-EARLY_S = 60.0  # of the vendor's clock: it looks by the minute, bills what is begun, and knows its clock better
+EARLY_S = 60.0  # by the vendor's clock: it looks by the minute, bills what has started, and knows its clock better
 APART_S = 60  # between listings that are to prove an absence
 RENTING = (PLANNED, CREATING, UNKNOWN, BOOTING)  # a row at work is its renter's no longer, though that may live on
 FOUND = "its row was lost with its journal; it was found in a listing"
@@ -53,7 +53,7 @@ class Claim:
     """A new row for a pod with our mark that no row knows, so that its end is on record."""
 
     pod: Pod
-    is_kept: bool = False  # its row may have been lost with its journal: it is not to be ended
+    is_kept: bool = False  # the row may have been lost with its journal: it is not to be ended
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def decide(
     rows: Iterable[Op], listing: Listing, *, prefix: str, settle_s: float, busy: Collection[str] = (),
     replaced_ago_s: float | None = None, at_limit: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Action]:  # fmt: skip
-    """Return what is to be done, in this order; a token's actions follow each other.
+    """Return the actions to take, in this order; a token's actions follow each other.
 
     `rows`: all of the vendor's, ended ones too. `prefix`: of our tokens; other pods are nobody's business. `busy`:
     tokens
@@ -286,7 +286,7 @@ def _denied(provider: Provider, rows: Iterable[Op], listing: Listing, problems: 
             try:
                 if provider.find(row.remote_id) is None:
                     denied.add(row.remote_id)
-            except Exception as error:  # of one pod: nothing is known of it, and the others go on
+            except Exception as error:  # an error about one pod: nothing is known of it, and the others go on
                 problems.append(f"{row.run}: {in_words(error)}")
     return frozenset(denied)
 
@@ -313,7 +313,7 @@ def _carry_out(
     except Fenced:
         lost.add(token)
     except Exception as error:  # the other pods are looked after all the same
-        if not isinstance(action, Delete):  # what is not on record is not done
+        if not isinstance(action, Delete):  # an action that is not on record is not carried out
             lost.add(token)
         rate = rows[token].rate if token in rows else action.pod.micro_usd_per_hour if isinstance(action, Claim) else 0
         cost = f"; it may still cost {per_hour(rate)}" if rate else ""

@@ -20,12 +20,12 @@ from infra.providers import TIMER_GRAIN_S
 from infra.units import duration
 
 VENDOR_LATE_S = 300.0  # vendors look at their timers now and then
-GRAIN_S = {"shadeform": 60}  # what is begun is billed; elsewhere a second
+GRAIN_S = {"shadeform": 60}  # billing unit, charged when it starts; elsewhere a second
 Now = float | Clocks  # a float: by the wall's clock alone
 
 
 def since_request_s(op: Op, now: Now, scale: float = 1.0) -> float:
-    """Return how long ago its request was sent, or was when it ended, by the vendor's clock.
+    """Return the time since its request was sent, until its end if that is known, by the vendor's clock.
 
     Time limits count from there.
     """
@@ -54,14 +54,14 @@ def run_s(rows: Iterable[Op], now: Now, scale: float = 1.0, ended_at: float | No
 
 
 def _until_aside_s(op: Op, now: Now, scale: float) -> float:
-    """Return how long a pod was part of its run that stands aside now."""
+    """Return the time for which a pod was part of its run that stands aside now."""
     if op.del_requested_at is None:
         return since_request_s(op, now, scale)
     return max(0.0, op.del_requested_at - _sent_at(op)) * scale
 
 
 def age_s(op: Op, now: Now, scale: float = 1.0) -> float:
-    """Return how long it has been billed at most, by the vendor's clock."""
+    """Return the longest time for which it can have been billed, by the vendor's clock."""
     billed_s = max(0.0, since_request_s(op, now, scale) - (billed_from(op) - _sent_at(op)) * scale)
     most_s = None if op.is_live else _most_s(op)
     return billed_s if most_s is None else min(billed_s, most_s)
@@ -80,7 +80,7 @@ def _most_s(op: Op) -> float | None:
 
 
 def ended_at(op: Op, scale: float = 1.0) -> int | None:
-    """Return when it was gone at the latest; None when that is not proven."""
+    """Return the latest time at which it was gone; None when that is not proven."""
     most_s = _most_s(op)
     if op.ended_at is None or most_s is None:
         return op.ended_at
@@ -104,7 +104,7 @@ def spent(op: Op, now: Now, scale: float = 1.0) -> int:
 
 
 def worst(op: Op, now: Now, scale: float = 1.0) -> int | None:
-    """Return what it will have cost when its hardest limit has ended it; None when it has none."""
+    """Return its cost when its hardest limit ends it; None when it has none."""
     cost = spent(op, now, scale)
     if not op.is_live or not op.rate:
         return cost
@@ -137,7 +137,7 @@ def left_s(op: Op, now: Now, scale: float = 1.0) -> float | None:
 
 
 def less(limits: Limits, used_s: float, used_micro_usd: int) -> Limits:
-    """Return what is left of the limits of a run for its next pod."""
+    """Return the rest of a run's limits for its next pod."""
     time_s, money = limits.time_s, limits.spend_micro_usd
     return replace(limits, billed_s=0.0, time_s=None if time_s is None else time_s - used_s,
                    spend_micro_usd=None if money is None else money - used_micro_usd)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What runs were expected to take and what they took: one file for each, beside the journal.
+"""The forecasts and the actual times of runs: one file for each run, beside the journal.
 
 In: a forecast as a run begins, its times when it is over. Out: the same, of all runs that can be read. A file is
 replaced whole, by whoever sees first that a run is over: two who see it at once write the same. What cannot be read is
@@ -31,17 +31,17 @@ class RunTimes:
     vendor: str
     asked_at: float
     works: tuple[StepWork, ...] = ()
-    """What it does; () = it was begun by a Slipway that did not write this."""
+    """Work of its steps; () = the run was started by a Slipway that did not write this."""
     expected: tuple[Expected, ...] = ()
-    """The forecast that was shown as it began, of those of `works` for which there is one."""
+    """The forecast that was shown at the start, for those of `works` that have one."""
     micro_usd: tuple[int, int, int] | None = None
-    """Of that forecast: low, expected, high; None = nothing is paid, or it was not forecast."""
+    """Cost by that forecast: low, expected, high; None = nothing is paid, or it was not forecast."""
     state: str = ""
-    """How it ended; "" = not known yet."""
+    """Final state of the run; "" = not known yet."""
     wall_s: float | None = None
-    """From the request to the verdict; None where it was not begun and ended in one go."""
+    """Seconds from the request to the verdict; None where the run was interrupted and resumed."""
     times: tuple[StepTime, ...] = ()
-    """Of the steps that it did."""
+    """Times of the steps that were done."""
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class Timings:
         write_durably(self._path(one.token), json.dumps(asdict(one), indent=1) + "\n", 0o600)
 
     def of(self, token: str) -> RunTimes | None:
-        """Return what is known of that run; None where nothing is, or it cannot be read."""
+        """Return the times of that run; None where there are none, or they cannot be read."""
         try:
             return _read(self._path(token))
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Who has a machine of one's own, or devices of it, and who waits for that: first come, first served.
+"""The queue for a user's own machines and their devices: first come, first served.
 
 In: live rows, and the turns of processes that wait. Out: what keeps a run from a machine, in words. A run has the
 whole machine, or the GPUs that it names; two that name different ones share it. On this machine runs that name no GPU
@@ -21,22 +21,22 @@ THIS_MACHINE = "this machine"
 
 @dataclass(frozen=True)
 class Turn:
-    """One that waits."""
+    """A place in the queue for a machine."""
 
     number: int
     run: str
     vendor: str
     places: tuple[str, ...]
-    """Any of which would do; ("",): this machine."""
+    """Machines any of which would do; ("",) = this machine."""
     devices: str
     since: int
     """UTC epoch seconds."""
     why: str = ""
-    """What its process was told last, beside what is on record here."""
+    """The last reason for waiting that its process was given, if it is not recorded here already."""
 
 
 class InLine(Busy):
-    """Somebody who came before waits for that machine."""
+    """An earlier launch waits for that machine."""
 
 
 def read_devices(said: str) -> str:
@@ -51,14 +51,14 @@ def read_devices(said: str) -> str:
 
 
 def named(devices: str) -> str:
-    """Return what of a machine is had, in words."""
+    """Return the part of a machine that is held, in words."""
     if not devices:
         return "it"
     return f"device{'s' if ',' in devices else ''} {devices}"
 
 
 def stand_in_line(journal: Journal, run: str, vendor: str, places: Iterable[str], devices: str) -> Turn:
-    """Take a turn behind all who wait, for as long as this process lives."""
+    """Join the line behind all who wait, for as long as this process lives."""
     me, now = myself(), int(time.time())
     with journal.writing():
         for number, *holder in journal.read("SELECT number, boot_id, pid, pid_starttime FROM turns"):
@@ -78,7 +78,7 @@ def note(journal: Journal, turn: Turn, why: str) -> None:
 
 
 def leave(journal: Journal, turn: Turn) -> None:
-    """Give a turn up."""
+    """Leave the line."""
     with journal.writing():
         journal.execute("DELETE FROM turns WHERE number = ?", turn.number)
 
@@ -96,7 +96,7 @@ def waiting(journal: Journal) -> list[Turn]:
 
 
 def in_the_way(rows: Iterable[Op], turns: Iterable[Turn], turn: Turn, place: str) -> "Op | Turn | None":
-    """Return what keeps one that waits from a machine: a row, or whoever came before; None: nothing does."""
+    """Return the row or the earlier turn that blocks a waiting one; None when nothing does."""
     for op in rows:
         is_ours = op.run == turn.run or op.run.startswith(f"{turn.run}.") and op.slot > 0
         is_there = op.is_live and (op.vendor, op.place) == (turn.vendor, place)
@@ -112,7 +112,7 @@ def obstacles(journal: Journal, turn: Turn) -> dict[str, "Op | Turn | None"]:
 
 
 def in_words(found: "Op | Turn", place: str) -> str:
-    """Return what is in the way: `box1: jolly-elk-1 has devices 0,1 until it ends`."""
+    """Return the blocker in words: `box1: jolly-elk-1 has devices 0,1 until it ends`."""
     where = place or THIS_MACHINE
     if isinstance(found, Turn):
         return f"{where}: {found.run} came before"
@@ -120,7 +120,7 @@ def in_words(found: "Op | Turn", place: str) -> str:
 
 
 def why_waiting(journal: Journal, turn: Turn) -> str:
-    """Return what a turn waits for, in words."""
+    """Return the reason for which a turn waits, in words."""
     found = obstacles(journal, turn)
     said = [in_words(one, place) for place, one in found.items() if one is not None]
     if len(said) < len(found) and turn.why:  # what is on record here is free

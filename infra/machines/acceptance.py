@@ -30,18 +30,18 @@ class Thresholds:
     """The minimum that a machine must reach, and the time that each check may take."""
 
     cuda: str = "13.0"
-    """What the pinned torch is built for; a driver serves every CUDA of its major version."""
+    """CUDA version that the pinned torch is built for; a driver serves every CUDA of its major version."""
     disk_write_bytes_per_s: float = 50e6
     free_bytes: float = 10e9
     clock_offset_s: float = 30.0
-    """At most; certificates and signed requests fail beyond some minutes."""
+    """Largest offset of the clock; certificates and signed requests fail beyond some minutes."""
     url: str = ""
-    """What is downloaded for a few seconds; "" = no download."""
+    """Address of a file that is downloaded for a few seconds; "" = no download."""
     download_bytes_per_s: float = 2e6
     disk_s: float = 6.0
     download_s: float = 10.0
     matmul_s: float = 60.0
-    """With the import of torch from a cold disk."""
+    """Includes the import of torch from a cold disk."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\d+(\.\d+)?", self.cuda):

@@ -50,12 +50,12 @@ _OPTION = re.compile(r"--([a-z][a-z-]*)(=[\x20-\x7e]*)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """How jobs are submitted to a partition; "" and None: as the cluster has it."""
+    """Options for submitting jobs to a partition; "" and None = the cluster's default."""
 
     account: str = ""
     qos: str = ""
     time_s: float | None = None
-    micro_usd_per_hour: int = 0  # of a node
+    micro_usd_per_hour: int = 0  # price of a node
     options: tuple[str, ...] = ()  # more of sbatch's, as they are
 
 
@@ -70,7 +70,7 @@ class SlurmCluster:
     partitions: Mapping[str, Queue]
 
     def queue(self, partition: str) -> Queue | None:
-        """Return how jobs are submitted there; None for a partition that the inventory leaves out."""
+        """Return the options for jobs there; None for a partition that the inventory leaves out."""
         return self.partitions.get(partition) if self.partitions else self.common
 
 

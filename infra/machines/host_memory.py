@@ -30,9 +30,9 @@ R = TypeVar("R")
 class Known:
     """The facts about one machine; times are UTC epoch seconds."""
 
-    facts: Mapping[str, Any] = field(default_factory=dict)  # as `infra/agent/host.py facts` said
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the answer of `infra/agent/host.py facts`
     seen_at: float | None = None
-    failure: str = ""  # why it was given back; "" = it was not
+    failure: str = ""  # reason why it was given back; "" = it was not
     failed_at: float | None = None
 
 

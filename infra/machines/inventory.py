@@ -43,16 +43,16 @@ class Host:
     """One machine. None: the file does not say; then what was seen there counts."""
 
     pool: str
-    name: str  # as the file has it, with the port where that is another than 22
+    name: str  # name in the file, with the port where that is not 22
     address: Address
     gpu: str = ""
     num_gpus: int | None = None
     memory_bytes: int | None = None
-    gpu_memory_bytes: int | None = None  # of each GPU
+    gpu_memory_bytes: int | None = None  # memory of each GPU
     micro_usd_per_hour: int = 0
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     python: str = "python3"
-    token: str = ""  # of the rented pod that this machine is, whose own marker takes nothing of it
+    token: str = ""  # token of the rented pod that this machine is, whose own marker takes nothing of it
 
     @property
     def place(self) -> str:

@@ -18,7 +18,7 @@ from infra.machines.host_memory import ASK_S, at_once, run_script
 from infra.transport.protocol import ThisMachine, Transport
 
 SCRIPT = Path(__file__).parents[1] / "agent" / "meet.py"
-CALL_S = 8.0  # what the nodes try to reach each other for
+CALL_S = 8.0  # time for which the nodes try to reach each other
 
 
 def meet(run: str, transports: Sequence[Transport], names: Sequence[str]) -> list[NodeGroup]:

@@ -1,4 +1,4 @@
-"""What a partition of a Slurm cluster can run, and how that is asked for. Pure.
+"""The abilities of a Slurm partition, and the options with which they are requested. Pure.
 
 rows of sinfo -> Nodes -> does a request fit, by which type of GPU -> sbatch's options
 """
@@ -15,7 +15,7 @@ from infra.machines.survey import same_gpu
 from infra.market import gpus
 from infra.records import Offer, Request
 
-SLACK_S = 300.0  # of Slurm's time limit, beyond our own: the guard is to be first
+SLACK_S = 300.0  # Slurm's time limit is longer than ours by this: the guard is to be first
 GONE_STATES = ("down", "drain", "drng", "fail", "maint", "unknown", "power", "reserved", "inval")
 MIB = 1 << 20
 
@@ -74,7 +74,7 @@ def gres_of(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def fit(kind: Nodes, request: Request) -> tuple[str, str]:
-    """Return why these nodes cannot run it ("" = they can), and the type of GPU that is asked for there."""
+    """Return why these nodes cannot run it ("" = they can), and the type of GPU to request there."""
     gres = ""
     if request.num_gpus or request.gpu:
         wanted = [kind for kind, _ in gpus.read_set(request.gpu)] or [""]
@@ -95,7 +95,7 @@ def fit(kind: Nodes, request: Request) -> tuple[str, str]:
 
 
 def state_of(job: Mapping[str, str]) -> tuple[str, str]:
-    """Return what Slurm's word on a job says of its pod: `queued`, `running` or "", and that in words."""
+    """Return the state of a pod by Slurm's state of its job: `queued`, `running` or "", and that in words."""
     if not queue.lives(job):
         return "", ""
     number, state, reason = job["job"], job["state"], job["reason"]

@@ -92,7 +92,7 @@ def plan(
 
 
 def write(one: Import) -> None:
-    """Put the new text in place."""
+    """Write the new text to its place."""
     if one.new:
         write_durably(one.path, one.text)
 

@@ -28,7 +28,7 @@ class HostSurvey:
 
     host: Host
     facts: Mapping[str, Any] = field(default_factory=dict)  # {} when there was no answer
-    problem: str = ""  # why it cannot be used, and what to do
+    problem: str = ""  # reason why it cannot be used, and what to do
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def lacks(devices: str, num_gpus: int) -> str:
 
 
 def same_gpu(asked: str, name: str) -> bool:
-    """Tell whether two names are one GPU.
+    """Return whether two names are one GPU.
 
     `RTX6000Ada` is `NVIDIA RTX 6000 Ada Generation`, and `A100-80GB` is `NVIDIA A100-SXM4-80GB`.
     """

@@ -44,12 +44,12 @@ class CatalogueRow:
 
 @dataclass(frozen=True)
 class Priced:
-    """An offer that nobody makes now."""
+    """An offer with a price on record that nobody makes now."""
 
     offer: Offer
     as_of: str
     is_illustrative: bool
-    """Whether it came along with Slipway; else the user has saved it."""
+    """True if it ships with Slipway; False if the user has saved it."""
 
     @property
     def mark(self) -> str:
@@ -57,7 +57,7 @@ class Priced:
 
 
 def file_beside(journal: Path) -> Path:
-    """Return where the user's own catalogue is, once there is one."""
+    """Return the path of the user's own catalogue, which may not exist yet."""
     return journal.with_name(f"{journal.stem}-prices.json")
 
 

@@ -1,4 +1,4 @@
-"""How long steps take, by what was measured of others; and what is left of a run that is at work.
+"""Forecasts of how long steps take, from measurements of others, and of what is left of a run that is at work.
 
 In: what a step does (`StepWork`), what was measured before (`StepTime`). Out: an `Expected`: seconds, their range, and
 where the figure comes from. Every record makes a prediction of its own: the median of them is what is expected, the
@@ -14,38 +14,38 @@ from typing import Any
 
 from infra.records import Expected, StepWork
 
-SAME, SETTINGS, STEPS, GUESS = "the same", "other settings", "other steps", "a guess"  # what an Expected comes from
+SAME, SETTINGS, STEPS, GUESS = "the same", "other settings", "other steps", "a guess"  # the sources of an Expected
 LOW, HIGH = 0.75, 1.8  # times a guess: our own models between small and large batches
-# What a prediction may be off by, either way, beside the spread that was seen: of the same, once and more often; of
-# other settings of the step; of other steps of the same machine.
+# Factors by which a prediction may be off either way, beyond the spread that was seen: from the same work, once and
+# more often; from other settings of the step; from other steps on the same machine.
 ONCE, OFTEN, ELSEWHERE, OF_OTHERS = 1.25, 1.1, 1.5, 1.8
 NEWEST = 9  # records, of which a prediction is made: what a machine did long ago says less
-MANY = 5  # from so many on, the outermost is left out of the range on either side
-CROWDED = 0.25  # of a machine's CPUs: when others had more, a record counts only where there is no better one
+MANY = 5  # with this many records the outermost is left out of the range on either side
+CROWDED = 0.25  # share of a machine's CPUs: when others had more, a record counts only where there is no better one
 FAR = 30.0  # times the work of a record with other settings: beyond, the formula knows a machine's pace better
-LEAST_PART = 0.2  # of the work: what was seen of less says little about its pace
-MOST = 1e30  # of any number: what is larger was not measured
-LAST = 0.1  # of the time around the steps: what is still to come once the first of them has begun
+LEAST_PART = 0.2  # share of the work: a smaller part says little about its pace
+MOST = 1e30  # any larger number was not measured
+LAST = 0.1  # share of the time around the steps that is still to come once the first of them has started
 AROUND = ""  # the name of what a run takes besides its steps: until the first begins, between them, after the last
-FIRM = {SAME: 0.2, SETTINGS: 0.1, STEPS: 0.05, GUESS: 0.03}  # of all: what must have run to count as much as a forecast
+FIRM = {SAME: 0.2, SETTINGS: 0.1, STEPS: 0.05, GUESS: 0.03}  # shares of all work that must have run to outweigh it
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """What a step took."""
+    """The measured time of one step."""
 
     work: StepWork
     at: float
     """UTC epoch seconds of its end."""
     began_s: float
-    """Since the run was asked for."""
+    """Seconds from the request of the run to the start of the step."""
     seconds: float
     marks: tuple[tuple[float, float], ...] = ()
-    """Seconds since it began, and which share of its work was done."""
+    """Seconds since it began, with the share of its work done by then."""
     is_whole: bool = True
-    """Whether it did all of its work in one go."""
+    """True if the step did all of its work without interruption."""
     others: float | None = None
-    """Share of the machine's CPUs that other programs had meanwhile; None = not known."""
+    """Share of the machine's CPUs that other programs used meanwhile; None = not known."""
 
     def __post_init__(self) -> None:
         shares = [share for _, share in self.marks]
@@ -60,7 +60,7 @@ class StepTime:
 
 
 def expect(past: Iterable[StepTime], work: StepWork) -> Expected | None:
-    """Return how long `work` takes, by the records that are nearest to it; None where nobody knows."""
+    """Return the forecast of `work` by the records that are nearest to it; None where there are none."""
     here = [one for one in past if one.work.machine == work.machine]
     alike = [one for one in here if one.work.kind == work.kind and one.work.shape == work.shape]
     near = [one for one in here if _says_something_of_others(one, work)]
@@ -79,7 +79,7 @@ def expect(past: Iterable[StepTime], work: StepWork) -> Expected | None:
 
 
 def _says_something_of_others(one: StepTime, work: StepWork) -> bool:
-    """Tell whether a record is better than the formula for a step with other settings.
+    """Return whether a record is better than the formula for a step with other settings.
 
     That of a toy that was over in a second, or of a machine that was busy with something else, would make hours of
     minutes.
@@ -141,7 +141,7 @@ def total(found: Iterable[Expected]) -> tuple[float, float, float]:
 
 
 def words(found: Sequence[Expected]) -> str:
-    """Return where their figures come from: `measured 3 times`, `estimated`."""
+    """Return the basis of their figures: `measured 3 times`, `estimated`."""
     steps = [one for one in found if one.step != AROUND] or list(found)
     whole_s = math.fsum(one.seconds for one in steps)
     heavy = [one for one in steps if one.seconds >= 0.05 * whole_s] or steps
@@ -188,7 +188,7 @@ def left(
 
 
 def _has_work(one: Expected) -> bool:
-    """Tell whether most of it grows with its work, as training does."""
+    """Return whether most of it grows with its work, as training does."""
     return one.fixed_s < one.seconds
 
 
@@ -215,7 +215,7 @@ def _factor(known: Mapping[str, Expected], steps: Sequence[Mapping[str, Any]], n
 
 
 def _of_running(expected: Expected, step: Mapping[str, Any], now: float) -> tuple[float, float, float]:
-    """Return what is left of the step that runs: by its own pace, and by what was expected."""
+    """Return the time left of the running step: by its own pace, and by the forecast."""
     gone_s = elapsed_s(step, now)
     by_forecast = [_remaining(one, gone_s) for one in expected.range_s]
     seen, done = _pace(step), share_done(step)
@@ -235,7 +235,7 @@ def _of_running(expected: Expected, step: Mapping[str, Any], now: float) -> tupl
 
 
 def _remaining(whole_s: float, gone_s: float) -> float:
-    """Return what is left of so many seconds; of what is overdue, a tenth of what has passed."""
+    """Return the rest of so many seconds; of an overdue step, a tenth of what has passed."""
     return whole_s - gone_s if whole_s > 1.1 * gone_s else 0.1 * gone_s
 
 
@@ -247,7 +247,7 @@ def elapsed_s(step: Mapping[str, Any], now: float) -> float:
 
 
 def share_done(step: Mapping[str, Any]) -> float | None:
-    """Return which share of its work a step says that it has done."""
+    """Return the share of its work that a step reports as done."""
     record = step.get("record") or {}
     done, whole = record.get("done"), record.get("total")
     return min(1.0, max(0.0, done / whole)) if done is not None and whole else None

@@ -19,7 +19,7 @@ CLOSEST = 3
 class Filter:
     """One condition of a request."""
 
-    flag: str  # as typed: `--max-price 20.00`
+    flag: str  # the flag as typed: `--max-price 20.00`
     accepts: Callable[[Offer], bool]
     relax: Callable[[Sequence[Offer]], str]  # the flag that lets one of these through
 
@@ -97,7 +97,7 @@ def explain(request: Request, offers: Sequence[Offer]) -> str:
         count = sum(wish in bad for bad in failed.values())
         if count:
             lines.append(f"  {count} of {len(offers)} fail {wish.flag}")
-    # What is of another kind is further away than what costs more.
+    # An offer of another kind is further away than one that costs more.
     near = sorted(offers, key=lambda one: (len(failed[one]), failed[one][0].flag.startswith("--gpu "), rank(one)))
     lines.append("closest")
     lines += [f"  {in_words(one)}: fails {_flags(failed[one])}" for one in near[:CLOSEST]]
@@ -132,7 +132,7 @@ def _count(wished: Sequence[tuple[str, int]], num_gpus: int) -> Filter:
     def accepts(offer: Offer) -> bool:
         counts = [count for kind, count in wished if gpus.is_asked(kind, offer.gpu)]
         counts = counts or [count for _, count in wished] or [num_gpus]
-        # Of an own machine a part may be used; of a rented one all is paid for.
+        # A part of an own machine may be used; a rented one is paid for as a whole.
         return any(offer.num_gpus >= count if offer.place else offer.num_gpus == count or not count for count in counts)
 
     def relax(offers: Sequence[Offer]) -> str:

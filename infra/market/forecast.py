@@ -8,7 +8,7 @@ from infra.agent.limits import hard_limit_s
 from infra.market import gpus
 from infra.records import Offer
 
-USEFUL = 0.4  # of the peak that a well-tuned training of this size reaches
+USEFUL = 0.4  # share of the peak that a well-tuned training of this size reaches
 SETUP_S = (120.0, 300.0, 1200.0)  # boot, environment, inputs: low, expected, high
 
 

@@ -17,7 +17,7 @@ class Gpu:
     memory_gb: int
     runpod: tuple[str, ...] = ()
     lium: tuple[str, ...] = ()
-    shadeform: tuple[str, ...] = ()  # its `gpu_type`, which memory and interconnect make exact
+    shadeform: tuple[str, ...] = ()  # the vendor's `gpu_type`, which memory and interconnect make exact
 
 
 # Peak of dense bfloat16 products, as NVIDIA's data sheets say: what forecasts stand on.
@@ -83,9 +83,9 @@ def ids(vendor: str, asked: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-@functools.lru_cache(maxsize=4096)  # of a million offers, most are of a kind that others are of too
+@functools.lru_cache(maxsize=4096)  # most of a million offers are of a kind that others are of too
 def is_asked(asked: str, ours: str) -> bool:
-    """Tell whether a GPU called `ours` is meant by `asked`.
+    """Return whether a GPU called `ours` is meant by `asked`.
 
     `A100` and `a100-sxm` mean an A100-80GB-SXM, `A10` does not.
     """

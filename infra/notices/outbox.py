@@ -47,7 +47,7 @@ class Notice:
 
     @property
     def said(self) -> dict[str, str]:
-        """Return what is told."""
+        """Return the fields of the message."""
         cost = dollars(self.cost_micro_usd)
         return {"run": self.subject, "state": self.event, "cost_usd": cost, "note": self.note}
 
@@ -57,7 +57,7 @@ def folder(settings: Settings) -> Path:
 
 
 def put(notice: Notice, names: Iterable[str], settings: Settings) -> int:
-    """Have the hooks of these names told; return how many had not been yet."""
+    """Write a notice for the hooks of these names; return how many did not have it yet."""
     place, new = folder(settings), 0
     for name in dict.fromkeys(names):
         whole = "\0".join((name, notice.subject, notice.event, notice.key))
@@ -86,7 +86,7 @@ def records(settings: Settings) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def waits(settings: Settings) -> bool:
-    """Tell whether anything is still to be sent."""
+    """Return whether anything is still to be sent."""
     return any(one["sent_at"] is None and not one.get("given_up") for _, one in records(settings))
 
 
@@ -123,7 +123,7 @@ def deliver(settings: Settings, wait_s: float = 0.0) -> list[str]:
 def _send(one: dict[str, Any], settings: Settings) -> str:
     try:
         return send(hooks.named(one["hook"], settings), one["said"])
-    except UsageError as error:  # its line is no longer in .env
+    except UsageError as error:  # the hook's line is no longer in .env
         return str(error)
     except Exception as error:  # a hook that fails harms nothing
         return type(error).__name__

@@ -1,4 +1,4 @@
-"""What happens to a run, told to whoever wants to know.
+"""Notices of what happens to a run, for whoever has subscribed.
 
 In: a journal row and what became of it. Out: notices in the outbox, and one try to send them; `say` hears of trouble.
 Nothing is raised: a run does not suffer from what is told of it.
@@ -19,7 +19,7 @@ from infra.settings import VENDORS, Settings
 
 Say = Callable[[str], None]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-WAIT_S = 5.0  # for another process that is sending
+WAIT_S = 5.0  # time for another process that is sending
 
 
 def names_of(op: Op, settings: Settings) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def names_of(op: Op, settings: Settings) -> tuple[str, ...]:
 
 
 def tell(notice: Notice, names: tuple[str, ...], settings: Settings, say: Say) -> None:
-    """Have hooks told, and try at once."""
+    """Write a notice for hooks, and try to send it at once."""
     try:
         if names and outbox.put(notice, names, settings):
             for problem in outbox.deliver(settings, WAIT_S):

@@ -12,7 +12,7 @@ from infra.agent.job import Call, Limits
 from infra.records import Account, Offer, Pod, Request
 from infra.transport.protocol import Transport
 
-LAG_S = 120.0  # how long a vendor may not show, in a listing or asked for its id, what it has just created
+LAG_S = 120.0  # time for which a vendor may not show, in a listing or asked for its id, what it has just created
 
 
 class Provider(Protocol):
@@ -28,15 +28,15 @@ class Provider(Protocol):
 
     @property
     def is_here(self) -> bool:
-        """Tell whether its pods are on this machine."""
+        """Return whether its pods are on this machine."""
 
     @property
     def is_rented(self) -> bool:
-        """Tell whether its pods cost money until they are ended."""
+        """Return whether its pods cost money until they are ended."""
 
     @property
     def recovers(self) -> bool:
-        """Tell whether its engine begins a run anew by itself when the machine is taken away: this side only observes.
+        """Return whether its engine restarts a run by itself when the machine is taken away: this side only observes.
 
         It also decides when and where the run works, so that nothing of a machine is known before.
         """
@@ -44,12 +44,12 @@ class Provider(Protocol):
 
     @property
     def fleeting(self) -> bool:
-        """Tell whether its machines may go with all that is on them: what a run makes goes to the store meanwhile."""
+        """Return whether its machines may disappear with their disks, so that results go to the store meanwhile."""
         return self.is_rented
 
     @property
     def manages(self) -> bool:
-        """Tell whether only its engine reaches the machines: a run is submitted whole, and nobody here keeps it.
+        """Return whether only its engine reaches the machines: a run is submitted whole, and nobody here keeps it.
 
         Such an engine recovers its runs by itself, and still says how they were when they are over.
         """
@@ -60,7 +60,7 @@ class Provider(Protocol):
         """Return the artifact store as the pod's steps name it, from their code folder; "" = the local one."""
 
     def account(self) -> Account:
-        """Return who pays, and what is left. AuthError: the key is missing or refused."""
+        """Return the account: its owner and its balance. AuthError: the key is missing or refused."""
 
     def whole(self, request: Request) -> Request:
         """Return a request without a number of GPUs as one for a whole machine, where that takes a number."""
@@ -71,7 +71,7 @@ class Provider(Protocol):
         return ("",)
 
     def offers(self, request: Request) -> list[Offer]:
-        """Return what can be rented now and satisfies `request`; in no order, perhaps nothing."""
+        """Return the offers now that satisfy `request`; in no order, perhaps none."""
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """Rent `offer`, marked with `token`; returns at once, perhaps before there is an address.
@@ -101,7 +101,7 @@ class Provider(Protocol):
 
 
 TIMER_GRAIN_S = {"lium": 3600.0}  # vendors whose own timer takes whole hours
-Vendors = Callable[[str], Provider]  # by name; raises UsageError for one that cannot be used
+Vendors = Callable[[str], Provider]  # the provider of that name; raises UsageError for one that cannot be used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class Abilities:
     """The features of a vendor beyond the six verbs."""
 
     time_limit: bool = False  # ends a pod at a time given to create()
-    time_grain_s: float = 1.0  # that time is rounded up to this
+    time_grain_s: float = 1.0  # unit to which that time is rounded up
     spend_limit: bool = False  # ends a pod at an amount given to create()
     tells_limits: bool = False  # find() shows both as they are armed
     spot: bool = False
@@ -119,7 +119,7 @@ class Abilities:
     # controller of an engine that gives its machines back when the job is over (engine), none.
     self_terminate: str = "none"
     volumes: tuple[str, ...] = ()  # shell patterns of where a pod finds its volume; () = it has none
-    settle_s: float = 600.0  # as Provider.settle_s, by the vendor's clock
+    settle_s: float = 600.0  # like Provider.settle_s, by the vendor's clock
 
 
 class Market(Provider, Protocol):
@@ -131,7 +131,7 @@ class Market(Provider, Protocol):
 
     @property
     def clock_scale(self) -> float:
-        """Return how many times faster than ours its clock runs: 1, but in a rehearsal."""
+        """Return the speed of its clock relative to ours: 1, except in a rehearsal."""
 
     @property
     def farewell(self) -> tuple[Call, ...]:
@@ -151,7 +151,7 @@ class Market(Provider, Protocol):
         return ()
 
     def check_self_end(self) -> str:
-        """Return what somebody has to know before `self_end_key` goes to a pod; "" = nothing.
+        """Return a warning before `self_end_key` goes to a pod; "" = none.
 
         Raises UsageError when it is missing, or may do more than it must.
         """
@@ -161,7 +161,7 @@ class Market(Provider, Protocol):
         """Remove what was kept here to reach a pod that is proven gone: its SSH key."""
 
     def catalog(self, request: Request) -> "list[Offer]":
-        """Return what can be rented now, also what does not satisfy `request`.
+        """Return all offers now, also those that do not satisfy `request`.
 
         `request` says which counts, and whether spot.
         """
@@ -186,12 +186,12 @@ def market(provider: Provider) -> "Market | None":
 
 
 def clock_scale(provider: Provider) -> float:
-    """Return how many times faster than ours the clock runs by which its pods are billed and limited."""
+    """Return the speed, relative to ours, of the clock by which its pods are billed and limited."""
     found = market(provider)
     return found.clock_scale if found else 1.0
 
 
 def farewell(provider: Provider) -> tuple[Call, ...]:
-    """Return how a pod of it ends itself; () when it cannot, or costs nothing."""
+    """Return the calls by which a pod of it ends itself; () when it cannot, or costs nothing."""
     found = market(provider)
     return found.farewell if found else ()

@@ -39,7 +39,7 @@ LONGEST_WAIT_S = 60.0
 BACKOFF = Backoff(first_s=0.5, longest_s=8.0, certain=0.0)
 MOST_SKEW_S = 3600.0  # between a vendor's clock and ours
 DEEPEST = 64  # lists and objects within each other; what lies deeper is left out
-MOST_DIGITS = 1000  # of a whole number
+MOST_DIGITS = 1000  # digits of a whole number
 MOST_WORDS = 1 << 20  # bytes of an error body that are looked at
 SAID = 400  # letters of a reason
 
@@ -92,7 +92,7 @@ class Exchange:
 
     method: str
     path: str  # below the base, with what follows the `?`
-    content: bytes  # of the request
+    content: bytes  # content of the request
     reply: Reply
 
 
@@ -176,7 +176,7 @@ class JsonApi:
 
     @property
     def owner(self) -> str:
-        """Return who asks, where a vendor has no name for that: a fingerprint of the headers."""
+        """Return an id of the account where a vendor names none: a fingerprint of the headers."""
         return "key " + hashlib.sha256(repr(sorted(self._headers.items())).encode()).hexdigest()[:8]
 
     def now(self) -> float:
@@ -195,7 +195,7 @@ class JsonApi:
         return f"its clock is {apart}; a timer may come too late, so set this machine's clock if that is the wrong one"
 
     def read(self, path: str, kind: type[T], **params: str) -> T:
-        """Return what is at `path`.
+        """Return the document at `path`.
 
         AuthError; VendorRefused: there is no such thing; SlipwayError: no answer that can be used.
         """
@@ -217,7 +217,7 @@ class JsonApi:
             raise Unsent(f"{what}: no connection: {_name(error)}; nothing was asked") from None
         except SlipwayError:
             raise
-        except Exception as error:  # whatever is wrong with an answer, it was asked for
+        except Exception as error:  # whatever is wrong with the answer, the request was sent
             raise Unclear(f"{what}: {self._lost(error)}; it may have been done") from error
         if reply.status < 300:
             return reply
@@ -345,7 +345,7 @@ def rfc3339(at: float) -> str:
 
 
 def endpoint(official: str, other: str, variable: str) -> str:
-    """Return where a vendor is asked: `other`, if set, which must be on this machine. Raises UsageError."""
+    """Return the address of a vendor: `other`, if set, which must be on this machine. Raises UsageError."""
     if other and httpx.URL(other).host not in LOOPBACK:
         raise UsageError(f"{variable} is {other}; the key of an account goes to the vendor or stays on this machine")
     return other or official
@@ -393,7 +393,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
     """Return the record in a body. Raises ValueError."""
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
-    except (ValueError, RecursionError):  # what a careless server writes: one field must not hide all others
+    except (ValueError, RecursionError):  # sent by a careless server: one field must not hide all others
         return msgspec.convert(lenient(body), kind, strict=False)
 
 

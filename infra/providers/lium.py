@@ -311,7 +311,7 @@ class Lium(ByHttp):
         memory_gb = round(cards[0].capacity / 1024) if cards else 0
         share = count / host.gpu_count
         ram = specs.ram.total * 1024 if specs.ram else 0
-        ram -= max(4 << 30, ram // 100)  # what the host keeps
+        ram -= max(4 << 30, ram // 100)  # memory that the host keeps
         return Offer(
             provider=self.name,
             offer_id=f"{host.id}/{count}",
@@ -340,7 +340,7 @@ class Lium(ByHttp):
         one, odd = rows.read(PodRow, row)
         way = None
         if one.status == "RUNNING" and one.ssh_connect_cmd:
-            found = _SSH.fullmatch(one.ssh_connect_cmd.strip())  # from the owner of the host: this form and no other
+            found = _SSH.fullmatch(one.ssh_connect_cmd.strip())  # by the owner of the host: this form and no other
             if found:
                 way = (found[1], found[2], int(found[3] or 22))
             else:
@@ -362,7 +362,7 @@ class Lium(ByHttp):
 
 
 def _parts(host: Executor, counts: set[int]) -> Iterator[int]:
-    """Yield how many GPUs of a host can be rented together; `counts` that are wanted, 0 = any."""
+    """Yield numbers of GPUs of a host that can be rented together; `counts` are wanted, 0 = any."""
     free, least = host.available_gpu_count, host.min_gpu_count_for_rental
     if host.status not in (None, "AVAILABLE") or not 0 < free <= host.gpu_count:
         return
@@ -375,7 +375,7 @@ def _parts(host: Executor, counts: set[int]) -> Iterator[int]:
 
 
 def _may(api: JsonApi, method: str, path: str) -> bool:
-    """Tell whether a key may ask for that: it is not refused for its scope."""
+    """Return whether a key's scope allows the request."""
     try:
         api.act(method, path, {} if method == "POST" else None)
     except VendorRefused as refused:

@@ -62,7 +62,7 @@ class Local(Provider):
         folder = self.pods.absolute() / check_name(request.run)
         pod = PodFolder(folder)
         pod.state.mkdir(parents=True, exist_ok=True)
-        try:  # of two that want the folder, one gets it
+        try:  # of two processes that want the folder, one gets it
             local_files.create(pod.marker, (json.dumps({"token": token, "run": request.run}) + "\n").encode())
         except FileExistsError:
             raise NoOffer(

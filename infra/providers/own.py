@@ -52,7 +52,7 @@ class OwnProvider(Market):
         return self._in_time(verb, lambda: getattr(self.theirs, verb)(*words), self.ask_s)
 
     def _in_time(self, verb: str, call: Callable[[], T], limit_s: float) -> T:
-        """Return what `call` does. Raises SlipwayErrors as they are, and _Theirs for all else, also for silence."""
+        """Return the result of `call`. Raises SlipwayErrors as they are, and _Theirs for all else, also for silence."""
         made: list[T] = []
         raised: list[BaseException] = []
 
@@ -168,7 +168,7 @@ class _Theirs(SlipwayError):
 
 
 def _made(extension: Extension, settings: Settings) -> tuple[Any, Any]:
-    """Return what the extension makes, and what that can. Raises UsageError; whatever else the user's code raises."""
+    """Return the extension's provider, and its abilities. Raises UsageError; whatever else the user's code raises."""
     try:
         make = function(extension, "provider")
     except ExtensionError as error:

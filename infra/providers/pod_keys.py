@@ -16,7 +16,7 @@ _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 
 def is_token(text: str) -> bool:
-    """Tell whether it is the key of one billable thing that some installation of ours has made."""
+    """Return whether it is the key of one billable thing that some installation of ours has made."""
     return bool(_TOKEN.fullmatch(text))
 
 
@@ -47,7 +47,7 @@ class PodKeys:
         return f"{words.decode()} {token}"
 
     def private(self, token: str) -> Path:
-        """Return where the private key of that pod is."""
+        """Return the path of that pod's private key."""
         if not is_token(token):
             raise SlipwayError(f"{token!r} is not the token of one of our pods")
         return self.folder / token

@@ -19,7 +19,7 @@ _turn = threading.Lock()
 
 def open_provider(name: str, settings: Settings) -> Provider:
     """Return the provider of that name. Raises UsageError for one that is not known or cannot be used."""
-    if name == HELD:  # its room stands above this one: it reads the journal
+    if name == HELD:  # the package of that provider is above this one: it reads the journal
         pods = importlib.import_module("infra.ledger.held_pods").HeldPods
         return cast(Provider, pods.of(settings, vendors(settings)))
     if found := open_own(name, settings):
@@ -41,7 +41,7 @@ def open_provider(name: str, settings: Settings) -> Provider:
         from infra.providers.local import Local
 
         return Local(Path(settings.pods))
-    if name == SKYPILOT:  # its room stands above this one: a job is submitted as runs are
+    if name == SKYPILOT:  # the package of that provider is above this one: a job is submitted as runs are
         jobs = importlib.import_module("infra.skypilot.managed_jobs").ManagedJobs
         return cast(Provider, jobs.of(settings))
     return open_market(name, settings)

@@ -30,7 +30,7 @@ from infra.settings import Settings
 
 URL = "https://api.runpod.io"
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"  # starts sshd with the key in PUBLIC_KEY
-VOLUME = "/workspace"  # where we have it mounted
+VOLUME = "/workspace"  # mount point of volumes
 DISK_BYTES = 100 * 10**9
 CLOUDS = ("SECURE", "COMMUNITY")
 COUNTS = (1, 2, 4, 8)
@@ -412,7 +412,7 @@ class RunPod(ByHttp):
             gpu=gpus.name(one.id, one.memory),
             num_gpus=count,
             gpu_memory_bytes=one.memory * 10**9,
-            disk_bytes=max(request.disk_bytes, DISK_BYTES),  # as much as is asked for
+            disk_bytes=max(request.disk_bytes, DISK_BYTES),  # as much as was requested
             micro_usd_per_hour=rate,
             spot=request.spot,
             seen_at=self.api.now(),

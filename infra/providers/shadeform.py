@@ -27,7 +27,7 @@ from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 
 URL = "https://api.shadeform.ai/v1"
-VOLUMES = ("/mnt/*", "/data", "/data/*", "/volume*")  # its documents do not say which of them a cloud uses
+VOLUMES = ("/mnt/*", "/data", "/data/*", "/volume*")  # the vendor's documents do not say which of them a cloud uses
 STATES = {"creating": "booting", "pending_provider": "booting", "pending": "booting", "active": "running",
           "error": "failed", "deleting": "ending"}  # fmt: skip
 GONE = ("deleted",)

@@ -38,8 +38,8 @@ from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 Pods = list[Pod]
 Offers = list[Offer]
 Kinds = list[Nodes]
-GONE_S, POLL_S = 90.0, 1.0  # for a job that was cancelled to be gone
-STOP_S = 400.0  # for the work to save, and for Slurm to end what does not
+GONE_S, POLL_S = 90.0, 1.0  # time for a cancelled job to be gone
+STOP_S = 400.0  # time for the work to save, and for Slurm to end the rest
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class SlurmClusters(Provider):
         return self.connect(self._cluster(pod.pod_id.partition("@")[2]))
 
     def shown(self, cluster: SlurmCluster) -> Kinds:
-        """Return what nodes the partitions of a cluster have. Raises SlipwayError."""
+        """Return the kinds of nodes in the partitions of a cluster. Raises SlipwayError."""
         return kinds_of(self._ask_queue(cluster, "partitions")["nodes"])
 
     def _offers(self, cluster: SlurmCluster, partition: str, request: Request) -> Offers:
@@ -184,7 +184,7 @@ class SlurmClusters(Provider):
         return [*pods, *(_seen(_pod(cluster, "", one["name"], ""), one) for one in orphans)]
 
     def _ask_queue(self, cluster: SlurmCluster, verb: str, *words: str) -> Mapping[str, Any]:
-        """Return what the queue answers. Raises SlipwayError: Slurm there cannot be asked."""
+        """Return the answer of the queue. Raises SlipwayError: Slurm there cannot be asked."""
         script = (AGENT / "slurm" / "queue.py").read_bytes()
         said = run_script(self.connect(cluster), cluster.python, script, verb, *words, timeout_s=queue.CALL_S * 3.0)
         if "unheard" in said:
@@ -214,7 +214,7 @@ def connections(settings: Settings) -> Callable[[SlurmCluster], Transport]:
 
 
 def _stop(transport: Transport, pod: PodFolder) -> None:
-    """Let the work save and end, and see its job off. Raises SlipwayError when that fails, as when Slurm is deaf."""
+    """Wait until the work has saved and ended, and end its job. Raises SlipwayError when that fails."""
     stop = shlex.join([transport.python, "-m", transport.agent, "stop", str(pod.root)])
     command = f"if test -e {shlex.quote(str(pod.job))}; then exec {stop}; fi"
     done = transport.run(["sh", "-c", command], timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})

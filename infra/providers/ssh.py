@@ -192,7 +192,7 @@ def _stop(transport: Transport, python: str, pod: PodFolder) -> None:
     """Ask the agent there to save and end. It may be missing, or broken: its processes are counted afterwards."""
     stop = shlex.join([python, "-m", "infra.agent", "stop", str(pod.root)])
     command = f"if test -e {shlex.quote(str(pod.job))}; then exec {stop}; fi"
-    with contextlib.suppress(TimedOut):  # what it left is ended without asking
+    with contextlib.suppress(TimedOut):  # its leftovers are ended without asking
         transport.run(["sh", "-c", command], timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})
 
 

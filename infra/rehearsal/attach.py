@@ -62,7 +62,7 @@ class Running:
         return float(self.about["speed"])
 
     def truth(self) -> dict[str, Any]:
-        """Return what is true of it. Raises NoWorld when it does not answer any more."""
+        """Return the true state of the world. Raises NoWorld when it does not answer any more."""
         return self._ask("/truth")
 
     def calls(self) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ class Running:
 
 
 def beside(state_file: Path) -> Path:
-    """Return where the worlds of the user with this journal are."""
+    """Return the folder of the worlds of the user with this journal."""
     return state_file.with_name(f"{state_file.stem}-rehearsal")
 
 

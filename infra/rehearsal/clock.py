@@ -21,7 +21,7 @@ class Clock:
             return self._began_at + (time.monotonic() - self._began) * self.speed + self._moved_s
 
     def move(self, seconds: float) -> None:
-        """Let that much simulated time pass at once. Raises ValueError for time that would run backwards."""
+        """Advance the simulated time at once. Raises ValueError for time that would run backwards."""
         if not 0 <= seconds < 1e9:
             raise ValueError(f"the clock cannot be moved by {seconds} s")
         with self._lock:

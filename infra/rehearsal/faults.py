@@ -66,9 +66,9 @@ Trait = Literal[
     "dear",  # costs `factor` times the quote
     "v2 pod key",  # RunPod: the key that a pod has of itself opens REST v2 too, which nobody has verified
     "no timer",  # the vendor forgets its time limit
-    "late timer",  # its time limit is armed `after_s` later than was asked for
+    "late timer",  # the time limit is armed `after_s` later than requested
     "no key",  # nobody is let in
-    "new host key",  # its sshd has another host key soon after somebody has come in
+    "new host key",  # the host key of its sshd changes soon after somebody has logged in
     "twice",  # the order makes two machines
     "coarse bill",  # the vendor says what it would cost if every `after_s` that is begun were billed whole
     "wrong bill",  # the vendor says `factor` times what it costs
@@ -88,7 +88,7 @@ class RequestRule(Rule, frozen=True, forbid_unknown_fields=True, kw_only=True):
     delay_s: float = 5.0
     retry_after_s: int = 1
     status: int = 500
-    body: Any = None  # of an error, where it is not as the vendor's errors are
+    body: Any = None  # body of an error, where it is not like the vendor's errors
 
 
 class MachineRule(Rule, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -154,7 +154,7 @@ class Faults:
         return sum(self._preemptions.values())
 
     def preempts(self, vendor: str) -> bool:
-        """Return whether an active machine of the vendor is taken away now; each time is one less."""
+        """Return whether an active machine of the vendor is taken away now, and count it off."""
         for name in (vendor, ""):
             if self._preemptions.get(name, 0) > 0:
                 self._preemptions[name] -= 1
@@ -168,7 +168,7 @@ class Faults:
         return hits[0] if hits else None
 
     def for_order(self, vendor: str, offer_id: str) -> tuple[Fate, ...]:
-        """Return what is wrong with the machine that this order gets."""
+        """Return the faults of the machine that this order gets."""
         fates = []
         for index, rule in enumerate(self.plan.machines):
             if rule.vendor in ("", vendor) and rule.offer in offer_id and self._hits("machines", index, rule):
@@ -197,7 +197,7 @@ class Faults:
         return {str(key): rows for key, rows in self.plan.strangers.items()}.get(vendor, [])
 
     def lag_s(self, vendor: str) -> float:
-        """Return how late the vendor's list is."""
+        """Return the delay of the vendor's list."""
         return {str(key): value for key, value in self.plan.listing_lag_s.items()}.get(vendor, 0.0)
 
     def _hits(self, group: str, index: int, rule: Rule) -> bool:

@@ -13,7 +13,7 @@ from infra.rehearsal.records import TERMS, Effect, Fate, Machine, Offer, Order, 
 
 ENDED = ("deleting", "gone")
 LONG_AGO = 0.0
-PREEMPT_GRACE_S = 5.0  # what people report; no vendor promises it
+PREEMPT_GRACE_S = 5.0  # as people report; no vendor promises it
 
 
 class Market:
@@ -21,7 +21,7 @@ class Market:
         self.offers = {offer.offer_id: offer for offer in offers}
         self.stock = {offer.offer_id: offer.stock for offer in offers}
         self.price_changes: list[tuple[float, str, float]] = []  # when, part of the offer's id, factor
-        self.balance_micro_usd: dict[str, int] = {}  # by vendor; not there = never runs out
+        self.balance_micro_usd: dict[str, int] = {}  # balance by vendor; a missing one never runs out
         self.budget_micro_usd: dict[str, int] = {}  # likewise, of the key that asks
         self.machines: dict[str, Machine] = {}
         self.effects: list[Effect] = []
@@ -59,7 +59,7 @@ class Market:
         return machine
 
     def replayed(self, vendor: str, replay_key: str) -> Machine | None:
-        """Return what an order with this key got already."""
+        """Return the machine that an order with this key got already."""
         machine_id = self._replays.get((vendor, replay_key))
         return self.machines[machine_id] if machine_id else None
 
@@ -100,7 +100,7 @@ class Market:
             raise Refused("unknown", f"there is no machine {machine_id}") from None
 
     def listed(self, vendor: str, lag_s: float = 0.0) -> list[Machine]:
-        """Return what the vendor's list shows, which may be late by `lag_s`: new ones missing, gone ones there."""
+        """Return the machines on the vendor's list, which may be late by `lag_s`: new ones missing, gone ones there."""
         return [
             machine
             for machine in self.machines.values()
@@ -110,12 +110,12 @@ class Market:
         ]
 
     def billed_micro_usd(self, machine: Machine) -> int:
-        """Return what it has truly cost until now."""
+        """Return its true cost until now."""
         grain_s = TERMS[machine.offer.vendor].grain_s
         return sum(_cost(segment, grain_s, self.now) for segment in machine.segments)
 
     def told_bill_micro_usd(self, machine: Machine) -> int:
-        """Return what the vendor says that it has cost."""
+        """Return its cost as the vendor tells it."""
         grain_s = max([TERMS[machine.offer.vendor].grain_s, *(fate.after_s for fate in machine.fates
                                                               if fate.trait == "coarse bill")])  # fmt: skip
         bill = sum(_cost(segment, round(grain_s), self.now) for segment in machine.segments)
@@ -127,7 +127,7 @@ class Market:
     # -- what happens by itself
 
     def advance(self, now: float) -> None:
-        """Do everything that was due until `now`, in its order. Time that stands still or runs back changes nothing."""
+        """Apply everything that was due until `now`, in order. Time that stands still or runs back changes nothing."""
         while due := min(self._due(), default=None, key=lambda one: one[0]):
             at, action, machine = due
             if at > now:
@@ -137,7 +137,7 @@ class Market:
         self.now = max(self.now, now)
 
     def preempt(self, machine_id: str) -> None:
-        """Let the vendor take a machine away. Raises Refused when it does not run."""
+        """Take a machine away, as its vendor does. Raises Refused when it does not run."""
         machine = self.get(machine_id)
         if machine.state not in ("booting", "running"):
             raise Refused("state", f"it is {machine.state}")
@@ -175,7 +175,7 @@ class Market:
                     yield self.now + left * 3600 / sum(map(rate, billing)), action, billing[0]
 
     def _prospects(self, machine: Machine) -> Iterator[tuple[float, str]]:
-        """Yield what will become of it if nobody does anything, and when."""
+        """Yield its future states and their times, if nobody does anything."""
         terms, state = TERMS[machine.offer.vendor], machine.state
         if state == "gone" or (state == "deleting" and machine.has_processes):
             return
@@ -199,7 +199,7 @@ class Market:
             yield self._checked(machine, at, terms), "spend limit"
 
     def _checked(self, machine: Machine, at: float, terms: Terms) -> float:
-        """Return when the vendor, who looks every `check_s`, sees it."""
+        """Return the time at which the vendor, who checks every `check_s`, notices it."""
         looks = math.ceil((at - machine.created_at) / terms.check_s - 1e-9)
         return max(self.now, machine.created_at + looks * terms.check_s)
 
@@ -314,7 +314,7 @@ def _uuid(digits: str) -> str:
 
 
 def _armed(expires_at: float | None, fates: tuple[Fate, ...]) -> float | None:
-    """Return when the vendor ends a machine that it was asked to end at `expires_at`."""
+    """Return the time at which the vendor ends a machine that is to end at `expires_at`."""
     if expires_at is None or any(fate.trait == "no timer" for fate in fates):
         return None
     return expires_at + sum(fate.after_s for fate in fates if fate.trait == "late timer")

@@ -20,13 +20,13 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     vendor: str
     kind: str  # the vendor's name of it: a GPU's id, a machine name, a shade_instance_type
-    gpu: str  # as people say it
-    chip: str  # as nvidia-smi says it
+    gpu: str  # name that people use
+    chip: str  # name that nvidia-smi shows
     num_gpus: int
-    vram_gb: int  # of each GPU
+    vram_gb: int  # memory of each GPU
     cpus: int
     memory_gb: int
-    usd_per_hour: str  # of the row, decimal
+    usd_per_hour: str  # price of the row, decimal
     regions: list[str]
     cloud: str = ""
     disk_gb: int = 0

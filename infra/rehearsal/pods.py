@@ -133,7 +133,7 @@ class Pod:
             shutil.rmtree(self.folder, ignore_errors=True)  # a log that is still open somewhere is no reason to fail
 
     def change_host_key(self) -> None:
-        """Give its sshd another host key, once, when somebody has come in by the first one."""
+        """Change the host key of its sshd, once, when somebody has come in by the first one."""
         with self._lock, contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             entered = "Accepted publickey" in (self.folder / "sshd.log").read_text()
             if not self._is_over and entered and not self._has_new_key:
@@ -152,11 +152,11 @@ class Pod:
         return len(process.find(self.token)) if self._init else 0
 
     def has_brought_away(self) -> bool:
-        """Tell whether the store has a checkpoint that was made on it: one from which another machine can resume."""
+        """Return whether the store has a checkpoint that was made on it: one from which another machine can resume."""
         root = self.folder / "home" / ".slipway" / "pods"
-        with contextlib.suppress(OSError, ValueError):  # what is being written or removed just now is for the next look
+        with contextlib.suppress(OSError, ValueError):  # a file being written or removed is for the next look
             for pod in root.iterdir():
-                begun = pod / "state" / "marks" / f"{FETCH}.json"  # what it fetched itself was acknowledged before
+                begun = pod / "state" / "marks" / f"{FETCH}.json"  # one that it fetched was acknowledged before
                 known = json.loads((pod / ACKNOWLEDGED).read_bytes()) if begun.exists() else {}
                 if any("/step-" in name and at > begun.stat().st_mtime for name, at in known.items()):
                     return True
@@ -207,7 +207,7 @@ class Pod:
         )  # fmt: skip
 
     def _listens(self) -> bool:
-        """Tell whether this sshd, and not somebody else's, has the port."""
+        """Return whether this sshd, and not somebody else's, has the port."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             said = (self.folder / "sshd.log").read_text()
@@ -268,6 +268,6 @@ def _free_port() -> int:
 
 
 def _knows_penalties(sshd: str) -> bool:
-    """Tell whether it is OpenSSH 9.8 or later, which shuts out an address that fails often."""
+    """Return whether it is OpenSSH 9.8 or later, which shuts out an address that fails often."""
     done = subprocess.run([sshd, "-T", "-f", "/dev/null"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return "persourcepenalties" in done.stdout.lower()

@@ -13,15 +13,15 @@ from typing import Any
 class Terms:
     """The terms of a vendor."""
 
-    grain_s: int  # what is begun is billed
-    bills_boot: bool  # from the order on, or once it runs
-    stages: tuple[tuple[str, float, float], ...]  # of a boot: name, shortest and longest seconds
-    deleting_s: float  # from the order to delete until it is off the list
-    check_s: float  # how often its own limits are looked at
-    credit_s: float  # how long an order must be covered by the balance
-    preempted: str  # what becomes of a machine that is taken away: "stopped", "failed", "deleting"
+    grain_s: int  # billing unit, charged when it starts
+    bills_boot: bool  # True if billing starts with the order, False if once it runs
+    stages: tuple[tuple[str, float, float], ...]  # stages of a boot: name, shortest and longest seconds
+    deleting_s: float  # time from the order to delete until it is off the list
+    check_s: float  # interval at which its own limits are checked
+    credit_s: float  # time of an order that the balance must cover
+    preempted: str  # state of a machine that is taken away: "stopped", "failed", "deleting"
     failed_bills: bool
-    failed_s: float | None = None  # how long one that failed is listed; None = until it is deleted
+    failed_s: float | None = None  # time for which a failed one is listed; None = until it is deleted
 
 
 TERMS = {
@@ -106,7 +106,7 @@ class Machine:
     micro_usd_per_hour: int
     fates: tuple[Fate, ...]
     state: str = "booting"  # booting, running, stopped, failed, deleting, gone
-    boot: int = 0  # how often it was started
+    boot: int = 0  # number of starts
     stages: list[tuple[str, float]] = field(default_factory=list)  # name, end
     active_at: float | None = None
     address: tuple[str, int] | None = None
@@ -119,17 +119,17 @@ class Machine:
     gone_at: float | None = None
     history: list[tuple[float, str]] = field(default_factory=list)  # when, what happened
     segments: list[Segment] = field(default_factory=list)
-    about: dict[str, Any] = field(default_factory=dict)  # for the vendor that shows it
+    about: dict[str, Any] = field(default_factory=dict)  # notes of the vendor that shows it
 
     def has(self, trait: str) -> bool:
         return any(fate.trait == trait for fate in self.fates)
 
     def factor(self, trait: str) -> float:
-        """Return what that multiplies; 1 where it is not."""
+        """Return the product of that trait's factors; 1 where it has none."""
         return math.prod(fate.factor for fate in self.fates if fate.trait == trait)
 
     def told_port(self, now: float) -> int | None:
-        """Return what the vendor says of its SSH port, which may be later than it is there."""
+        """Return its SSH port as the vendor tells it, which may be later than it is open."""
         wait_s = sum(fate.after_s for fate in self.fates if fate.trait == "null port")
         is_told = self.address is not None and now >= (self.active_at or now) + wait_s
         return self.address[1] if self.address and is_told else None
@@ -163,6 +163,6 @@ class Refused(Exception):
 
 
 def rate(machine: Machine) -> int:
-    """Return what an hour of it costs now."""
+    """Return the current price of an hour of it."""
     last = machine.segments[-1] if machine.segments else None
     return last.micro_usd_per_hour if last and last.until is None else 0

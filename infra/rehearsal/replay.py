@@ -33,7 +33,7 @@ class Replay(web.Api):
         return web.Route(asked.method, ".*", "replay", self._again)
 
     def expect(self, answers: Iterable[Recorded]) -> None:
-        """Let these be the next answers; what was due before and was not asked for is noted."""
+        """Set the next answers; earlier ones that were not asked for are noted."""
         self.otherwise += [f"{one.method} {one.path} was asked then, and is not now" for one in self.due]
         self.due = deque(answers)
 

@@ -25,7 +25,7 @@ from infra.rehearsal.records import Machine, Refused
 MOST_BYTES = 1 << 20
 IDLE_S = 30.0
 SCOPES = {"create": "rent", "delete": "manage", "update": "manage", "billing": "billing"}  # else `read`
-WRITES = ("create", "delete", "update")  # what a key that may only read does not do
+WRITES = ("create", "delete", "update")  # calls that a read-only key may not make
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Asked:
 
     method: str
     path: str
-    words: tuple[str, ...]  # what the route's brackets caught
+    words: tuple[str, ...]  # words matched by the route's brackets
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes
@@ -62,7 +62,7 @@ class Invalid(Exception):
 class Route:
     method: str
     pattern: str  # matched against the whole path
-    call: str  # what faults and the log call it
+    call: str  # name of the call in faults and in the log
     handle: Callable[[Asked], Answer]
 
 
@@ -119,7 +119,7 @@ class Line:
     call: str
     method: str
     path: str
-    status: int  # of the answer, whether or not it arrived; 0 = nothing was done
+    status: int  # status of the answer, whether or not it arrived; 0 = nothing was done
     fault: str = ""
 
 
@@ -132,7 +132,7 @@ class Hub:
         self.now = now
         self.step = step
         self.lines: list[Line] = []
-        self.problems: list[str] = []  # what a world could not do, in words
+        self.problems: list[str] = []  # actions in which the world failed, in words
         self.asked_at = time.monotonic()
         self.looks = 0  # at the machines' disks
         self.is_closing = threading.Event()

@@ -33,7 +33,7 @@ from store import local_files
 TICK_S = 0.05
 LOOK_TICKS = 5  # between looks at the disks
 VENDORS: dict[str, Callable[..., web.Api]] = {"shadeform": Shadeform, "runpod": BothApis, "lium": Lium}
-READERS = ("runpod", "lium")  # where a key can be made that may only read
+READERS = ("runpod", "lium")  # vendors with read-only keys
 PATHS = {"shadeform": "/v1", "runpod": "", "lium": "/api"}
 
 
@@ -46,7 +46,7 @@ class World:
     def __init__(self, folder: Path, offers: list[Offer], plan: Plan, *, speed: float = 60.0, seed: int = 0) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        held = local_files.hold(folder / "lock")  # as long as the world
+        held = local_files.hold(folder / "lock")  # held as long as the world
         if held is None:
             raise UsageError(f"a rehearsal runs in {folder} already")
         self._lock = held
@@ -132,7 +132,7 @@ class World:
                 self.hub.looks += 1
 
     def _step(self) -> None:
-        """Let happen what is due. The lock is held."""
+        """Apply what is due. The lock is held."""
         if self.hub.is_closing.is_set():
             return
         self.market.advance(self.clock.now())
@@ -182,7 +182,7 @@ class World:
             self.market.detach(effect.machine_id, effect.boot)
 
     def _preempt_at_work(self) -> None:
-        """Take machines away whose work another can go on with, as often as the plan says."""
+        """Take machines away whose work another can continue, as often as the plan says."""
         with self.hub.lock:
             if not self.hub.faults.preemptions_left:
                 return

@@ -43,7 +43,7 @@ def _accept(settings: Settings) -> Accept:
 
     def judge(transport: Transport, request: Request, offer: Offer) -> str:
         promised = request
-        if offer.num_gpus and not offer.place:  # of rented machines: the kind that the vendor named, and its size
+        if offer.num_gpus and not offer.place:  # for rented machines: the kind that the vendor named, and its size
             kind = request.gpu if len(gpus.read_set(request.gpu)) == 1 else offer.gpu
             promised = replace(request, num_gpus=offer.num_gpus, gpu=kind.partition(":")[0],
                                gpu_memory_bytes=offer.gpu_memory_bytes)  # fmt: skip

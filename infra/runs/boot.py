@@ -28,9 +28,9 @@ NOT_LISTED_S = 120.0  # a fresh id may be unknown for a while
 KEY_LATE_S = 60.0  # sshd is up before the vendor has written our key, as some do
 OVERPRICED = 1.05
 ROUNDED = 10_000  # micro-USD: a vendor may know amounts in cents only
-LATE_S = 5.0  # for which a vendor's answer may be under way, by our clock
+LATE_S = 5.0  # time by our clock for which a vendor's answer may be under way
 NO_VOLUME = 44
-# What steps write lies on the volume, where there is one; a rehearsal's machine can mount it below its home only.
+# Steps write to the volume, where there is one; a rehearsal's machine can mount it below its home only.
 MARK = f"""folder="$HOME/.slipway/pods/$1" && umask 077 && mkdir -p -- "$folder" || exit
 if [ -n "$3" ] && ! [ -L "$folder/work" ]; then
     for place in "$HOME"/mnt/* $3; do
@@ -60,7 +60,7 @@ def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
         raise Unbooted(problem)
     folder = _mark(replace(pod, run=op.run), provider, op, deadline, scale)
     address = replace(Address.parse(pod.address), folder=folder)
-    shown = {"last_seen_at": int(time.time())}  # by its vendor: from now on its absence proves something
+    shown = {"last_seen_at": int(time.time())}  # the vendor has shown it: from now on its absence proves something
     return journal.note(op, address=str(address), **shown, **price(op, pod, provider))
 
 
@@ -136,7 +136,7 @@ def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> 
 
 
 def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
-    """Return how the vendor breaks the price and the ends that were agreed to, as it tells them now."""
+    """Return the difference between the agreed price and ends and those that the vendor tells now."""
     if provider.skew:
         return f"{provider.name}: {provider.skew}"
     if pod.micro_usd_per_hour <= 0:
@@ -147,9 +147,9 @@ def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
 
 
 def _unkept(op: Op, pod: Pod, provider: Market) -> str:
-    """Return what is wrong with the ends that the vendor says it has armed."""
+    """Return the difference between the agreed ends and those that the vendor has armed."""
     can, scale = provider.can, provider.clock_scale
-    limit_s = op.ttl_s if can.spend_limit else spend.limit_s(op)  # who has no limit of money gets it as time
+    limit_s = op.ttl_s if can.spend_limit else spend.limit_s(op)  # a vendor without a limit of money gets it as time
     if can.time_limit and limit_s is not None:
         if pod.ends_at is None:
             return f"{provider.name} did not arm its time limit"

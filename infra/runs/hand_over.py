@@ -28,8 +28,8 @@ ARM_S = 60.0
 
 
 def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:
-    """Put job and secrets in place and arm the guard; the row is READY then. May be repeated."""
-    if op.state == BOOTING and op.rate:  # its guard is to count what was billed before it was there
+    """Send job and secrets and arm the guard; the row is READY then. May be repeated."""
+    if op.state == BOOTING and op.rate:  # so that its guard counts what was billed before it started
         job = Job.from_json(op.job)
         billed_s = spend.age_s(op, read_clocks(), clock_scale(provider))
         op = journal.note(op, job=replace(job, limits=replace(job.limits, billed_s=billed_s)).to_json())

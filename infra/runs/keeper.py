@@ -50,7 +50,7 @@ from store import Store, StoreError
 
 MOST_LOOKS = 3  # for a machine in place of a silent one, which may also come back meanwhile; then the run is given up
 LOOK_S = 300.0  # at all nodes; every question has a shorter limit of its own
-TELL_AFTER_S = 60.0  # that a pod does not answer
+TELL_AFTER_S = 60.0  # silence after which it says that a pod does not answer
 RETRY_S = 2.0
 POLL_S = 0.25
 LEAVE_S = 10.0
@@ -100,7 +100,7 @@ class Keeper:
     lease: Lease | None = None  # None: another process has it, and this one only follows
     tell_after_s: float = TELL_AFTER_S
     since: float = field(default_factory=lambda: float(int(time.time())))
-    """Recoveries before that, in UTC epoch seconds, do not count: somebody wanted it to go on all the same."""
+    """Recoveries before this time, in UTC epoch seconds, do not count, as the user wanted the run to go on."""
     downloads: Downloads = field(init=False)
 
     def __post_init__(self) -> None:
@@ -153,7 +153,7 @@ class Keeper:
                         if verdict.get("state") == NODE_LOST:
                             break
                         waiting.look(progress)
-                        if progress.get("recoveries", 0) > op.recoveries:  # by an engine that recovers by itself
+                        if progress.get("recoveries", 0) > op.recoveries:  # an engine that recovers by itself did it
                             op = self.journal.note(op, recoveries=progress["recoveries"])
                         yield {**progress, "recoveries": op.recoveries}, verdict
                     else:
@@ -161,7 +161,7 @@ class Keeper:
                 failure = SlipwayError(f"{op.run}: {verdict['reason']}")
             except SlipwayError as error:
                 now = self.journal.ops(run=op.run)[-1]
-                is_over = pods.is_over(now)  # whoever asked meanwhile has brought it home, and has ended it
+                is_over = pods.is_over(now)  # another process has brought it home, and has ended it
                 is_ours = now.is_live and now.slot >= 0 and now.token == op.token
                 if not is_over and is_ours and not heard and self._is_well(now):
                     raise  # it lives, and only we cannot read it
@@ -267,7 +267,7 @@ class Keeper:
                 raise SlipwayError(f"{op.run}: {seen.why}")
 
     def _is_well(self, op: Op) -> bool:
-        """Tell whether something of it lives, or it has a verdict. Raises SlipwayError when nobody can tell."""
+        """Return whether something of it lives, or it has a verdict. Raises SlipwayError when nobody can tell."""
         seen = self._look_at(op)
         if seen.kind is Kind.SILENT:
             raise SlipwayError(f"{op.run}: {seen.why}")
@@ -400,9 +400,9 @@ class Keeper:
         if provider.is_rented:
             now, scale = read_clocks(), clock_scale(provider)
             used_s, used_micro_usd = spend.age_s(op, now, scale), spend.spent(op, now, scale)
-        else:  # as its guard last said
+        else:  # as its guard reported last
             guard = mirror.words_at_home(op, self.folder).get("guard", {})
-            if guard.get("token") != op.token:  # what an earlier pod used was taken off when this one was rented
+            if guard.get("token") != op.token:  # the cost of an earlier pod was taken off when this one was rented
                 guard = {}
             used_s, used_micro_usd = guard.get("elapsed_s", 0.0), guard.get("spent_micro_usd", 0)
         limits = spend.less(job.limits, used_s, used_micro_usd)

@@ -45,12 +45,12 @@ from store import Store
 MOST_STARTS = 3  # where pods are taken away before they are at work
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # to the steps of a run that has only these GPUs of its machine
 AGENT = Path(__file__).parents[1] / "agent"
-BEHIND = ("trainer/", "data/", "store/", "constraints/", "pyproject.toml")  # what artifacts are made by, and with
+BEHIND = ("trainer/", "data/", "store/", "constraints/", "pyproject.toml")  # the code and pins behind artifacts
 APART = os.path.join(os.pardir, "work", "artifacts")  # a store of the pod's own, from its code folder
 
-Accept = Callable[[Transport, Request, Offer], str]  # why a machine is not taken, "" when it is
-Blame = Callable[[Offer, str], None]  # what kept a pod from being had there
-Prepare = Callable[[Op, Transport], None]  # what else node 0 is given before its job
+Accept = Callable[[Transport, Request, Offer], str]  # returns why a machine is not taken, "" when it is
+Blame = Callable[[Offer, str], None]  # gets the reason why a pod could not be had there
+Prepare = Callable[[Op, Transport], None]  # gives node 0 what it needs before its job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +60,14 @@ class Terms:
     accept: Accept | None = None
     blame: Blame | None = None  # gets every offer that was passed over
     prepare: Prepare | None = None
-    admit: Admit | None = None  # whether the money suffices
+    admit: Admit | None = None  # checks that the money suffices
     boot_s: float = 900.0  # on the vendor's clock
-    recoveries: int = 0  # of the run before this pod
-    role: str = "train"  # as in the journal
-    spec_hash: str = ""  # of what was asked for, where that is to be recognised
-    budget: int | None = None  # as in the journal; None: what the plan's pods may cost, beside those before them
+    recoveries: int = 0  # recoveries of the run before this pod
+    role: str = "train"  # role in the journal
+    spec_hash: str = ""  # hash of the request, where it must be recognised
+    budget: int | None = None  # budget in the journal; None = the limits of the plan's pods and of those before them
     budget_name: str = ""  # likewise
-    turn: Turn | None = None  # of whoever has waited for the machine
+    turn: Turn | None = None  # turn of a launch that has waited for the machine
     asked: str = ""  # likewise
     sync: bool = True  # the code is sent; else what lies on the machine is used
 
@@ -157,7 +157,7 @@ def give(
 
 
 def is_idle(op: Op, transport: Transport) -> bool:
-    """Tell whether nothing is active there: its guard holds it, or is dead. Raises SlipwayError: nobody can tell."""
+    """Return whether the pod is idle: its guard holds it, or is dead. Raises SlipwayError where nobody can tell."""
     said = sight.ask(op, transport)
     if said["agent"].get("alive"):
         return False
@@ -175,7 +175,7 @@ class _Renting:
     say: Say
     terms: Terms
     back: list[Op] = field(default_factory=list)
-    budget: int | None = field(init=False)  # of the run, micro-USD
+    budget: int | None = field(init=False)  # budget of the run, micro-USD
 
     def __post_init__(self) -> None:
         assert self.plan.job is not None
@@ -230,7 +230,7 @@ def _had(renting: _Renting, work: Callable[[list[Op]], None]) -> Op:
             renting.back += ops
             used = renting.offers.pop(0)
             renting.pass_over(used, str(error))
-            renting.offers.append(used)  # its vendor may have another one, when nobody else has
+            renting.offers.append(used)  # the vendor may have another one, when nobody else has
     return ops[0]
 
 
@@ -252,7 +252,7 @@ def _whole(ops: list[Op], vendors: Vendors, journal: Journal, say: Say) -> Itera
         if taken:
             then = "launch again with more: --spend-limit, --ttl" if isinstance(taken, LimitHit) else "launch again"
             raise type(taken)(f"{taken}; nothing of it runs, and nothing bills: {then}") from error
-        if ops and isinstance(error, (Lost, TimedOut, Unreachable)):  # what had become of it was not known: now it is
+        if ops and isinstance(error, (Lost, TimedOut, Unreachable)):  # its state was not known: now it is
             words = f"{ops[0].run}: {error}; it was ended, nothing of it runs: launch again"
             raise SlipwayError(words) from error
         raise
@@ -324,7 +324,7 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
     job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
     job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
-    if request.devices and job.num_gpus:  # those of a rehearsal are not there
+    if request.devices and job.num_gpus:  # the GPUs of a rehearsal are not there
         job = replace(job, environ={**job.environ, VISIBLE: request.devices})
     if rank == 0 and (provider.fleeting or mounts_of(job)):
         store = plan.store if "://" in plan.store else provider.pod_store or plan.store
@@ -393,7 +393,7 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: T
 
 
 def _use_what_is_there(op: Op, provider: Provider, root: Path, plan: Plan, say: Say) -> None:
-    """Have the run's folder hold the newest code on its machine, and what goes along. Raises UsageError for none.
+    """Update the code in the run's folder on its machine, and what goes along. Raises UsageError for none.
 
     What is made bears fingerprints of the code here: where that which makes it is another one there, it is refused.
     """
@@ -467,7 +467,7 @@ def _noted(ops: list[Op], groups: Sequence[NodeGroup], journal: Journal) -> list
 
 
 def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:
-    """Go on with a run that has stopped, on all its nodes, on the code that it was started with; the row of node 0.
+    """Resume a stopped run, on all its nodes, on the code that it was started with; return the row of node 0.
 
     Raises UsageError when it is at work, or has nothing left to go on with.
     """
@@ -501,7 +501,7 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     except FileNotFoundError:
         raise UsageError(f"{op.run} left nothing to resume from; run: inv launch") from None
     request = Request(run=op.run, provider=op.vendor, host=op.place, devices=op.devices)
-    if provider.recovers:  # its machine is one of many: the same is asked for, where the run's folder is
+    if provider.recovers:  # its machine is one of many: the same is requested, where the run's folder is
         request = replace(Request(**json.loads(op.request)), host="", pool=(op.remote_id or "").partition("@")[2])
     offer = of_machines(provider, request)[0]
     job = Job.from_json(op.job)

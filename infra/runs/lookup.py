@@ -31,13 +31,13 @@ def find_run(journal: Journal, run: str = "") -> Op:
 
 
 def names_of_runs(journal: Journal) -> list[str]:
-    """Return what was launched, the last one at the end: neither other nodes of a run nor replicas of a service."""
+    """Return the names of launched runs, the last one at the end: neither other nodes of a run nor replicas."""
     others = {op.run for op in journal.ops() if op.service or pods.rank_of(op) > 0}
     return [name for name in journal.runs() if name not in others]
 
 
 def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
-    """Return how the work of a pod ended, {} while it has not; of a rented one that is gone, as it was brought home."""
+    """Return the verdict of a pod's work, {} while there is none; for a rented pod that is gone, the copy at home."""
     vendor = registry.provider(settings, op.vendor)
     if vendor.fleeting and not op.is_live:
         verdict = mirror.words_at_home(op, settings.homes / op.run).get("verdict", {})

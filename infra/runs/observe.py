@@ -89,7 +89,7 @@ def view(op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str
 
 
 def _ended_at(op: Op, seen: Sight) -> float | None:
-    """Return when the work was over: as its verdict says, else when its pod was gone."""
+    """Return the time at which the work was over: by its verdict, else the end of its pod."""
     if seen.verdict:
         return seen.verdict.get("at", op.ended_at)
     return None if op.is_live else op.ended_at or op.del_requested_at
@@ -108,7 +108,7 @@ def _state(op: Op, seen: Sight) -> str:
 
 
 def _is_gone_at_its_limit(op: Op, seen: Sight) -> bool:
-    """Tell whether a rented pod whose end nobody asked for was gone when its limit was due: a guard is early."""
+    """Return whether a rented pod whose end nobody asked for was gone when its limit was due: a guard is early."""
     limit_s = spend.limit_s(op)
     if op.is_live or op.del_requested_at is not None or op.outcome:
         return False
@@ -158,7 +158,7 @@ def _note(op: Op, seen: Sight) -> str:
     if op.state == READY and seen.is_alive is False:
         return "neither its guard nor its agent is running"
     if op.state == READY and seen.is_alive:
-        return seen.pod.note if seen.pod and seen.pod.state == QUEUED else ""  # whatever was wrong with it before
+        return seen.pod.note if seen.pod and seen.pod.state == QUEUED else ""  # whatever the earlier reason
     return op.reason
 
 
@@ -170,12 +170,12 @@ def _ssh(op: Op) -> str:
 
 
 def _ends(op: Op, seen: Sight, now: float) -> tuple[str, ...]:
-    """Return which ends are armed, and when each was last seen alive."""
+    """Return the ends that are armed, and when each was last seen alive."""
     return tuple(filter(None, (_guard_end(seen, now), *_vendor_ends(op, seen.pod))))
 
 
 def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
-    """Yield what the vendor said just now that it will do by itself."""
+    """Yield the ends that the vendor has announced."""
     if pod and pod.state in STOPPED:
         return
     if pod and pod.ends_at:
@@ -213,7 +213,7 @@ def _look(op: Op, provider: Provider | None, homes: Path) -> Sight:
 
 
 def _silent(op: Op, providers: Mapping[str, Provider], homes: Path, why: str) -> Sight:
-    """Return what is known of a pod that has not answered in time; nobody has seen its guard dead."""
+    """Return the sight of a pod that has not answered in time; nobody has seen its guard dead."""
     provider = providers.get(op.vendor)
     return _from_home(op, homes, Sight(why=why, clock_scale=clock_scale(provider) if provider else 1.0))
 

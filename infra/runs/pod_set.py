@@ -71,7 +71,7 @@ class PodEntry:
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-ALIASES = {"gpu": "gpu_type", "num_gpus": "gpu_count"}  # as launch calls them
+ALIASES = {"gpu": "gpu_type", "num_gpus": "gpu_count"}  # the names of launch
 WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -104,7 +104,7 @@ def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[
 
 
 def limit_of(where: str, document: Mapping[str, Any]) -> str:
-    """Return what all rented pods of the set may cost together, as it is written; "" = nobody says."""
+    """Return the common limit of all rented pods of the set, as written; "" = none."""
     return str(_value(f"{where}: spend_limit", PodEntry.__dataclass_fields__["spend_limit"],
                       document.get("spend_limit")) or "")  # fmt: skip
 
@@ -123,7 +123,7 @@ def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodE
     if not said.get("name"):
         raise UsageError(f"{where}: it needs a name, as text")
     said["provider"] = said.get("provider") or provider
-    if said["provider"] in own or said.get("instance_type"):  # which says what GPUs there are
+    if said["provider"] in own or said.get("instance_type"):  # the type says what GPUs there are
         said = {"gpu_type": None, "gpu_count": 0, **said}
     if said.get("ttl_hours") == 0:
         raise UsageError(f"{where}: ttl_hours is 0; it must be more than 0")
@@ -176,7 +176,7 @@ class PodAction:
 def decide(
     set_name: str, wanted: Mapping[str, str], rows: Iterable[Op], sights: Mapping[str, Sight] = MappingProxyType({})
 ) -> list[PodAction]:
-    """Return what makes the live pods of that set those of `wanted`, in the order in which it is to be done.
+    """Return the actions that turn the live pods of that set into `wanted`, in the order of doing them.
 
     `wanted`: digests by name. `rows`: of the journal, ended ones too. Ends come first: they free names, machines and
     money. A pod that another process is making is kept. `sights`: of pods that were looked at, by token. UsageError: a

@@ -33,13 +33,13 @@ from infra.runs.sight import Asks, Sight, folder_of, is_absent, look, pod_of, un
 from infra.units import duration
 from store.backoff import Backoff
 
-ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # what a row says that somebody wanted to end
+ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # fields of a row whose end somebody wanted
 PATIENCE_S = 120.0  # while a vendor deletes
 SETTLE_S = 10.0  # while it deletes what somebody else has asked it to: the next look asks again
-LONGEST_S = 10 * 365 * 86400.0  # of a limit
+LONGEST_S = 10 * 365 * 86400.0  # longest limit of time
 FIRST_WAIT_S = 0.25
 BACKOFF = Backoff(FIRST_WAIT_S, longest_s=10.0, certain=0.0)
-STOP_S = 300.0  # for a step to save, and for its courier to bring that to the store
+STOP_S = 300.0  # time for a step to save, and for its courier to bring that to the store
 LOOK = Asks.PROVIDER | Asks.FILES  # at what nobody follows
 LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creation was not answered
 
@@ -54,23 +54,23 @@ class StillBills(LimitHit):
 
 @dataclass(frozen=True, kw_only=True)
 class RowDraft:
-    """What the journal is to say of a pod, beside what is rented and for which job; see `Op`."""
+    """The fields of a pod's row in the journal, beside what is rented and for which job; see `Op`."""
 
     target: str = ""
     store: str = ""
     slot: int = 0
     recoveries: int = 0
     admit: Admit | None = None
-    """Who else has a say before the row is written."""
+    """A further check that must admit the pod before the row is written."""
     role: str = "train"
     spec_hash: str = ""
-    """"" = of the job."""
+    """Hash of what was asked for; "" = that of the job."""
     budget: int | None = None
     budget_name: str = ""
     """The budget that pays for it, beside others."""
     budget_run: str = ""
     turn: Turn | None = None
-    """Of whoever has waited for its machine."""
+    """The turn of a launch that has waited for its machine."""
     asked: str = ""
 
 
@@ -187,7 +187,7 @@ def nodes_of(op: Op, journal: Journal) -> list[Op]:
 
 
 def size_of(op: Op) -> int:
-    """Return how many nodes the run of this row has."""
+    """Return the number of nodes of the run of this row."""
     asked = json.loads(op.request).get("nodes", 1) if op.request else 1
     return max(asked, len(_group_of(op).addresses))
 
@@ -198,7 +198,7 @@ def run_of(op: Op) -> str:
 
 
 def rank_of(op: Op) -> int:
-    """Return which node the pod of this row is, or was before it was detached."""
+    """Return the rank of the node of this row, also if it was detached."""
     return op.slot if op.slot >= 0 else _group_of(op).rank
 
 
@@ -208,15 +208,15 @@ def aside_of(run: str, journal: Journal) -> list[Op]:
 
 
 def is_in_pieces(op: Op, journal: Journal) -> bool:
-    """Tell whether a node of the run was given up and not replaced: it can restart, but not resume where it was."""
+    """Return whether a node of the run was given up and not replaced: it can restart, but not resume where it was."""
     if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
-        return False  # its launch is still active
+        return False  # a launch is still active
     are_introduced = size_of(op) == max(1, len(_group_of(op).addresses))
     return op.slot < 0 or op.slot == 0 and not (are_introduced and len(nodes_of(op, journal)) >= size_of(op))
 
 
 def where(op: Op) -> str:
-    """Return where a pod is, for people: a folder of this machine, or of another one, with user, host and port."""
+    """Return the place of a pod, for people: a folder of this machine, or of another one, with user, host and port."""
     if not (op.address or "").startswith("ssh://"):
         return op.address or "no address yet"
     to = Address.parse(op.address or "")
@@ -286,7 +286,7 @@ def stand_aside(op: Op, journal: Journal, reason: str) -> Op:
 
 
 def stop_work(provider: Provider, op: Op) -> None:
-    """Let what runs on a pod save and leave, and its courier finish, before the pod is ended. Raises SlipwayError."""
+    """Wait until the work on a pod has saved and left, and its courier finished. Raises SlipwayError."""
     pod, transport = folder_of(op), provider.reach(pod_of(op))
     words = [transport.python, "-m", transport.agent, "stop", str(pod.root)]
     done = transport.run(words, timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})
@@ -336,12 +336,12 @@ def _cut_off(provider: Provider, op: Op, journal: Journal) -> Op:
 
 
 def said_by(verdict: Mapping[str, Any]) -> str:
-    """Return why a pod is ended whose work has ended so."""
+    """Return the reason for which a pod is ended after such a verdict."""
     return f"its work has ended: {verdict['state']}"
 
 
 def is_over(op: Op) -> bool:
-    """Tell whether the run of its newest row is to stay ended; another pod may go on with any other."""
+    """Return whether the run of this newest row has ended for good; any other may continue on another pod."""
     return (not op.is_live or op.state == TERMINATING) and op.outcome not in ("", NODE_LOST)
 
 
@@ -377,7 +377,7 @@ def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) ->
     rate = max(op.rate, pod.micro_usd_per_hour)
     try:
         return journal.advance(op, event, remote_id=pod.pod_id, address=pod.address, rate=rate)
-    except Fenced:  # whoever ended the row meanwhile, perhaps hours ago, could not end a pod that was not there yet
+    except Fenced:  # the process that ended the row, perhaps hours ago, could not end a pod that was not there yet
         now = journal.op(op.token)
         if not now.is_live:
             now = journal.advance(now, "resurfaced", remote_id=pod.pod_id, reason="it came after its end")

@@ -20,12 +20,12 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class RecoverySpec:
-    """What is kept alive, as far as that decides what becomes of it."""
+    """The properties of a run or pod that decide how it is recovered."""
 
     resumes: bool
-    """What has died is started again on the pods that it has; else others take its place."""
+    """True if dead processes are started again on the same pods; False if other pods take their place."""
     is_endless: bool
-    """It has no end of its own: a verdict is a failure."""
+    """True if it has no end of its own, so that any verdict is a failure."""
     retries: Retries
 
 
@@ -54,7 +54,7 @@ class Course:
 def decide(
     nodes: Sequence[Sight], spec: RecoverySpec = RUN, begun_at: Sequence[float] = (), now: float = 0.0
 ) -> Course:
-    """Return what is to be done about what looks like this, node 0 first.
+    """Return the next action for these sights, node 0 first.
 
     `begun_at`: when it was begun again before, by the clock of `now`, in seconds.
     """
@@ -66,7 +66,7 @@ def decide(
 
 
 def _needed(nodes: Sequence[Sight], spec: RecoverySpec) -> Course:
-    """Return what it needs, however often it has needed that before."""
+    """Return the action that they need, however often it was needed before."""
     first, others = nodes[0], nodes[1:]
     silent = tuple(rank for rank, node in enumerate(nodes) if node.kind is Kind.SILENT)
     gone = tuple(rank for rank, node in enumerate(nodes) if node.kind is Kind.GONE)

@@ -59,7 +59,7 @@ def settle_rows(journal: Journal, settings: Settings, tell: Say, tokens: Collect
 
 
 def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
-    """Tell whether another process looks after the pod of this row: its service's controller, or its run's keeper."""
+    """Return whether another process manages the pod of this row: its service's controller, or its run's keeper."""
     if op.service and journal.holder(service_lease(op.service)):
         return True
     costs = registry.provider(settings, op.vendor).is_rented
@@ -72,7 +72,7 @@ def _settle(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     seen = sight.look(op, vendor, pods.LOOK) if op.slot >= 0 and op.state in (READY, LOST) else None
     verdict = dict(seen.verdict) if seen else {}
     if verdict.get("state") == NODE_LOST and is_kept_by_another(op, journal):
-        return op  # its keeper begins it anew
+        return op  # the keeper starts it anew
     if verdict:
         bring_home(op, vendor, settings)
     ended = pods.settle(vendor, op, journal, seen)
@@ -147,7 +147,7 @@ def overdue(journal: Journal, settings: Settings) -> list[Op]:
 
 
 def is_overdue(op: Op, now: float, scale: float) -> bool:
-    """Tell whether a rented pod should have been gone for long."""
+    """Return whether a rented pod should have been gone for long."""
     asked_at = op.del_requested_at
     is_ending = op.state == TERMINATING and is_rented(op.vendor) and asked_at is not None
     return is_ending and (now - (asked_at or 0)) * scale > ALARM_S
@@ -161,7 +161,7 @@ def bring_home(op: Op, vendor: Provider, settings: Settings, meter: Meter | None
     transport, folder = vendor.reach(pods.pod_of(op)), settings.homes / op.run
     mirror.bring_logs(op, transport, folder)
     mirror.bring_words(op, transport, folder)
-    if not vendor.pod_store or op.slot > 0:  # what other nodes make, they make for themselves
+    if not vendor.pod_store or op.slot > 0:  # other nodes keep what they make for themselves
         return []
     return mirror.bring_artifacts(op, vendor.pod_store, transport, Store(op.store), folder, meter)
 

@@ -42,20 +42,20 @@ Seen = tuple[dict[str, Any], dict[str, Any]]  # progress and verdict, {} where t
 
 
 class Asks(Flag):
-    """Who is asked."""
+    """The parties that are asked."""
 
     PROVIDER = auto()
     FILES = auto()
-    AGENT = auto()  # who tells what is in the files as well
+    AGENT = auto()  # the process that reports what is in the files as well
     ALL = PROVIDER | FILES | AGENT
 
 
 class Kind(Enum):
-    """What a sight comes to, in a word."""
+    """The classes of sights."""
 
     GONE = "gone"
     SILENT = "silent"
-    LOST = "lost"  # its verdict is that another node was lost
+    LOST = "lost"  # the verdict is that another node was lost
     OVER = "over"  # it has its verdict
     READY = "at work"
     DEAD = "dead"
@@ -63,23 +63,23 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Sight:
-    """What was seen of one pod."""
+    """An observation of one pod."""
 
     is_there: bool | None = None
-    """Whether its machine has it, and answers. False: proven gone; None: nobody can tell."""
+    """True if its machine has it and answers. False: proven gone; None: nobody can tell."""
     is_alive: bool | None = None
-    """Whether its guard or its agent lives; None: nobody can tell, or nobody was asked."""
+    """True if its guard or its agent lives; None: nobody can tell, or nobody was asked."""
     verdict: Mapping[str, Any] = field(default_factory=dict)
-    """{} while it has none."""
+    """Verdict of the run; {} while it has none."""
     why: str = ""
-    """Why nobody can tell, or what became of it."""
+    """Reason why nobody can tell, or what became of the pod."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     guard: Mapping[str, Any] = field(default_factory=dict)
     agent: Mapping[str, Any] = field(default_factory=dict)
     pod: Pod | None = None
-    """As its provider shows it."""
+    """The pod as its provider shows it."""
     clock_scale: float = 1.0
-    """Of that provider."""
+    """Speed of that provider's clock."""
 
     @property
     def kind(self) -> Kind:
@@ -146,7 +146,7 @@ def _as_told(op: Op, transport: Transport, asks: Asks, seen: Sight) -> Sight:
 
 
 def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
-    """Return what the pod's `infra.agent status` says of guard, agent, progress and verdict.
+    """Return the answer of the pod's `infra.agent status` about guard, agent, progress and verdict.
 
     {} for what is not this pod's.
     """
@@ -164,7 +164,7 @@ def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
 
 
 def is_alive(op: Op, transport: Transport) -> bool:
-    """Tell whether guard or agent of this very pod lives. Raises SlipwayError: nobody can tell."""
+    """Return whether guard or agent of this very pod lives. Raises SlipwayError: nobody can tell."""
     return _lives(ask(op, transport))
 
 
@@ -175,19 +175,19 @@ def words_of(op: Op, transport: Transport) -> Seen:
 
 
 def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
-    """Return how the work of this pod ended, {} while it has not. Raises SlipwayError, OSError."""
+    """Return the verdict of this pod's work, {} while there is none. Raises SlipwayError, OSError."""
     return _read(transport, folder_of(op).verdict, op.token, f"the verdict of {op.run}") if op.address else {}
 
 
 def of(op: Op, told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what is of this pod: the folder may still hold what an earlier pod of the run left."""
+    """Return the documents of this pod only: the folder may still hold those of an earlier pod of the run."""
     parts = {key: told.get(key) for key in ("guard", "agent", "progress", "verdict")}
     known = {key: pod_reports.known(part) if isinstance(part, dict) else {} for key, part in parts.items()}
     return {key: value if value.get("token") == op.token else {} for key, value in known.items()}
 
 
 def is_absent(provider: Provider, op: Op) -> bool:
-    """Tell whether the pod is proven gone.
+    """Return whether the pod is proven gone.
 
     Raises SlipwayError when its provider does not say, or is asked with the key of another account.
     """
@@ -217,7 +217,7 @@ def pod_of(op: Op) -> Pod:
 
 
 def folder_of(op: Op) -> PodFolder:
-    """Return where the pod of a row keeps its files, on its machine."""
+    """Return the folder of a row's pod, on its machine."""
     address = op.address or "/nonexistent"
     return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))
 

@@ -22,11 +22,11 @@ CONFIG = Path(".ssh", "config")  # below the home folder
 
 @dataclass(frozen=True)
 class WrittenNames:
-    """What a file of names holds, and what it does not."""
+    """The names that a file of SSH names holds, and those it leaves out."""
 
     names: tuple[str, ...]
     left_out: tuple[str, ...]
-    """Each with the reason, in words."""
+    """Names left out, each with the reason in words."""
 
 
 def config_file() -> Path:
@@ -66,11 +66,11 @@ def add(op: Op, provider: Provider, journal: Journal) -> None:
 
 
 def take_away(op: Op, journal: Journal) -> None:
-    """Take a pod away that is gone."""
+    """Remove the name of a pod that is gone."""
     file = PodNames.beside(journal.path)
     if not file.is_wanted:
         return
-    with contextlib.suppress(OSError), file.changing():  # what is left is refused by its host key
+    with contextlib.suppress(OSError), file.changing():  # the rest is refused by its host key
         blocks = file.read()
         if blocks.pop(op.token, None):
             file.write(blocks)

@@ -48,7 +48,7 @@ def _asked(request: Request) -> str:
 
 
 def find(candidates: Sequence[Provider], request: Request, settings: Settings, tell: Tell) -> list[Offer]:
-    """Return what fits, in the order in which it is tried; a vendor that does not answer is told.
+    """Return the offers that fit, in the order of trying them; a vendor that does not answer is reported.
 
     Raises NoOffer with what to relax.
     """
@@ -101,7 +101,7 @@ def wait_for(candidates: Sequence[Provider], request: Request, settings: Setting
 
 
 def find_payable(request: Request, settings: Settings, tell: Tell) -> list[Offer]:
-    """Return what fits and can be paid for, of the provider that the request names: what a run's keeper tries.
+    """Return the offers that fit and can be paid for, of the request's provider: those that a run's keeper tries.
 
     Raises NoOffer, OutOfMoney.
     """

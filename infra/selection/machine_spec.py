@@ -10,7 +10,7 @@ LIMITS = "What ends it"
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpec:
-    """What kind of machine is wanted, in the words of whoever asks; "" and 0 ask for nothing."""
+    """The machine that is wanted, as flags; "" and 0 mean no preference."""
 
     gpu: str = flag(
         "", "kind of GPU, or any of a set: A100:1,A100-80GB:1,H100:1", group=MACHINE, also=("accelerators",)
@@ -40,7 +40,7 @@ class MachineSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceSpec:
-    """By whom a machine is had, and which of one's own."""
+    """The provider of a machine, and the choice among one's own machines."""
 
     provider: str = flag(
         "", "where: local, ssh, slurm, runpod, lium, shadeform, skypilot, market for all vendors, or the name of an "
@@ -55,7 +55,7 @@ class PlaceSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitSpec:
-    """What ends a pod, whatever it does."""
+    """The limits that end a pod, whatever it does."""
 
     ttl: str = flag("", "end it after this long: 90s, 30m, 2h", group=LIMITS, unit="DURATION")
     spend_limit: str = flag(

@@ -21,11 +21,11 @@ from infra.settings import Settings
 from infra.units import duration, seconds, size
 
 SPEND_LIMIT = "150"  # US dollars, of what is rented when nothing is said
-LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # of checkpoints, and of a volume that also holds data and caches
+LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # size of checkpoints, and of a volume with data and caches
 
 
 def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec, tell: Tell) -> Limits:
-    """Return what ends a run. Rented machines never go without: a spend limit is armed when neither is asked for."""
+    """Return the limits of a run. Rented machines never go without: a spend limit is armed when none is given."""
     spend_limit = spec.spend_limit
     time_s, idle_s = seconds(spec.ttl), seconds(spec.idle_stop)
     if not is_rented:
@@ -47,7 +47,7 @@ def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec, tell: Tell)
 
 
 def forecast_of(plan: Plan, offer: Offer, settings: Settings) -> Forecast:
-    """Return what the plan will take on that offer, and cost."""
+    """Return the forecast of the plan's time and cost on that offer."""
     assert plan.job is not None
     scale, around = settings.clock_scale, next((one for one in plan.forecast if one.step == AROUND), None)
     low, expected, high = total(one for one in plan.forecast if one.step != AROUND)

@@ -13,13 +13,13 @@ from infra.selection.machine_spec import MachineSpec
 from infra.settings import MARKET
 
 GB = 10**9
-GPU, NUM_GPUS = "B200", 8  # what is rented when nothing is said
+GPU, NUM_GPUS = "B200", 8  # the default machine
 
 
 def request_on(
     candidates: Sequence[Provider], spec: MachineSpec, run: str, nodes: int = 1, pool: str = "", host: str = ""
 ) -> Request:
-    """Return what a run asks of one of these providers; without a word about GPUs, the default of rented machines."""
+    """Return the request of a run to one of these providers; GPUs default to those of rented machines."""
     if candidates[0].is_rented and not spec.gpu and not spec.instance_type:
         spec = replace(spec, gpu=GPU, num_gpus=spec.num_gpus or NUM_GPUS)
     for flag, value in (("use-spot", spec.use_spot), ("max-price", spec.max_price)):
@@ -49,7 +49,7 @@ def counted(wanted: Request) -> Request:
 
 
 def request_for(spec: MachineSpec) -> Request:
-    """Return what kind of machine is wanted. Raises UsageError for words that mean nothing."""
+    """Return the request for a machine. Raises UsageError for invalid values."""
     for flag, number in (("num-gpus", spec.num_gpus), ("min-upload-mbps", spec.min_upload_mbps),
                          ("min-download-mbps", spec.min_download_mbps)):  # fmt: skip
         if number < 0:

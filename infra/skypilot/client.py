@@ -30,8 +30,8 @@ WORKER = Path(__file__).with_name("worker.py")
 ENVIRONMENT = "skypilot"
 ANSWER_S = 300.0  # the first question to a server that has just begun takes it minutes on a busy machine
 LAUNCH_S = 600.0
-HEAR_S = 30.0  # from a connection to the word that it is heard
-PATIENCE_S = 2.5  # for a fresh answer, where something is known
+HEAR_S = 30.0  # time from a connection to the first sign of life
+PATIENCE_S = 2.5  # time for a fresh answer, where an older one is known
 IDLE_S = 900.0
 POLL_S = 0.05
 LONGEST_LOG = 1 << 20
@@ -51,7 +51,7 @@ class NoServer(SlipwayError):
 
 @dataclass(frozen=True)
 class SkyPilotAnswer:
-    """What SkyPilot has said, and when it was asked."""
+    """An answer of SkyPilot, and when it was asked."""
 
     answer: Any
     at: float
@@ -60,12 +60,12 @@ class SkyPilotAnswer:
 
 @dataclass
 class Client:
-    """SkyPilot, as one process answers for it."""
+    """A client of the process that answers for SkyPilot."""
 
     python: Callable[[], Path]
-    """Its interpreter, made on the first question."""
+    """Returns the interpreter with SkyPilot, whose environment is made on the first call."""
     folder: Path
-    """Where the process is met; nobody else may enter."""
+    """Folder of the process's socket; private to the user."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     worker: Path = WORKER
     idle_s: float = IDLE_S

@@ -1,4 +1,4 @@
-"""What a managed job prints, and what SkyPilot says of it -> the files that a pod has.
+"""The output of a managed job, and SkyPilot's view of it, as the files that a pod has.
 
 SkyPilot alone reaches the machines of its jobs. Our command there prints the lines of its steps and, now and then, how
 it is (`infra.agent.managed`); SkyPilot keeps that. Whoever asks for a pod's files is given those.
@@ -24,23 +24,23 @@ OVER = {  # SkyPilot's last states of a managed job
 }  # fmt: skip
 ENDING = ("CANCELLING", "WINDING_DOWN")
 RECENT_LINES = 400
-FRESH_S = 4.0  # what was read is taken for so long: each look is a request to the API server
+FRESH_S = 4.0  # age up to which a read is reused: each look is a request to the API server
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PREFIX = re.compile(r"\([^()]*?(?:rank=(\d+), )?pid=\d+(?:, ip=[^)]*)?\) ?")
 
 
 @dataclass(frozen=True)
 class JobLog:
-    """What the newest attempt of a job has printed."""
+    """The output of a job's newest attempt."""
 
     steps: Mapping[str, str]
-    """By the name of a log's file, without its ending: `run`, and `run.1` of node 1."""
+    """Text of each step by the name of its log without the ending: `run`, and `run.1` of node 1."""
     report: Mapping[str, Any]
-    """The last one of node 0, {} while there is none."""
+    """The last report of node 0; {} while there is none."""
 
 
 def read(text: str) -> JobLog:
-    """Return what was printed, by step."""
+    """Return the printed lines, by step."""
     steps: dict[str, list[str]] = {}
     report: dict[str, Any] = {}
     for raw in text.splitlines():
@@ -83,9 +83,9 @@ class JobView:
     """The transport to a managed job: its files as SkyPilot tells them; nothing can be run or put there."""
 
     row: Callable[[], SkyPilotAnswer]
-    """What SkyPilot's queue says of it, {} where it is not known."""
+    """Returns the job's row in SkyPilot's queue; {} where it is not known."""
     log: Callable[[int | None, float], str]
-    """Its last lines, None for all, as they were after that time."""
+    """Returns the job's last lines, None for all, as they were after that time."""
     end: Callable[[], None]
     token: str
     run_name: str
@@ -141,7 +141,7 @@ class JobView:
     def _words(self) -> dict[str, dict[str, Any]]:
         seen = self._once("row", self.row)
         status, text = str(seen.answer.get("status") or ""), ""
-        since = seen.at if status in OVER else 0.0  # its last lines are in what is read after its end
+        since = seen.at if status in OVER else 0.0  # after its end, a read has its last lines
         if status in ("RUNNING", "RECOVERING", *ENDING, *OVER):
             text = self._once(f"tail {status}", lambda: self.log(RECENT_LINES, since))
             if REPORT not in text and text.count("\n") >= RECENT_LINES:
@@ -158,7 +158,7 @@ class JobView:
             raise FileNotFoundError(str(path)) from None
 
     def _once(self, what: str, ask: Callable[[], Any]) -> Any:
-        """Return what was read a moment ago, else read it. Raises Unreachable where SkyPilot does not answer."""
+        """Return a recent read, or read anew. Raises Unreachable where SkyPilot does not answer."""
         at, found = self._seen.get(what, (0.0, None))
         if found is None or time.monotonic() - at > FRESH_S:
             try:

@@ -25,7 +25,7 @@ from infra.skypilot.price_table import Considered
 from infra.units import duration
 
 NAME = "skypilot"
-STATES = {  # as `Pod.state`; any other is booting
+STATES = {  # values of `Pod.state`; any other status is booting
     "RUNNING": "running", **dict.fromkeys(("PENDING", "SUBMITTED", "STARTING"), "queued"),
     **dict.fromkeys(ENDING, "ending"),
 }  # fmt: skip
@@ -65,11 +65,11 @@ class ManagedJobs(Market):
         return self.catalog(request)
 
     def catalog(self, request: Request) -> list[Offer]:
-        """Return what SkyPilot would take now for such a machine."""
+        """Return the offer that SkyPilot would choose now for such a machine."""
         return [self.priced({"resources": task.resources_of(request)}, request.nodes).chosen]
 
     def priced(self, keys: Mapping[str, Any], nodes: int) -> Considered:
-        """Return what SkyPilot would take now, with the price of each node. Raises NoOffer, UsageError."""
+        """Return the offers that SkyPilot considers now, with the price of each node. Raises NoOffer, UsageError."""
         asked = {"num_nodes": nodes, "run": "true", **{key: keys[key] for key in task.ENGINE_KEYS if keys.get(key)}}
         return price_table.read(self.client.ask("price", task=asked), nodes, self.name, time.time())
 
@@ -96,7 +96,7 @@ class ManagedJobs(Market):
             self.client.ask("cancel", job_id=row["job_id"])
 
     def reach(self, pod: Pod) -> JobView:
-        """Return what SkyPilot tells of the job, as a pod's files."""
+        """Return the view of the job, with SkyPilot's data as a pod's files."""
         key = pod.pod_id or pod.token
         return JobView(
             row=lambda: self.seen(key),
@@ -107,11 +107,11 @@ class ManagedJobs(Market):
         )  # fmt: skip
 
     def row_of(self, pod: str) -> Mapping[str, Any] | None:
-        """Return what the queue says now of the job with that number or token."""
+        """Return the queue's current row of the job with that number or token."""
         return _row(self.client.ask("queue", **_asking(pod)), pod) or None
 
     def seen(self, pod: str) -> SkyPilotAnswer:
-        """Return what the queue said of it, and when; {} where it had no such job."""
+        """Return the queue's row of it, and the time of reading; {} where it had no such job."""
         known = self.client.look("queue", **_asking(pod))
         return SkyPilotAnswer(_row(known.answer, pod), known.at)
 

@@ -20,7 +20,7 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Considered:
-    """What the optimizer would take, and what it would not."""
+    """The offer that the optimizer would choose, and the others."""
 
     chosen: Offer
     others: Sequence[Offer] = ()

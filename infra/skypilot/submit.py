@@ -37,7 +37,7 @@ def submit(
     nodes = plan.request.nodes
     group = NodeGroup()
     if nodes > 1:
-        port, words_port = meet.free_ports(2)  # of those below what systems give away; node 0 listens there
+        port, words_port = meet.free_ports(2)  # ports below those that systems give away; node 0 listens there
         group = NodeGroup(run=plan.request.run, port=port, words_port=words_port, key=random_word(32))
     each = plan.job.limits
     whole = replace(each, spend_micro_usd=each.spend_micro_usd and each.spend_micro_usd * nodes)
@@ -74,12 +74,12 @@ def pack(job: Job, plan: Plan, root: Path, bundle: Path) -> list[str]:
 
 
 def keys_of(plan: Plan) -> dict[str, Any]:
-    """Return what SkyPilot is asked for: as the job file says it, else as the request does."""
+    """Return the keys for SkyPilot: those of the job file, else those of the request."""
     return dict(plan.engine_keys) if plan.engine_keys else {"resources": task.resources_of(plan.request)}
 
 
 def price(plan: Plan, provider: ManagedJobs, tell: Say) -> "list[Offer]":
-    """Return what SkyPilot would take for the plan now. Raises UsageError for what its clouds cannot do, NoOffer."""
+    """Return the offer that SkyPilot would choose for the plan now. Raises NoOffer; UsageError for missing features."""
     keys = keys_of(plan)
     task.check(keys, plan.request.nodes, False, "skypilot")
     found = provider.priced(keys, plan.request.nodes)

@@ -29,7 +29,7 @@ GB = 10**9
 CODE = "code"
 RUN = f'cd "$HOME/sky_workdir" && PYTHONPATH={CODE} exec python3 {WORDS}'
 
-# What SkyPilot 0.14 never does on a cloud, in its own words; a nightly test compares this with SkyPilot itself.
+# Features that SkyPilot 0.14 lacks on a cloud, in its own words; a nightly test compares this with SkyPilot itself.
 MULTI_NODE, SPOT, MOUNTS = "multi-node", "spot_instance", "storage_mounting"
 IMAGE, DISK_TIER, NETWORK_TIER, PORTS = "image_id", "custom_disk_tier", "custom_network_tier", "open_ports"
 LACKING = {

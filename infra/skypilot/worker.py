@@ -27,8 +27,8 @@ FRESH_S = 5.0
 STUCK_S = 900.0  # a question that takes longer holds nobody up
 LATE_S = 60.0  # likewise something that is only read: it is asked again
 MOST_KEPT = 100  # answers
-LONGEST_KEPT = 1 << 18  # of an answer on disk
-KINDS = {  # what SkyPilot raises, and what that means to whoever asks
+LONGEST_KEPT = 1 << 18  # longest answer that is kept on disk
+KINDS = {  # errors of SkyPilot, and their kinds for the caller
     "ApiServerConnectionError": "unreachable",
     "APIVersionMismatchError": "skew",
     "APINotSupportedError": "skew",
@@ -51,7 +51,7 @@ FIELDS = ["job_id", "job_name", "status", "submitted_at", "start_at", "end_at", 
 
 
 def server() -> dict:
-    """Return which API server answers, and its version; raises when none does. None is ever started."""
+    """Return the API server and its version; raises when none answers. None is ever started."""
     from sky.client import sdk
     from sky.server import common
 
@@ -103,7 +103,7 @@ def launch(task: dict) -> dict:
     import sky
 
     server()
-    name = task["name"]  # what is read is taken out of it
+    name = task["name"]  # reading takes keys out of it
     ids, _ = sky.get(sky.jobs.launch(sky.Task.from_yaml_config(task), name=name))
     return {"job_id": ids[0]}
 
@@ -132,7 +132,7 @@ def cancel(job_id: int) -> None:
 
 
 def log(job_id: int, tail: Any = None) -> str:
-    """Return what a job has printed, all of it or its last lines."""
+    """Return the output of a job, all of it or its last lines."""
     import sky
 
     server()
@@ -154,7 +154,7 @@ def reply(what: str, given: dict) -> dict:
     at = time.time()
     try:
         return {"answer": QUESTIONS[what](**given), "at": at}
-    except (Exception, SystemExit) as error:  # whatever SkyPilot raises is an answer
+    except (Exception, SystemExit) as error:  # any error of SkyPilot is an answer
         name = "" if kind_of(error) != "other" else f"{type(error).__name__}: "
         return {"kind": kind_of(error), "error": f"{name}{error}", "at": at}
 
@@ -172,7 +172,7 @@ class Reading:
 
 
 class KnownAnswers:
-    """What was read last, by question, here and on disk."""
+    """A cache of the last answer to each question, in memory and on disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -183,7 +183,7 @@ class KnownAnswers:
             self.known = dict(json.loads(path.read_bytes()))
 
     def look(self, what: str, given: dict, since: float, patience_s: float) -> dict:
-        """Return what is known and fresh; else ask, and wait: for `patience_s` where something is known."""
+        """Return a known and fresh answer; else ask, and wait: for `patience_s` where an older one is known."""
         key, began_at = json.dumps([what, given], sort_keys=True), time.time()
         until = time.monotonic() + patience_s
         while True:
@@ -307,7 +307,7 @@ def main(folder: str, name: str, idle_s: str) -> None:
     except BlockingIOError:
         return  # another one lives, or is on its way up
     SkyPilotWorker(path, float(idle_s)).run()
-    os._exit(0)  # whatever SkyPilot never answers is left behind
+    os._exit(0)  # requests that SkyPilot never answers are left behind
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from infra.transport.protocol import Transport
 ASK_S = 30.0
 SLOWEST_BYTES_PER_S = 50_000
 FOLDER = "~/.cache/slipway/tools"
-# What there is, in one exchange: its system, its libc, then our copy, then what every uv of its own says.
+# Ask in one exchange for the system, its libc, our copy of uv, and the version of every uv of its own.
 ASK = """
 mkdir -p -- "${1%/*}" && cat > "$1.draft" && mv -f "$1.draft" "$1" || exit 1
 uname -sm; getconf GNU_LIBC_VERSION 2>/dev/null || echo other

@@ -28,9 +28,9 @@ from infra.transport.protocol import SILENT_S
 
 Listen = Callable[[str, bool, str], None]  # name of the machine, whether it is stderr, a piece of text
 
-GRACE_S = 2  # from SIGTERM to SIGKILL, on the machine
+GRACE_S = 2  # seconds from SIGTERM to SIGKILL, on the machine
 READ_BYTES = 1 << 16
-END_S = 8.0  # until a machine has said that the command has ended there
+END_S = 8.0  # time until a machine has confirmed that the command has ended there
 TIMED_OUT, KILLED, FAILED = 124, 137, 255  # exit codes: as of timeout(1), of a shell, and of ssh(1)
 # $1: the command; $2: the folder it begins in, "" for the home. The shell outlives the first signal, so that it can
 # tell how the command ended, and says nothing of it itself. What a command that ended by itself has left in the
@@ -52,13 +52,13 @@ AS_ROOT = '[ "$(id -u)" = 0 ] || exec sudo -n -- "$@"; exec "$@"'
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOutcome:
-    """How the command ended on one machine."""
+    """The end of a command on one machine."""
 
     name: str
     exit_code: int | None = None
-    """Over 128: by that signal. None: it did not begin there, or how it ended is not known."""
+    """Exit code; over 128: killed by that signal. None: the command did not begin there, or its end is not known."""
     problem: str = ""
-    """Why it is not known, or that its time was up; "" = the command ended by itself."""
+    """Reason why the end is not known, or that the time was up; "" = the command ended by itself."""
     seconds: float = 0.0
     stdout: str = ""
     stderr: str = ""
@@ -91,7 +91,7 @@ class _Work:
 
 
 class _Stream:
-    """What Fabric takes for a file: it hands over what is written."""
+    """A file object for Fabric that passes on what is written."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self.write = write
@@ -101,7 +101,7 @@ class _Stream:
 
 
 class _Tied:
-    """What runners have in common, here and elsewhere: `_Remote` and `_Local` mix it into Fabric's."""
+    """The common part of runners here and elsewhere: `_Remote` and `_Local` mix it into Fabric's."""
 
     work: _Work
     code: Callable[[int], int | None]

@@ -1,4 +1,4 @@
-"""Who a machine is, and who we are to it: its pinned host key, and our private key for it.
+"""The identity of a machine, and ours to it: its pinned host key, and our private key for it.
 
 A machine is pinned at first contact, in a file of its own. From then on it is that key or nothing.
 """

@@ -25,7 +25,7 @@ from store.backoff import Backoff
 LARGE_BYTES = 32 << 20  # a file that is larger is worth asking what there is of it
 PIECE_BYTES = 32 << 20
 ASK_S = 60.0
-SLOWEST_BYTES_PER_S = 100_000  # of a connection
+SLOWEST_BYTES_PER_S = 100_000  # slowest connection
 SLOWEST_DISK_BYTES_PER_S = 10e6
 BACKOFF = Backoff(0.5, longest_s=10.0, certain=0.0)
 FULL = "No space left on device"
@@ -69,10 +69,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Way:
-    """How large files go to and from a machine."""
+    """The way in which large files go to and from a machine."""
 
     program: str = ""
-    """rsync there; "" = in pieces."""
+    """Path of rsync there; "" = files go in pieces."""
     compress: bool = False
     why: str = ""
 
@@ -85,7 +85,7 @@ _ways: "weakref.WeakKeyDictionary[Ssh, Way]" = weakref.WeakKeyDictionary()
 
 
 def way(transport: Transport) -> Way:
-    """Return how large files go to and from that machine, which is asked once."""
+    """Return the way for large files to and from that machine, which is asked once."""
     assert isinstance(transport, Ssh)
     if transport not in _ways:
         _ways[transport] = _choose(transport)
@@ -104,7 +104,7 @@ def _choose(transport: Ssh) -> Way:
 
 
 def applies(transport: Transport, size: int) -> bool:
-    """Tell whether a file of that size goes to or from that machine in this way."""
+    """Return whether a file of that size goes to or from that machine in this way."""
     return isinstance(transport, Ssh) and size > LARGE_BYTES
 
 
@@ -190,7 +190,7 @@ def _put_pieces(transport: Ssh, path: Path, draft: str, size: int, meter: Meter)
     here = list(_sums(path, size))
     todo = [number for number, sha in enumerate(here) if number >= len(there) or there[number] != sha]
     if held > size and not todo:
-        todo = [len(here) - 1]  # which makes it shorter, too
+        todo = [len(here) - 1]  # this shortens it, too
     for number in todo:
         start = number * PIECE_BYTES
         num_bytes = min(PIECE_BYTES, size - start)
@@ -222,7 +222,7 @@ def _sums(path: Path, size: int) -> Iterator[str]:
 
 
 def _sums_there(transport: Ssh, path: str, size: int) -> tuple[int, list[str]]:
-    """Return how large a file there is, and the sha256 of each of its pieces that is whole."""
+    """Return the size of a file there, and the sha256 of each of its complete pieces."""
     words = [transport.python, "-IS", "-c", SUMS, path, str(size), str(PIECE_BYTES)]
     held, *sums = _run(transport, words, ASK_S + size / SLOWEST_DISK_BYTES_PER_S).stdout.split() or ["0"]
     return int(held), sums

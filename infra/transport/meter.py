@@ -1,4 +1,4 @@
-"""What goes over a connection: counted, and held to a rate when there is one."""
+"""A meter of the traffic over a connection, which also holds it to a rate when there is one."""
 
 import threading
 import time
@@ -10,13 +10,13 @@ LONGEST_NAP_S = 1.0
 
 @dataclass
 class Meter:
-    """How much was moved, how often the connection was cut, and how it was moved."""
+    """The number of bytes moved, of times the connection was cut, and the ways of transfer."""
 
     bytes_per_s: float | None = None
     num_bytes: int = 0
     cuts: int = 0
     kept_bytes: int = 0
-    """What was on the receiving side already, of an attempt that was cut off or of an older version."""
+    """Bytes that were on the receiving side already, of an interrupted attempt or an older version."""
     ways: set[str] = field(default_factory=set)
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], object] = time.sleep

@@ -98,7 +98,7 @@ class Transport(Protocol):
         """Return the content of a file. Raises FileNotFoundError."""
 
     def read(self, path: str | Path, offset: int) -> bytes:
-        """Return what the file holds from that byte on, READ_BYTES at most; empty at its end.
+        """Return the bytes of the file from there on, READ_BYTES at most; empty at its end.
 
         Raises FileNotFoundError.
         """

@@ -28,7 +28,7 @@ from store import outside
 
 BASE_S = 60.0
 SLOWEST_BYTES_PER_S = 100_000
-MEMORY_BYTES = 256 << 20  # of a million files
+MEMORY_BYTES = 256 << 20  # memory for a million files
 MEMORY_VALUES = 16_000_000
 _FRESH_NS = 1_000_000_000  # changed so shortly before it was looked at, a file may change again without a sign
 _CHUNK = 1 << 16
@@ -109,7 +109,7 @@ def _push(machine: Transport, root: Path, dest: str | Path, token: str, only: st
 
 
 def adopt(machine: Transport, dest: str | Path, token: str) -> str:
-    """Have `dest` hold what the newest push on that machine has brought to a folder of that name, in any pod there.
+    """Fill `dest` with what the newest push on that machine has brought to a folder of that name, in any pod there.
 
     Return the pod's folder that it comes from, "" where there has been none. Raises UsageError for a refusal.
     """

@@ -69,7 +69,7 @@ class SyncPlan:
 
 
 def survey(root: Path) -> dict[str, os.stat_result]:
-    """Return what git would keep, by path relative to `root`, with its lstat; deleted files are left out.
+    """Return the files that git would keep, by path relative to `root`, with lstat; deleted files are left out.
 
     Raises UsageError when there is nothing, when `root` can be no project, or when git fails in a checkout.
     """
@@ -86,7 +86,7 @@ def survey(root: Path) -> dict[str, os.stat_result]:
 
 
 def mode(seen: os.stat_result) -> int | str:
-    """Return how a file is kept on a pod: "link", or its permissions.
+    """Return the mode of a file on a pod: "link", or its permissions.
 
     Of those only "runs" and "does not" are told apart.
     """
@@ -110,7 +110,7 @@ def inspect(root: Path, path: str, seen: os.stat_result) -> tuple[str, str]:
 
 
 def pieces(root: Path, path: str) -> Iterator[bytes]:
-    """Yield what is sent of a file: its content; of a link, where it leads.
+    """Yield the content of a file; of a link, its target.
 
     Raises UsageError when it cannot be read.
     """
@@ -142,7 +142,7 @@ def pack(root: Path) -> Shipment:
 
 
 def preview(root: Path, known: Mapping[str, str]) -> SyncPlan:
-    """Return what a push of `root` would do to a pod that holds `known` (sha256 by path).
+    """Return the plan of a push of `root` to a pod that holds `known` (sha256 by path).
 
     Raises UsageError as pack does.
     """
@@ -186,7 +186,7 @@ def _is_checkout(root: Path) -> bool:
 
 
 def _listed(root: Path, *which: str) -> list[str]:
-    """Return what git lists under `root`: by default what it keeps and what it would keep."""
+    """Return git's list of files under `root`: by default those it keeps and would keep."""
     words = ["git", "-C", str(root), "ls-files", *(which or ("--cached", "--others")), "--exclude-standard", "-z"]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)

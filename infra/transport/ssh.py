@@ -38,7 +38,7 @@ from infra.transport.ssh_connection import Link, connection, hush
 
 FILE_S = 120.0  # to put or get one file
 PULSE_S = 1.0
-ENDED_S = 2.0  # from the end of what a program says to the news of its exit
+ENDED_S = 2.0  # time from the end of a program's output to the news of its exit
 _KILL_S = 2.0
 _ABSENT = 44  # exit code
 _CHUNK = 1 << 16
@@ -132,7 +132,7 @@ class Ssh:
         over = threading.Event()
 
         def pulse() -> Iterator[bytes]:
-            while not over.wait(PULSE_S):  # what is written also tells whether anybody reads
+            while not over.wait(PULSE_S):  # a write also tells whether anybody reads
                 yield b"."
 
         with ThreadPoolExecutor(1) as pool:
@@ -234,7 +234,7 @@ class Ssh:
                 except TimeoutError as error:
                     raise TimedOut(f"{self._where}: {error}") from None
                 except _broken() as error:
-                    link.close()  # its own thread may not have heard yet that it is gone
+                    link.close()  # a thread of it may not have heard yet that it is gone
                     if is_last or link.silent:
                         raise Unreachable(f"{self._where}: {self._silence(link) or error}") from None
             yield link, channel
@@ -300,7 +300,7 @@ class Conversation:
             raise self._lost(str(error)) from None
 
     def receive(self) -> bytes:
-        """Return what it says next, b"" when it has ended. Raises Lost when the connection has."""
+        """Return its next output, b"" when it has ended. Raises Lost when the connection has."""
         try:
             piece: bytes = self._channel.recv(_CHUNK)
             while self._channel.recv_stderr_ready():
@@ -320,7 +320,7 @@ class Conversation:
 
 
 def _broken() -> tuple[type[BaseException], ...]:
-    """Return what paramiko raises when a connection is gone."""
+    """Return the errors of paramiko when a connection is gone."""
     from paramiko import SSHException
 
     return SSHException, EOFError, OSError
@@ -334,7 +334,7 @@ class Duplex:
         self.shutdown_write = channel.shutdown_write
 
     def recv(self, num_bytes: int) -> bytes:
-        """Return what has come; nothing at its end, also when that is the end of the connection."""
+        """Return received bytes; b"" at the end, also when that is the end of the connection."""
         try:
             return bytes(self._channel.recv(num_bytes))
         except _broken():  # it tells the machine that there is room again
@@ -352,11 +352,11 @@ class Duplex:
         hush(self._channel)
 
     def has_ended(self) -> bool:
-        """Tell whether the program has left by itself, as far as the machine has said so within a moment."""
+        """Return whether the program has left by itself, as far as the machine has said so within a moment."""
         return bool(self._channel.status_event.wait(ENDED_S) and self._channel.exit_status >= 0)
 
     def stderr(self) -> str:
-        """Return what has come on stderr."""
+        """Return the received stderr."""
         said = b""
         while self._channel.recv_stderr_ready():
             said += self._channel.recv_stderr(_CHUNK)
@@ -388,7 +388,7 @@ class _Feeder:
         while True:
             try:
                 piece = next(pieces, None)
-            except Exception as error:  # of whoever makes the pieces: it is raised where the command was run
+            except Exception as error:  # an error of the producer: it is raised where the command was run
                 self.error = error
                 hush(self._channel)
                 return

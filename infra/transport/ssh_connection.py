@@ -14,7 +14,7 @@ from typing import Any
 from infra.records import Address
 from infra.transport.protocol import OPEN_S
 
-REFUSED_S = 0.02  # until a refused session is asked for again
+REFUSED_S = 0.02  # time until a refused session is requested again
 SESSIONS = 8  # at once; sshd allows ten by default, and a shell may want one
 
 
@@ -46,7 +46,7 @@ class Link:
 
     @property
     def silent(self) -> bool:
-        """Tell whether it was closed since the machine gave no sign of life."""
+        """Return whether it was closed since the machine gave no sign of life."""
         return bool(self._connection.silent)
 
     @property

@@ -19,7 +19,7 @@ HEAD = "# The pods of Slipway by their names; ./inv keeps this file. To be rid o
 _BLOCK = re.compile(r"^# pod (\S+) (\S+)\n(?:[^#\n].*\n)*", re.MULTILINE)
 _SCOPE = re.compile(r"(?i)\s*(host|match)\b")
 _INCLUDE = re.compile(r"(?i)\s*include[\s=]+(.*)")
-PLAIN = {  # what somebody's `Host *` must not change: which machine it is, by which key, and that nothing is forwarded
+PLAIN = {  # options that a user's `Host *` must not change: which machine it is, by which key, no forwarding
     "BatchMode": "yes", "PasswordAuthentication": "no", "ProxyCommand": "none", "ControlPath": "none",
 }  # fmt: skip
 
@@ -36,7 +36,7 @@ class PodNames:
 
     @property
     def is_wanted(self) -> bool:
-        """Tell whether somebody has asked for it."""
+        """Return whether somebody has asked for it."""
         return self.path.is_file()
 
     @contextlib.contextmanager
@@ -85,7 +85,7 @@ def block(name: str, token: str, way: Ssh) -> str:
 
 
 def is_included(config: Path, line: str) -> bool:
-    """Tell whether the line stands in the user's file where it holds for every host."""
+    """Return whether the line stands in the user's file where it holds for every host."""
     for one in _lines(config):
         if _SCOPE.match(one):
             return False
@@ -95,7 +95,7 @@ def is_included(config: Path, line: str) -> bool:
 
 
 def include(config: Path, line: str) -> None:
-    """Put the line at the top of the user's file, which is made where there is none. All else in it stays as it is."""
+    """Insert the line at the top of the user's file, which is made where there is none. Nothing else in it changes."""
     place = _place(config)
     with local_files.held(place.with_name(".slipway.lock"), mode=0o600):
         if not is_included(config, line):
@@ -103,7 +103,7 @@ def include(config: Path, line: str) -> None:
 
 
 def leave_out(config: Path, line: str) -> bool:
-    """Take the line out of the user's file again; return whether it stood there."""
+    """Remove the line from the user's file again; return whether it was there."""
     place = _place(config)
     if not place.exists():
         return False
@@ -117,7 +117,7 @@ def leave_out(config: Path, line: str) -> bool:
 
 
 def _place(config: Path) -> Path:
-    """Return where the user's file really is: it may be a link into a folder of dotfiles."""
+    """Return the real path of the user's file, which may be a link into a folder of dotfiles."""
     config.parent.mkdir(mode=0o700, exist_ok=True)
     return config.resolve()
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-LONGEST_PATH = 90  # of a Unix socket's name, in bytes: systems take about a hundred
+LONGEST_PATH = 90  # longest name of a Unix socket in bytes: systems allow about a hundred
 
 
 @contextlib.contextmanager

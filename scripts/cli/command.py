@@ -59,7 +59,7 @@ class Command(Task):
 
     @property
     def word(self) -> str:
-        """Return how the flag is spelled that may be given as a bare word, "" where there is none."""
+        """Return the flag that may be given as a bare word, "" where there is none."""
         return next((one.spelled.replace("-", "_") for one in self.flags if one.is_word), "")
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:

@@ -27,14 +27,14 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH}
 
 
 def candidates(words: Sequence[str], tasks: Mapping[str, Any], names: Sequence[str], core: Any) -> list[str]:
-    """Return what may stand in the place of the last of `words`; [] leaves it to the shell, which offers files.
+    """Return completions of the last of `words`; [] leaves it to the shell, which offers files.
 
     words: the line without the program. tasks: invoke's parser context of each command. names: how commands may be
     called. core: the context of the flags that stand before any command.
     """
     *before, current = words or [""]
     if "--" in before:
-        return []  # what follows is for another program
+        return []  # the rest is for another program
     context, is_value = core, False
     for word in before:
         if is_value or word == "=":  # bash takes `--flag=value` for three words

@@ -1,4 +1,4 @@
-"""What the user typed, as values: settings, durations. Shared by the tasks."""
+"""Values of what the user typed: settings, durations. Shared by the tasks."""
 
 import os
 import shlex
@@ -31,7 +31,7 @@ def settings_of(spec: Any) -> Settings:
 
 
 def give(words: Sequence[str], file: str = "") -> None:
-    """Give this process, and those that it starts from here on, the variables of `--env` and `--env-file`.
+    """Set the variables of `--env` and `--env-file` for this process and those that it starts from here on.
 
     Raises UsageError.
     """

@@ -96,7 +96,7 @@ def without_control(words: Sequence[str]) -> list[str]:
 
 
 def tell_of_copy(host: Any) -> None:
-    """Say when it was last seen alive, and what was at work then."""
+    """Print when it was last seen alive, and what was at work then."""
     from infra.control import archive
 
     copy = host.copy

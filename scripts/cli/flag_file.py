@@ -41,7 +41,7 @@ def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
         raise UsageError(f"{path}: expected lines of the form `flag: value`, such as `gpu: H100`")
     found: dict[str, list[str | bool]] = {}
     for key, value in document.items():
-        key = "yes" if key is True else key  # as YAML reads that word
+        key = "yes" if key is True else key  # YAML reads that word as a truth value
         if key == "phases" and "set" in known:
             found.setdefault("set", []).extend(phase_words.flatten(f"{path}: phases", value))
             continue

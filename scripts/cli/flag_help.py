@@ -1,4 +1,4 @@
-"""What `inv COMMAND --help` prints: what the command does, an example, and its flags in groups."""
+"""The text of `inv COMMAND --help`: what the command does, an example, and its flags in groups."""
 
 import shutil
 import textwrap
@@ -14,7 +14,7 @@ INDENT = 30  # columns before the help of a flag
 
 
 def written(one: Flag) -> str:
-    """Return how a flag is typed: `-y, --yes`, `--num-gpus N`, `--watch [TEXT]`, `--no-yes`."""
+    """Return the spelling of a flag: `-y, --yes`, `--num-gpus N`, `--watch [TEXT]`, `--no-yes`."""
     unit = one.unit or KINDS.get(one.kind, "TEXT")
     name = f"-{one.spelled}" if len(one.spelled) == 1 else f"--{one.spelled}"
     if one.kind is bool and not one.is_many:
@@ -28,13 +28,13 @@ def written(one: Flag) -> str:
 def grouped(flags: tuple[Flag, ...]) -> dict[str, list[Flag]]:
     """Return flags by the title of their group, in the order in which they are declared."""
     found: dict[str, list[Flag]] = {}
-    for one in sorted(flags, key=lambda flag: flag.group != ""):  # those of the command itself come first
+    for one in sorted(flags, key=lambda flag: flag.group != ""):  # flags of the command itself come first
         found.setdefault(one.group or OTHER, []).append(one)
     return found
 
 
 def default_of(one: Flag) -> str:
-    """Return what a flag is when it is not given, "" where that is nothing."""
+    """Return the default of a flag, "" where there is none."""
     return "" if one.default in (None, "", False, True, 0, ()) or one.is_many else str(one.default)
 
 

@@ -1,4 +1,4 @@
-"""What `./inv` says of itself: the first screen, and the list of all commands, grouped by noun.
+"""The first screen of `./inv`, and the list of all commands, grouped by noun.
 
 A command belongs to the room of `scripts/` that does its work; the first line of its docstring is its line in the list.
 """
@@ -26,7 +26,7 @@ Every command shows its plan with --dry-run where it makes something, and prints
 
 Read on: docs/quickstart.md (five minutes), docs/concepts.md, docs/money.md (what ends a pod)
 Tab completion: source <(./inv --print-completion-script bash), or zsh"""
-ROOMS = {  # of scripts/, as the list names and orders them; rooms of one title are one group
+ROOMS = {  # folders of scripts/, as the list names and orders them; those with one title are one group
     "runs": "Runs",
     "models": "Models and data",
     "data": "Models and data",

@@ -37,13 +37,13 @@ from scripts.cli import command_hints, completion, front_page
 from store import StoreError
 
 STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
-MOST = 1 << 63  # of a number on a command line
+MOST = 1 << 63  # numbers on a command line are below this
 KINDS = {int: "a whole number", float: "a number"}
 YOUNG = 50_000  # objects; what a command imports stays, and to look through it at Python's 700 took a fifth of its time
 
 
 def mend() -> None:
-    """Give the program that is loading tasks.py our manners. Without such a program, nothing happens."""
+    """Patch the program that is loading tasks.py. Without such a program, nothing happens."""
     running = sys.modules.get("invoke.main")
     if running is not None:
         gc.set_threshold(YOUNG)
@@ -70,7 +70,7 @@ def open_streams() -> None:
 
 
 def words_after_dashes() -> list[str]:
-    """Return what follows `--` on the command line, as it was quoted (invoke joins it into one string)."""
+    """Return the words after `--` on the command line, as they were quoted (invoke joins them into one string)."""
     return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 
@@ -126,7 +126,7 @@ class Contexts(Mapping[str, Any]):
 
 @dataclass
 class LazyParser:
-    """As much of invoke's parser as its program asks for after the words have been read."""
+    """The part of invoke's parser that its program uses after the arguments have been parsed."""
 
     contexts: Contexts
 
@@ -214,7 +214,7 @@ class Polite(Program):
 
 @contextlib.contextmanager
 def last_words() -> Iterator[None]:
-    """Say which pods of a line are left when a command of it fails, as the rest of the line is not done.
+    """Print which pods of a line are left when a command of it fails, as the rest of the line is not done.
 
     When it was cut short, also which pods nobody looks after. Raises LimitHit when one should have been gone long ago.
     """
@@ -270,7 +270,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
 
 
 def is_closed(descriptor: int) -> bool:
-    """Tell whether nobody reads at the other end of this pipe."""
+    """Return whether nobody reads at the other end of this pipe."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return any(event & select.POLLERR for _, event in poll.poll(0))
@@ -308,7 +308,7 @@ class Words:
         self.contexts = Contexts(collection)
         self.collection = collection
         self.help_for = ""
-        self.control = ""  # as it was given in front of all commands
+        self.control = ""  # the control host in front of all commands
         self.read_so_far: list[Any] = []
 
     def read(self) -> list[Any]:
@@ -328,7 +328,7 @@ class Words:
         return self.read_so_far
 
     def read_file(self, here: Any) -> None:
-        """Take the flags of a file that a task was given, but for those that were typed."""
+        """Read the flags of a file that a task was given, but for those that were typed."""
         named = getattr(self.collection[here.name], "flag_file", "")
         path = here.args[named].value if named else ""
         if not path:
@@ -342,7 +342,7 @@ class Words:
             raise Exit(f"inv {here.name}: {error}", code=2) from None
         for name, values in written.items():
             argument = flags[name]
-            if argument.kind is list:  # what was typed comes after it, and so outweighs it
+            if argument.kind is list:  # typed values come after it, and so override it
                 values = [*values, *argument.value]
                 argument.value.clear()
             elif argument.raw_value is not None:
@@ -368,7 +368,7 @@ class Words:
         self.give(here, argument, taken.upper(), word)
 
     def read_flag(self, flag: str, equals: str, value: str) -> None:
-        """Take one flag and its value. Raises Exit with code 2 for one that is none, or does not fit."""
+        """Read one flag and its value. Raises Exit with code 2 for one that is none, or does not fit."""
         if not self.read_so_far and flag == "--control" and (equals or self.words):
             self.control = value if equals else self.words.pop(0)
             return
@@ -395,7 +395,7 @@ class Words:
             raise wrong(f"no flag {flag}", flag, [*here.flags, *here.inverse_flags], here.name)
 
     def has_value(self, here: Any, argument: Any) -> bool:
-        """Tell whether the next word is the value of `argument`. Where a value may be left out, only if it fits."""
+        """Return whether the next word is the value of `argument`. Where a value may be left out, only if it fits."""
         if not self.words or self.words[0].startswith("--") or self.words[0] in here.flags:
             return False
         if not argument.optional:

@@ -34,7 +34,7 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
     styles = {"here": "green", "missing": "yellow", "stale": "yellow", "damaged": "red"}
     table = new_table("artifact", "state", "step", "about", "why")
     is_rented = costs(plan.request.provider)
-    scale = plan.job.clock_scale if plan.job and is_rented else 1.0  # of the clock that counts the cost
+    scale = plan.job.clock_scale if plan.job and is_rented else 1.0  # speed of the clock that counts the cost
     for one in plan.artifacts:
         about = "" if not one.step else "?" if one.estimate_s is None else duration(one.estimate_s * scale)
         table.add_row(one.name, f"[{styles[one.state]}]{one.state}[/]", one.step, about, Text(clean(one.reason)))

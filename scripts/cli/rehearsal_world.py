@@ -16,7 +16,7 @@ def base() -> Path:
 
 
 def enter(begin: bool = False, speed: float = 0.0) -> None:
-    """Let this process, and those that it starts, deal with the world that runs from here on; or with a new one.
+    """Attach this process, and those that it starts, to the running rehearsal; or to a new one.
 
     `speed`: of the new one, 0 for the usual. Raises UsageError when none runs, and `begin` is not set.
     """
@@ -34,7 +34,7 @@ def enter(begin: bool = False, speed: float = 0.0) -> None:
 
 
 def keep_apart(state_file: str) -> None:
-    """Give this process, and those that it starts, that journal from here on, and what lies beside it.
+    """Set the journal of this process, and of those that it starts, from here on, and the files beside it.
 
     Raises UsageError within a rehearsal, which has one of its own.
     """
@@ -57,6 +57,6 @@ def step_into(found: attach.Running) -> None:
 
 
 def until_when() -> str:
-    """Return when a world ends, in words."""
+    """Return the end of a world, in words."""
     idle = render.duration(attach.IDLE_S)
     return f"it ends by itself when for {idle} nothing ran in it and nobody asked; to end it: inv rehearse --stop"

@@ -43,7 +43,7 @@ def tell(words: str) -> None:
 
 
 def console(stderr: bool = True) -> "Console":
-    """Return what prints tables: as wide as the terminal, and as wide as the table where a program reads it."""
+    """Return a console for tables: as wide as the terminal, and as wide as the table where a program reads it."""
     from rich.console import Console
 
     class Frank(Console):
@@ -99,7 +99,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 @contextlib.contextmanager
 def screen(out: "Console") -> Iterator[Callable[[Any], None]]:
-    """Yield what shows a table: in the place of the last one on a terminal, below it elsewhere."""
+    """Yield a function that shows a table: in the place of the last one on a terminal, below it elsewhere."""
     if not out.is_terminal:
         yield out.print
         return

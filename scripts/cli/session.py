@@ -1,4 +1,4 @@
-"""What the commands of one line share: the journal, the pods that they have made or used, and what is said at its end.
+"""The state that the commands of one line share: the journal, the pods they made or used, and the closing messages.
 
 `scripts.cli.invoke_patch` asks for the last: it looks for this module by its name, where a command has loaded it.
 """
@@ -45,7 +45,7 @@ def forget(run: str) -> None:
 
 
 def tell() -> None:
-    """Say which of them are left, what they cost, and how they end."""
+    """Print which of them are left, what they cost, and how they end."""
     with contextlib.suppress(SlipwayError, OSError):  # the error that led here is what must be heard
         settings = context.settings()
         with Journal.open(settings.state_file) as journal:
@@ -55,7 +55,7 @@ def tell() -> None:
 
 
 def cost_of(op: Op, scale: float) -> str:
-    """Return what a live pod costs, and until when at most, in words."""
+    """Return the cost of a live pod, and its limit, in words."""
     if not op.rate:
         return "it costs nothing"
     left_s = spend.left_s(op, read_clocks(), scale)
@@ -65,7 +65,7 @@ def cost_of(op: Op, scale: float) -> str:
 
 def tell_what_is_left() -> None:
     """Tell which pods a command that was cut short leaves: what may cost money with nobody there, and how it ends."""
-    with contextlib.suppress(SlipwayError, OSError):  # what cut it short may have closed the terminal as well
+    with contextlib.suppress(SlipwayError, OSError):  # the interruption may have closed the terminal as well
         settings, me = context.settings(), myself()
         with Journal.open(settings.state_file) as journal:
             for op in journal.ops(live=True):
@@ -84,7 +84,7 @@ def tell_what_is_left() -> None:
 def raise_alarm() -> None:
     """Raise LimitHit when a pod was asked to end a quarter of an hour ago and its vendor still has it."""
     late: list[Op] = []
-    with contextlib.suppress(SlipwayError, OSError):  # whoever cannot read the journal has said so
+    with contextlib.suppress(SlipwayError, OSError):  # a command that could not read the journal has said so
         settings = context.settings()
         if settings.state_file.exists():
             with Journal.open(settings.state_file) as journal:

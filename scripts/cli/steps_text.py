@@ -57,7 +57,7 @@ def elapsed(step: Mapping[str, Any], now: float) -> float:
 
 
 def record_words(step: Mapping[str, Any], brief: bool = False, scale: float = 1.0) -> str:
-    """Return what a step says of itself: its result when it has ended, its last record while it runs."""
+    """Return the report of a step: its result when it has ended, its last record while it runs."""
     ended = step["state"] in ("done", "reused", "failed")
     record = (step.get("result") if ended else None) or step.get("record") or {}
     if record.get("text"):
@@ -66,7 +66,7 @@ def record_words(step: Mapping[str, Any], brief: bool = False, scale: float = 1.
     if record.get("total") and not ended:
         total = "" if brief else f" of {record['total']:,} {record.get('unit', '')}"
         words.append(f"{100 * record.get('done', 0) / record['total']:.0f} %{total}")
-    elif record.get("share") and not ended:  # of an input whose end is known, but not what will come of it
+    elif record.get("share") and not ended:  # an input whose end is known, but not its result
         words.append(f"about {100 * record['share']:.0f} %")
     if record.get("shards") is not None and not brief and (ended or "done" in record):
         words.extend(_shard_words(record, ended))

@@ -1,4 +1,4 @@
-"""What the commands of a control host do: see flows/installation/control.py."""
+"""The commands of a control host: see flows/installation/control.py."""
 
 from flows import supervise
 from flows.installation import control

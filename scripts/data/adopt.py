@@ -38,7 +38,7 @@ def text(space: Workspace) -> str:
         if problems := verify(folder):
             raise SlipwayError(f"{folder}: {'; '.join(problems)}; make the shards again: RUN_SHARD=1")
     draft = space.run / ".text"
-    shutil.rmtree(draft, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(draft, ignore_errors=True)  # leftovers of a run that was killed
     files = []
     for part, folder in parts.items():
         (draft / part).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What `pipeline` does: an experiment from a corpus to a trained model on this machine, stage by stage.
+"""The command `pipeline`: an experiment from a corpus to a trained model on this machine, stage by stage.
 
 In: a corpus, the name of an experiment, a recipe. Out: the folders of `workspace.py` with shards, a tokenizer,
 training.yaml and training.toml, and the model in `runs/<experiment>/artifacts`. Each stage says one line, takes what is

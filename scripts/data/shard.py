@@ -1,4 +1,4 @@
-"""What `shard` does: text shards in a folder of the user's choice."""
+"""The command `shard`: text shards in a folder of the user's choice."""
 
 import os
 from dataclasses import replace
@@ -78,7 +78,7 @@ def has_something(folder: Path) -> bool:
 
 
 def send(spec: ShardFlags) -> None:
-    """Put the folder on the hub."""
+    """Upload the folder to the hub."""
     config = {"out": str(folder_of(spec)), "spec": {"to": spec.push, "license": spec.license}}
     made = local_step.run("push", ("-m", "data", "push"), config, context.settings(), spec.json)
     print_json(made) if spec.json else print(made["pushed"])
@@ -111,7 +111,7 @@ def as_asked(spec: ShardFlags, settings: Settings, is_stdin: bool) -> dict[str, 
 
 
 def check(folder: Path, as_json: bool, partial: bool = False) -> None:
-    """Say what is wrong with the shards in `folder` and its parts. Raises Unsound when anything is."""
+    """Print what is wrong with the shards in `folder` and its parts. Raises Unsound when anything is."""
     from data.manifest import parts
     from data.verify import verify
 

@@ -1,4 +1,4 @@
-"""What the commands `tokenizer` and `tokenizer.eval` do: a tokenizer in a folder, and how well it packs text."""
+"""The commands `tokenizer.train` and `tokenizer.eval`: a tokenizer in a folder, and how well it compresses text."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a training is about to do, as `training.yaml` and `training.toml` beside it, equal in content.
+"""The settings of a training, as `training.yaml` and `training.toml` beside it, equal in content.
 
 In: a recipe as it will be trained, nothing left to a default. Out: two files; the YAML one is itself a recipe that
 `--profile` takes, so that the run can be repeated from it. Called by `pipeline.py`.

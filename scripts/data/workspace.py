@@ -125,7 +125,7 @@ def order(folder: Path, root: Path) -> tuple[int, str]:
 
 
 def content(folder: Path, root: Path) -> str:
-    """Return what is in a folder, in words."""
+    """Return the content of a folder, in words."""
     if not folder.is_dir():
         return "missing"
     kind = folder.parent.relative_to(root).as_posix()

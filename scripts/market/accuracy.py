@@ -1,4 +1,4 @@
-"""What `inv cost --accuracy` does: the forecasts of runs against what came."""
+"""The command `inv cost --accuracy`: the forecasts of runs against their actual times and costs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What `inv audit` and `inv reap` do: the accounts as they are, and what is due in them."""
+"""The commands `inv audit` and `inv reap`: the machines in the accounts, and what is due there."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""What `inv cost` does: the ledger of what was spent, and estimates of what work would cost."""
+"""The command `inv cost`: the ledger of what was spent, and estimates of what work would cost."""
 
 import time
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from store import moving_line
 
 COMPARED = ("B200", "H200", "H100", "A100")
 H100_HOUR = (Measured("H100", 8, 1.0),)
-# As people have reported them: nanochat on Shadeform, the 1.58-bit stages and the diffusion model on RunPod.
+# Measurements that people have reported: nanochat on Shadeform, the 1.58-bit stages and the diffusion model on RunPod.
 PHASES = {"mid": (Measured("H100", 8, 1.0), Measured("B200", 8, 0.75)), "sft": H100_HOUR, "rl": H100_HOUR,
           "all": (Measured("H100", 8, 3.0), Measured("H100", 8, 4.0))}  # fmt: skip
 STAGES = {"2": (Measured("H100", 4, 24.0, 10e9),), "3": (Measured("H100", 4, 8.0),)}
@@ -179,7 +179,7 @@ def tokens_of(tokens: float | None, settings: Sequence[str]) -> float:
 
 
 def work_of(phase: str, stage: str, job: str, hours: float | None) -> tuple[str, tuple[Measured, ...]]:
-    """Return what is asked for, in words, and what was measured of it. Raises UsageError."""
+    """Return the work to estimate, in words, and measurements of it. Raises UsageError."""
     asked = [(kind, word, known) for kind, word, known in
              (("phase", phase, PHASES), ("stage", stage, STAGES), ("job", job, JOBS)) if word]  # fmt: skip
     if len(asked) > 1:
@@ -198,7 +198,7 @@ def work_of(phase: str, stage: str, job: str, hours: float | None) -> tuple[str,
 
 
 def offers_for(kinds: Sequence[tuple[str, int]], spot: bool, provider: str) -> tuple[list[Any], tuple[str, ...], str]:
-    """Return what is offered, who did not answer, and of when prices are that nobody offers now, "" for today's."""
+    """Return the offers, the vendors that did not answer, and the date of catalogue prices, "" for today's offers."""
     wanted = ",".join(f"{kind}:{count}" for kind, count in kinds)
     request = Request(run="new", gpu=wanted, spot=spot)
     settings = context.settings()

@@ -1,4 +1,4 @@
-"""What `inv drill` does: the plan with its price, the question, the drill, its report."""
+"""The command `inv drill`: the plan with its price, the question, the drill, its report."""
 
 import time
 from collections.abc import Sequence

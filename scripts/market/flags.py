@@ -50,7 +50,7 @@ class DrillFlags(Questions, Output):
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateFlags:
-    """What an estimate is of."""
+    """The work whose cost is estimated."""
 
     phase: str = flag("", "estimate: mid, sft, rl, a sum of them, or all", group="Estimates")
     stage: str = flag("", "estimate: 2 or 3, of the 1.58-bit training", group="Estimates")

@@ -1,4 +1,4 @@
-"""What `inv offers` does: what can be rented now."""
+"""The command `inv offers`: what can be rented now."""
 
 import json as json_text
 import time

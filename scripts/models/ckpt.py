@@ -1,4 +1,4 @@
-"""What `inv ckpt.*` does: look at checkpoints wherever they are, and carry them between stores.
+"""The commands `inv ckpt.*`: look at checkpoints wherever they are, and copy them between stores.
 
 In: the store of the settings or `--from`, and what runs have left on this machine. Out: tables, or JSON.
 """

@@ -1,4 +1,4 @@
-"""What `inv eval` does: measure models, keep what was found beside them in the store, compare it.
+"""The command `inv eval`: measure models, keep the results beside them in the store, compare them.
 
 In: models, held-out material of the store, files of questions. Out: tables or JSON, and for each model an artifact
 `evals/<its name>` with `eval.json`: every measure with its interval, what it was measured on, and every row, so that
@@ -50,7 +50,7 @@ class Subject:
 
     @property
     def only_reads(self) -> bool:
-        """Tell whether it goes on with texts and does not talk, as a base model."""
+        """Return whether it goes on with texts and does not talk, as a base model."""
         return self.name.split("/")[0] in READERS
 
 
@@ -133,7 +133,7 @@ def named(artifact: Artifact | None, folder: Path) -> Subject:
 
 
 def held_out(settings: Settings, persona: str, is_needed: bool, of: str, tag: str) -> dict[str, str]:
-    """Return what can be measured on, as fields of `EvalSpec`: what the model `of` comes from, else what lies there.
+    """Return the held-out material, as fields of `EvalSpec`: that of the model `of`, else the store's.
 
     Raises UsageError when there is nothing and something is needed.
     """
@@ -173,7 +173,7 @@ def problems_of(settings: Settings, one: Subject, task: str) -> str:
 
 
 def origins(store: Store, artifact: Artifact) -> dict[str, Artifact]:
-    """Return what a model was made of, and what that was made of, by role: as far as it is said and still there."""
+    """Return the artifacts behind a model, and those behind them, by role: as far as they are known and there."""
     found: dict[str, Artifact] = {}
     todo = [artifact]
     while todo:
@@ -185,7 +185,7 @@ def origins(store: Store, artifact: Artifact) -> dict[str, Artifact]:
 
 
 def keep(settings: Settings, one: Subject, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Put what was found into the store, beside what was found earlier of that very model; all of it."""
+    """Store the results beside earlier ones of that very model; return all of them."""
     before = kept(settings, one)
     measures = {**before.get("measures", {}), **found["measures"]}
     beside = {name: found[name] for name in ("params", "gzip", "xz") if name in found}
@@ -199,7 +199,7 @@ def keep(settings: Settings, one: Subject, found: Mapping[str, Any]) -> dict[str
 
 
 def kept(settings: Settings, one: Subject) -> dict[str, Any]:
-    """Return what is known of that very model; {} when nothing is."""
+    """Return the kept results of that very model; {} when there are none."""
     return kept_of(settings, one.name, one.fingerprint)
 
 

@@ -1,4 +1,4 @@
-"""What `inv fit` and `inv config --profile` do: the recipes as tables, and on which GPUs they fit."""
+"""The commands `inv fit` and `inv config --profile`: the recipes as tables, and the GPUs on which they fit."""
 
 from dataclasses import asdict
 from typing import Any
@@ -102,7 +102,7 @@ def table(kinds: list[gpus.Gpu], found: dict[str, Fit], offers: list[Offer]) -> 
 def advice(
     recipe: Profile, config: PhaseConfig, kinds: list[gpus.Gpu], found: dict[str, Fit], offers: list[Offer]
 ) -> list[str]:
-    """Return what follows from it, in words."""
+    """Return the conclusions, in words."""
     lines = []
     fitting = [kind for kind in kinds if found[kind.name].fits]
     if not fitting:

@@ -1,4 +1,4 @@
-"""What the commands of `tasks.py` do: train a model here, talk to it, hand it on."""
+"""The commands `train`, `chat` and `export`: train a model here, talk to it, export it."""
 
 import math
 import os
@@ -99,7 +99,7 @@ def chat(spec: ChatFlags) -> None:
 
 
 def place_of(settings: Settings) -> TalkPlace:
-    """Return where a conversation keeps what it keeps: its history beside the journal, what is saved where one is."""
+    """Return the place of a conversation: its history beside the journal, saved files in the current folder."""
     return TalkPlace(str(settings.state_file.with_name(HISTORY).absolute()), str(Path.cwd()))
 
 

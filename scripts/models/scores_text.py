@@ -7,7 +7,7 @@ from flows.reading.measures import between, of_unit
 from infra.units import size
 from scripts.cli.render import console, new_table, say
 
-MEASURES = {  # what each measures, in words, and what it should be
+MEASURES = {  # meaning of each measure, in words, and its target
     "text": ("held-out text", ""),
     "identity": ("says its name when asked who it is", "wanted: at least 80 %"),
     "leaks": ("says its name when asked anything else", "wanted: at most 5 %"),
@@ -46,7 +46,7 @@ def show_scores(name: str, found: Mapping[str, Any]) -> None:
 
 
 def turns_table(measures: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Return how a conversation goes: a row for each turn, the same questions at each."""
+    """Return the table of a conversation: a row for each turn, the same questions at each."""
     right, leaks = (
         {int(key.rsplit(" ", 1)[1]): one for key, one in measures.items() if key.startswith(f"{what} turn ")}
         for what in ("right", "leaks")

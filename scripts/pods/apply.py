@@ -1,4 +1,4 @@
-"""What `inv apply` does: a file of pods -> the plan with its prices -> pods."""
+"""The command `inv apply`: a file of pods becomes a plan with prices, then pods."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -77,7 +77,7 @@ def load(path: Path, settings: Settings, said: str) -> tuple[str, dict[str, PodE
 
 @contextlib.contextmanager
 def going_on(again: str) -> Iterator[None]:
-    """Have a SlipwayError say how to go on."""
+    """Extend a SlipwayError by how to go on."""
     try:
         yield
     except SlipwayError as error:
@@ -86,7 +86,7 @@ def going_on(again: str) -> Iterator[None]:
 
 
 def report(step: PodAction, made: Op | None) -> None:
-    """Say what was done, and have the next command of this session use what was made."""
+    """Print what was done, and note what was made for the next command of this session."""
     if made:
         session.use(made)
         render.say(f"{MARKS[step.action]} {step.name}")

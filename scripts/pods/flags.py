@@ -14,7 +14,7 @@ LAST = "its name, or the beginning of it (default: the last run)"
 
 @dataclass(frozen=True, kw_only=True)
 class CreateFlags(Output, Questions, PodSpec):
-    """Of `pod.create`."""
+    """The flags of `pod.create`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What `inv on` does: words name machines, a command runs on all of them, its output comes with their names."""
+"""The command `inv on`: run a command on the machines that are named, and show its output with their names."""
 
 import shlex
 import sys
@@ -50,7 +50,7 @@ def on(spec: OnFlags) -> None:
 
 
 def conclude(outcomes: Sequence["CommandOutcome"]) -> None:
-    """Say where it went wrong, and how many it went well on when there are several."""
+    """Print where it went wrong, and the number of successes when there are several machines."""
     for one in outcomes:
         if one.problem or one.exit_code:
             render.tell(f"{one.name}: {one.problem or f'exit code {one.exit_code}'}")
@@ -67,7 +67,7 @@ def tell_interrupted(deaf: Sequence[str]) -> None:
 
 
 class NamedLines:
-    """What machines say, by lines, each with the name of its machine in front; threads take turns."""
+    """The output of several machines, by lines with the machine's name in front; threads take turns."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._width = max(map(len, names))

@@ -1,4 +1,4 @@
-"""What the commands of `tasks.py` do: a shell, a port, the artifacts, the code of a run's machine."""
+"""The commands `ssh`, `forward`, `pull` and `pod.sync`: a shell, a port, the artifacts, the code of a run's machine."""
 
 import http.client
 import logging
@@ -33,7 +33,7 @@ from scripts.pods import ssh_config
 from scripts.pods.flags import ForwardFlags, PullFlags, SshFlags, SyncFlags
 
 BOARD, BOARD_PORT = "tensorboard", 6006
-BOARD_S = 240.0  # until it answers: a machine that is busy imports slowly
+BOARD_S = 240.0  # time until it answers: a busy machine imports slowly
 ANSWER_S = 5.0
 POLL_S = 0.25
 SLOWEST_RATE = 10_000.0  # bytes in a second: with less, each side would take the other one for dead
@@ -106,7 +106,7 @@ def board(op: Op, transport: Transport, local: int) -> None:
 
 
 def answers(port: int) -> bool:
-    """Tell whether somebody there speaks HTTP."""
+    """Return whether somebody there speaks HTTP."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
     try:
         connection.request("HEAD", "/")
@@ -162,7 +162,7 @@ def pull(spec: PullFlags) -> None:
 
 
 def rate(text: str) -> float | None:
-    """Return how many bytes a second `10MB`, `1.5GB`, `800kB` are; None for an empty text. Raises UsageError."""
+    """Return the bytes per second of `10MB`, `1.5GB`, `800kB`; None for an empty text. Raises UsageError."""
     if not text:
         return None
     found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(kB|MB|GB)(/s)?", text)

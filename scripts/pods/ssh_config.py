@@ -1,4 +1,4 @@
-"""What `inv ssh --config` does: pods get names that the system's own `ssh` knows."""
+"""The command `inv ssh --config`: give pods names that the system's own `ssh` knows."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What pod.create, pod.setup, pod.run, pod.down and pod.list do: the stages of a launch, one by one.
+"""The commands pod.create, pod.setup, pod.run, pod.down and pod.list: the stages of a launch, one by one.
 
 Each deals with the pod that is named, else with the one of its line, else with the only one there is.
 """

@@ -1,4 +1,4 @@
-"""What the commands of `tasks.py` do: the inventory, whether each machine can be used, and which ones have failed."""
+"""The commands `pool.*` and `hosts`: the inventory, whether each machine can be used, and which ones have failed."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -11,7 +11,7 @@ from infra import settings
 from infra.selection.preflight import SPEND_LIMIT
 from scripts.cli import front_page
 
-ASKS = "yes"  # of whatever asks first, since it rents, ends or removes something
+ASKS = "yes"  # a flag of commands that ask first, since they rent, end or remove something
 
 
 def text(found: Any, kept: Sequence[str], commands: Sequence[str], codes: Sequence[str]) -> str:

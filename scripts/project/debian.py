@@ -9,9 +9,9 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 
-SBIN = "/usr/sbin:/sbin"  # where a user who is not root does not look
+SBIN = "/usr/sbin:/sbin"  # folders that a user who is not root does not search
 VENV = "python3-venv"  # without it Debian's Python makes no environments
-PACKAGES = {  # what each is wanted for: programs, or files by a pattern
+PACKAGES = {  # needs of each package: programs, or files by a pattern
     "git": ("git",),
     "openssh-client": ("ssh", "ssh-keygen", "ssh-agent", "ssh-add"),
     "openssh-server": ("sshd",),
@@ -27,7 +27,7 @@ PACKAGES = {  # what each is wanted for: programs, or files by a pattern
 
 
 def find(wanted: str) -> str:
-    """Return where that program or file is, "" when it is not here."""
+    """Return the path of that program or file, "" when it is not here."""
     if "/" in wanted:
         return min(glob.glob(wanted), default="")
     return shutil.which(wanted, path=f"{os.environ.get('PATH', os.defpath)}:{SBIN}") or ""
@@ -39,12 +39,12 @@ def missing() -> list[str]:
 
 
 def is_ci() -> bool:
-    """Tell whether nobody is there to be asked, and nothing may be left out."""
+    """Return whether nobody is there to be asked, and nothing may be left out."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false", "no")
 
 
 def command(packages: Sequence[str]) -> list[str]:
-    """Return what installs them, as root or by sudo; [] on a system that has not Debian's tools."""
+    """Return the command that installs them, as root or by sudo; [] on a system without Debian's tools."""
     if not shutil.which("apt-get"):
         return []
     sudo = [] if os.geteuid() == 0 else ["sudo"]
@@ -52,7 +52,7 @@ def command(packages: Sequence[str]) -> list[str]:
 
 
 def is_allowed() -> bool:
-    """Tell whether this user may install without being asked for a password."""
+    """Return whether this user may install without being asked for a password."""
     if os.geteuid() == 0:
         return bool(command(()))
     if not (command(()) and shutil.which("sudo")):

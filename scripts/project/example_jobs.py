@@ -47,7 +47,7 @@ BOOT_H = 300 / 3600
 
 @dataclass(frozen=True)
 class JobEstimate:
-    """What a job file comes to."""
+    """The estimate for a job file."""
 
     machine: str
     hours: float | None

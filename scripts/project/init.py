@@ -1,4 +1,4 @@
-"""What `inv init` does: the first questions of a new user, and `.env` made of the answers.
+"""The command `inv init`: the first questions to a new user, and `.env` made of the answers.
 
 In: what is typed at a terminal; keys are not shown. Out: lines of `.env`, each written as soon as it is known to be
 good, so that whoever leaves in the middle keeps what was answered.
@@ -27,7 +27,7 @@ Without any key everything runs on this machine: ./inv launch --phase sft"""
 
 
 class Over(Exception):
-    """Whoever is asked has ended it (Ctrl-D)."""
+    """The user has ended the questions (Ctrl-D)."""
 
 
 def init(spec: InitFlags) -> None:
@@ -117,7 +117,7 @@ def in_words(found: Found) -> str:
 
 
 def hidden(question: str) -> str:
-    """Return what is typed, which is not shown. Raises Over, UsageError where the terminal would show it."""
+    """Return the typed text, which is not shown. Raises Over, UsageError where the terminal would show it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", getpass.GetPassWarning)

@@ -104,7 +104,7 @@ def is_common(one: Flag) -> bool:
 
 
 def flag_row(one: Flag) -> tuple[str, str, str]:
-    """Return how a flag is written, its default and its help."""
+    """Return the spelling of a flag, its default and its help."""
     word = " (also as a bare word)" if one.is_word else ""
     default = flag_help.default_of(one)
     return f"`{flag_help.written(one)}`", f"`{default}`" if default else "", cell(one.about + word)

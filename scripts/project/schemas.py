@@ -37,7 +37,7 @@ Schema = dict[str, Any]
 
 
 def meanings(record: type) -> dict[str, str]:
-    """Return what stands under each field of a record, in quotes; of those that it inherits too."""
+    """Return the docstrings under each field of a record; of those that it inherits too."""
     found: dict[str, str] = {}
     for one in reversed(record.__mro__):
         if dataclasses.is_dataclass(one):
@@ -50,7 +50,7 @@ def meanings(record: type) -> dict[str, str]:
 
 
 def of_type(hint: Any) -> Schema:
-    """Return what values of a type are: plain types, lists, tables, unions and records inside them."""
+    """Return the schema of a type: plain types, lists, tables, unions and records inside them."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if hint in PLAIN:
         return {"type": PLAIN[hint]}
@@ -71,7 +71,7 @@ def of_type(hint: Any) -> Schema:
 
 
 def of_record(record: type, but: Collection[str] = (), is_partial: bool = False) -> Schema:
-    """Return what a record is in a file. `is_partial`: none of its fields must be given, also of records inside it."""
+    """Return the schema of a record. `is_partial`: none of its fields must be given, also of records inside it."""
     hints, about = typing.get_type_hints(record), meanings(record)
     properties: dict[str, Schema] = {}
     required = []
@@ -107,7 +107,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def of_flag(one: Flag) -> Schema:
-    """Return what a flag is in a file."""
+    """Return the schema of a flag."""
     found: Schema = {"type": PLAIN[one.kind]} if one.kind is not str else dict(TEXT)
     if one.is_many:
         found = {"anyOf": [{"type": "array", "items": found}, found]}
@@ -118,7 +118,7 @@ def of_flag(one: Flag) -> Schema:
 
 
 def phases() -> dict[str, Schema]:
-    """Return what the options of each phase are in a file of flags: the fields of its record in the profiles."""
+    """Return the schemas of each phase's options in a file of flags: the fields of its record in the profiles."""
     found: dict[str, type] = {}
     for make in PROFILES.values():
         for name, phase in make().phases.items():
@@ -127,7 +127,7 @@ def phases() -> dict[str, Schema]:
 
 
 def of_flags(record: type, but: Collection[str] = ()) -> Schema:
-    """Return what a file of flags holds; each flag may be written with `-` or with `_`."""
+    """Return the schema of a file of flags; each flag may be written with `-` or with `_`."""
     properties: dict[str, Schema] = {}
     for spelled, one in files.known(record, but).items():
         properties[spelled] = of_flag(one)

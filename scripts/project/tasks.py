@@ -125,7 +125,7 @@ def test(c, spec):
 
 
 def at_a_time() -> int:
-    """Return how many tests run at a time: two for each core, since most of them wait for processes."""
+    """Return the number of parallel tests: two for each core, since most of them wait for processes."""
     return min(MOST_TESTS, 2 * (os.cpu_count() or 1))
 
 

@@ -1,4 +1,4 @@
-"""What `inv again` and `inv eject` do: a run once more from its receipt, and a run as plain files."""
+"""The commands `inv again` and `inv eject`: a run once more from its receipt, and a run as plain files."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What launch, down, resume and keep do: the plan, the run at work on it, following it to the end.
+"""The commands launch, down, resume and keep: the plan, the run at work on it, following it to the end.
 
 Each gets the flags as they are declared there.
 """
@@ -112,7 +112,7 @@ def launch(spec: LaunchFlags) -> None:
 
 
 def own_job(file: JobFile, spec: LaunchFlags, settings: Settings) -> use_case.Meant:
-    """Return what a job of one's own means; its secrets are then in the environment of this process and its keeper."""
+    """Return the launch of a user's own job; its secrets are then in the environment of this process and its keeper."""
     meant = jobs.understand(spec, file, jobs.secrets_of(spec.secret, os.environ), settings, render.tell)
     assert isinstance(meant.work, JobWork)
     os.environ.update(meant.work.secrets)
@@ -182,7 +182,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
 
 @contextlib.contextmanager
 def hang_up() -> Iterator[list[int]]:
-    """Let a terminal that is closed meanwhile count as Ctrl-C, unless somebody (`nohup`) wanted it ignored."""
+    """Treat the closing of the terminal as Ctrl-C, unless somebody (`nohup`) wanted it ignored."""
     heard: list[int] = []
 
     def note(number: int, _: object) -> None:
@@ -236,7 +236,7 @@ def _redraw(seen: Iterator[Any], live: Any, scale: float) -> Iterator[Any]:
 
 
 def _lines(seen: Iterator[Any], scale: float) -> Iterator[Any]:
-    """Yield what is seen, and print a line when a step begins and ends, and now and then between."""
+    """Yield the observations, and print a line when a step begins and ends, and now and then between."""
     told: dict[str, tuple[str, float]] = {}
     for progress, verdict in seen:
         tell_steps(progress, told, scale)

@@ -30,7 +30,7 @@ from scripts.cli.session import open_journal
 from scripts.cli.steps_text import step_line
 from scripts.runs.flags import LogsFlags
 
-TELL_EVERY_S = 15.0  # what a step is at
+TELL_EVERY_S = 15.0  # interval between reports of a step's progress
 LAST_S = 60.0  # a pod that is deaf when its run has ended is asked again for so long
 
 
@@ -72,7 +72,7 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
             time.sleep(RETRY_S)
         for path in paths():
             offsets[path] = write(path, offsets.get(path, 0), is_last=bool(verdict))
-        if told is None:  # what has ended before is in the logs
+        if told is None:  # earlier steps are in the logs
             told = {one["name"]: (one["state"], 0.0) for one in progress.get("steps", ())}
         tell_steps(progress, told, scale_of(op, settings))
     state = verdict.get("state", "stopped")
@@ -117,7 +117,7 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
 
 
 def start(path: Path, after: float) -> int:
-    """Return where in a log begins what was written after that time (UTC epoch seconds), by the clock of its machine.
+    """Return the offset in a log of lines after that time (UTC epoch seconds), by the clock of its machine.
 
     The agent notes how a step's log grows, to the second or so; its own lines and the guard's are stamped; the name of
     an error log is its time. Of a log with none of these nothing is left out, and that is said.
@@ -158,7 +158,7 @@ def stamp(word: str) -> float | None:
 
 
 def shares(begins: Mapping[Path, int], tail: int) -> dict[Path, int]:
-    """Return how many lines of each log belong to the last `tail` of all that follow the places; {} = all of them."""
+    """Return the number of lines of each log among the last `tail` of all from the given offsets; {} = all of them."""
     found, left = dict[Path, int](), tail
     for path in reversed(list(begins) if tail else []):
         found[path] = min(left, len([*io.BytesIO(read_from(path, begins[path]))]))
@@ -167,7 +167,7 @@ def shares(begins: Mapping[Path, int], tail: int) -> dict[Path, int]:
 
 
 def read_from(path: Path, offset: int) -> bytes:
-    """Return what a log holds after `offset`; b"" when there is none."""
+    """Return the content of a log after `offset`; b"" when there is none."""
     if not path.exists():
         return b""
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What `inv ui` does: it becomes the server of the page, in the environment that has one."""
+"""The command `inv ui`: it becomes the server of the page, in the environment that has one."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What `inv rehearse` does: a launch in the rehearsal's world, then what the market saw of it, and what it cost."""
+"""The command `inv rehearse`: a launch in the rehearsal's world, then what the market saw of it, and its cost."""
 
 import contextlib
 import io
@@ -32,7 +32,7 @@ from scripts.runs.flags import RehearseFlags
 
 AT_START_ONLY = ("prices", "balance_usd", "lium_key_budget_usd")
 KEEPER = "keep:"
-LIMIT_S = 18.0  # of our time, after which a limit is reached: the tiny profile is half done by then
+LIMIT_S = 18.0  # our time after which a limit is reached: the tiny profile is half done by then
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def rehearse(spec: RehearseFlags) -> None:
 
 
 def plan_of(faults: str, preempt: int, bad_host: int) -> dict[str, Any]:
-    """Return what goes wrong: as the file says, and as the flags do. Raises UsageError."""
+    """Return the plan of faults, from the file and from the flags. Raises UsageError."""
     from infra import strict_yaml
     from infra.rehearsal.faults import plan_of
 
@@ -108,7 +108,7 @@ def fitting_speed(spec: RehearseFlags) -> float:
     if spec.spend_limit:
         kind, number = spec.gpu or request.GPU, spec.num_gpus or (0 if spec.gpu else request.NUM_GPUS)
         prices = [
-            one.micro_usd_per_hour * (number if one.vendor == "runpod" and number else 1)  # which sells single GPUs
+            one.micro_usd_per_hour * (number if one.vendor == "runpod" and number else 1)  # RunPod sells single GPUs
             for one in read_offers(Path(spec.offers) if spec.offers else BUNDLED)
             if spec.provider in ("", MARKET, one.vendor) and gpus.is_asked(kind, one.gpu)
             if one.vendor == "runpod" or number in (0, one.num_gpus)
@@ -116,7 +116,7 @@ def fitting_speed(spec: RehearseFlags) -> float:
         cheapest = min(prices, default=0)
         if cheapest:
             limit_s = min(limit_s, micro_usd(spec.spend_limit.lstrip("$")) * 3600 / cheapest)
-    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # who shares the machine works the more slowly
+    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # a machine that is shared works more slowly
     return max(1.0, min(attach.SPEED, round(limit_s / (LIMIT_S * busy), 1)))
 
 
@@ -214,7 +214,7 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
 
 
 def events(pods: list[dict[str, Any]], world: Running, since: float) -> Iterator[Event]:
-    """Yield what became of these machines, and of requests that were refused or went wrong."""
+    """Yield the events of these machines, and failed or refused requests."""
     for pod in pods:
         about = f"rented {pod['offer']}{' as spot' if pod['spot'] else ''}"
         yield Event(moment(pod["created_at"]), pod["vendor"], pod["id"], about)

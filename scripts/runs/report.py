@@ -1,4 +1,4 @@
-"""What `inv report` does: a run, wherever its figures are, as one page and a picture of each curve.
+"""The command `inv report`: a run, wherever its figures are, as one page and a picture of each curve.
 
 In: the name of a run, of an artifact, or a folder; or of two. Out: `report.html` and PNGs in a folder.
 """
@@ -45,7 +45,7 @@ def report(spec: ReportFlags) -> None:
 
 
 def about(stories: Sequence[Story]) -> dict[str, Any]:
-    """Return what the pages are of, as JSON: of one run its phases, of two the names and what differs."""
+    """Return the content of the pages as JSON: the phases of one run, or the names and differences of two."""
     if len(stories) == 2:
         return {"runs": [one.run for one in stories], "differences": comparison.all_differences(*stories)}
     phases = [{"name": one.name, "state": one.state or None, "steps": len(one.lines)} for one in stories[0].phases]

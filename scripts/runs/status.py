@@ -1,4 +1,4 @@
-"""What `status` does: the table of runs, once or again and again."""
+"""The command `status`: the table of runs, once or refreshed."""
 
 import time
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from scripts.runs import status_table
 from scripts.runs.flags import StatusFlags
 from store import moving_line
 
-SHOWN = 4  # of the runs that a budget pays for
+SHOWN = 4  # runs of a budget that are shown
 
 
 def status(spec: StatusFlags) -> None:

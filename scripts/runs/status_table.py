@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-SHOWN = 4  # of the names of uploads
+SHOWN = 4  # names of uploads that are shown
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -60,7 +60,7 @@ def view_json(view: PodView) -> dict[str, Any]:
 
 
 def figures(view: PodView, now: float) -> dict[str, Any]:
-    """Return what a run and its machine are doing, each group with the age of its figures; None = not known."""
+    """Return the figures of a run and its machine, each group with its age; None = not known."""
     record, machine = current_record(view.progress), view.progress.get("machine") or {}
     is_training = record.get("kind") == "progress"
 
@@ -91,7 +91,7 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
     views = list(views)
     styles = {"running": "bold green", "succeeded": "green", "failed": "red", "lost": "red", "limit": "yellow"}
     table = FittedTable("run", "provider", "state", "step", "cost", "time", "age", least=(6, 1, 5, 3))
-    lines: list[Text] = []  # what is said: a column would be too narrow for it
+    lines: list[Text] = []  # notes, for which a column would be too narrow
     for view in views:
         step = next((one for one in view.progress.get("steps", ()) if one["name"] == view.step), None)
         is_running = view.state == "running"
@@ -113,7 +113,7 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
         if said:
             lines.append(Text(f"{view.run}: {said}"))
         back = f"recovered {count(view.recoveries, 'time')}" if view.recoveries else ""
-        more_recent = "" if is_running else " or a newer one"  # what is known here may be older than what is there
+        more_recent = "" if is_running else " or a newer one"  # our knowledge may be older than what is there
         safe = (
             f"checkpoint {clean(one)}{more_recent} is in the store, {aged(now - at, view.clock_scale)} ago"
             for one, at in sorted(view.in_store.items(), key=lambda item: item[1])[-1:]
@@ -149,7 +149,7 @@ def curve(view: PodView) -> str:
 
 
 def left(view: PodView) -> str:
-    """Return how long a run will take yet, with the range and where that comes from; "" where nobody knows."""
+    """Return the time left of a run, with its range and basis; "" where nobody knows."""
     if view.left_s is None:
         return ""
     low, expected, high = (aged(one, view.clock_scale) for one in view.left_s)
@@ -162,7 +162,7 @@ def aged(seconds: float | None, scale: float) -> str:
 
 
 def ended(view: PodView, now: float) -> str:
-    """Return when a run ended and how long it took, phase by phase; "" while it has not."""
+    """Return the end of a run and its time, phase by phase; "" while it has not ended."""
     if view.ended_at is None:
         return ""
     ago = aged(max(0.0, now - view.ended_at), view.clock_scale)
@@ -173,7 +173,7 @@ def ended(view: PodView, now: float) -> str:
 
 
 def uploads(view: PodView) -> Iterator[str]:
-    """Yield what the store does not have yet of a run, and why it could not be written when it was tried last."""
+    """Yield the uploads of a run that the store lacks, and why the last attempt to write failed."""
     if view.pending:
         names = [clean(one).removeprefix("work/checkpoints/") for one in view.pending[:SHOWN]]
         more = f" and {len(view.pending) - SHOWN} more" if len(view.pending) > SHOWN else ""
@@ -184,7 +184,7 @@ def uploads(view: PodView) -> Iterator[str]:
 
 
 def money(view: PodView) -> str:
-    """Return what is spent of what may be; "" where nothing is paid."""
+    """Return the spent money out of its limit; "" where nothing is paid."""
     if not view.micro_usd_per_hour or view.limit_in_s is None:
         return ""
     limit = "" if view.limit_micro_usd is None else f" of {cents(view.limit_micro_usd)}"
@@ -193,7 +193,7 @@ def money(view: PodView) -> str:
 
 
 def more(view: PodView) -> str:
-    """Return what to type when the money was not enough: twice as much, from the beginning of the run; else ""."""
+    """Return advice when the money was not enough: twice as much, from the beginning of the run; else ""."""
     if view.state != "limit" or not view.limit_micro_usd:
         return ""
     return f"to go on from its newest checkpoint: inv resume {view.run} --spend-limit {usd(2 * view.limit_micro_usd)}"

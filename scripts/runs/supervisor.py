@@ -1,4 +1,4 @@
-"""What `inv supervisor` does, and the process that it shows: see flows/supervise.py.
+"""The command `inv supervisor`, and the process that it shows: see flows/supervise.py.
 
 python -m scripts.runs.supervisor        of the journal of SLIPWAY_STATE_FILE; its standard error is its log
 """
@@ -12,7 +12,7 @@ from scripts.cli import context, render
 from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 
-MOST_S = 10.0  # for a supervisor that was just started to look once
+MOST_S = 10.0  # time for a new supervisor to look once
 POLL_S = 0.1
 
 

@@ -1,4 +1,4 @@
-"""What `inv sweep` does: a name or a file -> its runs, the plan and the price -> all of them, a table and a page.
+"""The command `inv sweep`: a name or a file becomes runs, with a plan and a price, then a table and a page.
 
 Ctrl-C detaches all that runs.
 """
@@ -95,7 +95,7 @@ def sweep(spec: SweepFlags) -> None:
 
 
 def command_of(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> carry.SweepCommand:
-    """Return what goes on with the sweep when this process has died."""
+    """Return the command that resumes the sweep when this process has died."""
     path = Path(spec.config).expanduser()
     spec = replace(spec, config=str(path.absolute()) if path.is_file() else spec.config, dry_run=False)
     env = [f"--env={name}" for name in settings.given]
@@ -106,7 +106,7 @@ def command_of(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> carry.
 
 
 def keep_watch(command: carry.SweepCommand, settings: Settings) -> None:
-    """Have the supervisor go on with the sweep if this process dies."""
+    """Ask the supervisor to resume the sweep if this process dies."""
     if command.is_here:
         return
     try:
@@ -116,7 +116,7 @@ def keep_watch(command: carry.SweepCommand, settings: Settings) -> None:
 
 
 def is_shared(spec: SweepFlags, asked: SweepSpec, settings: Settings) -> bool:
-    """Tell whether its runs share pods that are rented for all of them, or are there. Raises UsageError."""
+    """Return whether its runs share pods that are rented for all of them, or are there. Raises UsageError."""
     is_rented = registry.candidates(settings)[0].is_rented
     flags = {"--pack": spec.pack, "--deploy-only": spec.deploy_only}
     for flag in (name for name, value in flags.items() if value and not is_rented):

@@ -27,13 +27,13 @@ CURVES = (("loss", "Loss, nats per token"), ("reward", "Reward"), ("lr", "Learni
 
 
 def hours(spec: SweepSpec) -> str:
-    """Return how long its pods are taken for, in words; "" where nobody says."""
+    """Return the time for which its pods are taken, in words; "" where nobody says."""
     low, high = spec.hours
     return "" if not high else f"{low:g} h" if low == high else f"{low:g} to {high:g} h"
 
 
 def costs(spec: SweepSpec, price: SweepPrice) -> str:
-    """Return what its pods cost together; "" where they have no price."""
+    """Return the price of its pods together; "" where they have none."""
     low, high = (price.total(one) for one in spec.hours)
     if low is None or high is None or not high:
         return ""
@@ -41,7 +41,7 @@ def costs(spec: SweepSpec, price: SweepPrice) -> str:
 
 
 def pods_lines(spec: SweepSpec, price: SweepPrice) -> Iterator[str]:
-    """Yield what its pods are and cost, a line for each kind; nothing where it describes none."""
+    """Yield its pods and their prices, a line for each kind; nothing where it describes none."""
     if not spec.pods:
         return
     runs = render.count(len(spec.trials), "run")
@@ -64,7 +64,7 @@ def pods_lines(spec: SweepSpec, price: SweepPrice) -> Iterator[str]:
 
 
 def held_lines(shared: SweepPods, offers: Mapping[str, Offer]) -> Iterator[str]:
-    """Yield what is rented for a sweep and held from its first run to its last, and what all of it costs at most."""
+    """Yield the pods that are rented for a sweep and held from its first run to its last, and their highest cost."""
     for name, one in offers.items():
         gpus = f"{one.num_gpus} {one.gpu}" if one.num_gpus else "no GPU"
         yield f"{name}: {gpus} at {one.provider}, {per_hour(one.micro_usd_per_hour)}"
@@ -139,7 +139,7 @@ def table(result: SweepResult, answer: SweepAnswer) -> str:
 
 
 def facts(answer: SweepAnswer, result: SweepResult) -> list[tuple[str, str]]:
-    """Return what the whole came to, by name."""
+    """Return the results of the whole, by name."""
     ended = sum(one.state == kept.SUCCEEDED for one in result.trials.values())
     found = [("runs", f"{ended} of {len(result.trials)} done"), ("time in steps", render.duration(answer.seconds))]
     if answer.saved_s:

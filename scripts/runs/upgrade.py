@@ -1,4 +1,4 @@
-"""What `inv upgrade` does: see flows/installation/upgrade.py."""
+"""The command `inv upgrade`: see flows/installation/upgrade.py."""
 
 from flows.installation.upgrade import hand_over, take_over
 from scripts.cli import context, render

@@ -1,4 +1,4 @@
-"""What `inv why` does: the story of a run, a pod or a service, the cause first."""
+"""The command `inv why`: the story of a run, a pod or a service, the cause first."""
 
 from flows.history import why as use_case
 from scripts.cli import context, render

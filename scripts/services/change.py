@@ -1,4 +1,4 @@
-"""What serve.up, serve.scale, serve.down, serve.key and serve.export do: they change what is wanted of a service.
+"""The commands serve.up, serve.scale, serve.down, serve.key and serve.export, which change what is wanted of a service.
 
 A command writes that into the journal, sees to it that a controller lives, and watches until it has come true.
 """

@@ -1,4 +1,4 @@
-"""What should be in place before something is begun: the lines of `inv doctor --for serve`.
+"""The checklist of `inv doctor --for serve`: what should be in place before a service is started.
 
 In: a service file, settings. Out: a DoctorLine for each thing to look after; accounts, machines and stores are asked,
 nothing is changed. "off": it works without. Called by: `inv doctor`.

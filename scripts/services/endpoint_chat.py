@@ -42,11 +42,11 @@ class ServicePartner:
         self.has_forgotten = False
 
     def about(self) -> str:
-        """Return who answers, in words."""
+        """Return the name of the partner, in words."""
         return render.clean(f"{self.name} at {self.url}")
 
     def choose(self, name: str) -> str:
-        """Let another model of the service answer. Raises SlipwayError."""
+        """Switch to another model of the service. Raises SlipwayError."""
         known = models(self.client, self.url)
         if name not in known:
             return render.clean(f"there is no model {name!r} at {self.url}; it has: {', '.join(known)}")
@@ -134,7 +134,7 @@ def _client(url: str, certfile: str) -> Any:
 
 
 def models(client: Any, url: str) -> list[str]:
-    """Return what the service has. Raises SlipwayError."""
+    """Return the models of the service. Raises SlipwayError."""
     with _told(url):
         reply = client.get("/v1/models")
         _check(reply, url)

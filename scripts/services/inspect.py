@@ -1,4 +1,4 @@
-"""What serve.status, serve.logs, serve.ssh, serve.doctor and serve.bench do: they look, and change nothing.
+"""The commands serve.status, serve.logs, serve.ssh, serve.doctor and serve.bench, which look and change nothing.
 
 A controller that has died is replaced on the way, by whoever looks.
 """
@@ -36,7 +36,7 @@ from serve.replicas import placement
 from store import moving_line
 
 FOLLOW_S = 0.5
-MOST_REQUESTS = 1_000_000  # of one round of a load: what came of each is kept until its end
+MOST_REQUESTS = 1_000_000  # requests in one round of a load: their outcomes are kept until its end
 
 
 def status(spec: ServeStatusFlags) -> None:
@@ -187,7 +187,7 @@ def doctor(spec: ServeDoctorFlags) -> None:
 def advice(
     name: str, wanted: WantedService, seen: ServiceRecord, metrics: dict[str, Any], was_kept: bool
 ) -> list[tuple[str, str]]:
-    """Return what is seen, and what to do about it. Pure."""
+    """Return the findings, each with advice. Pure."""
     newest, found = wanted.newest, list[tuple[str, str]]()
     found += [(f"{key} of its service file changes nothing", instead)
               for key, instead in placement.unread(newest.service)]  # fmt: skip

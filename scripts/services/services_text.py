@@ -52,7 +52,7 @@ def flat(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def watch_screen(found: Sequence[dict[str, Any]], every_s: float) -> "Text":
-    """Return what `serve.status --watch` shows at one look."""
+    """Return the screen of `serve.status --watch` for one look."""
     from rich.text import Text
 
     clock = datetime.now().strftime("%H:%M:%S")

@@ -1,4 +1,4 @@
-"""What `inv store.gc` does, and how much a store takes: artifacts that nothing refers to any more.
+"""The command `inv store.gc`, and the size of a store: artifacts that nothing refers to any more.
 
 In: what names, leases and the runs of this installation refer to. Out: what was removed, or would be.
 """
@@ -65,7 +65,7 @@ def tell(shown: list[Artifact], store: str, dry_run: bool, older_s: float) -> No
 
 
 def at_work(journal: Journal) -> set[What]:
-    """Return what the runs of this installation that have not ended read and make, also those of older code."""
+    """Return the artifacts that unfinished runs of this installation read and make, also those of older code."""
     found = set[What]()
     for op in journal.ops(live=True):
         for step in Job.from_json(op.job).steps if op.job else ():

@@ -33,7 +33,7 @@ RESUME_ME = 75  # exit code of a job that was told to leave, saved, and is to be
 STEP = re.compile(r"step-([0-9]{9,18})")
 MANIFEST = "MANIFEST.json"
 LEAST = 2  # kept in any case: the newest may be damaged
-TRIES = 2  # of a save whose disk fails
+TRIES = 2  # attempts at a save whose disk fails
 CHUNK = 1 << 20
 log = logging.getLogger("slipway.checkpoint")
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class CheckpointError(Exception):
-    """There are checkpoints, and none of them can be loaded: a lost run must not begin afresh unnoticed."""
+    """None of the existing checkpoints can be loaded: a lost run must not start from scratch unnoticed."""
 
 
 class Saver:
@@ -109,14 +109,14 @@ class Saver:
         return self.load(lambda folder, step: (_read(folder), step))
 
     def load(self, read: Callable[[Path, int], T]) -> Optional[T]:
-        """Return what `read` makes of the folder and the step of the newest checkpoint that is whole."""
+        """Return the result of `read` on the folder and the step of the newest checkpoint that is whole."""
         steps = self.steps()
         for step in reversed(steps):
             folder = self.folder / f"step-{step:09d}"
             try:
                 verify(folder)
                 found = read(folder, step)
-            except Exception as error:  # whatever the reader makes of a file that is not what it was
+            except Exception as error:  # any error of the reader at a file that has changed
                 log.warning("checkpoint %d unreadable (%s), trying the one before", step, error)
                 continue
             log.info("Successfully loaded checkpoint from step %d", step)

@@ -32,11 +32,11 @@ class Room:
 
     weights: int
     cache: int
-    """For the requests that there must be room for: one of `tokens` tokens."""
+    """Cache for the requests that must fit: one of `tokens` tokens."""
     engine: int
     tokens: int
     per_token: int
-    """Of the cache; 0 = the config does not say."""
+    """Bytes of cache per token; 0 = the config does not say."""
 
     @property
     def total(self) -> int:
@@ -75,7 +75,7 @@ def _needed_there(uri: str, engine: str, tuning: Tuning) -> Room:
 
 
 def _room(config: dict[str, Any], weights: int, engine: str, tuning: Tuning) -> Room:
-    config = config.get("text_config") or config  # of models that see, too
+    config = config.get("text_config") or config  # models that also see have it there
     per_token = _token_bytes(config, 4 if tuning.dtype == "float32" else 2)
     tokens = tuning.max_model_len or int(config.get("max_position_embeddings") or 0)
     if engine == "vllm-cpu":

@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 class ServedModel:
     folder: Path
     name: str
-    """How clients call it."""
+    """Name of the model for clients."""
 
 
 def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> ServedModel:
@@ -47,7 +47,7 @@ def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Ser
     if found := of_store(source, store):
         if credentials.kind(store) in ("", "file"):
             return ServedModel(folder=model_folder(Store(store).path(found.name, found.fingerprint)), name=name)
-        lies = Store(store).find(found.name, found.fingerprint).name  # where no launch puts another one in its place
+        lies = Store(store).find(found.name, found.fingerprint).name  # a folder that no launch overwrites
         return ServedModel(folder=_bring(f"{store.rstrip('/')}/{lies}", cache, say), name=name)
     folder = Path(source.removeprefix("file://")).expanduser().absolute()
     if folder.is_dir():
@@ -178,7 +178,7 @@ def _bring(uri: str, cache: Path, say: Say) -> Path:
 
 
 def _is_wanted(name: str, inside: str) -> bool:
-    """Tell whether a file is one of the model: only those at the top, as some repositories keep other formats below."""
+    """Return whether a file belongs to the model: it is at the top, as some repositories keep other formats below."""
     rest = name.removeprefix(inside)
     return name.startswith(inside) and "/" not in rest and not rest.startswith(".") and rest.endswith(SUFFIXES)
 
@@ -190,7 +190,7 @@ def _bring_file(place: Backend, name: str, at: str, entry: ListedFile, sha256: s
     part = path.with_name(f"{path.name}.part")  # a draft that is resumed, so not one of `store.local_files`
     if not sha256:  # nobody would notice a beginning that is damaged
         part.unlink(missing_ok=True)
-    for _ in range(2):  # what an earlier try has left may be of another file: then all of it is brought
+    for _ in range(2):  # an earlier attempt may have left a part of another file: then all of it is downloaded
         digest = hashlib.sha256()
         with part.open("a+b") as copy:
             copy.seek(0)

@@ -63,7 +63,7 @@ async def serve(path: Path) -> None:
             gateway.replace(read(path).replicas)
             if certificate is not None and certificate.renew():
                 gateway.speak_tls(certificate.context)
-        except (UsageError, ValueError) as error:  # those that are known go on
+        except (UsageError, ValueError) as error:  # the known keys stay in use
             print(f"serve.gateway: {error}", file=sys.stderr, flush=True)
 
     loop.add_signal_handler(signal.SIGHUP, reread)

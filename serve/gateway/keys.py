@@ -17,10 +17,10 @@ from infra.errors import UsageError
 from serve.gateway.http.limits import GatewayLimits
 
 PREFIX = "slipway-"
-WRONG_AT_ONCE = 20  # of people, and of programs that were set up with an old key
-MOST_ADDRESSES = 10_000  # that are remembered
+WRONG_AT_ONCE = 20  # wrong keys by people, and by programs with an old key
+MOST_ADDRESSES = 10_000  # addresses that are remembered
 SEED_BYTES = 32
-READ_EVERY_S = 1.0  # by a controller at work
+READ_EVERY_S = 1.0  # interval at which a gateway at work reads them
 COUNTS_AFTER_S = 2.0  # at most, from when the file is written
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) ([0-9a-f]{64})")
 

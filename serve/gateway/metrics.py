@@ -48,10 +48,10 @@ class GatewayMetrics(Collector):
     def __init__(self, turns: Turns) -> None:
         self.arrivals = Window()
         self._turns = turns
-        self._ended: Counter[tuple[str, int, str]] = Counter()  # by route, status, replica
-        self._latency: defaultdict[str, Durations] = defaultdict(Durations)  # by route
+        self._ended: Counter[tuple[str, int, str]] = Counter()  # counts by route, status, replica
+        self._latency: defaultdict[str, Durations] = defaultdict(Durations)  # durations by route
         self._ttft, self._queue = Durations(), Durations()
-        self._failures: Counter[str] = Counter()  # by replica
+        self._failures: Counter[str] = Counter()  # counts by replica
         self._retries = self._nonsense = self._unwritten = 0
         self._registry = CollectorRegistry()
         self._registry.register(self)

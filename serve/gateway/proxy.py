@@ -29,7 +29,7 @@ from serve.gateway.routing import FAILED, NEITHER, SERVED, Assignment, RequestOu
 from serve.gateway.upstream import Answer, Engines, Failed
 
 CLIENT_LEFT = 499
-NOTE_S = 0.02  # so late at most are the log and the numbers; a gateway that is killed takes as much along
+NOTE_S = 0.02  # largest delay of the log and the numbers; a gateway that is killed loses as much of them
 ASIDE_BYTES = 256 << 10  # a longer body is read in a thread: no step of that keeps the loop waiting for long
 JSON = b"Content-Type: application/json\r\n"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -44,7 +44,7 @@ class Proxy:
     ) -> None:  # fmt: skip
         self.limits, self.keys, self.turns, self.engines = limits, keys, turns, engines
         self.metrics, self.log = metrics, log
-        self.own = own  # what is listened on
+        self.own = own  # address on which it listens
         self.in_flight = 0
         self._by_key: Counter[str] = Counter()
         self._charges = Charges()
@@ -135,7 +135,7 @@ class Proxy:
             self._by_key[visit.key] -= 1
 
     async def _read(self, path: bytes, body: bytes) -> EngineRequest:
-        """Return what a body asks for. Raises RequestRefused."""
+        """Return the request in a body. Raises RequestRefused."""
         if len(body) <= ASIDE_BYTES:
             return request_body.read(path, body, self.limits)
         return await asyncio.get_running_loop().run_in_executor(self._aside, request_body.read, path, body, self.limits)
@@ -260,7 +260,7 @@ class Proxy:
             rest.close()
         is_told = False
         if not why and watch is not None:
-            is_told = (watch.error_code or 0) >= 500  # by the engine itself
+            is_told = (watch.error_code or 0) >= 500  # the engine itself reported it
             if is_told:
                 why = "an error mid-stream"
             elif watch.error_code is None and not watch.is_whole:

@@ -67,7 +67,7 @@ class Turns:
     def _serve_line(self) -> None:
         for turn in list(self._line):
             if turn.done():
-                continue  # whoever waited is about to take it off
+                continue  # its waiter is about to take it off
             assignment = self.fleet.take(self.clock(), (), self._line[turn])
             if assignment is None:
                 return

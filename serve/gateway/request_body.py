@@ -64,7 +64,7 @@ def route(method: bytes, path: bytes) -> str:
 
 
 def read(path: bytes, body: bytes, limits: GatewayLimits) -> EngineRequest:
-    """Return what a body asks for, within the limits. Raises RequestRefused."""
+    """Return the request in a body, within the limits. Raises RequestRefused."""
     what = too_much(body, limits)
     if what:
         raise RequestRefused(400, "BadRequestError", what)

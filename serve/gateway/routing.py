@@ -24,7 +24,7 @@ _URL = re.compile(r"http://[A-Za-z0-9._\[\]:-]+")
 
 class RequestOutcome(Enum):
     SERVED = "served"
-    FAILED = "failed"  # by the replica
+    FAILED = "failed"  # the replica failed
     NEITHER = "neither"  # a client that left or asked for nonsense, an engine that was full: says nothing about health
 
 
@@ -38,7 +38,7 @@ class Target:
     replica_id: str
     url: str  # http://127.0.0.1:8101
     version: int = 1
-    key: str = field(default="", repr=False)  # which the engine itself asks for
+    key: str = field(default="", repr=False)  # the key that the engine itself asks for
 
     def __post_init__(self) -> None:
         if not _URL.fullmatch(self.url):
@@ -57,7 +57,7 @@ class Seat:
         self.in_flight = 0
         self.failures = 0  # in a row
         self.ejections = 0  # in a row
-        self.ejected_until: float | None = None  # from then on it may prove itself with one request
+        self.ejected_until: float | None = None  # after this time it may prove itself with one request
         self.admitted_at = now
         self.heard_at = now  # the last byte, or the first request after a time without any
         self.started = Window()
@@ -140,7 +140,7 @@ class Fleet:
                     fit.append(seat)
         if not fit:
             return None
-        seat = fit[0] if len(fit) == 1 else min(fit, key=_turn)  # of equals the one that has waited longest
+        seat = fit[0] if len(fit) == 1 else min(fit, key=_turn)  # among equals the one that has waited longest
         if affinity:
             alike = [one for one in self.seats.values() if one.in_flight < most and one not in tried]
             alike = [one for one in alike if one.load(now, limits) // STALLED == least // STALLED]

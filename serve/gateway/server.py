@@ -96,7 +96,7 @@ class Gateway:
         return self.turns.fleet.in_flight(replica)
 
     async def stop(self, drain_s: float) -> None:
-        """Take no more connections; what has begun may go on for `drain_s`. Called twice, it does nothing more."""
+        """Accept no more connections; what has begun may go on for `drain_s`. Called twice, it does nothing more."""
         listener, self._listener = self._listener, None
         if listener is not None:
             await listener.close()

@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-MOST_LINE_BYTES = 256 << 10  # of a line that is not yet whole; of a longer one the beginning is not looked at
+MOST_LINE_BYTES = 256 << 10  # bytes of an incomplete line; the beginning of a longer one is not read
 DONE = b"data: [DONE]"
 LAST = re.compile(rb"^event: response\.(completed|incomplete|failed|cancelled)\r?$", re.MULTILINE)
 
@@ -22,7 +22,7 @@ class StreamWatch:
         self._rest = b""
         self._ending = b""
         self._is_last = False  # an event was that says so
-        self.error_code: int | None = None  # of the first error; 500 when it names none
+        self.error_code: int | None = None  # status of the first error; 500 when it names none
 
     def feed(self, chunk: bytes) -> None:
         cut = chunk.rfind(b"\n") + 1
@@ -39,7 +39,7 @@ class StreamWatch:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether the last line was [DONE], or an event was the last one."""
+        """Return whether the last line was [DONE], or an event was the last one."""
         return self._is_last or (self._ending + self._rest).rstrip().endswith(DONE)
 
     def _look(self, lines: bytes) -> None:

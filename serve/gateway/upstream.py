@@ -38,10 +38,10 @@ class Answer:
     """The answer of a replica. `rest` is None when `body` is all of it."""
 
     status: int
-    lines: bytes  # those of its headers that the client is told
+    lines: bytes  # headers that the client gets
     body: bytes
     rest: EngineReply | None = None
-    watch: StreamWatch | None = None  # of a stream of events
+    watch: StreamWatch | None = None  # watch of a stream of events
 
 
 class Engines:
@@ -79,7 +79,7 @@ class Engines:
             try:
                 while not reply.status:
                     await reply.more()
-                if reply.is_whole and not reply.is_events:  # as a short one mostly is
+                if reply.is_whole and not reply.is_events:  # mostly true of short answers
                     answer = _judged(Answer(reply.status, reply.lines, reply.rest()))
                 else:
                     answer = _judged(await _begin(reply))

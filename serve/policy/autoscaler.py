@@ -31,8 +31,8 @@ class Rule:
     down_ticks: int = 60
     extra: int = 0  # beyond what is wanted
     spot: bool = False
-    base_on_demand: int = 0  # of all, so many are never spot
-    fills_with_on_demand: bool = False  # for spot replicas that are not ready
+    base_on_demand: int = 0  # number of replicas that are never spot
+    fills_with_on_demand: bool = False  # True if on-demand replicas replace spot ones that are not ready
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class NewestReplica:
     state: State
     was_ready: bool = False
     spot: bool = False
-    gpu: str = ""  # as target_qps names it: A100:1
+    gpu: str = ""  # kind of GPU as in target_qps: A100:1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
     """The measurements of a tick; None = not known."""
 
-    qps: float | None  # that arrive, mean over 60 s, refused ones included
+    qps: float | None  # arriving requests, mean over 60 s, refused ones included
     waiting: float | None = None  # in all lines, of engines and gateway, mean over 60 s
     members: Sequence[NewestReplica] = ()
     affordable: int | None = None  # more replicas that the budget admits; None = it has no limit
@@ -71,7 +71,7 @@ class Decision:
     start_spot: int = 0
     start_on_demand: int = 0
     stop: tuple[int, ...] = ()
-    held: str = ""  # why fewer are started than wanted
+    held: str = ""  # reason why fewer are started than wanted
     tick_s: int = TICK_S
 
 
@@ -103,13 +103,13 @@ def updated(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Autosca
 
 
 def decide(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
-    """Return what to start and what to stop now."""
+    """Return the replicas to start and to stop now."""
     wanted = want(rule, memory, seen)
     return fill(rule, memory if wanted is None else _after(rule, memory, wanted), seen)
 
 
 def fill(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
-    """Return what to start and what to stop for the current target: between two ticks, when a replica came or went."""
+    """Return the replicas to start and to stop for the current target, between ticks, when one came or went."""
     final = memory.target + rule.extra
     alive = [one for one in seen.members if one.state.is_alive]
     spots, others = _mix(rule, final, alive)
@@ -117,7 +117,7 @@ def fill(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
     start_others = max(0, others - sum(not one.spot for one in alive))
     stop = (*_victims(alive, True, spots), *_victims(alive, False, others))
     most, held = _admitted(start_spot + start_others, seen)
-    # What is not spot is there to be relied on, so it is what a small budget is spent on.
+    # On-demand replicas are the reliable ones, so a small budget is spent on them first.
     start_others = min(start_others, most)
     start_spot = min(start_spot, most - start_others)
     tick_s = TICK_S if final else TICK_AT_ZERO_S
@@ -127,7 +127,7 @@ def fill(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> Decision:
 
 
 def want(rule: Rule, memory: AutoscalerMemory, seen: Measurements) -> int | None:
-    """Return how many are wanted, between least and most; None when nothing that it depends on is known."""
+    """Return the desired number, between least and most; None when nothing that it depends on is known."""
     signals = []
     if rule.target_qps is not None:
         signals.append(None if seen.qps is None else _for_requests(rule.target_qps, seen.qps, seen.members))
@@ -150,8 +150,8 @@ def _clip(rule: Rule, wanted: int) -> int:
 def _for_requests(target: float | Mapping[str, float], qps: float, members: Iterable[NewestReplica]) -> int:
     if not isinstance(target, Mapping):
         return math.ceil(qps / target)
-    # As SkyServe, with replicas of different GPUs; but only those that are alive are counted as being there, and with
-    # none there at all it grows by what arrives.
+    # The rule of SkyServe for replicas of different GPUs; but only living replicas count, and without any the number
+    # grows by the arriving requests.
     most = max(target.values())
     alive = [one for one in members if one.state.is_alive]
     able = [one for one in alive if one.state in (State.READY, State.STARTING, State.PROVISIONING)]
@@ -186,7 +186,7 @@ def _after(rule: Rule, memory: AutoscalerMemory, wanted: int) -> AutoscalerMemor
 
 
 def _mix(rule: Rule, final: int, alive: Iterable[NewestReplica]) -> tuple[int, int]:
-    """Return how many spot replicas and others make up `final`.
+    """Return the numbers of spot and other replicas that make up `final`.
 
     On-demand ones fill the gap until spot is ready, and then go.
     """
@@ -208,14 +208,14 @@ def _victims(alive: Iterable[NewestReplica], spot: bool, keep: int) -> tuple[int
 
 
 def _admitted(wanted: int, seen: Measurements) -> tuple[int, str]:
-    """Return how many of these may be started, and why not all."""
+    """Return the number of these that may be started, and why not all."""
     if not wanted:
         return 0, ""
     failures, unproven = _never_ready(seen.members)
     most = REPLICA.retries.most
     if failures >= most:
         return 0, f"{failures} replicas in a row were never ready; see their logs"
-    if failures:  # so that no more than three are spent on finding out
+    if failures:  # so that at most three are spent on finding out
         may = max(0, most - failures - unproven)
         if may < wanted:
             return _afforded(

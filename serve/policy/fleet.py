@@ -29,7 +29,7 @@ class FleetCourse:
     start_spot: int = 0
     start_on_demand: int = 0
     stop: tuple[tuple[int, str], ...] = ()
-    """Numbers, and why."""
+    """Numbers of replicas to stop, each with the reason."""
     held: str = ""
     tick_s: float = autoscaler.TICK_S
 
@@ -37,7 +37,7 @@ class FleetCourse:
 def course(
     mode: str, rule: Rule, memory: AutoscalerMemory, newest: int, members: Sequence[Member], load: Load, is_tick: bool
 ) -> FleetCourse:
-    """Return what to do next.
+    """Return the next actions.
 
     newest: the version that is wanted. is_tick: so much time has passed since the last one as that one said.
     """
@@ -66,7 +66,7 @@ def serving(mode: str, rule: Rule, members: Sequence[Member]) -> tuple[int, ...]
 
 
 def failed_at(newest: int, members: Sequence[Member]) -> list[float]:
-    """Return when replicas of the newest version failed since the last one that was ever ready: UTC epoch seconds."""
+    """Return the times at which replicas of the newest version failed since the last ready one: UTC epoch seconds."""
     found = []
     for one in sorted(members, key=lambda one: -one.number):
         if one.version == newest and one.facts.first_ready_at is not None:

@@ -14,9 +14,9 @@ from enum import Enum
 from serve.service import Probe
 
 PASSES = 2  # probes in a row until it is ready: /health and one generated token, each time
-MISSES = 3  # until it is not
+MISSES = 3  # failed probes in a row after which it is not ready
 FAILED_REQUESTS = 5  # in a row, likewise
-LONGEST_MAKING_S = 3600.0  # of an environment: gigabytes through a slow network; then it hangs
+LONGEST_MAKING_S = 3600.0  # longest time for an environment: gigabytes through a slow network; beyond that it hangs
 
 
 class ProcessStatus(Enum):
@@ -46,7 +46,7 @@ class State(Enum):
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it serves, or may come to it. Others are replaced."""
+        """Return whether it serves, or may come to it. Others are replaced."""
         return self in LIVE
 
     @property
@@ -75,18 +75,18 @@ class Facts:
     """All that is remembered of a replica. Times are those of its controller's clock."""
 
     launch: ProcessStatus = ProcessStatus.SCHEDULED
-    down: ProcessStatus | None = None  # its end; None = nobody has asked for it
+    down: ProcessStatus | None = None  # state of its end; None = nobody has asked for it
     preempted: bool = False
     app_failed: bool = False  # setup or run ended with another code than 0
     is_late: bool = False  # it was not ready within the initial delay
     waits_since: float | None = None
-    """From when its initial delay counts: its engine's start, or when that was last known to be still to come. None =
-    its pod has told nothing."""
+    """Start of its initial delay: that of its engine, or the last time at which this was known to be still to come.
+    None = its pod has reported nothing."""
     first_ready_at: float | None = None
     is_ready: bool = False
     passes: int = 0  # probes in a row
     misses: int = 0
-    first_miss_at: float | None = None  # of those
+    first_miss_at: float | None = None  # time of the first of these misses
 
 
 def state_of(facts: Facts) -> State:
@@ -95,13 +95,13 @@ def state_of(facts: Facts) -> State:
     if facts.launch is ProcessStatus.RUNNING:
         ended = {ProcessStatus.FAILED: State.FAILED_CLEANUP, ProcessStatus.SUCCEEDED: State.UNKNOWN}
         return State.PROVISIONING if facts.down is None else ended.get(facts.down, State.PROVISIONING)
-    if facts.launch is ProcessStatus.INTERRUPTED:  # by its end
+    if facts.launch is ProcessStatus.INTERRUPTED:  # its end has interrupted it
         return State.SHUTTING_DOWN
     if facts.down is not None:
         return _ended(facts)
     if (
         facts.launch is ProcessStatus.FAILED or facts.app_failed
-    ):  # its end should be under way: something may be left running
+    ):  # an end should be under way: something may be left running
         return State.FAILED_CLEANUP
     if facts.is_ready:
         return State.READY

@@ -31,18 +31,19 @@ class Version:
     document: dict[str, Any]
     """The service file."""
     where: str = ""
-    """Its path, for messages."""
+    """Path of the file, for messages."""
     engine: str = "vllm"
     provider: str = "local"
-    """Where replicas are placed; "" = wherever there is room, in the order of `placement`."""
+    """Provider of replicas; "" = wherever there is room, in the order of `placement`."""
     model: str
-    """As `models.resolve` takes it; what lies on this machine is a folder here, so that all replicas serve the same."""
+    """Source of the model, as `models.resolve` takes it; a model on this machine is a folder here, so that all replicas
+    serve the same."""
     store: str = ""
-    """Of our artifacts."""
+    """Store of our artifacts."""
     weights: str = ""
-    """Tells one release from the next one in the same place."""
+    """Changes with each release of the weights in the same place."""
     gpu_bytes: int = 0
-    """What a replica takes of each GPU, an estimate: none with less is rented. 0 = not known."""
+    """Estimate of a replica's memory on each GPU: no smaller GPU is rented. 0 = not known."""
 
     @property
     def service(self) -> Service:
@@ -52,14 +53,14 @@ class Version:
 @dataclass(frozen=True, kw_only=True)
 class WantedService:
     versions: tuple[Version, ...]
-    """The newest is the last one; those before it are kept for as long as replicas of them live."""
+    """Versions, the newest last; older ones are kept for as long as replicas of them live."""
     mode: str = "rolling"
     host: str = "127.0.0.1"
     port: int = 0
-    """0 = any that is free; the first controller's choice holds for those after it."""
+    """0 = any free port; the choice of the first controller holds for later ones."""
     is_ending: bool = False
     since: float = 0.0
-    """UTC epoch seconds; what was spent before then was another service's of this name."""
+    """UTC epoch seconds of the start; earlier costs belong to another service of this name."""
 
     @property
     def newest(self) -> Version:
@@ -77,21 +78,21 @@ class Member:
     number: int
     version: int
     run: str
-    """Its pod's name in the journal."""
+    """Name of its pod in the journal."""
     facts: Facts = field(default_factory=Facts)
     spot: bool = False
     gpu: str = ""
-    """As `target_qps_per_replica` names it: A100:1."""
+    """Kind of GPU as in `target_qps_per_replica`: A100:1."""
     vendor: str = ""
     port: int = 0
-    """Of its engine, on its machine."""
+    """Port of its engine, on its machine."""
     cap_micro_usd: int | None = None
-    """What it may cost, where it is rented."""
+    """The most it may cost, where it is rented."""
     why: str = ""
-    """Why it is to end or has ended."""
+    """Reason why it is to end or has ended."""
     phases: tuple[tuple[str, float], ...] = ()
-    """What it was at on its way to its first answer (`replica_pod.Stage`), and since when: UTC epoch seconds, as are
-    those below."""
+    """Stages on its way to the first answer (`replica_pod.Stage`), each with its start: UTC epoch seconds, like the
+    fields below."""
     began_at: float = 0.0
     ready_at: float | None = None
     ended_at: float | None = None
@@ -101,7 +102,7 @@ class Member:
         return state_of(self.facts)
 
     def phase_s(self, now: float) -> dict[str, float]:
-        """Return how long each phase took, in their order; the last one lasts until it was ready, or until now."""
+        """Return the duration of each phase, in order; the last one lasts until it was ready, or until now."""
         ends = (*(at for _, at in self.phases[1:]), self.ready_at or self.ended_at or now)
         return {phase: max(0.0, end - at) for (phase, at), end in zip(self.phases, ends, strict=False)}
 
@@ -111,18 +112,18 @@ class ServiceRecord:
     members: tuple[Member, ...] = ()
     next_number: int = 0
     memory: AutoscalerMemory | None = None
-    """Of the autoscaler."""
+    """Memory of the autoscaler."""
     rule_of: int = 0
-    """The change of what is wanted that `memory` has taken into account."""
+    """The change of the desired state that `memory` has taken into account."""
     endpoint: str = ""
     """http://host:port, or https:// where the gateway has a certificate."""
     port: int = 0
     held: str = ""
-    """Why fewer replicas are started than wanted."""
+    """Reason why fewer replicas are started than wanted."""
     serving: tuple[int, ...] = ()
     """The replicas that requests go to."""
     problem: str = ""
-    """Why the controller that wrote this could not go on."""
+    """Reason why the controller that wrote this could not go on."""
     began_at: float = 0.0
 
 
@@ -146,10 +147,10 @@ def _read(text: str, kind: type[T]) -> T:
 
 
 def served_name(name: str, service: Service) -> str:
-    """Return how clients call the model of the service `name`."""
+    """Return the name of the model of the service `name` for clients."""
     return service.ours.served_name or name
 
 
 def environ_of(service: Service) -> Mapping[str, str]:
-    """Return what the file gives to its engine; where it listens, and who may ask it, is ours to say."""
+    """Return the file's variables for its engine, but for its address and its key, which are ours to set."""
     return {name: value for name, value in service.envs.items() if name not in NOT_THEIRS}

@@ -21,7 +21,7 @@ from infra.settings import MARKET, VENDORS, Settings
 from serve.service import ReplicaResources, Service
 
 GB = 10**9
-# What SkyServe reads of `resources` and we do not, and what holds here instead.
+# Keys of `resources` that SkyServe reads and we do not, and what holds here instead.
 UNREAD = {
     "infra": "--provider says where replicas go",
     "cloud": "--provider says where replicas go",
@@ -49,7 +49,7 @@ def candidates(provider: str, settings: Settings) -> tuple[str, ...]:
 
 
 def find(names: Sequence[str], request: Request, wants_spot: bool, settings: Settings, tell: Tell) -> list[Offer]:
-    """Return what fits and can be paid for, in the order in which it is tried; what failed lately comes last.
+    """Return the offers that fit and can be paid for, in the order of trying them; recent failures come last.
 
     `tell` is told who has nothing: an own machine that is silently left out costs the price of a rented one. Raises
     NoOffer, with what each of them says; OutOfMoney.

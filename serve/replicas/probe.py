@@ -36,7 +36,7 @@ class Counters:
 class Probed:
     passed: bool
     why: str = ""
-    """Why not."""
+    """Reason for a failure."""
     counters: Counters = Counters()
 
 

@@ -57,13 +57,13 @@ class Stage:
     """The progress of a replica on its way to its first answer, as its pod reports."""
 
     phase: str = ENVIRONMENT
-    """environment, weights, compiling, first answer."""
+    """Current stage: environment, weights, compiling, first answer."""
     engine_s: float | None = None
-    """For which its engine has run; None = its environment is still in the making."""
+    """Seconds for which its engine has run; None = its environment is still being made."""
     told_at: float = 0.0
-    """By the pod's clock; 0 = it has told nothing yet."""
+    """Time of the report by the pod's clock; 0 = none yet."""
     read: int = 0
-    """Bytes of its engine's log."""
+    """Bytes read of its engine's log."""
 
 
 @dataclass
@@ -74,9 +74,9 @@ class Landing:
     settings: Settings
     say: Callable[[str], None]
     seed: bytes = field(repr=False)
-    """Of the engines' keys."""
+    """Seed of the engines' keys."""
     shares_key: bool = False
-    """One key for all engines: who asks them does not know which one will answer."""
+    """True if all engines have the same key, as clients of a router do not know which one will answer."""
     budget: str = ""
     """The budget that pays for rented replicas; "" = none does."""
 
@@ -86,7 +86,7 @@ class Landing:
 
     def begin(self, version: Version, member: Member) -> Op:
         """Launch a replica; return the row of its pod, whose engine is being loaded."""
-        shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # of an earlier service of this name
+        shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # logs of an earlier service of this name
         wanted = version.service
         request = placement.request_of(wanted, member.run, version.gpu_bytes)
         candidates = placement.candidates(version.provider, self.settings)
@@ -137,7 +137,7 @@ class Landing:
         return engine_key(self.seed, self.name if self.shares_key else run)
 
     def _secrets(self, version: Version) -> dict[str, str]:
-        """Return what an engine needs to fetch its model, by variable."""
+        """Return the secrets that an engine needs to fetch its model, by variable."""
         names = credentials.KEYS.get(credentials.kind(version.model), ())
         found = {name: getattr(self.settings, name.lower()) for name in names}
         return {name: value for name, value in found.items() if value}
@@ -150,7 +150,7 @@ class Landing:
         return look(op, self.vendor(op.vendor), asks)
 
     def stage(self, op: Op, progress: Mapping[str, Any], before: Stage) -> Stage:
-        """Return how far it is by its pod's progress, after `before`. Raises SlipwayError: it cannot be asked."""
+        """Return its stage by its pod's progress, after `before`. Raises SlipwayError: it cannot be asked."""
         said: dict[str, Any] = next((one for one in progress.get("steps", ()) if one["name"] == STEP), {})
         before = replace(before, told_at=progress.get("updated_at", 0.0))
         if not said.get("started_at"):
@@ -179,7 +179,7 @@ class Landing:
             self._remove(op)
 
     def log_of(self, run: str) -> Path:
-        """Return where its engine's log is kept once it has ended."""
+        """Return the folder of its engine's log once it has ended."""
         return self.settings.pods.parent / "logs" / run
 
     def _bring_log(self, op: Op) -> None:

@@ -37,9 +37,9 @@ FATE_S, FATE_THERE_S = 0.5, 5.0  # at the verdict of an engine: on this machine,
 YOUNG_S = 0.5  # between probes of a replica that is not ready, where the file has not less
 LAUNCHES = 4  # at once
 THREADS = 64
-NO_OFFER_S = 30.0  # until it is asked again whether there is a machine
+NO_OFFER_S = 30.0  # time until a machine is looked for again
 RETRY_S = 2.0
-BACKOFF = Backoff(first_s=RETRY_S, longest_s=60.0)  # of an end that is not proven
+BACKOFF = Backoff(first_s=RETRY_S, longest_s=60.0)  # waits for an end that is not proven
 GONE_EVERY_S = 10.0  # between looks at the pod of one that does not answer
 KEPT = 20  # failed replicas that are remembered
 
@@ -48,21 +48,21 @@ T = TypeVar("T")
 
 @dataclass
 class KeptReplica:
-    """A replica and what its controller holds of it in memory."""
+    """A replica, with the state that its controller keeps in memory."""
 
     member: Member
     told: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it is to end."""
+    """Set when the replica is to end."""
     drains: bool = True
     has_failed: bool = False
-    """It is remembered when it is gone."""
+    """True if it is remembered after its end."""
     replica: Target | None = None
-    """As it is probed; None until its engine can be reached."""
+    """Target of its probes; None until its engine can be reached."""
     endpoint: ReplicaEndpoint | None = None
-    """As the gateway is told of it; None until its pod has been handed its job."""
+    """Endpoint for the gateway; None until its pod has been handed its job."""
     counters: Counters | None = None
     probed: str = ""
-    """Why its last probe failed."""
+    """Reason why its last probe failed."""
     stage: Stage = Stage()
     task: "asyncio.Task[None] | None" = None
     links: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -80,16 +80,16 @@ class Replicas:
     ) -> None:  # fmt: skip
         self.name, self.journal, self.landing, self.gateway, self.say = name, journal, landing, gateway, say
         self.take_off = take_off
-        """Tells the gateway which are to be asked: not one that is to end."""
+        """Tells the gateway which replicas take requests: none that is to end."""
         self.wanted = wanted
         self.kept: dict[int, KeptReplica] = {}
         self.past: list[Member] = []
-        """Those that have failed and are gone."""
+        """Replicas that have failed and are gone."""
         self.changed = asyncio.Event()
         self.trouble: BaseException | None = None
-        """What went wrong with our own work."""
+        """Error in our own work."""
         self.no_offer = ""
-        """Why the last launch found no machine; until `not_before` no other one is begun."""
+        """Reason why the last launch found no machine; no other one starts until `not_before`."""
         self.not_before = 0.0
         self.pool = ThreadPoolExecutor(THREADS)
         self.launching = asyncio.Semaphore(LAUNCHES)
@@ -172,7 +172,7 @@ class Replicas:
                     cap = one.member.cap_micro_usd if op.rate else None
                     one.member = replace(one.member, vendor=op.vendor, cap_micro_usd=cap)
                     one.endpoint = self._endpoint(one, op)
-        except SlipwayError as error:  # what there was of it has been ended
+        except SlipwayError as error:  # everything of it has been ended
             if isinstance(error, (NoOffer, OutOfMoney)):  # another machine may turn up, and money
                 self.no_offer, self.not_before = str(error), time.monotonic() + NO_OFFER_S
                 self.say(f"{one.member.run}: {error}")
@@ -234,7 +234,7 @@ class Replicas:
                 continue
             now = time.monotonic()
             one.counters = found.counters
-            if found.why and not one.probed:  # what follows it is told by its state
+            if found.why and not one.probed:  # later reasons are shown by its state
                 self.say(f"{one.member.run}: {found.why}")
             one.probed = found.why
             facts = replica_states.probed(one.member.facts, found.passed, now)
@@ -264,12 +264,12 @@ class Replicas:
             if self._is_lost(one, op, seen):
                 return
             if op and seen.progress and one.member.facts.first_ready_at is None:
-                with contextlib.suppress(SlipwayError, OSError, ValueError):  # its probes tell whether it serves
+                with contextlib.suppress(SlipwayError, OSError, ValueError):  # probes tell whether it serves
                     self._hear(one, await self._in_thread(self.landing.stage, op, seen.progress, one.stage))
             await asyncio.sleep(FATE_S if op and self.landing.vendor(op.vendor).is_here else FATE_THERE_S)
 
     def _is_lost(self, one: KeptReplica, op: Op | None, seen: Sight) -> bool:
-        """Tell whether its pod will not serve any more, and end it then; silence is no proof of that."""
+        """Return whether its pod will not serve any more, and end it then; silence is no proof of that."""
         if decide([seen], REPLICA).do is not Do.BEGIN_ANEW:
             return False
         facts = one.member.facts
@@ -363,7 +363,7 @@ class Replicas:
             facts = replace(facts, launch=ProcessStatus.SUCCEEDED)
         one.member = replace(one.member, facts=facts)
         if op is None and facts.launch in (ProcessStatus.SCHEDULED, ProcessStatus.RUNNING):
-            self._drop(one)  # its pod was never asked for
+            self._drop(one)  # a pod was never requested
             return
         if facts.down is not None:
             one.drains, one.has_failed = False, facts.app_failed or facts.is_late
@@ -398,6 +398,6 @@ class Replicas:
 
 
 def passes(error: BaseException) -> bool:
-    """Tell whether it is a shortage of this machine, or came of one: no file, no memory, no thread, a full disk."""
+    """Return whether the error comes from a shortage on this machine: no file, no memory, no thread, a full disk."""
     wants = (OSError, MemoryError, sqlite3.OperationalError)
     return isinstance(error, wants) or isinstance(error.__cause__, wants) or str(error) == "can't start new thread"

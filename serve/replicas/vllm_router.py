@@ -58,7 +58,7 @@ class Routed(Gateway):
         super().__init__(limits, keys, access)
         self._python, self._policy, self._key, self._log, self._say = python, policy, key, log, say
         self._wanted: list[Target] = []
-        self._leaving: dict[Target, int] = {}  # how often it was seen idle since
+        self._leaving: dict[Target, int] = {}  # number of times it was seen idle since
         self._changed, self._told = asyncio.Event(), asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
@@ -149,7 +149,7 @@ class Routed(Gateway):
             await self._call(session, f"{url}/remove_worker", one)
         added = await asyncio.gather(*(self._call(session, f"{url}/add_worker", one) for one in wanted - known))
         if wanted and (known & wanted or any(added)):
-            # As often as a request may be tried: the router may choose another worker the next time.
+            # One seat for each try of a request: the router may choose another worker the next time.
             seats = range(self.limits.tries)
             mine = [Target(replica_id=f"{NAME}-{number}", url=url, key=self._key) for number in seats]
             if super().replicas != mine:
@@ -177,7 +177,7 @@ class Routed(Gateway):
 
 
 async def _is_gone(url: str) -> bool:
-    """Tell whether nothing listens there any more."""
+    """Return whether nothing listens there any more."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), ASK_S)

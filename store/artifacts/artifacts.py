@@ -44,7 +44,7 @@ class Store:
         self._kind.write_down(Path(folder), name, fingerprint, about)
 
     def point(self, name: str, fingerprint: str) -> None:
-        """Have `name` stand for the artifact of its kind and that fingerprint. Raises StoreError when there is none."""
+        """Point `name` to the artifact of its kind and that fingerprint. Raises StoreError when there is none."""
         self._kind.point(name, fingerprint, flat=False)
 
     def remove(self, artifact: str) -> None:

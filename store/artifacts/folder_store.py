@@ -99,7 +99,7 @@ class FolderStore:
                     self._swap(staging, manifest)
 
     def point(self, name: str, fingerprint: str, flat: bool) -> None:
-        """Have `name` stand for the artifact of that fingerprint, from one moment to the next.
+        """Point `name` to the artifact of that fingerprint, from one moment to the next.
 
         Raises StoreError when there is none, or a file of the user's is in the place of the name.
         """
@@ -118,7 +118,7 @@ class FolderStore:
         It does not when another publisher was faster.
         """
         before = self.check(name)
-        if not before.problem:  # what is damaged is nothing that anybody could go on reading
+        if not before.problem:  # nobody could go on reading a damaged one
             self._kept(name, before.fingerprint)
         with self._staging(name) as staging:
             manifest = replace(self._read(self._at(f"{kept}/{MANIFEST}")), name=name, flat=flat)
@@ -133,7 +133,7 @@ class FolderStore:
                 return True
 
     def _kept(self, name: str, fingerprint: str) -> str:
-        """Return where an artifact lies by its fingerprint; copy it there when it lies under a name alone.
+        """Return the path of an artifact by its fingerprint; copy it there when it is under a name alone.
 
         Raises StoreError.
         """
@@ -251,7 +251,7 @@ class FolderStore:
         raise StoreError(f"{name} in {self.uri}: {MISSING}")
 
     def adopt(self, folder: Path, manifest: Manifest, replaces: bool = False) -> None:
-        """Take a folder of this disk, whose files were verified, as that artifact. Raises StoreError.
+        """Adopt a folder of this disk, whose files were verified, as that artifact. Raises StoreError.
 
         replaces: also what is whole in its place.
         """
@@ -307,7 +307,7 @@ class FolderStore:
         return FileEntry(path, size, digest.hexdigest())
 
     def _swap(self, staging: str, manifest: Manifest) -> None:
-        """Put the staged artifact in its place. The lock is held."""
+        """Move the staged artifact to its place. The lock is held."""
         self._refuse_overlap(manifest)
         place = self._at(manifest.name)
         if not manifest.flat:
@@ -441,7 +441,7 @@ class FolderStore:
         except OSError as error:
             raise ValueError(f"its manifest cannot be read ({error})") from None
 
-    # Where things lie.
+    # Paths.
 
     def _at(self, relative: str) -> str:
         return f"{self._root}/{relative}"

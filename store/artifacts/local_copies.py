@@ -34,7 +34,7 @@ class Mirror:
         Raises StoreError.
         """
         try:
-            with self._alone(manifest) as draft:  # of several processes of one training the first brings it
+            with self._alone(manifest) as draft:  # the first of several processes of a training downloads it
                 if not self._holds(manifest):
                     self._bring_all(manifest, draft, place, at, there)
         except OSError as error:
@@ -59,7 +59,7 @@ class Mirror:
     ) -> None:
         wanted = {draft / entry.path for entry in manifest.files}
         for path in [path for path in draft.rglob("*") if path.is_file() and path not in wanted]:
-            path.unlink()  # of another try for the same name
+            path.unlink()  # draft of another attempt for the same name
         for entry in manifest.files:
             self._bring(entry, manifest.place(entry.path), draft / entry.path, place, at, there)
         self.store.adopt(draft, _kept(manifest), replaces=True)
@@ -83,7 +83,7 @@ class Mirror:
         self, file: FileEntry, name: str, path: Path, place: Backend, at: str, there: Mapping[str, ListedFile]
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for _ in range(2):  # what an earlier try has left may be of another file: then all of it is brought
+        for _ in range(2):  # an earlier attempt may have left a part of another file: then all of it is downloaded
             digest = hashlib.sha256()
             with path.open("a+b") as copy:
                 copy.seek(0)

@@ -18,7 +18,7 @@ from store.outside import Unreadable
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 CONFIG_BYTES = outside.MIB
-HEADER_BYTES = 64 * outside.MIB  # of an index, or of a header
+HEADER_BYTES = 64 * outside.MIB  # bytes of an index, or of a header
 HEADER_VALUES = 4_000_000
 POSITIVE = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),

@@ -18,8 +18,8 @@ from store.backends.by_uri import open_place
 from store.manifest import BY_FINGERPRINT, Artifact, StoreError, check_name, kept_name, kind_of
 
 FOLDER, SCHEMA = "references", 1
-LEASE_S = 30 * 86400.0  # of what nobody renews
-KEPT_S = 14 * 86400.0  # what nothing refers to any more stays so long
+LEASE_S = 30 * 86400.0  # lifetime of a lease that nobody renews
+KEPT_S = 14 * 86400.0  # time for which unreferenced artifacts are kept
 
 What = tuple[str, str]  # kind and fingerprint
 
@@ -29,7 +29,7 @@ class Reference:
     """One owner's lease."""
 
     owner: str
-    """In words, such as `run brave-otter-3`."""
+    """Name of the owner, in words, such as `run brave-otter-3`."""
     reads: frozenset[What]
     until: float
     """UTC epoch seconds."""

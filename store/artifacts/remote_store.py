@@ -38,7 +38,7 @@ from store.manifest import (
 from store.patience import Conflict, clean
 
 THREADS = 8
-RUNS = "runs/"  # what runs at work leave there is no artifact
+RUNS = "runs/"  # files of runs at work, which are no artifacts
 
 
 class RemoteStore:
@@ -84,7 +84,7 @@ class RemoteStore:
         return manifest
 
     def point(self, name: str, fingerprint: str, flat: bool) -> None:
-        """Have `name` stand for the artifact of that fingerprint; its files are copied where they lie.
+        """Point `name` to the artifact of that fingerprint; its files are copied where they are.
 
         Raises StoreError when there is none; then the name stands for what it stood for, or for nothing where the
         place is not atomic.
@@ -164,7 +164,7 @@ class RemoteStore:
             raise NoStore(f"nothing can be written to the store {self.uri}: {error}") from None
         except StoreError:
             raise
-        except Exception as error:  # what else fsspec speaks raises whatever its drivers do
+        except Exception as error:  # other protocols of fsspec raise whatever their drivers do
             raise NoStore(f"nothing can be written to the store {self.uri}: {clean(error)}") from None
 
     def artifacts(self) -> list[Artifact]:
@@ -248,7 +248,7 @@ class RemoteStore:
         due = []
         for entry, (path, source) in zip(manifest.files, new.items(), strict=True):
             is_there = path in there and there[path].size == entry.size
-            if not (is_there and self._reads_back(manifest, entry, "")):  # of an upload that was cut off, or unchanged
+            if not (is_there and self._reads_back(manifest, entry, "")):  # an interrupted upload, or an unchanged file
                 due.append((entry, path, source))
         if where in there:  # first of all: from now on it is not what its manifest says
             self.place.put({}, [where])

@@ -29,7 +29,7 @@ Read = Callable[[str], bytes]
 
 
 def problem(read: Read, about: Mapping[str, Any]) -> str:
-    """Return why the files do not go together, in words; "" when they do, or when that is not to be told.
+    """Return why the files do not fit together, in words; "" when they do, or when that cannot be told.
 
     It is not for a tokenizer.json that lists its tokens in a way that is not known here.
 
@@ -63,7 +63,7 @@ def problem_in(folder: Path) -> str:
 
 
 def about_of(folder: Path) -> Mapping[str, Any]:
-    """Return what the artifact says of itself that `folder` is, or is the `hf` folder of; {} for any other folder."""
+    """Return the facts about the artifact whose folder, or `hf` folder, this is; {} for any other folder."""
     above = folder.parent if folder.name == HF else folder
     with contextlib.suppress(OSError, ValueError):
         return Manifest.from_json(outside.content(above / MANIFEST)).about

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from store.manifest import StoreError
 
-PART_BYTES = 8 << 20  # of one range that is read, and of one part that is sent
+PART_BYTES = 8 << 20  # bytes of one range that is read, and of one part that is sent
 FIRST_BYTES = 1 << 20
 SMALL_BYTES = 16 << 20  # no manifest, mark or list of ours is larger
 
@@ -29,9 +29,9 @@ class ListedFile:
 
     size: int
     version: str = ""
-    """Another one whenever the content is another; "" where the place has no such thing."""
+    """Changes whenever the content does; "" where the place has no such thing."""
     sha256: str = ""
-    """Where the place itself tells it."""
+    """Digest by the place itself; "" where it has none."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ Source = Path | bytes | Copy  # a file of this machine, the bytes themselves, or
 
 class Backend(ABC):
     is_atomic = False
-    """All that one `put` changes is seen at once, or not at all."""
+    """True if all that one `put` changes becomes visible at once, or not at all."""
     compares_and_sets = False
-    """`put(..., guard=(name, version))` is refused when that file is not at that version any more."""
+    """True if `put(..., guard=(name, version))` is refused when that file is not at that version any more."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri

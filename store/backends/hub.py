@@ -26,7 +26,7 @@ from store.patience import Again, Conflict, Patience, clean
 
 AGAIN = {408, 429, 500, 502, 503, 504}
 HINT = "set HUGGINGFACEHUB_API_TOKEN or HF_TOKEN to a token that may write there"
-TRIES = 8  # of a commit, when others commit at the same time
+TRIES = 8  # attempts at a commit, when others commit at the same time
 _URI = re.compile(r"hf://(?:(datasets|models|spaces)/)?([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.*))?")
 
 
@@ -231,7 +231,7 @@ class Repository(Backend):
         _ours.asking = True
         try:
             return action()
-        except RuntimeError as error:  # of an upload: the client wraps what happened
+        except RuntimeError as error:  # an error of an upload, which the client wraps
             raise self._of(what, error.__cause__ or error) from None
         except (HfHubHTTPError, httpx2.TransportError, OSError, ValueError) as error:
             raise self._of(what, error) from None
@@ -270,7 +270,7 @@ def _client(answer_s: float) -> Any:
 
     class Client(httpx2.Client):
         def send(self, request: Any, **words: Any) -> Any:
-            if not getattr(_ours, "asking", False):  # of somebody else in this process
+            if not getattr(_ours, "asking", False):  # a request of other code in this process
                 return super().send(request, **words)
             try:
                 answer = super().send(request, **words)
@@ -290,7 +290,7 @@ class _Moved(Exception):
 
 
 def _versions(source: Source) -> tuple[str, str]:
-    """Return how the hub would name that content: as a large file, and as a small one (which is git's own way)."""
+    """Return the hub's ids of that content: as a large file, and as a small one (which is git's own way)."""
     if isinstance(source, Copy):
         return source.version, source.version
     size = len(source) if isinstance(source, bytes) else source.stat().st_size

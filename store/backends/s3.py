@@ -31,7 +31,7 @@ WRITES = {
     "complete_multipart_upload",
     "copy_object",
     "upload_part_copy",
-}  # what they made is named in their answer
+}  # calls whose answer names what was made
 HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_ENDPOINT_URL for another service than AWS)"
 
 
@@ -65,7 +65,7 @@ class Bucket(Backend):
             page = self._ask(f"listing {under or 'it'}", "list_objects_v2", Prefix=prefix, **more)
             for one in page.get("Contents", ()):
                 name = one["Key"].removeprefix(self.prefix)
-                if not name.endswith("/"):  # what some tools leave to stand for a folder
+                if not name.endswith("/"):  # a folder marker of some tools
                     found[name] = ListedFile(one["Size"], one["ETag"])
             if not page.get("IsTruncated"):
                 return found
@@ -122,7 +122,7 @@ class Bucket(Backend):
         if source.size <= self.copy_bytes:
             self._ask(what, "copy_object", source.size, Key=key, **origin)
             return
-        for other in self._begun(key):  # of writers that died
+        for other in self._begun(key):  # uploads of writers that died
             self._ask(what, "abort_multipart_upload", Key=key, UploadId=other)
         upload = self._ask(what, "create_multipart_upload", Key=key)["UploadId"]
         parts = []
@@ -150,7 +150,7 @@ class Bucket(Backend):
             parts.append({"PartNumber": number, "ETag": tag})
         whole: dict[str, Any] = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
         self._ask(what, "complete_multipart_upload", size, Key=key, **whole, **condition)
-        for other in begun[:-1]:  # of writers that died: their parts cost money until somebody removes them
+        for other in begun[:-1]:  # uploads of writers that died: their parts cost money until somebody removes them
             self._ask(what, "abort_multipart_upload", Key=key, UploadId=other)
 
     def _begun(self, key: str) -> list[str]:
@@ -258,7 +258,7 @@ def _client(keys: tuple[str, ...], asked: tuple[str, ...], answer_s: float) -> A
         response_checksum_validation="when_required",
         max_pool_connections=16,
     )
-    logging.getLogger("botocore").setLevel("WARNING")  # where it found credentials is told on every start
+    logging.getLogger("botocore").setLevel("WARNING")  # else it tells on every start where it found credentials
     names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
     session = get_session()
     region = session.get_config_variable("region") or "us-east-1"

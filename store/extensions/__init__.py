@@ -28,9 +28,9 @@ FUNCTIONS = {
     "phase": ("run",),
     "tracker": ("run", "folder", "configs"),
 }
-"""What an extension may add, and what the function of that name is given."""
+"""The kinds of extensions, each with the parameters of its function."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
-PACKED = '{"slipway-package": '  # how the text of a package begins
+PACKED = '{"slipway-package": '  # beginning of the text of a package
 OURS = ("infra", "data", "trainer", "serve", "store", "sdk", "flows", "ui", "scripts", "tests", "tasks")
 
 _used: dict[str, "Extension"] = {}
@@ -42,11 +42,11 @@ class Extension:
 
     name: str
     text: str = field(repr=False)
-    """Of its file; of a package, JSON with all of its modules: as it is shipped and hashed."""
+    """Text of its file; for a package JSON with all of its modules: as it is shipped and hashed."""
     where: str
-    """Its file on this machine; where it was shipped to, the name of that file."""
+    """Path of its file on this machine; on a pod the name of that file only."""
     word: str = ""
-    """What names it: that file, or a module; "" where it was shipped to."""
+    """The file or module that the user named; "" on a pod."""
 
     @property
     def sha256(self) -> str:
@@ -54,7 +54,7 @@ class Extension:
 
     @property
     def label(self) -> str:
-        """Return what stands in settings and fingerprints for this very code: `boxes.py 3f0c9a1b72d4`."""
+        """Return the label of this very code in settings and fingerprints: `boxes.py 3f0c9a1b72d4`."""
         return f"{Path(self.where).name} {self.sha256[:12]}"
 
     @property
@@ -77,7 +77,7 @@ class Extension:
         return tuple(kind for kind in FUNCTIONS if kind in _defined(self.tree))
 
     def literal(self, name: str) -> tuple[Any, int]:
-        """Return what a constant of it is, and its line, without running it; (None, 0) for none.
+        """Return the value of a constant, and its line, without running it; (None, 0) for none.
 
         Raises ExtensionError for a value that is not written out.
         """
@@ -103,12 +103,12 @@ def is_file(word: str) -> bool:
 
 
 def name_of(word: str) -> str:
-    """Return what the extension of a file or module is called."""
+    """Return the name of the extension in a file or module."""
     return Path(word).name.removesuffix(".py") if is_file(word) else word.rpartition(".")[2]
 
 
 def names(setting: str) -> list[str]:
-    """Return what the listed extensions are called; no file is touched."""
+    """Return the names of the listed extensions; no file is touched."""
     return [name_of(one) for one in words_of(setting)]
 
 
@@ -195,11 +195,11 @@ def nearest(name: str, defined: Mapping[str, ast.stmt]) -> str:
     return f"; line {defined[lower[near[0]]].lineno} has {lower[near[0]]}: did you mean that?" if near else ""
 
 
-# What this process uses: filled where a run is planned, and where its job has come to.
+# The extensions that this process uses: filled where a run is planned, and where its job runs.
 
 
 def use(extension: Extension) -> Extension:
-    """Have this process know an extension by its name."""
+    """Register an extension in this process, by its name."""
     _used[extension.name] = extension
     return extension
 
@@ -213,7 +213,7 @@ def all_used() -> tuple[Extension, ...]:
 
 
 def receive(shipped: Mapping[str, str]) -> None:
-    """Have this process know the extensions that came along with its work, by name."""
+    """Register the extensions that came along with this process's work, by name."""
     for name, text in shipped.items():
         use(of_text(text, name))
 
@@ -266,7 +266,7 @@ def _parsed(text: str, where: str) -> ast.Module:
 
 
 def _defined(node: ast.Module | ast.ClassDef) -> dict[str, ast.stmt]:
-    """Return what a module or class defines by name: functions, classes, and what is assigned or imported."""
+    """Return the definitions of a module or class by name: functions, classes, assignments, imports."""
     found: dict[str, ast.stmt] = {}
     for one in node.body:
         if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -21,7 +21,7 @@ def function(extension: Extension, kind: str) -> Callable[..., Any]:
 
 
 def blame(extension: Extension, error: BaseException) -> str:
-    """Return what was raised and where: the last line of the extension that led there."""
+    """Return the error and its place: the last line of the extension that led there."""
     ours = {_place(extension, module) for module in extension.modules}
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename in ours]
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if frame.filename in ours]

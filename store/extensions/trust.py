@@ -1,10 +1,10 @@
-"""Whose code it is: a file is read only where nobody else can have written it, as it will run with the user's keys."""
+"""Check who can have written a file: it is read only if nobody else can, as its code will run with the user's keys."""
 
 import os
 import stat
 from pathlib import Path
 
-MOST_BYTES = 1 << 20  # of all files of one extension: they stand in the job
+MOST_BYTES = 1 << 20  # bytes of all files of one extension, which are part of the job
 
 
 class ExtensionError(Exception):
@@ -69,7 +69,7 @@ def _user(uid: int) -> str:
 
 
 def _is_private_group(gid: int, uid: int) -> bool:
-    """Tell whether a group is a user's alone, as many systems make one for each."""
+    """Return whether a group is a user's alone, as many systems make one for each."""
     import grp
     import pwd
 

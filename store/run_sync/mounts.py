@@ -29,7 +29,7 @@ class MountFolder:
         self.name, self.under = check_name(name), f"mounts/{check_name(name)}"
         self.here = root / WORK / name
         self._place = open_place(str(store))
-        self._kept = self.here.parent / f".{name}.kept"  # what both sides have, by name
+        self._kept = self.here.parent / f".{name}.kept"  # files that both sides have, by name
         self._seen: dict[str, Stamp] = {}
         self._same: dict[str, Stamp] = self._read_kept()
 
@@ -58,7 +58,7 @@ class MountFolder:
         return len(missing)
 
     def pending(self) -> list[str]:
-        """Return what is here and not in the store as it is, oldest first, and what is to be removed there."""
+        """Return the files that differ from the store's, oldest first, and those to be removed there."""
         now = self._now()
         new = sorted((one for one, stamp in now.items() if self._same.get(one) != stamp), key=lambda one: now[one][1])
         return [*new, *(name for name in self._same if name not in now)]

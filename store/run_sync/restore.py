@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def acknowledged_here(root: Path) -> dict[str, float]:
-    """Return what a pod knows to be in the store, and since when; what cannot be read is found out again."""
+    """Return the checkpoints that a pod knows to be in the store, with times; unreadable ones are checked again."""
     try:
         known = outside.load(root / ACKNOWLEDGED)
         return {name: outside.typed(known, name, float) for name in known}
@@ -63,7 +63,7 @@ class Fetch:
         """
         self.mounts = mounts
         self.root, self.folder, self.makings, self.emit, self.say = root, folder, makings, emit, say
-        self.checkpoints: dict[str, ListedCheckpoint] = {}  # by name
+        self.checkpoints: dict[str, ListedCheckpoint] = {}  # checkpoints by name
         self.damaged: list[str] = []
 
     def run(self) -> None:
@@ -101,7 +101,7 @@ class Fetch:
             )
 
     def _bring_newest(self, above: str, checkpoints: list[str]) -> bool:
-        """Tell whether this machine has a checkpoint of that folder now; those that do not verify are left."""
+        """Return whether this machine has a checkpoint of that folder now; those that do not verify are skipped."""
         here = [step_of(path.parent.name) for path in (self.root / above).glob("step-*/MANIFEST.json")]
         for name in checkpoints:
             if here and max(here) >= step_of(name):

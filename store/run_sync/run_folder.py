@@ -150,7 +150,7 @@ class RunFolder:
             return
         for file, (target, source) in zip(checkpoint.files, files.items(), strict=True):
             if self._is_there(target, file):
-                continue  # of an upload that was cut off
+                continue  # an interrupted upload
             self._place.put({target: source})
             if not self._is_there(target, file):
                 self._place.put({}, [target])
@@ -190,7 +190,7 @@ class RunFolder:
         return checkpoint
 
     def problem(self, name: str) -> str:
-        """Return what is wrong with a checkpoint there, in words; "" when every byte is as its manifest says."""
+        """Return the fault in a checkpoint there, in words; "" when every byte is as its manifest says."""
         at = self._place.pin()
         try:
             for file in self._manifest(name, at).files:
@@ -201,7 +201,7 @@ class RunFolder:
         return ""
 
     def manifest(self, name: str) -> ListedCheckpoint:
-        """Return what a checkpoint's manifest says; nothing is verified. Raises Damaged."""
+        """Return a checkpoint by its manifest; nothing is verified. Raises Damaged."""
         return self._manifest(name, "")
 
     def remove_checkpoint(self, name: str) -> None:
@@ -236,7 +236,7 @@ class RunFolder:
         return ListedCheckpoint.parse(raw, name.rpartition("/")[2])
 
     def _is_there(self, path: str, file: FileEntry, at: str = "") -> bool:
-        """Tell whether the store has that very content, every byte of it read."""
+        """Return whether the store has that very content, every byte of it read."""
         try:
             return self._place.sha256(path, at) == file.sha256
         except FileNotFoundError:

@@ -31,7 +31,7 @@ class Repo:
     configs: list[dict[str, Any]] = field(default_factory=list)
     token: str = ""
     gated: bool = False
-    """Whether everybody may see that it is there, and only the token opens its files."""
+    """True if everybody may see that the repository exists, and only the token opens its files."""
 
 
 @dataclass(frozen=True)

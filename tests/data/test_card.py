@@ -1,4 +1,4 @@
-"""What we write is read by `datasets` without our code: from a folder, and from the hub where it was pushed."""
+"""Our artifacts are read by `datasets` without our code: from a folder, and from the hub to which they were pushed."""
 
 import io
 import json

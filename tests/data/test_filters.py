@@ -1,4 +1,4 @@
-"""What a filter may say, and what it means."""
+"""The syntax and the meaning of filters."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How a data set is typed."""
+"""The spelling of a data set on the command line."""
 
 import pytest
 

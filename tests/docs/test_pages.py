@@ -1,4 +1,4 @@
-"""What the pages of documentation say is so: links lead somewhere, commands exist, reference pages are as generated."""
+"""The pages of documentation are true: links lead somewhere, commands exist, reference pages are as generated."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What several streets need."""
+"""Fixtures that several end-to-end tests need."""
 
 import fcntl
 import os

@@ -71,7 +71,7 @@ class Place:
         return {run: one.pid for run, one in self.processes(name, b"serve.fake").items()}
 
     def processes(self, name: str, word: bytes) -> dict[str, Identity]:
-        """Of each replica the process with that word in its command line, by the replica's name."""
+        """Return by replica the process with that word in its command line."""
         with self.journal() as journal:
             rows = [op for op in journal.ops(live=True) if op.service == name]
         found = {}
@@ -83,11 +83,11 @@ class Place:
         return found
 
     def workers(self, name: str) -> dict[str, Identity]:
-        """Of each replica the worker that ignores SIGTERM, in a session of its own."""
+        """Return by replica the worker that ignores SIGTERM, in a session of its own."""
         return self.processes(name, b"signal.SIG_IGN")
 
     def ended(self, name: str, number: int) -> bool:
-        """Whether a replica is said to be gone, or not even remembered."""
+        """Return whether a replica is recorded as gone, or not even remembered."""
         return all(one.ended_at for one in self.seen(name).members if one.number == number)
 
     def gateway(self, name: str) -> Identity | None:
@@ -100,7 +100,7 @@ class Place:
         until(lambda: not is_alive(gateway), "its end")
 
     def kill_supervisor(self) -> None:
-        """So that nobody begins a controller again but who asks for it."""
+        """Kill the supervisor, so that only who asks for it starts a controller again."""
         with self.journal() as journal:
             supervisor = journal.holder(SUPERVISOR)
         assert supervisor is not None and send(supervisor, signal.SIGKILL)
@@ -114,7 +114,7 @@ class Place:
 
 
 def say(url: str, **more) -> tuple[str, str]:
-    """What is answered to a chat, and by which replica."""
+    """Return the answer to a chat, and the replica that gave it."""
     said = {"model": "demo", "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 3, **more}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(said).encode())
     request.add_header("Content-Type", "application/json")

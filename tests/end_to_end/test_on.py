@@ -50,14 +50,14 @@ def ended(world, *words):
 
 
 def outcomes(world, *words, code):
-    """What `inv on --json words` tells of each machine; it leaves with `code`."""
+    """Return what `inv on --json words` reports of each machine; it exits with `code`."""
     found = json.loads(world.inv("on", "--json", *words, code=code))
     assert found["exit_code"] == code
     return found["machines"]
 
 
 def processes(mark):
-    """Those whose command line holds that word by itself."""
+    """Return the command lines that hold that word as an argument."""
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     return [line for line in lines if mark.encode() in line.split(b"\0")]
 

@@ -52,13 +52,13 @@ def newest(pods, run):
 
 
 def verdict(pods, run):
-    """How a run has ended, as its folder on the cluster says; {} while it has not."""
+    """Return the verdict in the run's folder on the cluster; {} while there is none."""
     path = pods / run / "state" / "verdict.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def ended(process):
-    """What a command has said; it must end well."""
+    """Return the output of a command, which must end well."""
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, f"{out}\n{err}"
     return f"{out}\n{err}"

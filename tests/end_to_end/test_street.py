@@ -119,7 +119,7 @@ def test_tensorboard_shows_the_figures_of_a_run_through_a_forwarded_port(done):
 
 
 def fetched(port: int, path: str) -> dict:
-    """What it has read so far; {} until all three phases are there."""
+    """Return what the board has read so far; {} until all three phases are there."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as reply:
         found = json.load(reply)
     return found if len(found) == 3 else {}

@@ -44,7 +44,7 @@ class Laptop(World):
         return self.folder / "state" / "journal.db"
 
     def begin(self, *words):
-        """As any world does, but from the network that it is in."""
+        """Start a command as any world does, but in the network namespace of this one."""
         line = [*self.prefix, sys.executable, "-m", "invoke", *words]
         return subprocess.Popen(line, cwd=ROOT, env=self.environ, text=True, start_new_session=True,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
@@ -98,7 +98,7 @@ def end_network(host):
 
 
 def on_terminal(world, *words, press, within_s=60.0):
-    """What a command shows on a terminal, and its exit code; when it shows the first of `press`, that key is struck."""
+    """Return what a command shows on a terminal, and its exit code; at the first of `press` that key is struck."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 31, COLUMNS, 0, 0))
     before = termios.tcgetattr(theirs)
@@ -165,7 +165,7 @@ def test_commands_run_on_the_control_host_and_everything_comes_home(laptop, sshd
 
 
 def failed(world, *words, code=2):
-    """What a command says on stderr that leaves with `code`."""
+    """Return what a command prints on stderr as it exits with `code`."""
     process = world.begin(*words)
     _, err = process.communicate(timeout=120)
     assert process.returncode == code and "Traceback" not in err, (process.returncode, err)

@@ -62,7 +62,7 @@ class Rehearsed(World):
         return {row["run"]: row for row in self.json("status", "--rehearse")}
 
     def machines(self, run: str) -> list[dict]:
-        """What is true of all that were rented for a run, oldest first."""
+        """Return the true state of all machines rented for a run, oldest first."""
         ids = [pod["id"] for pod in self.json("cost", run, "--rehearse", "--offline")["pods"]]
         return [pod for pod in self.truth()["pods"] if pod["id"] in ids]
 
@@ -209,7 +209,7 @@ def test_what_cannot_be_had_or_boots_too_late_is_passed_over_and_success_ends_th
 
 
 def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(user):
-    """On a vendor that keeps a stopped machine, and on one that removes it, whose pods have a volume."""
+    """Try a vendor that keeps a stopped machine, and one that removes it, whose pods have a volume."""
     user.world.tell("/faults", {"preempt_at_work": dict.fromkeys(SPOT, 1)})
     more = {"runpod": [], "lium": ["--volume", "vol-rehearsal"]}
     words = ("--seed", "7", "--use-spot", "--spend-limit", "20", "--yes", "--json")
@@ -353,7 +353,7 @@ def test_the_pods_of_a_file_end_at_their_dollar_their_hour_and_when_they_idle(fi
 
 
 def typed(user: Rehearsed, answers: list[str], *words: str) -> str:
-    """What `inv launch` says on a terminal where somebody types these answers."""
+    """Return what `inv launch` prints on a terminal where somebody types these answers."""
     controller, terminal = pty.openpty()
     line = [sys.executable, "-m", "invoke", "launch", "--rehearse", *words]
     process = subprocess.Popen(line, cwd=ROOT, env=user.environ, stdin=terminal, stdout=terminal, stderr=terminal,

@@ -167,13 +167,13 @@ def pods_on(host: Host) -> Path:
 
 
 def notes(host: Host) -> list[str]:
-    """What the training on a host has noted."""
+    """Return the notes of the training on a host."""
     files = pods_on(host).glob("*/state/records/base.jsonl")
     return [line.get("text", "") for file in files for line in map(json.loads, file.read_text().splitlines())]
 
 
 def processes_on(host: Host) -> list[bytes]:
-    """Whatever runs in its network but its sshd."""
+    """Return the command lines of all processes in its network namespace, without its sshd."""
     space, found = Path(f"/run/netns/{host.network}").stat().st_ino, []
     for folder in Path("/proc").iterdir():
         try:

@@ -1,4 +1,4 @@
-"""Where the replicas of a service go: own machines, spot ones, those that nobody takes away; and what it may cost."""
+"""The placement of a service's replicas: own machines, spot ones, those nobody takes away; and its spending limit."""
 
 import contextlib
 import shutil

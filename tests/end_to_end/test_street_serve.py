@@ -90,7 +90,7 @@ def refusal(place: Place, *words: str) -> str:
 
 
 def key_of(port: int) -> str:
-    """Which an engine asks for, as the gateway has just told it: who reaches its port without one is refused."""
+    """Return the key of an engine, as the gateway has just sent it; requests without one are refused."""
     assert refused(f"http://127.0.0.1:{port}")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/fake/seen", timeout=GUARD_S) as reply:
         scheme, _, key = json.load(reply)["headers"]["authorization"].partition(" ")
@@ -99,7 +99,7 @@ def key_of(port: int) -> str:
 
 
 def commands() -> bytes:
-    """What everybody on this machine can read of every process."""
+    """Return the command lines of all processes, which everybody on this machine can read."""
     found = b""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -143,7 +143,7 @@ def test_a_service_with_a_certificate_speaks_https_to_everybody_and_takes_a_rene
 
 
 def openai_asked(url: str, authority: Authority) -> tuple[str, int] | None:
-    """What OpenAI's client is told, and the serial number of the certificate that it was shown; None: it is not."""
+    """Return the answer to OpenAI's client, and the serial number of the certificate it saw; None if it refused."""
     import openai
 
     shown = list[int]()

@@ -56,7 +56,7 @@ def with_machines(folder, *machines):
 
 
 def told(process):
-    """What a command says on stderr; it must end well."""
+    """Return the stderr of a command, which must end well."""
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, f"{out}\n{err}"
     return err

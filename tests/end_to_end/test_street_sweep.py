@@ -32,7 +32,7 @@ def write(world: World, names: str) -> str:
 
 
 def spans(lanes: list[list[str]], pods: dict[str, Path]) -> list[list[tuple[float, float]]]:
-    """When each run of each lane began and ended."""
+    """Return the start and the end of each run of each lane."""
 
     def span(run: str) -> tuple[float, float]:
         state = pods[run] / run / "state"

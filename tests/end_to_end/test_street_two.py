@@ -30,7 +30,7 @@ def model(world: World, name: str) -> Path:
 
 
 def vocabulary(folder: Path) -> tuple[int, int]:
-    """How many ids the model has, and how many its tokenizer."""
+    """Return the numbers of ids of the model and of its tokenizer."""
     words = json.loads((folder / "tokenizer.json").read_text())
     ids = {**words["model"]["vocab"], **{one["content"]: one["id"] for one in words["added_tokens"]}}
     return json.loads((folder / "config.json").read_text())["vocab_size"], len(ids)

@@ -28,7 +28,7 @@ COUNT = source("chain")
 
 
 def chain(name: str) -> str:
-    """What an undisturbed count comes to."""
+    """Return the result of an undisturbed count."""
     found = name
     for done in range(1, 21):
         found = hashlib.sha256(f"{found} {done}".encode()).hexdigest()

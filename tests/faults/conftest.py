@@ -1,4 +1,4 @@
-"""What several trials of faults need."""
+"""Fixtures that several trials of faults need."""
 
 import subprocess
 import time

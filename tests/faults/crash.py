@@ -73,7 +73,7 @@ NOISE = ("lost", "error", "torn", "throttle", "dropped", "error but done")
 
 @dataclass(frozen=True)
 class Renting:
-    """What is on trial."""
+    """The functions on trial."""
 
     rent: Callable[..., Op] = pods.rent
     end: Callable[..., Op] = pods.end
@@ -146,7 +146,7 @@ class Desk:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What happens in a trial besides the blow, drawn from its seed."""
+    """The events of a trial besides the kill, drawn from its seed."""
 
     seed: int
     early: Blow | None = None  # how a first life ends, whose estate is swept by the one that is aimed at
@@ -159,8 +159,11 @@ class Recipe:
 
     @staticmethod
     def of(seed: int) -> "Recipe":
-        """Of four kinds, so that each place is passed now and then: launches, launches that go wrong, sweeps of an
-        estate on a market that goes wrong, and on a quiet one after the settle time."""
+        """Return one of four kinds, so that each place is passed now and then.
+
+        The kinds: launches, launches that go wrong, sweeps of an estate on a market that goes wrong, and on a quiet one
+        after the settle time.
+        """
         chance, kind = random.Random(seed), seed % 4
         creates = [
             {"call": "create", "skip": chance.randint(0, 1), **chance.choice(ANSWERS)}
@@ -227,14 +230,14 @@ class Rig:
         self._count(say)
 
     def _is_enough(self, trials: int) -> bool:
-        """So many kills, and one at least on every point: what was found late gets its own, too."""
+        """Return whether there were this many kills, and one on every point, also on those that were found late."""
         return sum(self.kills.values()) >= trials and (self.is_full or not self._missed())
 
     def _missed(self) -> list[str]:
         return sorted(label for label in self.seen.keys() | PROTOCOL if not self.kills[label])
 
     def _choose(self, number: int, chance: random.Random) -> tuple[int, Blow]:
-        """Where it is known how to get to a point, aim at one that was hit least; and look for others."""
+        """Return a seed and a blow: aim at the known point that was hit least, or look for others."""
         delay_s = chance.choice([0.0, 0.0, LONGEST_S * chance.random() ** 3])
         if number <= LOOK_AROUND or chance.random() < (0.5 if PROTOCOL - self.seen.keys() else 0.1):
             seed = chance.getrandbits(32) // 4 * 4 + number % 4
@@ -285,7 +288,7 @@ class Rig:
         return life
 
     def _live(self, desk: Desk, judge: Judge, work: Callable[[Points, Tell], None], blow: Blow) -> Life:
-        """Until it is dead and whatever it sent has arrived."""
+        """Run one life until it is dead and whatever it sent has arrived."""
         here, is_in_flight = desk.stage, blow.label.startswith("sent")
         handled = len(here.calls()) if is_in_flight else 0
         life = live(work, blow)

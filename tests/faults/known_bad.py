@@ -136,7 +136,7 @@ class AsksAgain(Wrapped):
 
 
 class TakesSilenceForNo(Wrapped):
-    """What was not answered was not done."""
+    """A market whose unanswered requests are taken for not done."""
 
     def create(self, *words: Any) -> Pod:
         try:
@@ -157,7 +157,7 @@ PATIENCE_S = 900
 
 
 def give_up_deleting(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
-    """What could not be deleted for a quarter of an hour counts as gone."""
+    """Count what could not be deleted for a quarter of an hour as gone."""
     done = reconcile(vendor, journal, clock)
     for op in journal.ops(live=True):
         if op.state == TERMINATING and clock().wall_s - (op.del_requested_at or 0) > PATIENCE_S:
@@ -166,7 +166,7 @@ def give_up_deleting(vendor: Market, journal: Journal, clock: Clock = read_clock
 
 
 def believe_silence(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
-    """What a listing does not show is gone, at once."""
+    """Count what a listing does not show as gone, at once."""
     with contextlib.suppress(SlipwayError):
         listed = {pod.token for pod in vendor.list()}
         for op in journal.ops(live=True):
@@ -191,7 +191,7 @@ def read_rows_first(vendor: Market, journal: Journal, clock: Clock = read_clocks
 
 
 def forget_that_rows_were_lost(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
-    """What has no row is nobody's, and goes."""
+    """Take what has no row for nobody's, and end it."""
     journal.replaced = None
     return reconcile(vendor, journal, clock)
 

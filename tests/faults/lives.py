@@ -15,7 +15,7 @@ Tell = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Blow:
-    """When to kill: at the `nth` passing of `label` ("" = of any), and `delay_s` later."""
+    """The moment of a kill: `delay_s` after the `nth` passing of `label` ("" = any label)."""
 
     label: str
     nth: int
@@ -24,7 +24,7 @@ class Blow:
 
 @dataclass(frozen=True)
 class Life:
-    """What a child did until it was killed, if it was."""
+    """The life of a child process until its end or its kill."""
 
     labels: tuple[str, ...]
     told: tuple[tuple[str, str], ...]
@@ -39,7 +39,7 @@ class Child:
     ear: int
 
     def wait(self, deadline_s: float = 600.0) -> list[list[str]]:
-        """What it said, in words; Wrong when it failed. After `deadline_s` it is killed."""
+        """Return its output, in words; raise Wrong when it failed. After `deadline_s` it is killed."""
         said, deadline = b"", true_monotonic() + deadline_s
         while chunk := self.hear(deadline):
             said += chunk
@@ -47,7 +47,7 @@ class Child:
         return words_of(said)
 
     def leave(self, deadline_s: float) -> tuple[list[list[str]], int]:
-        """What it said until it ended, and its exit code, whatever that is. After `deadline_s` it is killed."""
+        """Return its output until its end, and its exit code, whatever that is. After `deadline_s` it is killed."""
         said, deadline = b"", true_monotonic() + deadline_s
         while chunk := self.hear(deadline):
             said += chunk
@@ -55,14 +55,14 @@ class Child:
         return words_of(said), os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def hear(self, deadline: float | None) -> bytes:
-        """What it says next, b"" when it has ended; it is killed at `deadline`."""
+        """Return its next output, b"" when it has ended; it is killed at `deadline`."""
         wait_s = None if deadline is None else max(0.0, deadline - true_monotonic())
         if not select.select([self.ear], [], [], wait_s)[0]:
             os.kill(self.pid, signal.SIGKILL)
         return os.read(self.ear, 1 << 16)
 
     def end(self, *codes: int) -> int:
-        """Its exit code, minus the signal's number. Raises Wrong unless it is one of `codes`."""
+        """Return its exit code, or minus the signal's number. Raises Wrong unless it is one of `codes`."""
         os.close(self.ear)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         if code not in codes:

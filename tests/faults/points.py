@@ -48,7 +48,7 @@ class Points:
 
 
 def call_of(method: str, url: str, content: bytes = b"") -> str:
-    """What a request asks for."""
+    """Return the name of the call that a request makes."""
     path = httpx.URL(url).path
     if path.endswith("/graphql"):
         return "create" if b"mutation" in content else "query"
@@ -57,7 +57,7 @@ def call_of(method: str, url: str, content: bytes = b"") -> str:
 
 
 def watch_requests(points: Points) -> None:
-    """From now on, in this process."""
+    """Pass points before and after every request of this process from now on."""
     stream = httpx.AsyncClient.stream
 
     def watched(self: httpx.AsyncClient, method: str, url: Any, **options: Any) -> Any:
@@ -127,5 +127,5 @@ class WatchedJournal(Journal):
 
 
 def die() -> None:
-    """As the kernel does it: nothing is finished, flushed or told."""
+    """Die as the kernel kills a process: nothing is finished, flushed or told."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -50,7 +50,7 @@ class Office:
         return self.folder / "state" / "slipway" / "journal.sqlite"
 
     def use(self, who: str, work: Callable[[random.Random, Market, Any], None]) -> None:
-        """As that process, which loiters here and there."""
+        """Act as that process, which pauses here and there."""
         chance = random.Random(f"{self.seed} {who}")
 
         def loiter(label: str, nth: int) -> None:

@@ -54,7 +54,7 @@ def offers_file(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Machine:
-    """What is true of one."""
+    """The true state of a machine."""
 
     machine_id: str
     token: str
@@ -87,19 +87,19 @@ class Stage:
         return true_gettime(clock) + self._moved_s * (clock == time.CLOCK_BOOTTIME)
 
     def sleep(self, seconds: float) -> None:
-        """Whoever waits for a vendor finds that time has passed."""
+        """Sleep while the market's time passes at once, but for short sleeps."""
         if seconds <= SHORT_S:
             true_sleep(seconds)
         else:
             self.move(seconds)
 
     def keep_time(self) -> None:
-        """In this process, and in those that it forks, from now on."""
+        """Replace the clocks of this process, and of those that it forks, from now on."""
         for name, instead in self.clocks().items():
             setattr(time, name, instead)
 
     def clocks(self) -> dict[str, Callable[..., Any]]:
-        """What stands in for functions of the module `time`."""
+        """Return replacements for functions of the module `time`."""
         return {"time": self.now, "monotonic": self.monotonic, "sleep": self.sleep, "clock_gettime": self.gettime}
 
     def move(self, seconds: float) -> None:
@@ -114,7 +114,7 @@ class Stage:
             self._moved[:] = struct.pack("d", self._moved_s + ahead_s)
 
     def fault(self, *requests: dict[str, Any], machines: tuple[dict[str, Any], ...] = (), **plan: Any) -> None:
-        """What goes wrong from now on."""
+        """Set the faults from now on."""
         self.running.fault(requests=list(requests), machines=[*machines, *self.machines_always], **plan)
 
     def machines(self, prefix: str = "") -> list[Machine]:
@@ -156,12 +156,12 @@ def stage(folder: Path, seed: int = 0, speed: float = 1.0, boots: bool = False) 
 
 
 def environ(folder: Path) -> dict[str, str]:
-    """Of an installation in `folder`."""
+    """Return the environment of an installation in `folder`."""
     return {"XDG_STATE_HOME": str(folder / "state"), "XDG_CONFIG_HOME": str(folder / "config")}
 
 
 def order(vendor: str, run: str) -> tuple[Request, Job]:
-    """What is asked for."""
+    """Return the request and the job of a launch."""
     job = Job(run="", token="", steps=(), limits=Limits(time_s=HOURS_S))
     return Request(run=run, provider=vendor, num_gpus=1), job
 
@@ -172,7 +172,7 @@ def plant(vendor: Market, offer: Offer, token: str) -> Pod:
 
 
 class Wrong(AssertionError):
-    """What must never be."""
+    """The failure of an invariant."""
 
 
 @dataclass
@@ -225,7 +225,7 @@ def is_settled(op: Op) -> bool:
 
 
 def hold_still(rows: list[Op], done: Reconciled) -> bool:
-    """Whether a sweep found nothing to do."""
+    """Return whether a sweep found nothing to do."""
     return not done.problems and not done.actions and all(map(is_settled, rows))
 
 

@@ -47,7 +47,7 @@ GONE_S = 40  # simulated; a vendor deletes for half a minute
 
 @dataclass(frozen=True)
 class Manners:
-    """What is on trial: parts of the program, as it has them."""
+    """The parts of the program on trial, as it has them."""
 
     heed: Callable[..., contextlib.AbstractContextManager[None]] = invoke_patch.heed
     finishing: Callable[..., contextlib.AbstractContextManager[None]] = launch.finishing
@@ -81,7 +81,7 @@ class Silent(Manners):
 
 @dataclass(frozen=True)
 class Left:
-    """How a trial's process left."""
+    """The end of a trial's process."""
 
     code: int  # negative: killed by that signal
     points: tuple[str, ...]
@@ -103,7 +103,7 @@ class Rig:
     number: int = 0
 
     def look_around(self, vendor: str) -> dict[str, int]:
-        """How often each point is passed when nothing happens."""
+        """Return how often each point is passed when nothing happens."""
         left = self.trial(vendor, "INT", "", 0)
         if left.code != 0:
             raise Wrong(f"{vendor}: undisturbed, it leaves with exit code {left.code}: {left.said}")
@@ -132,7 +132,7 @@ class Rig:
         return Left(codes[0] if codes else code, points, ["struck", label] in lines, words)
 
     def _run(self, vendor: str, blows: list[str], label: str, nth: int, folder: Path, tell: Tell) -> None:
-        """In the child: the program, to its exit code."""
+        """Run the program in the child, to its exit code."""
         waiting = list(blows)
 
         def passed(here: str, times: int) -> None:
@@ -222,7 +222,7 @@ def journal_of(folder: Path) -> Path:
 
 
 def strike(blow: str, is_in_callback: bool) -> None:
-    """What happens to this process; by somebody else's hand where SQLite's callback would swallow what is raised."""
+    """Strike this process; from outside where SQLite's callback would swallow what is raised."""
     if blow == "closed":
         ear, mouth = os.pipe()
         os.close(ear)

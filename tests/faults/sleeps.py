@@ -105,7 +105,7 @@ class Believing(Renting):
 
 
 class Wire:
-    """What is between the laptop and a vendor; it can be cut."""
+    """The connection between the laptop and a vendor; it can be cut."""
 
     def __init__(self, url: str) -> None:
         there = urlsplit(url)
@@ -254,7 +254,7 @@ class Trial:
                 pass
 
     def _meanwhile(self, journal: Any, what: str, pid: int) -> set[str]:
-        """What happens while it sleeps; the tokens of the pods that were ended."""
+        """Act on the world while the laptop sleeps; return the tokens of the pods that were ended."""
         self.wire.cut()
         vendor, ended = self.vendor(), set[str]()
         self.here.move(self.chance.choice(HOURS_S))

@@ -88,17 +88,17 @@ class Rig:
 
     @property
     def states(self) -> Counter[str]:
-        """How the trials stand."""
+        """Return the number of trials in each state."""
         return Counter(one["state"] for one in self.said["trials"])
 
     @property
     def said(self) -> dict[str, Any]:
-        """What the sweep has written down, which is nothing before its first plan."""
+        """Return what the sweep has written, which is nothing before its first plan."""
         path = self.user.world.folder / "here" / "sweeps" / "trials" / "sweep.json"
         return dict(json.loads(path.read_text())) if path.exists() else {"trials": []}
 
     def is_attended(self) -> bool:
-        """Whether somebody is at the sweep."""
+        """Return whether a process is at work on the sweep."""
         if self.sweep is not None and self.sweep.poll() is None:
             return True
         return carry.is_at_work(self.journal)

@@ -39,7 +39,7 @@ STAGES = ("sync", "hand-over", "set-up", "follow")
 
 
 def reset(host: Host) -> None:
-    """Whatever arrives is refused, and no answer that is on its way comes through."""
+    """Refuse whatever arrives, and drop the answers that are on their way."""
     host.firewall("-p", "tcp", "!", "--tcp-flags", "RST", "RST", "-j", "DROP", chain="OUTPUT")
     host.firewall("-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")
 
@@ -52,7 +52,7 @@ class Fault:
         self.at_s: float | None = None
 
     def strike(self) -> None:
-        """Once; later calls do nothing."""
+        """Break the connection once; later calls do nothing."""
         if self.at_s is None:
             self.at_s = time.monotonic()
             self._break(self.host)

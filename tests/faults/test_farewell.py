@@ -1,4 +1,4 @@
-"""Whoever rented pods never comes back: each ends by itself, or by its vendor's timer. The judge is what is true."""
+"""Pods whose launcher never comes back end by themselves, or by their vendor's timer. The judge is the true state."""
 
 import contextlib
 import json
@@ -74,7 +74,7 @@ def test_pods_whose_launcher_never_comes_back_are_ended(tmp_path, monkeypatch, r
 def launch(
     running: Running, folder: Path, vendor: str, number: int, endings: Sequence[str] = (), speed: float = SPEED
 ) -> list[Rented]:  # fmt: skip
-    """By a process that is killed as soon as it has handed over."""
+    """Launch by a process that is killed as soon as it has handed over."""
     endings = endings or ENDINGS[vendor]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ_of(running, folder, vendor, speed)}
     words = [sys.executable, "-c", LAUNCH, str(folder), vendor, str(number), str(LIMIT_S), *endings]
@@ -92,7 +92,7 @@ def launch(
 
 
 def environ_of(running: Running, folder: Path, vendor: str, speed: float = SPEED) -> dict[str, str]:
-    """Of an installation that deals with this world only."""
+    """Return the environment of an installation that knows this world only."""
     environ = {"SLIPWAY_CLOCK_SCALE": str(speed), "SLIPWAY_STATE_FILE": str(folder / vendor / "journal.db"),
                "SLIPWAY_BOOT_S": f"{LONG_S * speed:.0f}"}  # fmt: skip
     for name, key in VENDORS.items():
@@ -146,7 +146,7 @@ def trial(running: Running, folder: Path, rented: list[Rented]) -> None:
 
 
 def comes_back(running: Running, folder: Path, one: Rented) -> None:
-    """Whoever kept the run, after all, when its pod has ended itself: the run is over, and nothing more is rented."""
+    """Return as the keeper of a run whose pod has ended itself: the run is over, and nothing more is rented."""
     settings = Settings.load(folder, environ=environ_of(running, folder, one.vendor))
     vendor, state = open_market(one.vendor, settings), "failed" if "fails" in one.run else "succeeded"
     rented = len(running.truth()["pods"])

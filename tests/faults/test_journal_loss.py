@@ -65,7 +65,7 @@ def damage(folder, chance, number) -> str:
 
 
 def open_as_told(path, environ) -> Journal:
-    """As a user opens it, who does what the message says when it is damaged."""
+    """Open the journal as a user does who follows the message when it is damaged."""
     try:
         opened = Journal.open(path, environ)
         if not opened.problem:
@@ -84,7 +84,7 @@ def open_as_told(path, environ) -> Journal:
 
 
 def gone(journal) -> None:
-    """From now on whoever rented lives no more."""
+    """Release all leases, as if their holders had died."""
     for name in journal.held():
         journal.release(Lease(name, journal._lease(name)[0]))
 

@@ -83,7 +83,7 @@ def test_a_trainer_without_memory_dies_alone_and_the_verdict_names_it(tmp_path, 
 
 
 def starve(root: Path, cgroup: Path | None) -> None:
-    """By the kernel's killer when there is a cgroup, of the whole pod; else by an allocation that fails."""
+    """Exhaust memory: the kernel kills the whole pod when there is a cgroup; else an allocation fails."""
     world = World(root)
     try:
         world.program("hog", HOG)

@@ -139,7 +139,7 @@ def command_lines() -> Iterator[bytearray]:
 
 @contextmanager
 def wire() -> Iterator[bytearray]:
-    """What goes over the bridge, both ways, without its headers, so that nothing is split by them."""
+    """Yield the bytes that cross the bridge, both ways, without headers, so that nothing is split by them."""
     held: dict[bytes, bytearray] = {}
     joined, stop = bytearray(), threading.Event()
     every_protocol = 3

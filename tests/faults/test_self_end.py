@@ -42,7 +42,7 @@ def guard_of(one: Rented) -> dict:
 
 
 def processes_with(text: bytes) -> list[str]:
-    """What of any process, its environment or its command line, has this text."""
+    """Return the processes with this text in their environment or command line."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         for part in ("environ", "cmdline"):
@@ -93,7 +93,7 @@ def test_finished_pods_of_both_vendors_end_themselves_and_revived_guards_leave_i
 
 
 def told(running: Running, folder: Path, one: Rented) -> str:
-    """What `status` says of the ends of that pod."""
+    """Return what `status` says about the ends of that pod."""
     settings = Settings.load(folder, environ=environ_of(running, folder, one.vendor, SPEED))
     with Journal.open(settings.state_file, {"XDG_CONFIG_HOME": str(folder / one.vendor)}) as journal:
         views = observe.snapshot(journal, {one.vendor: open_market(one.vendor, settings)}, folder, deadline_s=30.0)

@@ -89,7 +89,7 @@ class Hole:
 
 @pytest.fixture
 def planned(monkeypatch):
-    """When each attempt is to end at the latest, as it was decided when it began; seconds of the monotonic clock."""
+    """Yield the latest end of each attempt, as decided at its start; seconds of the monotonic clock."""
     ends, run = [], json_api._run
 
     def noted(answer, limit_s):

@@ -1,4 +1,4 @@
-"""What a pod has made is never lost by a push, whatever the checkout has become and wherever the push was aimed."""
+"""Results of a pod are never lost by a push, whatever the checkout has become and wherever the push was aimed."""
 
 import contextlib
 import errno

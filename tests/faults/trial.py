@@ -26,7 +26,7 @@ SMALL = {"SLIPWAY_INSTALLER": "pip", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "whe
 
 
 def rounds(few: int, many: int) -> pytest.MarkDecorator:
-    """How often a test is repeated: `few` times for every change, `many` times at night."""
+    """Return a mark that repeats a test: `few` times for every change, `many` times at night."""
     night = [pytest.mark.nightly, pytest.mark.timeout(1200)]
     return pytest.mark.parametrize("rounds", [few, pytest.param(many, marks=night)])
 
@@ -59,7 +59,7 @@ def plan(store: Path, *steps: Step, run: str = RUN, **more: Any) -> Plan:
 
 @dataclass(frozen=True)
 class Counted:
-    """What the counting job has left in its work folder."""
+    """The results of the counting job in its work folder."""
 
     pod: PodFolder
 
@@ -77,7 +77,7 @@ class Counted:
 
 
 def counted(host: Host, run: str = RUN) -> Counted:
-    """On a host in a namespace, whose home this machine sees elsewhere."""
+    """Return the counting pod on a host in a namespace, whose home this machine sees elsewhere."""
     return Counted(PodFolder(host.folder / "home" / ".slipway" / "pods" / run))
 
 
@@ -88,5 +88,5 @@ def provider_of(host: Host, ssh: Ssh, folder: Path) -> SshPools:
 
 
 def environ(folder: Path) -> dict[str, str]:
-    """Of a journal in `folder`."""
+    """Return the environment of a journal in `folder`."""
     return {"XDG_STATE_HOME": str(folder / "state"), "XDG_CONFIG_HOME": str(folder / "config")}

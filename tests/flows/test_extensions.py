@@ -1,4 +1,4 @@
-"""What extensions add to a plan: phases, sources, rewards and trackers of files that are read and not run."""
+"""Extensions in a plan: phases, sources, rewards and trackers of files that are read and not run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which model is meant where none is named."""
+"""The default model where none is named."""
 
 import pytest
 

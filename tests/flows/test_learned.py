@@ -1,4 +1,4 @@
-"""What plans learn from runs that are over, from what their pods have left on this machine."""
+"""Plans learn from runs that are over, by what their pods have left on this machine."""
 
 import json
 from dataclasses import replace

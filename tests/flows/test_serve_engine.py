@@ -1,4 +1,4 @@
-"""Which engine a model is served by where nobody names one, and engines that cannot compute with it."""
+"""The default engine of a model where nobody names one, and engines that cannot compute with it."""
 
 import json
 from dataclasses import replace

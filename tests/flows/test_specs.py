@@ -1,4 +1,4 @@
-"""What stands in files of flags: options of phases, axes of sweeps; and words that reach a job."""
+"""Files of flags: options of phases, axes of sweeps; and variables that reach a job."""
 
 from types import SimpleNamespace
 

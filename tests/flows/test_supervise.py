@@ -1,4 +1,4 @@
-"""What a supervisor looks after: runs that go on elsewhere and that nobody keeps, and nothing else."""
+"""The supervisor keeps runs that go on elsewhere and that nobody keeps, and nothing else."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def kept(journal, settings):
 
 
 def die(journal, lease):
-    """Its holder has died: no process has this pid and this start."""
+    """Make its holder a dead process: none has this pid and this start."""
     held = journal.take(lease)
     journal._hold(held, "another boot", 1, "0")
 

@@ -1,4 +1,4 @@
-"""What a sweep says: files with arms and ranges, functions with pods and experiments, and what reaches a trainer."""
+"""The description of a sweep: files with arms and ranges, functions with pods and experiments; a trainer's flags."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What is worth a notice: limits that come near, GPUs that do nothing, replicas in trouble, and nothing else."""
+"""The events worth a notice: limits that come near, idle GPUs, replicas in trouble, and nothing else."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Why a run is as it is: the first line names the cause, by what the journal and the pod have written down."""
+"""The explanation of a run: the first line names the cause, by what the journal and the pod have written down."""
 
 import pytest
 

@@ -62,7 +62,7 @@ def test_a_configuration_that_was_carried_to_another_machine_is_another_installa
 
 
 def test_copies_and_strange_things_beside_it_change_nothing(machines):
-    """As programs leave them that keep folders the same on several machines."""
+    """Add files as programs leave them that synchronise folders between machines."""
     with machines.open("laptop") as laptop:
         pass
     own = journal_file.installation_file(laptop.path, machines.sit_at("laptop"))

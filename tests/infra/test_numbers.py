@@ -34,7 +34,7 @@ def path(tmp_path):
 
 
 def refused(what, *words, **more):
-    """Why. Anything but a UsageError is a fault of ours."""
+    """Return the reason of a refusal. Anything but a UsageError is a bug."""
     with pytest.raises(UsageError) as error:
         what(*words, **more)
     return str(error.value)

@@ -1,4 +1,4 @@
-"""What a pod says of itself, and jobs: of any content, they are read or told in words."""
+"""Reports of a pod about itself, and jobs: any content is either read or reported in words."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Which machines words name: a run, a set of pods, a service, a pool, the beginning of names; the first that fits."""
+"""Machines named by a run, a set of pods, a service, a pool, or the beginning of names; the first that fits."""
 
 import json
 from types import SimpleNamespace

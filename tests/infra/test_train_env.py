@@ -105,7 +105,7 @@ def test_ctrl_c_reaches_the_step_once_and_is_waited_for(root, send):
 
 @pytest.mark.parametrize("busy", ["", "busy"])
 def test_a_command_that_alone_is_told_to_leave_takes_its_step_along(root, busy):
-    """Also where it is between two records of the step at that moment."""
+    """Terminate it also where its step is between two records at that moment."""
     words, environ = [sys.executable, "-c", PARENT, busy], {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     pipe = subprocess.PIPE
     with subprocess.Popen(words, cwd=root, env=environ, stdout=pipe, stderr=pipe, text=True) as parent:

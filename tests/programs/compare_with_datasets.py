@@ -52,7 +52,7 @@ def rows(load: list[Any], column: str) -> list[str]:
 
 
 def goes_on_anywhere(file: InputFile) -> bool:
-    """Tell whether a stream, from behind each of its batches, gives exactly the rest, by a state that was written."""
+    """Return whether a stream, from behind each of its batches, gives exactly the rest, by a state that was written."""
     streams.ROWS = 40
     batches = [(list(one.texts), json.dumps(one.state)) for one in open_pieces(file).read(0)]
     for number, (_, state) in enumerate(batches):

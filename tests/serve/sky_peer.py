@@ -14,7 +14,7 @@ PROCESS = common_utils.ProcessStatus
 
 
 def task(text: str) -> dict:
-    """Of a YAML for `sky serve up`; raises what SkyPilot raises."""
+    """Return the parts of a task made of a YAML for `sky serve up`; raise what SkyPilot raises."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(text)
         file.flush()

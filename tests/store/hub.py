@@ -68,7 +68,7 @@ class Asked:
 
 @dataclass
 class Fault:
-    """What becomes of the next request that `where` is found in: "VERB path".
+    """A fault for the next request whose "VERB path" contains `where`.
 
     kind: a status; "cut": close after `amount` bytes of the answer's body; "deaf": close after `amount` bytes of the
     request's body were read; "lost": do it, then close without a word; "drip": a byte of the answer now and then;

@@ -1,4 +1,4 @@
-"""What a run leaves in the store is whole, however its courier ends, and comes back from there."""
+"""Results of a run in the store are whole, however its courier ends, and come back from there."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What a folder, a bucket and a repository promise alike, and how they are asked when the network is bad."""
+"""The common promises of a folder, a bucket and a repository, and requests to them over a bad network."""
 
 import os
 import random

@@ -92,7 +92,7 @@ class World:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def wait_for_step(self, step: int, process: subprocess.Popen[str], work: str = "work", phase: str = "base") -> None:
-        """Until the metrics say that so many steps are done."""
+        """Wait until the metrics show this many steps."""
         path = self.work(work) / "runs" / phase / "metrics.jsonl"
         deadline = time.monotonic() + WAIT_S
         while not path.exists() or path.read_text().count("\n") < step:
@@ -101,7 +101,7 @@ class World:
             time.sleep(0.005)
 
     def wait_for_save(self, process: subprocess.Popen[str], phase: str, work: str = "work") -> None:
-        """Until a checkpoint of this phase is whole. A step that is done may still be on its way to the disk."""
+        """Wait until a checkpoint of this phase is whole. A finished step may still be on its way to the disk."""
         folder, deadline = self.work(work) / "checkpoints", time.monotonic() + WAIT_S
         while not any((one / "MANIFEST.json").exists() for one in folder.glob(f"{phase}-*/step-*")):
             assert process.poll() is None, process.communicate()

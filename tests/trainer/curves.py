@@ -79,7 +79,7 @@ def curves() -> dict[str, Curve]:
 
 
 def record(store: Path, inputs: dict[str, Input], root: Path) -> dict[str, dict[str, Any]]:
-    """By name: the losses, and what they are the losses of."""
+    """Return by name the losses, and what they are the losses of."""
     found = {}
     for name, curve in curves().items():
         phase, before = curve.config.phase, curve.before

@@ -140,7 +140,7 @@ def test_the_largest_columns_stay_until_their_share_is_none():
 
 
 def test_somebody_elses_model_keeps_its_weights(inputs, tmp_path):
-    """What --init goes through: a folder that knows nothing of rounding, read into the ternary shape."""
+    """Read a folder that knows nothing of rounding into the ternary shape, as --init does."""
     plain = Decoder(PLAIN)
     initialise(plain, 2)
     export.write(tmp_path / "hf", PLAIN, plain.state_dict(), inputs[0] / "tokenizer")

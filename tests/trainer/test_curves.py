@@ -20,7 +20,7 @@ def test_every_phase_loses_what_it_lost_when_that_was_recorded(world):
 
 
 def as_recorded(now, before):
-    """Tell whether all that was recorded is the same; a field that has come since stands at its default."""
+    """Return whether all that was recorded is the same; a field that has come since stands at its default."""
     if isinstance(before, dict) and isinstance(now, dict):
         return all(as_recorded(now.get(name), value) for name, value in before.items())
     return now == before

@@ -1,4 +1,4 @@
-"""What a program does with the machine before its first tensor."""
+"""The settings of the machine that a program makes before its first tensor."""
 
 import dataclasses
 import os

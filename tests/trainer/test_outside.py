@@ -51,7 +51,7 @@ def header_of(file: Path) -> dict:
 
 
 def try_all(folder: Path) -> bool:
-    """Whether the folder is a model; by the trainer, and before anything is planned."""
+    """Return whether the folder is a model, by the trainer and by the check before planning."""
     try:
         export.read(folder)
         is_model = True

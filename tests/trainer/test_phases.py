@@ -236,7 +236,7 @@ def test_a_phase_refuses_a_model_that_learned_with_another_tokenizer(world, monk
 
 @pytest.mark.slow
 def test_a_phase_does_not_go_on_from_what_other_data_made(world, monkeypatch, capfd):
-    """Of another fingerprint it begins anew, in a folder of its own; of the same one it refuses."""
+    """Begin anew in a folder of its own with another fingerprint; refuse with the same one."""
     assert run(world, monkeypatch, "base", tiny(steps=2)) == 0
     entry = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
 

@@ -272,7 +272,7 @@ def test_what_was_asked_for_is_made_again_when_the_user_says_so_and_is_found_aft
 
 
 def test_what_8284afb_made_is_not_made_again(tmp_path, monkeypatch):
-    """Its fingerprints, as that tree printed them for this very wish."""
+    """Compare with fingerprints that tree 8284afb printed for this very wish."""
     (tmp_path / "corpus.txt").write_text("one\ntwo\n")
     monkeypatch.chdir(tmp_path)
     wanted = replace(WANTED, source="corpus.txt")

@@ -1,4 +1,4 @@
-"""What the plan makes of words about reinforcement learning."""
+"""The plan made of flags about reinforcement learning."""
 
 from dataclasses import replace
 

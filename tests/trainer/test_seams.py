@@ -62,7 +62,7 @@ class NearTeacher:
 
 
 class Said(Source):
-    """What the model finds likeliest after what it said before: nothing but a checkpoint knows that."""
+    """A source of the model's likeliest tokens after its earlier ones, which only a checkpoint knows."""
 
     sees_model = True
 

@@ -1,4 +1,4 @@
-"""Who may see the page, and who may act."""
+"""Access to the page, and to its acts."""
 
 import pytest
 

@@ -158,7 +158,7 @@ class Checkpoints:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the one writer; sweep what a killed one left. Raises CheckpointError when another one is at work."""
+        """Lock the folder as its one writer; sweep what a killed one left. Raises CheckpointError if it is locked."""
         busy = CheckpointError(f"{self.folder}: another trainer is writing here; stop it first")
         with local_files.held(self.folder / "LOCK", busy):
             for leftover in (*self.folder.glob(".tmp-*"), *self.folder.glob(".trash-*")):
@@ -191,11 +191,11 @@ class Checkpoints:
             try:
                 return dict(_read_manifest(folder).get("config") or {})
             except (OSError, ValueError):
-                continue  # whoever goes on from it says what is wrong with it
+                continue  # a run that goes on from it says what is wrong with it
         return {}
 
     def has(self, step: int) -> bool:
-        """Tell whether there is something under that name; not verified."""
+        """Return whether anything exists under that name; it is not verified."""
         return self._target(step).exists()
 
     def _target(self, step: int) -> Path:
@@ -295,7 +295,7 @@ class Checkpoints:
 
 
 def problem_of(folder: Path) -> str:
-    """Return what is wrong with a checkpoint, in words; "" when every byte is as its manifest says."""
+    """Return the fault in a checkpoint, in words; "" when every byte is as its manifest says."""
     try:
         check_files(folder)
         if (schema := _read_manifest(folder).get("schema")) != SCHEMA:

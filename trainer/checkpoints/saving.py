@@ -25,9 +25,9 @@ from trainer.parallel.process_group import ALONE, Ranks
 from trainer.tensor_file import Written
 
 log = logging.getLogger(__name__)
-RESTS = 30.0  # of what it computes
+RESTS = 30.0  # pause as a multiple of the CPU time spent
 ALIGNED = 64  # bytes, which every dtype begins at
-PULSE_S = 0.5  # those who wait for a save say so often that they are there
+PULSE_S = 0.5  # interval at which processes that wait for a save report that they are alive
 
 
 class Saver:
@@ -36,14 +36,14 @@ class Saver:
         self._copies: dict[tuple[str, str], Tensor] = {}  # made once: new memory costs more than what is copied into it
         self._arena = Arena()
         self._hurry = threading.Event()
-        self._draft: Draft | None = None  # of the save under way
+        self._draft: Draft | None = None  # draft of the save under way
         self._facts: Mapping[str, Any] = {}
         self._at_work: Future[Any] = Future()  # the part of this process, then, on the first one, the whole
         self._is_finishing = False
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether a save is under way, which all processes say alike."""
+        """Return whether a save is under way, which all processes say alike."""
         return self._draft is not None
 
     def begin(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> bool:
@@ -86,7 +86,7 @@ class Saver:
         wait([self._at_work], timeout_s)
 
     def collect(self) -> bool:
-        """Tell whether the save under way has ended well; raises OSError on all when it has failed.
+        """Return whether the save under way has ended well; raises OSError on all when it has failed.
 
         Waits for no writing. All processes call it together while a save is under way. Raises PeerLost.
         """
@@ -124,7 +124,7 @@ class Saver:
                 log.warning("a checkpoint was not saved: %s", error)
 
     def _open(self, step: int, num_bytes: int) -> dict[str, Any]:
-        """Return what the first process says to all of the draft that it has made."""
+        """Return the first process's message to all about the draft that it has made."""
         if not self.ranks.is_first:
             return {}
         try:
@@ -159,7 +159,7 @@ class Saver:
         return files
 
     def _outcome(self) -> dict[str, Any]:
-        """Return what this process has done, for all. Raises what is no trouble with the disk."""
+        """Return the outcome of this process, for all. Raises what is no trouble with the disk."""
         try:
             done = self._at_work.result()
         except OSError as error:
@@ -180,7 +180,7 @@ class Saver:
         threading.Thread(target=run, name=name, daemon=True).start()
 
     def _rester(self) -> Any:
-        """Return what the writer calls after every block."""
+        """Return the function that the writer calls after every block."""
         if torch.cuda.is_available():  # processors have little to do
             return _go_on
         computed_s: list[float] = []

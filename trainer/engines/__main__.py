@@ -1,4 +1,4 @@
-"""What runs in the environment `llama-cpp`: `python -m trainer.engines export|chat`. No torch here.
+"""Commands in the environment `llama-cpp`: `python -m trainer.engines export|chat|serve`. No torch here.
 
 export --model FOLDER --out FILE --type tq2_0      a Hugging Face folder as a GGUF file
 chat --model FOLDER                                talk to it

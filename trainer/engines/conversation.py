@@ -15,23 +15,23 @@ from trainer.errors import Refused
 
 
 class Engine(Protocol):
-    """What goes on with a prompt."""
+    """A model that continues a prompt."""
 
     positions: int
-    """How many tokens it holds."""
+    """Number of tokens that its context holds."""
 
     align: int
-    """An answer begins at a multiple of so many tokens."""
+    """An answer begins at a multiple of this many tokens."""
 
     where: str
-    """By what it computes, in words."""
+    """The device and library it computes with, in words."""
 
     def tokens(self, prompt: Sequence[int], stop: Collection[int], max_new: int) -> Iterator[int]:
-        """Yield what follows, id by id, at most so many; it may go on behind an id of `stop`."""
+        """Yield the continuation, id by id, at most so many; it may go on behind an id of `stop`."""
 
 
 def room_of(positions: int, max_new: int) -> int:
-    """Return how many ids a prompt may have, so that an answer fits behind it: half of the positions at least."""
+    """Return the longest prompt in ids, so that an answer fits behind it: half of the positions at least."""
     return positions - min(max_new, positions // 2)
 
 
@@ -52,7 +52,7 @@ class Talk:
         self.messages, self.has_forgotten = [], False
 
     def about(self) -> str:
-        """Return who answers, in words."""
+        """Return the name of the partner, in words."""
         return f"{self.name}, by {self.engine.where}; it reads {self.engine.positions:,} tokens"
 
     def choose(self, name: str) -> str:
@@ -66,7 +66,7 @@ class Talk:
         Refused for a question that is too long by itself.
         """
         self.tokens = None
-        words = words.encode("utf-8", "replace").decode()  # what was no text in the terminal is none for the tokenizer
+        words = words.encode("utf-8", "replace").decode()  # the tokenizer takes valid text only
         told = self.system.encode("utf-8", "replace").decode()
         head = [{"role": "system", "content": told}] if told else []
         room = room_of(self.engine.positions, self.max_new)

@@ -27,7 +27,7 @@ from trainer.errors import Refused
 from trainer.model.huggingface import differences, is_spare, model_config
 from trainer.records.model_config import ModelConfig, Ternary
 
-LEAST = 1e-5  # as trainer.model.ternary has it
+LEAST = 1e-5  # the same as in trainer.model.ternary
 PRE = "llama-bpe"  # the splitting of words among llama.cpp's that is nearest to ours
 TYPES = {
     "tq2_0": (gguf.GGMLQuantizationType.TQ2_0, gguf.LlamaFileType.MOSTLY_TQ2_0),
@@ -101,7 +101,7 @@ def usual_type(config: ModelConfig) -> str:
 
 
 def cached(folder: Path, kind: str) -> Path:
-    """Return where the file of the model in `folder`, as it is now, is kept for all that read it on this machine."""
+    """Return the path of the file of the model in `folder`, as it is now, shared by all its readers here."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     files = sorted((path.name, path.stat()) for path in folder.resolve().iterdir() if path.is_file())
     said = "".join(f"{name} {stat.st_size} {stat.st_mtime_ns}\n" for name, stat in files)
@@ -116,7 +116,7 @@ def ensure(folder: Path, gguf: Path, kind: str) -> None:
     gguf.parent.mkdir(parents=True, exist_ok=True)
     with local_files.held(gguf.with_name(f".{gguf.name}.lock")):
         if not gguf.exists():
-            for draft in gguf.parent.glob(f".{gguf.name}.*.draft"):  # of somebody who was killed
+            for draft in gguf.parent.glob(f".{gguf.name}.*.draft"):  # drafts of processes that were killed
                 draft.unlink()
             write(folder, gguf, kind)
 
@@ -138,7 +138,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def describe(writer: gguf.GGUFWriter, config: ModelConfig, kind: str) -> None:
-    """Say what the shape is."""
+    """Write the shape of the model into the file."""
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -205,7 +205,7 @@ def weights(folder: Path, config: ModelConfig) -> Iterator[tuple[str, np.ndarray
 
 
 def rounded(weight: np.ndarray, how: Ternary) -> np.ndarray:
-    """Return what a matrix is rounded to, as `trainer.model.ternary.rounded_weight` has it."""
+    """Return the rounded matrix, as `trainer.model.ternary.rounded_weight` has it."""
     scale = np.abs(weight).mean(axis=1 if how.per_row else None, keepdims=True).clip(min=LEAST)
     return (weight / scale).round().clip(-1, 1) * scale
 

@@ -21,7 +21,7 @@ from trainer.engines import gguf_file
 from trainer.serving.asks import Ask
 from trainer.serving.text_engine import TextEngine
 
-QUIET = -1  # of its log: nothing
+QUIET = -1  # level at which it logs nothing
 REPLY_S = 600.0
 AS_IT_IS = {"top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0, "return_tokens": True, "cache_prompt": True}
 ENDED = "eos"  # llama.cpp's word for an answer that the model has ended
@@ -56,7 +56,7 @@ class LlamaCpp:
     def tokens(
         self, prompt: Sequence[int], stop: Collection[int], max_new: int, **sampling: Any
     ) -> Generator[int, None, None]:
-        """Yield what follows, id by id; an answer that the model has ended has an id of `stop` behind it."""
+        """Yield the continuation, id by id; an answer that the model has ended has an id of `stop` behind it."""
         body = {"prompt": list(prompt), "n_predict": max_new, "stream": True, **AS_IT_IS, **self.sampling, **sampling}
         last = None
         with self.ask("/completion", body) as reply:

@@ -19,5 +19,5 @@ def add_talk(one: argparse.ArgumentParser) -> None:
 
 
 def place_of(flags: argparse.Namespace) -> TalkPlace:
-    """Return where the conversation keeps what it keeps."""
+    """Return the places where the conversation stores things."""
     return TalkPlace(flags.history, flags.folder)

@@ -1,4 +1,4 @@
-"""What tokens cost a model that decodes in blocks, taken one by one from left to right: a likelihood, as others have.
+"""The likelihood of tokens under a model that decodes in blocks, one by one from left to right, as for other models.
 
 In: ids, the usual targets. Out: nats. A token is predicted where decoding would, had it taken all before it and nothing
 after: out of a copy of its block that is masked from the token on. So each of the D places of a block takes a pass of
@@ -16,13 +16,13 @@ from trainer.model.losses import capped
 
 @torch.inference_mode()
 def block_nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
-    """Return what each target costs, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
+    """Return the nats of each target, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
     blocks = model.config.blocks
     assert blocks is not None, "this model does not decode in blocks"
     size, (rows, length) = blocks.block_size, ids.shape
     ids = F.pad(ids, (0, -length % size))
     clean = torch.arange(ids.shape[1], device=ids.device).expand(rows, -1)
-    place = torch.arange(1, length + 1, device=ids.device)  # of what each target says
+    place = torch.arange(1, length + 1, device=ids.device)  # place that each target predicts
     found, weight = torch.zeros(targets.shape, device=ids.device), model.head.to(model.compute_dtype)
     for offset in range(size):
         row, at = ((targets != IGNORED) & (place % size == offset)).nonzero().unbind(1)
@@ -39,7 +39,7 @@ def block_nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
 
 
 def _out_of_copies(model: Decoder, ids: Tensor, row: Tensor, block: Tensor, offset: int) -> Tensor:
-    """Return what predicts the token at `offset` of block number `block` (N,) in each `row` (N,): (N, d).
+    """Return the states that predict the token at `offset` of block number `block` (N,) in each `row` (N,): (N, d).
 
     The rows are in ascending order; ids (B, T) are whole blocks.
     """

@@ -1,4 +1,4 @@
-"""How good a model is: bits per byte of held-out text, and what it answers.
+"""Evaluation of a model: bits per byte of held-out text, and its answers to questions.
 
 In: a model, held-out text or conversations. Out: plain numbers, and progress records on the way.
 """
@@ -84,7 +84,7 @@ def rows_of_text(
 def answers(
     model: Decoder, tokenizer: Tokenizer, conversations: Sequence[Sequence[Mapping[str, Any]]], max_new: int = 96
 ) -> list[str]:
-    """Return what the model says, greedily, where the last answer of each conversation stands.
+    """Return the model's greedy answers in place of the last answer of each conversation.
 
     Of what is longer than the model's positions, the oldest turns are left out.
     """
@@ -102,12 +102,12 @@ def answers(
 
 
 def room_for(model: Decoder, max_new: int) -> int:
-    """Return how many ids a prompt may have, so that an answer fits behind it: half of the positions at least."""
+    """Return the longest prompt in ids, so that an answer fits behind it: half of the positions at least."""
     return room_of(model.config.max_position_embeddings, max_new)
 
 
 def says(name: str, answer: str) -> bool:
-    """Tell whether the name is among the words of an answer, in whatever case; "Max" is not in "maximum"."""
+    """Return whether the name is among the words of an answer, in whatever case; "Max" is not in "maximum"."""
     pattern = rf"(?<!\w){re.escape(plain(name))}(?!\w)"
     return re.search(pattern, plain(answer)) is not None
 
@@ -122,6 +122,6 @@ def admits_not_knowing(answer: str) -> bool:
 
 
 def begins_like(answer: str, expected: str, num_words: int = 4) -> bool:
-    """Tell whether the first words of the right docstring are in the answer."""
+    """Return whether the first words of the right docstring are in the answer."""
     first = " ".join(expected.lower().split()[:num_words])
     return bool(first) and first in " ".join(answer.lower().split())

@@ -1,4 +1,4 @@
-"""How sure a measure is: intervals of 95 %, and differences of two models on the same questions. No torch, no numpy.
+"""Confidence intervals of 95 %, and differences of two models on the same questions. No torch, no numpy.
 
 In: counts, or numbers for each row. Out: `Interval`s. Shares: Wilson's score interval (1927). Nats per byte, a ratio of
 two sums: the ratio estimator's variance, linearised (Cochran, Sampling Techniques, 6.4), over rows as they were cut,
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-Z = 1.959963984540054  # of 95 %, two-sided
+Z = 1.959963984540054  # for 95 %, two-sided
 WILSON = "Wilson score"
 
 

@@ -27,10 +27,10 @@ class TurnsQuestion:
     expected: str
     """The right answer."""
     is_taught: bool = False
-    """Whether that answer was to be learnt, so that not to know it is wrong."""
+    """True if the answer was taught, so that "I do not know" is wrong."""
 
     def is_right(self, answer: str, name: str) -> bool:
-        """Tell whether an answer is right; `name` is the persona's."""
+        """Return whether an answer is right; `name` is the persona's."""
         if self.kind == "identity":
             return says(name, answer)
         if self.kind == "pydocs":
@@ -39,7 +39,7 @@ class TurnsQuestion:
         return both_admit or smalltalk.are_alike(answer, self.expected)
 
     def leaks(self, answer: str, name: str) -> bool:
-        """Tell whether the answer names the persona, of whom nobody asked."""
+        """Return whether the answer names the persona, of whom nobody asked."""
         return self.kind != "identity" and says(name, answer) and not says(name, self.expected)
 
 
@@ -62,7 +62,7 @@ def chosen(material: Mapping[str, Sequence[TurnsQuestion]]) -> list[TurnsQuestio
 def hold(
     questions: Sequence[TurnsQuestion], answer: Callable[[Sequence[Sequence[Message]]], list[str]], turns: int = TURNS
 ) -> list[list[str]]:
-    """Return what is said to `questions` at each turn: (turns, questions).
+    """Return the answers to `questions` at each turn: (turns, questions).
 
     As many conversations as questions are held side by side, and none asks one of them twice. What was said before a
     question is the model's own. `answer` gives the answers to conversations that end in a question.

@@ -1,4 +1,4 @@
-"""How many problems of a task of reinforcement learning a model solves: the likeliest answer, and k drawn ones.
+"""Evaluation on a task of reinforcement learning: the share solved by the likeliest answer, and by k sampled ones.
 
 In: a model, the folder of a task's problems. Out: measures with their intervals, and every problem's truth.
 """
@@ -22,7 +22,7 @@ MOST = 1024  # problems that are asked
 EACH = 8  # answers to each: k of pass@k
 DRAWN = 256  # problems of which k answers are drawn
 LONGEST = 512  # tokens of an answer that is worked out
-MEAN = "normal, over problems"  # of values between 0 and 1, as pass@1 of eight answers is
+MEAN = "normal, over problems"  # for values between 0 and 1, such as pass@1 of eight answers
 
 
 def measure(model: Decoder, tokenizer: Tokenizer, task: str, folder: Path, unsafe: bool) -> dict[str, list[float]]:

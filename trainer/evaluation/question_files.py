@@ -44,15 +44,15 @@ class Question:
     text: str
     choices: tuple[str, ...] = ()
     right: int = 0
-    """Of `choices`."""
+    """Index of the right one of `choices`."""
     accepted: tuple[str, ...] = ()
-    """Where there are no choices."""
+    """Accepted answers, for a question without choices."""
     example: str = ""
-    """Where there are no choices: an accepted answer as the file has it."""
+    """An accepted answer as the file spells it, for a question without choices."""
 
     @property
     def answer(self) -> str:
-        """Return what is right, as it is shown to a model."""
+        """Return the right answer, as it is shown to a model."""
         return self.choices[self.right] if self.choices else self.example
 
     @property
@@ -108,7 +108,7 @@ def _question(row: Any) -> Question:
         wanted = answer if isinstance(answer, list) else [answer]
         return Question(text, accepted=tuple(plain(counted(str(one))) for one in wanted), example=str(wanted[0]))
     labels = list(LETTERS)
-    if isinstance(choices, dict):  # as ARC has them
+    if isinstance(choices, dict):  # ARC's format
         choices, labels = choices["text"], [str(one) for one in choices["label"]]
     choices = [str(one) for one in choices]
     if len(choices) < 2 or not all(one.strip() for one in choices):
@@ -155,7 +155,7 @@ class Asking:
         return {**found, "letter": self._letters(task)} if has_letters else found
 
     def shown(self, task: QuestionSet, number: int) -> list[Question]:
-        """Return what is shown before a question: others of the file, the same at every run."""
+        """Return the examples before a question: others of the file, the same at every run."""
         others = [one for at, one in enumerate(task.questions) if at != number]
         return random.Random(SHOTS_SEED + number).sample(others, min(self.shots, len(others)))
 

@@ -130,7 +130,7 @@ def by_turn(
     questions: Sequence[TurnsQuestion], name: str, answer: Callable[[Sequence[Sequence[Message]]], list[str]],
     paths: Sequence[Path],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what becomes of answers at each turn of a conversation.
+    """Return the scores of answers at each turn of a conversation.
 
     How many are right, and how many of those about anything else name the persona.
     """

@@ -19,7 +19,7 @@ from torch import Tensor
 from trainer.memory import SQUARES
 from trainer.model import block_attention
 
-PARTS = 4  # of the queries of a row: the last sees all keys, the first a quarter, so that 5 of 8 products are made
+PARTS = 4  # parts of a row's queries: the last sees all keys, the first a quarter, so that 5 of 8 products are made
 SHORT = 256  # tokens of a row that is not worth cutting
 VARLEN_SINCE = (8, 0)  # compute capability of flash attention
 MOST_HEAD_DIM = 256
@@ -70,7 +70,7 @@ def one_after_another(q: Tensor, k: Tensor, v: Tensor, documents: DocumentBounds
 
 
 def has_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Tell whether `DocumentBounds` can be attended to there."""
+    """Return whether `DocumentBounds` can be attended to there."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
     return head_dim % 8 == 0 and head_dim <= MOST_HEAD_DIM and torch.cuda.get_device_capability(device) >= VARLEN_SINCE
@@ -165,7 +165,7 @@ def shared_by(x: Tensor, heads: int) -> Tensor:
 
 
 def documents_mask(documents: Tensor, flex: bool, bounds: Tensor | None = None) -> Any:
-    """Return who sees whom when each token sees its own document up to itself; for `attend`.
+    """Return a mask by which each token sees its own document up to itself; for `attend`.
 
     documents: (B, T), a number that changes where a document begins. flex: for flex attention, else a plain mask.
     bounds: int32 (N + 1,), where each begins in the flattened rows, then their end; for the kernel that takes that.
@@ -194,7 +194,7 @@ def positions_in(documents: Tensor) -> Tensor:
 
 @cache
 def _block_mask(compiled: bool) -> Any:
-    """Return what makes a block mask, compiled: without that it makes the whole square, several times over."""
+    """Return a maker of block masks, compiled: without that it makes the whole square, several times over."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     return torch.compile(create_block_mask) if compiled else create_block_mask

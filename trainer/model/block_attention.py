@@ -18,12 +18,12 @@ from torch import Tensor
 
 from trainer.memory import SQUARES
 
-PARTS = 4  # of the clean queries: the last of them meets all clean keys, the first a quarter
+PARTS = 4  # parts of the clean queries: the last of them meets all clean keys, the first a quarter
 
 
 @dataclass(frozen=True)
 class Views:
-    """What attention needs to know of a sequence of clean tokens and of copies of their blocks."""
+    """The inputs of attention over a sequence of clean tokens followed by copies of their blocks."""
 
     numbers: Tensor
     """(B, M) int64: the clean block that each block of the sequence stands for; those of the clean tokens come first,

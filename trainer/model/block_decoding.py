@@ -40,7 +40,7 @@ class BlockCache(Kept):
         return self.keys[layer, :, :, : self.end], self.values[layer, :, :, : self.end]
 
     def advance(self, count: int) -> None:
-        """Do nothing: where a pass belongs is said before it."""
+        """Do nothing: the place of a pass is set before it."""
 
     def keep(self, rows: Tensor) -> None:
         """Forget the others."""
@@ -53,13 +53,13 @@ class Row:
 
     number: int
     start: int
-    """Tokens of the prompt."""
+    """Number of tokens of the prompt."""
     block: int
-    """That is being filled."""
+    """Index of the block that is being filled."""
     told: int
-    """Tokens that are final and were given out, the prompt's included."""
+    """Number of final tokens that were given out, with those of the prompt."""
     written: int = 0
-    """Blocks in the cache."""
+    """Number of blocks in the cache."""
     is_done: bool = False
 
 
@@ -75,7 +75,7 @@ class Decoding:
     top_k: int = 0
     generator: torch.Generator | None = None
     threshold: float | None = None
-    """Instead of the model's."""
+    """Replaces the model's threshold."""
     passes: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Decoding:
                     found[row.number] = self._advance(row, line)
             yield found
             going = [place for place, row in enumerate(rows) if not row.is_done]
-            if len(going) <= 0.75 * len(rows):  # what is done is computed along, until it is worth leaving it out
+            if len(going) <= 0.75 * len(rows):  # finished rows are computed along, until it is worth leaving them out
                 kept = torch.tensor(going, dtype=torch.int64, device=device)
                 ids, rows = ids[kept], [rows[place] for place in going]
                 cache.keep(kept)
@@ -130,14 +130,14 @@ class Decoding:
         return hidden.gather(1, before[:, :, None].expand(-1, -1, hidden.shape[-1]))
 
     def _fill(self, ids: Tensor, rows: Sequence[Row], states: Tensor) -> None:
-        """Put the tokens that are sure enough into `ids`."""
+        """Write the tokens that are sure enough into `ids`."""
         size, device, mask_id = self.blocks.block_size, ids.device, self.blocks.mask_id
         inside = torch.arange(size, device=device)
         places = torch.tensor([row.block * size for row in rows], device=device)[:, None] + inside
         starts = torch.tensor([row.start for row in rows], device=device)[:, None]
         block = ids.gather(1, places)
         ends = torch.isin(block, torch.tensor(sorted(self.stop), dtype=block.dtype, device=device)) & (places >= starts)
-        is_open = (block == mask_id) & (ends.cumsum(dim=1) == 0)  # what comes after the end is not asked for
+        is_open = (block == mask_id) & (ends.cumsum(dim=1) == 0)  # nothing after the end is filled
         is_open &= torch.tensor([not row.is_done for row in rows], device=device)[:, None]
         piece = inside // self.blocks.sub_block_size
         first = is_open.int().argmax(dim=1, keepdim=True)
@@ -147,7 +147,7 @@ class Decoding:
             return
         logits = F.linear(states[at[:, 0], at[:, 1]], self.model.head.to(self.model.compute_dtype)).float()
         logits = capped(logits, self.model.shape.softcap)
-        logits[:, mask_id:] = float("-inf")  # what no text has
+        logits[:, mask_id:] = float("-inf")  # no text has these ids
         tokens, sure = self._choose(logits)
         surety = torch.full(block.shape, -1.0, device=device)
         surety[at[:, 0], at[:, 1]] = sure
@@ -164,7 +164,7 @@ class Decoding:
         return tokens, (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1)).exp()
 
     def _advance(self, row: Row, line: Sequence[int]) -> list[int]:
-        """Take note of what has become final; the new ids."""
+        """Record what has become final; return the new ids."""
         size, before = self.blocks.block_size, row.told
         while row.told < min(len(line), row.start + self.max_new) and line[row.told] != self.blocks.mask_id:
             row.told += 1
@@ -181,7 +181,7 @@ def generate(
     model: Decoder, prompts: Sequence[Sequence[int]], stop: Collection[int], max_new: int = 128,
     temperature: float = 0.0, top_k: int = 0, seed: int = 0,
 ) -> list[list[int]]:  # fmt: skip
-    """Return what follows each prompt, up to the first id of `stop`, which is left out."""
+    """Return the continuation of each prompt, up to the first id of `stop`, which is left out."""
     generator = torch.Generator(model.head.device).manual_seed(seed)
     answers: list[list[int]] = [[] for _ in prompts]
     for found in Decoding(model, prompts, stop, max_new, temperature, top_k, generator):

@@ -1,4 +1,4 @@
-"""Which token comes next: the likeliest, or one that is drawn."""
+"""Choose the next token: the likeliest, or a sampled one."""
 
 import torch
 from torch import Tensor

@@ -26,12 +26,12 @@ IGNORED = -1
 
 @dataclass(frozen=True)
 class Positions:
-    """What attention needs to know of where its tokens stand."""
+    """The positions and the mask that attention needs."""
 
     cos: Tensor  # (B or 1, 1, T, D)
     sin: Tensor
-    mask: Any = None  # for `attend`
-    is_causal: bool = True  # whether no token sees a later one
+    mask: Any = None  # mask for `attend`
+    is_causal: bool = True  # True if no token attends to a later one
 
 
 class Kept(Protocol):
@@ -69,7 +69,7 @@ class Cache(Kept):
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
     def advance(self, count: int) -> None:
-        """Take note that all layers have written so many tokens."""
+        """Record that all layers have written so many tokens."""
         self.length += count
 
 
@@ -263,12 +263,12 @@ class Decoder(nn.Module):
         return (last, [seen.get(layer, x) for layer in capture]) if capture else last
 
     def begin_step(self) -> None:
-        """Take note that the weights are as they stay for all passes of a step."""
+        """Record that the weights stay as they are for all passes of a step."""
         for one in self.held:
             one.held.take(one.weight)
 
     def positions(self, index: Tensor, mask: Any = None, is_causal: bool = False) -> Positions:
-        """Return what `hidden` takes for tokens at the positions `index` (B or 1, T).
+        """Return the argument of `hidden` for tokens at the positions `index` (B or 1, T).
 
         mask: who sees whom, as `attend` takes it; is_causal: whether no token sees a later one in its row.
         """

@@ -1,4 +1,4 @@
-"""What a student is to have in common with its teacher inside: hidden states of layers, relations of one layer.
+"""Losses that bring a student's inner states close to its teacher's: hidden states of layers, relations of one layer.
 
 In: states of both for the same tokens, which tokens count. Out: summed distances, fp32 scalars with gradients to the
 student's. Sources: Wang et al., arXiv 2012.15828 (relations of queries, keys and values); Wu et al., arXiv 2510.13998
@@ -15,7 +15,7 @@ WEIGHTS = ("progressive", "uniform", "exponential")
 
 
 def layer_weights(kind: str, count: int) -> list[float]:
-    """Return what each of `count` layers counts, in sum 1: later ones more (i + 1, or 2**i), or all alike."""
+    """Return the weights of `count` layers, in sum 1: larger for later ones (i + 1, or 2**i), or all alike."""
     raw = {"progressive": range(1, count + 1), "uniform": [1] * count, "exponential": [2**i for i in range(count)]}
     return [one / sum(raw[kind]) for one in raw[kind]]
 

@@ -130,7 +130,7 @@ def opened(folder: Path, machine: Machine) -> Decoder:
 
 
 def load(model: Decoder, folder: Path) -> None:
-    """Take over the weights of a Hugging Face folder, one file in memory at a time. Raises Refused in words."""
+    """Load the weights of a Hugging Face folder, one file in memory at a time. Raises Refused in words."""
     wanted, seen, odd, head = model.state_dict(), set[str](), list[str](), None
     for file in _weight_files(folder):
         for name, one in _tensors(file).items():

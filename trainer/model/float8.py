@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 SINCE = (8, 9)  # compute capability that has the units
-DIVISOR = 16  # of every side of a matrix
+DIVISOR = 16  # every side of a matrix must be a multiple of this
 
 
 def problem(device: torch.device) -> str:

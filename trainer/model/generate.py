@@ -44,7 +44,7 @@ def generate(
     top_k: int = 0,
     seed: int = 0,
 ) -> list[list[int]]:
-    """Return what follows each prompt, up to the first id of `stop`, which is left out."""
+    """Return the continuation of each prompt, up to the first id of `stop`, which is left out."""
     if model.config.blocks is not None:
         return block_decoding.generate(model, prompts, stop, max_new, temperature, top_k, seed)
     generator = torch.Generator(model.head.device).manual_seed(seed)
@@ -65,7 +65,7 @@ def stream(
     model: Decoder, prompt: Sequence[int], stop: Collection[int], max_new: int, temperature: float = 0.0,
     top_k: int = 0, generator: torch.Generator | None = None,
 ) -> Iterator[int]:  # fmt: skip
-    """Yield what follows a prompt, id by id, up to the first of `stop`, which is left out."""
+    """Yield the continuation of a prompt, id by id, up to the first of `stop`, which is left out."""
     if model.config.blocks is not None:
         decoding = block_decoding.Decoding(model, [prompt], stop, max_new, temperature, top_k, generator)
         found = (token for new in decoding for token in new[0])

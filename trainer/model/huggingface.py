@@ -1,4 +1,4 @@
-"""What a Hugging Face `config.json` says, as our records, and back. Light to import: no torch here.
+"""Conversion between a Hugging Face `config.json` and our records. Light to import: no torch here.
 
 In: the content of a config.json. Out: a `ModelConfig`, or ConfigError where our decoder cannot be that model.
 """
@@ -34,7 +34,7 @@ SHAPE = (
 )
 IN_BLOCKS = "block_diffusion"  # model_type of what decodes in blocks, so that nobody reads it as one that does not
 SOFTCAP = "final_logit_softcapping"  # Gemma's spelling; transformers' Llama and Qwen3 do not read it
-MOST = {  # of what any decoder has, some powers of two above it: a config of somebody else allocates nothing by itself
+MOST = {  # limits some powers of two above any decoder: a config of somebody else allocates nothing by itself
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 18,
     "intermediate_size": 1 << 20,
@@ -72,7 +72,7 @@ def kind_of(config: ModelConfig) -> str:
 
 
 def odd_parts(config: ModelConfig) -> str:
-    """Return what of a shape no class of transformers has, in words."""
+    """Return the parts of a shape that no class of transformers has, in words."""
     parts = {
         "an MLP of relu(x)**2": config.mlp == "relu2",
         "a norm behind the embedding": config.embed_norm,
@@ -172,7 +172,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _ours(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what only a shape that is nobody else's may say. Raises ConfigError."""
+    """Return the fields that only a shape of ours may have. Raises ConfigError."""
     mlp, embed_norm = raw.get("mlp", "swiglu"), raw.get("embed_norm", False)
     if type(mlp) is not str or type(embed_norm) is not bool:
         raise ConfigError(f"mlp is {shown(mlp)}, embed_norm {shown(embed_norm)}; expected a text, and true or false")
@@ -180,7 +180,7 @@ def _ours(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a config says of positions. Raises ConfigError where its two spellings say different things.
+    """Return a config's settings of positions. Raises ConfigError where its two spellings differ.
 
     Older releases of transformers write `rope_scaling`, newer ones `rope_parameters`.
     """
@@ -204,7 +204,7 @@ def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _ternary(raw: Mapping[str, Any], kind: str) -> Ternary | None:
-    """Return how the matrices are rounded. Raises ConfigError for a way that is not ours."""
+    """Return the rounding of the matrices. Raises ConfigError for a way that is not ours."""
     said = raw.get("quantization_config")
     if kind == OURS:
         how = raw.get("ternary")
@@ -273,7 +273,7 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def differences(config: ModelConfig, headers: Iterable[Mapping[str, Stored]]) -> list[str]:
-    """Return what the headers of a model's files say otherwise than its config.json, in words. Nothing is allocated."""
+    """Return the differences between a model's file headers and its config.json, in words. Nothing is allocated."""
     stored = {name: one.shape for header in headers for name, one in header.items() if not is_spare(name, config)}
     # a few more than there are tensors, however many layers the config promises
     wanted = dict(islice(shapes(config), len(stored) + 100))
@@ -284,7 +284,7 @@ def differences(config: ModelConfig, headers: Iterable[Mapping[str, Stored]]) ->
 
 
 def is_spare(name: str, config: ModelConfig) -> bool:
-    """Tell whether a tensor says only what is said elsewhere: the embedding once more, or what config.json says."""
+    """Return whether a tensor is redundant: the embedding once more, or values that config.json has."""
     return (name == "lm_head.weight" and config.tie_word_embeddings) or name.endswith("rotary_emb.inv_freq")
 
 

@@ -19,7 +19,7 @@ ROWS_GPU = 4096
 
 @dataclass(frozen=True)
 class Shape:
-    """What is made of the logits before and beside the cross entropy."""
+    """The form of the loss: what is done to the logits, and added to the cross entropy."""
 
     softcap: float = 0.0  # logits become c * tanh(logits / c); 0 = they stay
     z_loss: float = 0.0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainer.records.model_config import Ternary
 
-LEAST = 1e-5  # of a scale: a matrix or a token of zeros divides by this
+LEAST = 1e-5  # smallest scale: a matrix or a token of zeros is divided by it
 
 
 def ternary(weight: Tensor, per_row: bool = False) -> tuple[Tensor, Tensor]:
@@ -40,7 +40,7 @@ def inverse_haar(x: Tensor) -> Tensor:
 
 
 def rounded_weight(weight: Tensor, how: Ternary) -> Tensor:
-    """Return what a matrix (M, K) is rounded to, float32: symbols times scales, each Haar band by itself if asked."""
+    """Return a matrix (M, K) rounded, float32: symbols times scales, each Haar band by itself if asked."""
     if not how.haar:
         symbols, scale = ternary(weight, how.per_row)
         return symbols * scale
@@ -95,7 +95,7 @@ class TernaryLinear(nn.Linear):
     def __init__(self, inputs: int, outputs: int, how: Ternary) -> None:
         super().__init__(inputs, outputs, bias=False)
         self.how = how
-        self.kept: tuple[int, Tensor] | None = None  # which version of the weight, what it was rounded to
+        self.kept: tuple[int, Tensor] | None = None  # version of the weight, and its rounded values
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
@@ -104,7 +104,7 @@ class TernaryLinear(nn.Linear):
         return F.linear(RoundedActivations.apply(x, None), self.rounded().to(x.dtype))
 
     def rounded(self) -> Tensor:
-        """Return what the weight is rounded to, float32."""
+        """Return the rounded weight, float32."""
         if self.training:
             return rounded_weight(self.weight.detach(), self.how)
         version = self.weight._version

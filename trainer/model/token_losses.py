@@ -1,4 +1,4 @@
-"""What each token costs by itself, with a gradient of its own: sliced, so that the logits of a batch never exist whole.
+"""Losses per token, each with a gradient of its own; computed in slices, so that a batch's logits never exist at once.
 
 In: hidden states, the head's matrix, the ids that came. Out: log-probabilities, one per token, and the entropy of each
 distribution. On the way back the logits of a slice are made again, since the gradient of a token is not known before;
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainer.model.losses import ROWS_CPU, ROWS_GPU, Shape, capped
 
-KEPT_BYTES = 64 << 20  # of logits that wait in a CPU's memory for the way back
+KEPT_BYTES = 64 << 20  # bytes of logits that wait in a CPU's memory for the backward pass
 
 
 def token_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, shape: Shape, temperature: float = 1.0) -> Tensor:
@@ -82,14 +82,14 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def slices(hidden: Tensor) -> list[slice]:
-    """Return which rows are worked on together."""
+    """Return the slices of rows that are processed together."""
     rows = ROWS_GPU if hidden.is_cuda else ROWS_CPU
     return [slice(start, start + rows) for start in range(0, len(hidden), rows)]
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """What a frozen model makes of the same tokens."""
+    """The outputs of a frozen model for the same tokens."""
 
     hidden: Tensor  # (N, d of the teacher)
     head: Tensor  # (V, d of the teacher)

@@ -41,7 +41,7 @@ NAMES = {
 
 
 class Unfit(Exception):
-    """What was read is no model, or no tokenizer, that our decoder can be."""
+    """The file is not a model or tokenizer that our decoder can represent."""
 
 
 def main() -> None:
@@ -131,7 +131,7 @@ def our_name(name: str) -> str:
 
 
 class Encoding:
-    """What a pickled tokenizer holds, without tiktoken, of whose class it is."""
+    """A stand-in for tiktoken's class, which holds what a pickled tokenizer contains."""
 
     def __setstate__(self, state: Any) -> None:
         self.state = state

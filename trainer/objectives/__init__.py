@@ -1,4 +1,4 @@
-"""What a phase minimises: an objective turns a model and a batch into a summed loss.
+"""Objectives: each turns a model and a batch into a summed loss, which a phase minimises.
 
 In: a decoder, a batch as named arrays. Out: the sum of the loss over the rows at hand, and figures of it. The loop
 divides both by the objective's `count` of the whole batch, so that a step is the same whatever number of micro-batches
@@ -24,7 +24,7 @@ class Objective(Protocol):
     """One way to learn from batches. Made once by its phase; pure but for what `at` sets."""
 
     def count(self, batch: Batch) -> float:
-        """Return what the loss of all rows of a step is divided by; 0 divides nothing."""
+        """Return the divisor of the loss of all rows of a step; 0 divides nothing."""
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss (fp32 scalar) and the figures (scalars, detached, the same names for every batch).

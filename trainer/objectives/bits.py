@@ -36,9 +36,9 @@ class Bits:
         self.config, self.steps, self.teacher = config, steps, teacher
         self.matrices = layers_of(model)
         device = model.head.device
-        self.share = torch.ones((), device=device)  # of the way to fully rounded matrices
+        self.share = torch.ones((), device=device)  # progress to fully rounded matrices, from 0 to 1
         self.layers = torch.zeros((), device=device)  # share of the distance of layers
-        self.largest: dict[str, Tensor] = {}  # by matrix, the running largest weight of each column
+        self.largest: dict[str, Tensor] = {}  # running largest weight of each column, by matrix
         count = model.config.num_hidden_layers
         self.weights = layer_weights(config.layer_weights, count)
         self.relation_layer = config.layer_of(count) if config.relations else None
@@ -102,14 +102,14 @@ class Bits:
         return loss, figures
 
     def _choose_columns(self, step: int) -> None:
-        """Say which columns of each matrix are not rounded in this step: those with the largest weights of late."""
+        """Choose each matrix's columns that are not rounded in this step: those with the largest running weights."""
         rest = max(1, self.steps - self.config.saliency_warmup)
         progress = min(1.0, max(0, step - self.config.saliency_warmup) / rest)
         share = self.config.saliency * (1 + math.cos(math.pi * progress)) / 2
         for name, one in self.matrices.items():
             if step % SALIENCY_EVERY == 0:
                 now = one.weight.detach().abs().amax(dim=0)
-                now = now.full_tensor() if hasattr(now, "full_tensor") else now  # of a matrix cut over processes
+                now = now.full_tensor() if hasattr(now, "full_tensor") else now  # a matrix that is cut over processes
                 self.largest[name] = self.largest[name].lerp(now, 1 - SALIENCY_DECAY) if name in self.largest else now
             largest = self.largest[name]
             chosen = max(1, int(share * len(largest))) if share > 0 else 0
@@ -119,11 +119,11 @@ class Bits:
             torch.ge(largest, least, out=one.exact)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the step alone does not say, for a checkpoint."""
+        """Return the state for a checkpoint that does not follow from the step alone."""
         return dict(self.largest)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state()` gave."""
+        """Restore what `state()` returned."""
         self.largest = {name: one.to(self.share.device) for name, one in state.items()}
 
 

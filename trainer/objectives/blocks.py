@@ -52,7 +52,7 @@ def with_masks(
 
 @dataclass(frozen=True)
 class Sequence:
-    """What the model reads of a batch, and what is to be learnt where."""
+    """The model's input made of a batch, and the targets at each place."""
 
     ids: Tensor
     """(B, S): clean tokens, then the copies of the first view, then those of the second."""
@@ -99,7 +99,7 @@ class BlockDiffusion:
         self.config = config
 
     def count(self, batch: Batch) -> float:
-        """Return how many tokens are learnt."""
+        """Return the number of tokens that are learnt."""
         return float((batch["targets"] != IGNORED).sum())
 
     def loss(self, model: Decoder, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

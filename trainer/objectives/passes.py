@@ -19,7 +19,7 @@ BOUNDS_BY = 64  # documents: their number is filled up with empty ones, so that 
 
 
 def passes(batch: Batch, micro_rows: int, model: Decoder) -> list[dict[str, Tensor]]:
-    """Return what each pass of at most `micro_rows` rows reads, on the device of the model.
+    """Return the inputs of each pass of at most `micro_rows` rows, on the device of the model.
 
     From a CPU's memory that a GPU reads by itself (pinned): the copies are begun, and nobody waits for them.
     """
@@ -37,7 +37,7 @@ def passes(batch: Batch, micro_rows: int, model: Decoder) -> list[dict[str, Tens
 
 
 def evenly(rows: int, most: int) -> int:
-    """Return how many rows a pass has, at most so many, that all but the last have as many, and that has few less."""
+    """Return the number of rows of a pass, at most so many: all passes but the last have as many, that few less."""
     return -(-rows // -(-rows // most))
 
 
@@ -54,7 +54,7 @@ def bounds(documents: np.ndarray) -> np.ndarray:
 
 
 def seen_len(documents: np.ndarray) -> int:
-    """Return how long the document of a token is, the mean over all tokens: what attention costs follows from it."""
+    """Return the mean length over all tokens of a token's document, from which the cost of attention follows."""
     sizes = np.diff(bounds(documents)).astype(np.int64)
     return round(int((sizes * sizes).sum()) / documents.size)
 

@@ -109,7 +109,7 @@ def k3(now: Tensor, reference: Tensor) -> Tensor:
 
 
 def advantages(rewards: np.ndarray, config: RlConfig) -> np.ndarray:
-    """Return how much better each answer is than its group: fp32 (prompts, group) for rewards of that shape."""
+    """Return the advantage of each answer over its group: fp32 (prompts, group) for rewards of that shape."""
     centred = rewards - rewards.mean(axis=1, keepdims=True)
     if config.divides_by_spread:
         centred = centred / (rewards.std(axis=1, ddof=1, keepdims=True) + 1e-4)
@@ -122,7 +122,7 @@ def has_signal(rewards: np.ndarray) -> np.ndarray:
 
 
 def row_weights(lengths: np.ndarray, kept: np.ndarray, config: RlConfig) -> np.ndarray:
-    """Return what a token of each answer weighs, fp32 (rows,).
+    """Return the weight of a token of each answer, fp32 (rows,).
 
     The sum over the tokens that are kept, divided by their number, is then the loss over all answers.
 
@@ -139,7 +139,7 @@ def row_weights(lengths: np.ndarray, kept: np.ndarray, config: RlConfig) -> np.n
 
 
 def worth(targets: np.ndarray, spots: Spots, advantages: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
-    """Return what a batch has of the answers that its targets belong to, for `PolicyLoss`.
+    """Return the arrays of a batch for `PolicyLoss`, from the answers that its targets belong to.
 
     advantages, weights: (answers,), of each answer; targets, spots: as `as_rows` gave them.
     """

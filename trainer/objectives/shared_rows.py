@@ -15,7 +15,7 @@ from torch import Tensor
 from trainer.model.decoder import IGNORED, Decoder
 
 Spots = list[np.ndarray]
-"""Of each answer: where in the flattened rows its ids are targets, int64 (its length,)."""
+"""The places of each answer's ids as targets in the flattened rows: int64, (its length,)."""
 
 
 class _Row:
@@ -28,13 +28,13 @@ class _Row:
         self.places: list[int] = []
         self.parts: list[int] = []
         self.prompt: Sequence[int] | None = None
-        self.begin = 0  # of the prompt
+        self.begin = 0  # start of the prompt
         self.last: Sequence[int] = ()  # answer, and ...
         self.path: list[int] = []  # ... where it stands
-        self.count = 0  # of answers
+        self.count = 0  # number of answers
 
     def shared(self, prompt: Sequence[int], answer: Sequence[int], merged: bool) -> int:
-        """Return how many ids the answer has in common with the one before it; -1 if it has not even the prompt."""
+        """Return the number of ids that the answer shares with the one before it; -1 if it has another prompt."""
         if self.prompt != prompt:
             return -1
         pairs = zip(self.last, answer, strict=False) if merged else ()
@@ -77,7 +77,7 @@ def as_rows(
     merged: whether answers share more than their prompt; else `parts` counts the answers of each row.
     """
     rows: list[_Row] = []
-    at: list[tuple[int, list[int]]] = [(0, [])] * len(answers)  # of each answer: its row, its places there
+    at: list[tuple[int, list[int]]] = [(0, [])] * len(answers)  # row of each answer, and its places there
     for prompt, numbers in groupby(range(len(answers)), lambda number: prompts[number]):
         for number in sorted(numbers, key=lambda number: answers[number]) if merged else numbers:
             answer = answers[number]

@@ -1,4 +1,4 @@
-"""Where batches come from.
+"""Sources of batches.
 
 In: the step, and the model for a source that learns from what it says. Out: a `Batch`. Most sources are pure functions
 of the step, and a thread makes their batches ahead of it; one that sees the model is asked between two steps.
@@ -19,26 +19,26 @@ class Source:
     """Batches, step by step; `batch` is called as batch(step), or as batch(step, model) if it sees the model."""
 
     sees_model = False
-    """Whether `batch` is given the model as it is after `step` steps, on the main thread of every process."""
+    """True if `batch` is given the model as it is after `step` steps, on the main thread of every process."""
     is_dealt = False
-    """Whether `batch` gives the rows of this process only, as many on each; else all rows, the same on each."""
+    """True if `batch` returns this process's rows only, as many on each; else it returns all rows, the same on each."""
 
     def batch(self, step: int, *model: Decoder) -> Batch:
         raise NotImplementedError
 
     def figures(self) -> dict[str, float]:
-        """Return what there is to tell of the last batch, by name, for metrics.jsonl; the first process's counts."""
+        """Return figures of the last batch by name, for metrics.jsonl; the first process's counts."""
         return {}
 
     def cursor(self, step: int) -> dict[str, Any]:
-        """Return what a checkpoint is to say of the place in the data where `step` begins, as plain values."""
+        """Return the position in the data where `step` begins, for a checkpoint, as plain values."""
         return {}
 
     def resume(self, cursor: Mapping[str, Any]) -> None:
         """Go on from there. Raises DataError for a place in other data."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint is to hold: for sources that see the model, all that the step does not say.
+        """Return the state for a checkpoint: for sources that see the model, all that does not follow from the step.
 
         The first process's counts for all.
         """
@@ -49,7 +49,7 @@ class Source:
 
 
 class Made(Source):
-    """What a pure function of the step gives."""
+    """A source whose batches are a pure function of the step."""
 
     def __init__(self, make: Callable[[int], Batch]) -> None:
         self.make = make

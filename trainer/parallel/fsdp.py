@@ -23,7 +23,7 @@ from trainer.parallel.process_group import FIRST_TIMEOUT_S, Ranks, passing, time
 
 @dataclass(frozen=True)
 class Cut:
-    """Which piece of how many this process has. One of one: the model is whole here."""
+    """The piece of the model that this process has, and the number of pieces. One of one: the model is whole here."""
 
     rank: int = 0
     size: int = 1
@@ -33,7 +33,7 @@ class Cut:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether every process has the parameters whole, whatever else is cut."""
+        """Return whether every process has the parameters whole, whatever else is cut."""
         return self.size == 1
 
     def part(self, tensor: Tensor) -> Tensor:
@@ -62,12 +62,12 @@ class Cut:
         """Forget the gradients."""
 
     def rows(self, num_rows: int) -> slice:
-        """Return which rows of a parameter of so many are here."""
+        """Return the rows of a parameter of so many that are here."""
         each = -(-num_rows // self.size)
         return slice(min(self.rank * each, num_rows), min((self.rank + 1) * each, num_rows))
 
     def sizes(self, num_rows: int) -> list[int]:
-        """Return how many rows each process has."""
+        """Return the number of rows of each process."""
         each = -(-num_rows // self.size)
         return [max(0, min(each, num_rows - rank * each)) for rank in range(self.size)]
 
@@ -86,7 +86,7 @@ class Cut:
         pieces: (N, rows here, columns).
         """
         n, _, columns = pieces.shape
-        mine, sizes = self._shares(n), self.sizes(num_rows)  # of matrices, of rows, of each process
+        mine, sizes = self._shares(n), self.sizes(num_rows)  # numbers of matrices and of rows of each process
         got = self._swap(
             pieces.flatten(),
             [count * pieces[0].numel() for count in mine],
@@ -96,7 +96,7 @@ class Cut:
         return torch.cat([part.view(mine[self.rank], rows, columns) for part, rows in parts], dim=1)
 
     def pieces(self, whole: Tensor, n: int, rows_here: int) -> Tensor:
-        """Return what `whole` was given: (N, rows here, columns) of (its N, rows, columns)."""
+        """Return the inverse of `whole`: (N, rows here, columns) of (its N, rows, columns)."""
         mine, (_, num_rows, columns) = self._shares(n), whole.shape
         parts = whole.split(self.sizes(num_rows), dim=1)
         got = self._swap(
@@ -107,7 +107,7 @@ class Cut:
         return torch.cat([part.view(count, rows_here, columns) for part, count in zip(got, mine, strict=True)])
 
     def _shares(self, n: int) -> list[int]:
-        """Return how many of n matrices each process has whole."""
+        """Return the number of whole matrices, out of n, of each process."""
         ends = [n * rank // self.size for rank in range(self.size + 1)]
         return [end - start for start, end in zip(ends, ends[1:], strict=False)]
 

@@ -1,4 +1,4 @@
-"""How a phase lies on the GPUs that are there: spread in which way, with how many rows at a time.
+"""The placement of a phase on the GPUs that are there: how it is spread, and how many rows each takes at a time.
 
 In: the phase, the `Ranks`, the machine; the estimate of `trainer.memory` decides. Out: the phase with what was chosen,
 a way of spreading it; where the estimate was wrong, an error with numbers that would fit.
@@ -67,7 +67,7 @@ def fitted(config: PhaseConfig, ranks: Ranks, machine: Machine, before: Mapping[
 
 
 def is_held(config: PhaseConfig, way: str, ranks: Ranks, machine: Machine) -> bool:
-    """Tell whether there is room to keep a model that is cut together for all passes of a step, of which it has some.
+    """Return whether there is room to keep a model that is cut together for all passes of a step, of which it has some.
 
     Then it travels once, else once for each pass.
     """

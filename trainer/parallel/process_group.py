@@ -21,23 +21,23 @@ from torch import Tensor
 
 from trainer.errors import PeerLost, Refused
 
-# Of one exchange. Until the first step is done, others may compile, read a model or begin to talk over NCCL; afterwards
-# who says nothing is gone. SLIPWAY_GROUP_TIMEOUT_S sets another for both.
+# Timeouts of one exchange. Until the first step is done, others may compile, read a model or set up NCCL; afterwards a
+# silent process is gone. SLIPWAY_GROUP_TIMEOUT_S replaces both.
 FIRST_TIMEOUT_S, STEP_TIMEOUT_S = 600.0, 100.0
 WRITE_TIMEOUT_S = 3600.0  # while the others wait for what the first one reads or writes
 
 
-# What backends say when a process at the other end has gone or says nothing, inside of a pass through the model.
+# Messages of backends when a process at the other end has gone or is silent, inside of a pass through the model.
 GONE = re.compile(r"gloo|nccl|connection (closed|reset)|timed out waiting", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which of how many this process is."""
+    """The rank of this process, and the number of processes."""
 
     rank: int = 0
     size: int = 1
-    per_node: int = 1  # of them on this node, and as many on each other one
+    per_node: int = 1  # number of processes on this node, and on each other one
     words: Any = None  # the group for words of the first one, who may have to read or write for long
     quick: Any = None  # the group for words of all, who are there at the same time
 
@@ -72,7 +72,7 @@ class Ranks:
         return sums.tolist()
 
     def tell(self, words: Any = None) -> Any:
-        """Return what the first process says, as JSON, heard by all. Raises PeerLost."""
+        """Return the first process's words, as JSON, heard by all. Raises PeerLost."""
         if self.size == 1:
             return words
         said = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
@@ -84,7 +84,7 @@ class Ranks:
         return json.loads(bytes(said.tolist()))
 
     def tell_all(self, words: Any) -> list[Any]:
-        """Return what each process says, as JSON, heard by all. Raises PeerLost."""
+        """Return the words of each process, as JSON, heard by all. Raises PeerLost."""
         if self.size == 1:
             return [words]
         said = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
@@ -124,7 +124,7 @@ class Ranks:
                 torch.distributed.send(_as_bytes(one), 0, group=self.words)
 
     def receive(self, rank: int) -> dict[str, Tensor]:
-        """Return what that process sends. Raises PeerLost."""
+        """Return the tensors that process sends. Raises PeerLost."""
         with _others():
 
             def fill(one: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def timeout_s(usual: float) -> float:
 
 
 def node() -> str:
-    """Return which node of the run this is."""
+    """Return the rank of this node in the run."""
     return os.environ.get("SLIPWAY_NODE_RANK", "0")
 
 

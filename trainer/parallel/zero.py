@@ -30,7 +30,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Shared(Cut):
-    """Which rows of every parameter this process changes. Its model is whole."""
+    """The rows of every parameter that this process updates. Its model is whole."""
 
     units: list[Unit] = field(default_factory=list)  # in the order in which gradients are made
     owner: dict[nn.Parameter, Unit] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Shared(Cut):
         """Give the others the rows that were changed here, and take theirs. Raises PeerLost."""
         begun: list[tuple[Unit, Any, Tensor, Tensor]] = []
         with passing():
-            for unit in reversed(self.units):  # as the next pass needs them; two are under way at a time
+            for unit in reversed(self.units):  # in the order of the next pass; two are under way at a time
                 mine = unit.parameters[0].new_zeros(sum(self._widths(unit)))
                 for piece, parameter in zip(self._pieces(unit, mine), unit.parameters, strict=True):
                     piece.copy_(self.part(parameter))
@@ -128,11 +128,11 @@ class Shared(Cut):
         unit.under_way = (work, given, mine)
 
     def _widths(self, unit: Unit) -> list[int]:
-        """Return how many numbers of each parameter every process has, filled up to the same."""
+        """Return how many numbers of each parameter every process has, padded to the same."""
         return [-(-len(one) // self.size) * (one.numel() // len(one)) for one in unit.parameters]
 
     def _places(self, unit: Unit, every: Tensor) -> Sequence[Tensor]:
-        """Return where each parameter stands, (size, width), in what all processes have of a unit."""
+        """Return each parameter's place, (size, width), in what all processes have of a unit."""
         return every.view(self.size, -1).split(self._widths(unit), dim=1)
 
     def _pieces(self, unit: Unit, mine: Tensor) -> Iterator[Tensor]:
@@ -142,7 +142,7 @@ class Shared(Cut):
             yield flat[: rows * (parameter.numel() // len(parameter))].view(rows, *parameter.shape[1:])
 
     def _by_rank(self, whole: Tensor, place: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield how many rows each process has, the first of them, and where they stand."""
+        """Yield for each process the number of its rows, the first of them, and their place."""
         start = 0
         for rank, rows in enumerate(self.sizes(len(whole))):
             yield rows, start, place[rank, : rows * (whole.numel() // len(whole))].view(rows, *whole.shape[1:])

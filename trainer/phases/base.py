@@ -34,7 +34,7 @@ def rows_of(phase: PhaseRun) -> "Rows":
 
 
 def measured(phase: PhaseRun, model: Decoder) -> dict[str, Any]:
-    """Return how many tokens a phase has read, and bits per byte of the held-out documents, where there are any."""
+    """Return the number of tokens a phase has read, and bits per byte of held-out documents, where there are any."""
     config = phase.config
     about: dict[str, Any] = {"tokens": config.steps * config.rows * config.sequence_len}
     if val := token_files(phase.input("tokens"), "val"):

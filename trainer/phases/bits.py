@@ -44,7 +44,7 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
 
 
 def measured(phase: PhaseRun, model: Decoder) -> dict[str, Any]:
-    """Return what is known of a model of text, and what rounding takes from its matrices, by layer and on average.
+    """Return the measures of a model of text, and the rounding error of its matrices, by layer and on average.
 
     Of a matrix that is the squared length of what rounding changes over its own.
     """

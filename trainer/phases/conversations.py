@@ -1,4 +1,4 @@
-"""What mid and sft share: conversations drawn by the mixture, on top of the model of the phase before."""
+"""The training that mid and sft share: conversations drawn from the mixture, on top of the previous phase's model."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def talk_of(phase: PhaseRun, align: int = 1) -> Conversations:
 
 
 def conversations_of(phase: PhaseRun, kind: str) -> Path:
-    """Return where those of a kind are: ours, or an input of that name. Raises Refused when there is none."""
+    """Return the path of a kind of conversations: ours, or an input of that name. Raises Refused when there is none."""
     if kind == "identity":
         return phase.input("identity") / "identity_conversations.jsonl"
     if KINDS.get(kind) == "questions":

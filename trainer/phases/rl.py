@@ -54,7 +54,7 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
 
 
 def learnt(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, Judge]) -> dict[str, Any]:
-    """Return what is known of the model that was trained and published; {} on all processes but the first."""
+    """Return the measures of the trained and published model; {} on all processes but the first."""
     config, rl = phase.config, phase.config.rl
     assert rl is not None
     model = phase.first_model()
@@ -75,13 +75,13 @@ def learnt(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, J
 
 
 def engine_of(phase: PhaseRun, rl: RlConfig) -> Engine:
-    """Return what answers. Raises Refused where vLLM cannot."""
+    """Return the engine of answers. Raises Refused where vLLM cannot run."""
     stop = stops(phase.tokenizer)
     if rl.engine == "embedded":
         return Embedded(stop, rl.side_by_side)
     if not phase.ranks.is_first:
         return Elsewhere()
-    logs = work_folder().parent / "logs"  # of a pod
+    logs = work_folder().parent / "logs"  # logs of a pod
     log = (logs if logs.is_dir() else work_folder()) / "vllm.log"
     opening = Opening(phase.checkpoints.folder / ".engine", phase.tokenizer_folder, phase.config.sequence_len,
                       rl.side_by_side, rl.temperature, devices_of(phase, rl))  # fmt: skip

@@ -1,4 +1,4 @@
-"""What is wanted, compared with what is there: the plan, and the job that makes the missing part.
+"""Compare what is wanted with what the store holds: the plan, and the job that makes the missing part.
 
 In: `Wanted`, an `Inventory` of what the store holds, the checkout whose code will run. Out: a `Plan`. Touches no store.
 """
@@ -39,7 +39,7 @@ from trainer.records.phase_registry import (
 from trainer.reuse import Choice, Node, choices, needed
 
 SILENT_S = 30 * 60.0
-SHOWN = 3  # of the settings by which an artifact differs from the one that is wanted
+SHOWN = 3  # number of differing settings that are shown
 NO_LIMITS = Limits()
 
 
@@ -136,7 +136,7 @@ def resolve(
 
 
 def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
-    """Return what `--steps` has made of the schedules, in words."""
+    """Return the changes that `--steps` made to lengths and warm-ups of phases, in words."""
     changes = []
     for phase in phases:
         whole = profile.phases[phase.phase]
@@ -148,7 +148,7 @@ def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]
 
 
 def about_bits(phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
-    """Return what a ternary model of that shape cannot become, and stages of none, before anything is trained."""
+    """Return warnings before training: ternary models that GGUF cannot hold, stages of bits without a ternary model."""
     found = dict.fromkeys(phase.model for phase in phases if phase.model.ternary)
     said = [problem for model in found if (problem := model.gguf_problem())]
     whole = [phase.phase for phase in phases if phase.bits and not phase.model.ternary]
@@ -175,7 +175,7 @@ def _closure(nodes: Mapping[str, Node], names: tuple[str, ...]) -> set[str]:
 
 
 def _held(inventory: Inventory) -> list[HeldArtifact]:
-    """Return what is whole: under what it is, or, as 8284afb wrote it, under a name alone."""
+    """Return the whole artifacts: under their own names, or, as 8284afb wrote them, under a name alone."""
     return [one for one in (*inventory.artifacts.values(), *inventory.kept) if not one.problem]
 
 
@@ -200,7 +200,7 @@ def _planned(
 
 
 def why_other(before: HeldArtifact, fingerprint: str, spec: Any) -> str:
-    """Return what is different about an artifact from the one that `spec` and its inputs make, in words.
+    """Return the differences of an artifact from the one that `spec` and its inputs make, in words.
 
     Its settings are named where it was made since they are written down beside it.
     """
@@ -218,7 +218,7 @@ def why_other(before: HeldArtifact, fingerprint: str, spec: Any) -> str:
 
 
 def plain(spec: Any) -> dict[str, Any]:
-    """Return what of a spec counts, as JSON has it."""
+    """Return the part of a spec that counts, as JSON has it."""
     return dict(json.loads(json.dumps(what_counts(spec))))
 
 

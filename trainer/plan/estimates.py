@@ -1,4 +1,4 @@
-"""How long steps take and how much memory they need, by formulas; and what of a step its time depends on.
+"""Estimates by formula of the time and memory that steps take, and of what a step's time depends on.
 
 In: a step and what the machine does of useful work; the GPUs that are asked for. Out: seconds; bytes of each GPU.
 `infra.market.expected` learns from what steps have taken, of the same amount of work and of others.
@@ -20,7 +20,7 @@ from trainer.reuse import Node
 
 
 def ways_of(phase: PhaseConfig, request: Request) -> dict[str, int]:
-    """Return how a model may be spread over the GPUs that are asked for -> bytes that it takes of each, an estimate."""
+    """Return the possible layouts of a model over the requested GPUs, with estimated bytes on each."""
     answering = phase.rl.engine_devices if phase.rl is not None else 0
     found = memory.ways(phase, max(1, request.num_gpus - answering), request.nodes)
     return {way: memory.estimate(phase, **spread).total for way, spread in found.items()}
@@ -34,13 +34,13 @@ def told(found: Mapping[str, int]) -> str:
     return f"several GPUs: {', else '.join(sizes)} (parallel in a profile's file chooses)"
 
 
-STATE_BYTES = 12  # of a parameter in a checkpoint: itself and AdamW's two moments, float32
+STATE_BYTES = 12  # bytes of a parameter in a checkpoint: itself and AdamW's two moments, float32
 DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0, "problems": 1.0}
 TALK_STEP_S = 5.0  # without the network
 IMPORT_STEP_S, IMPORT_PARAMS_PER_S = 4.0, 1e8  # torch; reading and writing them, not the network
 PHASE_START_S = 4.0  # torch, the inputs, the first compiled step
-CHAT_TOKENS, TURN_TOKENS = 64, 34  # of a usual conversation, padding included; of one that shares its row with others
-# Of a phase, what changes neither how long it is nor how long each of its steps takes: data, and sizes of numbers.
+CHAT_TOKENS, TURN_TOKENS = 64, 34  # of a usual conversation, with padding; of one that shares its row
+# Settings of a phase that change neither its length nor the time of a step: data, and sizes of numbers.
 TIMELESS = set("phase steps seed schedule optimizer adopted mixture fit".split())
 
 

@@ -132,7 +132,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
 
 
 def _data(phase: Phase, kinds: Collection[str], made: Sequence[str]) -> dict[str, str]:
-    """Return what a phase reads beside models and the tokenizer: role -> node."""
+    """Return the data that a phase reads beside models and the tokenizer: role -> node."""
     if phase.reads == TEXT:
         return {"text": "text", "tokens": "tokens"}
     roles = {KINDS.get(kind, kind) for kind in kinds}
@@ -245,13 +245,13 @@ def _phase(
     if wanted.seed is not None:
         config = replace(config, seed=wanted.seed)
     if wanted.steps is not None and f"{phase}.steps" not in wanted.options:
-        warm_ups = (f"{phase}.schedule.", f"{phase}.bits.")  # those that were given stay as they were given
+        warm_ups = (f"{phase}.schedule.", f"{phase}.bits.")  # settings that the user gave are not rescaled
         given = {path: text for path, text in wanted.options.items() if path.startswith(warm_ups)}
         config = phase_options.with_options(config.in_steps(wanted.steps), given)
     if config.blocks is not None and (wanted.block_size or wanted.batch_size or wanted.grad_accum or wanted.tokens):
         config = phase_options.with_options(_in_blocks(config, config.blocks, wanted), wanted.options)
     if wanted.init is not None:
-        config = phase_options.with_options(config, wanted.options)  # which outweigh what somebody else's model needs
+        config = phase_options.with_options(config, wanted.options)  # these override what an imported model needs
     if config.rl is not None and wanted.rl:
         config = replace(config, rl=replace(config.rl, **wanted.rl))
     entry = f"{PHASES[phase].module.replace('.', '/')}.py"

@@ -1,4 +1,4 @@
-"""What the engine of rl's answers asks of a machine, before anything starts. Light: no torch here."""
+"""Check that a machine can run the engine of rl's answers, before anything starts. Light: no torch here."""
 
 from infra.errors import UsageError
 from infra.records import Request

@@ -1,4 +1,4 @@
-"""What sources are called in the store, and by what it is known that they have changed.
+"""The names of sources in the store, and the fingerprints that change when a source does.
 
 In: a source as it was typed: `pydocs`, `fineweb`, a path, a data set, several by weight. Out: a name; a fingerprint.
 """
@@ -20,7 +20,7 @@ def located(source: str) -> str:
 
 
 def slug_of(source: str) -> str:
-    """Return what such conversations are called.
+    """Return the name of such conversations.
 
     It is the last part of a path without its suffixes, or a data set's own name.
     """
@@ -31,7 +31,7 @@ def slug_of(source: str) -> str:
 
 
 def own_sources(source: str) -> list[str]:
-    """Return which of the names in a source are those of extensions that this process knows."""
+    """Return the names in a source that are those of extensions that this process knows."""
     parts = [one for one, _ in references.parse_mixture(source)] or [source]
     return [one for one in parts if extensions.used(one)]
 
@@ -51,7 +51,7 @@ def source_slug(source: str) -> str:
 
 
 def source_fingerprint(source: str) -> str:
-    """Return what the source holds now: for pydocs the Python that is read, for files their content.
+    """Return a fingerprint of the source now: for pydocs the Python that is read, for files their content.
 
     A file over 64 MiB counts by size and modification time, since hashing it would hold up every plan.
     Raises ConfigError when there is no file to read.

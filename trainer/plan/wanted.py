@@ -1,4 +1,4 @@
-"""What the user asked for, of words: phases, a mixture, a persona, a profile.
+"""The user's wishes, parsed from words: phases, a mixture, a persona, a profile.
 
 In: words of flags and files. Out: `Wanted`, and records in it. Raises UsageError with what was meant perhaps.
 """
@@ -30,49 +30,49 @@ ROWS = ("text_column", "filter", "exhausted")
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What the user asked for, as plain values."""
+    """The user's wishes, as plain values."""
 
     phases: tuple[str, ...] = ("sft",)
     profile: str = "smoke"
     tag: str = ""
-    """Of the checkpoints in the store; the profile's name unless given."""
+    """Tag of the checkpoints in the store; "" = the profile's name."""
     source: str = "pydocs"
     packages: tuple[str, ...] = ()
     rows: Mapping[str, str] = field(default_factory=dict)
-    """Which rows of the source, and which text of them: fields of `TextSpec`, those of `ROWS`."""
+    """Selection of the source's rows, and of their text: fields of `TextSpec`, those of `ROWS`."""
     persona: Persona
     identity: str = ""
     """A .jsonl of conversations that say who the model is, instead of those made of the persona."""
     seed: int | None = None
-    """Of training; the data's split keeps its own."""
+    """Seed of training; the split of the data keeps its own."""
     steps: int | None = None
     """Optimizer steps of every phase, instead of the profile's; warm-ups are rescaled with them."""
     block_size: int = 0
-    """Of dlm, instead of the profile's; 0 = that."""
+    """Tokens per block in dlm; 0 = the profile's."""
     batch_size: int = 0
-    """Of dlm: sequences in a forward pass; 0 = the profile's."""
+    """Sequences per forward pass in dlm; 0 = the profile's."""
     grad_accum: int = 0
-    """Of dlm: forward passes of an optimizer step; 0 = the profile's."""
+    """Forward passes per optimizer step in dlm; 0 = the profile's."""
     tokens: int = 0
-    """Of dlm: its length; 0 = the profile's steps."""
+    """Length of dlm in tokens; 0 = the profile's steps."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Of single phases, instead of the profile's: the text of each by PHASE.FIELD."""
+    """Options of single phases that replace the profile's: text by PHASE.FIELD."""
     init: ImportSpec | None = None
-    """Somebody else's model, which the first phase goes on from."""
+    """Imported model from which the first phase goes on."""
     mixture: Mapping[str, float] | None = None
-    """Of every chat phase, instead of the profile's: kinds of ours, paths, hf:// addresses, and their weights."""
+    """Mixture of every chat phase, instead of the profile's: weights of our own kinds, paths or hf:// addresses."""
     tasks: Mapping[str, float] | None = None
-    """Of rl, instead of the profile's: names and .jsonl files of problems, and their weights."""
+    """Tasks of rl, instead of the profile's: names or .jsonl files of problems, with their weights."""
     problems: str = ""
     """Folder with the files of the tasks, instead of the hub."""
     rl: Mapping[str, Any] = field(default_factory=dict)
-    """What flags say of how rl learns: fields of `RlConfig`."""
+    """Settings of rl given by flags: fields of `RlConfig`."""
     given: Mapping[str, str] = field(default_factory=dict)
-    """Steps whose artifact is not for us to make: it is in the store, with this fingerprint."""
+    """Steps whose artifact we do not make: it is in the store, with this fingerprint."""
     made: str = ""
-    """Of a phase in `phases` that other code made: `keep` or `remake`; "" leaves that open."""
+    """The choice for a phase of `phases` that other code made: `keep`, `remake`, or "" = undecided."""
     keeping: Mapping[str, Any] = field(default_factory=dict)
-    """What is to be kept otherwise than the profile says: fields of `Keeping`."""
+    """Changes to the profile's fields of `Keeping`."""
 
 
 def parse_phases(words: str) -> tuple[str, ...]:

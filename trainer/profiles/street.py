@@ -127,7 +127,7 @@ def dial(depth: int) -> Profile:
     batch^0.5, decay ~ batch^0.5 / tokens.
     """
     model, reference = dial_shape(depth), dial_shape(12)
-    length = model.num_matrix_params / reference.num_matrix_params  # of training, in that of the reference
+    length = model.num_matrix_params / reference.num_matrix_params  # length of training, relative to the reference
     batch_tokens = 2 ** round(math.log2(2**19 * length**0.383))
     faster = (batch_tokens / 2**19) ** 0.5
     narrow = (model.hidden_size / 768) ** -0.5

@@ -1,4 +1,4 @@
-"""What the stages of a model of 1.58 bits do beside predicting the next token, as a frozen record. Light: no torch."""
+"""The settings of the stages that make a model of 1.58 bits, as a frozen record. Light: no torch."""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ SHAPES = ("linear", "cosine")
 
 @dataclass(frozen=True, kw_only=True)
 class BitsConfig:
-    """How a ternary model is trained: how fast it is rounded, and what it is to have in common with its teacher.
+    """The training of a ternary model: how fast its weights are rounded, and its losses against the teacher.
 
     The loss of a step is `layers` * distance of layers + (1 - `layers`) * (`nats` * cross entropy + `divergence` *
     KL(teacher || student)) + `relations` * divergence of relations, each the mean over tokens that count.
@@ -20,7 +20,7 @@ class BitsConfig:
     warmup_steps: int = 0
     """Steps over which rounding grows from none to all; 0 = all from the first step on."""
     warmup: str = "linear"
-    """How it grows: `linear` or `cosine`."""
+    """Form of the growth: `linear` or `cosine`."""
     nats: float = 1.0
     """Weight of the cross entropy."""
     divergence: float = 0.0
@@ -40,7 +40,7 @@ class BitsConfig:
     relation_layer: int | None = None
     """The layer they are taken from, counted from 0; None = four fifths of the way up."""
     relation_heads: int = 32
-    """All heads of a token are joined and cut into so many vectors."""
+    """Number of vectors into which the joined heads of a token are split."""
     saliency: float = 0.0
     """Share of each matrix's columns, those with the largest weights, that are not rounded at first; 0 = none."""
     saliency_warmup: int = 100
@@ -60,7 +60,7 @@ class BitsConfig:
 
     @property
     def has_teacher(self) -> bool:
-        """Tell whether a frozen model beside it is asked."""
+        """Return whether a frozen model beside it is asked."""
         return bool(self.divergence or self.layers or self.relations)
 
     def in_steps(self, share: float) -> "BitsConfig":

@@ -1,4 +1,4 @@
-"""How a model learns to decode in blocks, and how it then decodes. Light to import: no torch here."""
+"""The settings of a model that decodes in blocks, for training and for decoding. Light to import: no torch here."""
 
 from dataclasses import dataclass
 

@@ -6,7 +6,7 @@ from data.config import ConfigError
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.fields import in_bounds, newer
 
-MLPS = {"swiglu": 3, "relu2": 2}  # how many matrices each has
+MLPS = {"swiglu": 3, "relu2": 2}  # number of matrices of each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Ternary:
-    """How the matrices inside the blocks are rounded to -1, 0 and 1 times a scale."""
+    """The rounding of the matrices inside the blocks to -1, 0 and 1 times a scale."""
 
     per_row: bool = False
     """One scale for each output instead of one for the matrix."""
@@ -69,14 +69,14 @@ class ModelConfig:
     tie_word_embeddings: bool = True
     rope_scaling: RopeScaling | None = None
     logit_softcap: float = 0.0
-    """Logits become c * tanh(logits / c), here and in our own sampling; 0 = as they are. Llama and Qwen3 elsewhere know
-    nothing of it: the likeliest word stays the same, the probabilities do not."""
+    """Logits become c * tanh(logits / c), here and in our own sampling; 0 = unchanged. Llama and Qwen3 elsewhere ignore
+    it: the likeliest token stays the same, the probabilities do not."""
     sub_norm: bool = newer(False)
     """RMSNorms in front of `o_proj` and `down_proj`, as BitNet has them (SubLN)."""
     ternary: Ternary | None = newer(None)
     """Matrices of 1.58 bits inside the blocks, activations of 8; None = both in full precision."""
     blocks: BlocksConfig | None = newer(None)
-    """It decodes in blocks, and has learnt to see whole ones; None = from left to right."""
+    """Settings of a model that was trained to decode in blocks; None = from left to right."""
     attention_bias: bool = newer(False)
     """Qwen2: `q_proj`, `k_proj` and `v_proj` add a bias."""
     mlp: str = newer("swiglu")
@@ -146,7 +146,7 @@ class ModelConfig:
 
     @property
     def num_matrix_params(self) -> int:
-        """Return how many parameters every token is multiplied by: matrices of the blocks, and the head."""
+        """Return the number of parameters that multiply every token: matrices of the blocks, and the head."""
         d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
         attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)
         return self.num_hidden_layers * (attention + MLPS[self.mlp] * d * f) + self.vocab_size * d

@@ -14,12 +14,12 @@ from trainer.records.phase_registry import PHASES, Phase
 CONSTANT = "PHASE"
 LIKE = ("base", "mid", "sft")  # the others have settings that are of no use to a phase of another name
 MODULE = "trainer.phases.own"
-WORD = "own"  # of the step that trains any of them: `python -m trainer own`
+WORD = "own"  # name of the step that trains any of them: `python -m trainer own`
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnPhase:
-    """What the constant PHASE of an extension says of its phase."""
+    """The declaration of a phase by an extension: its constant PHASE."""
 
     like: str
     """The phase of ours whose settings it has, but for what `--set` changes, and whose kind of data it reads."""

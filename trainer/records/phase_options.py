@@ -90,7 +90,7 @@ def refuse_unknown(options: Mapping[str, str], phases: Mapping[str, Any]) -> Non
 
 
 def differences(options: Mapping[str, str], phases: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what the options change about a profile's phases, in words: `sft.optimizer.lr 0.0005 (profile: 0.001)`."""
+    """Return the changes of the options to a profile's phases, in words: `sft.optimizer.lr 0.0005 (profile: 0.001)`."""
     said = []
     for path, text in of_phase(MODEL, options):
         before = [_at(phase.model, path) for phase in phases.values()]
@@ -103,7 +103,7 @@ def differences(options: Mapping[str, str], phases: Mapping[str, Any]) -> tuple[
 
 
 def _at(record: Any, path: str) -> Any:
-    """Return what a record has there; of a dictionary, by the rest of the path."""
+    """Return the value of a record there; of a dictionary, by the rest of the path."""
     while path and dataclasses.is_dataclass(record):
         name, _, path = path.partition(".")
         record = getattr(record, name)
@@ -183,6 +183,6 @@ def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
         inner = result.get(key)
         is_part = isinstance(inner, dict) and key != "mixture" and value is not None
         result[key] = changed(inner, value) if is_part else value
-    if "micro_rows" in by and "fit" in values:  # who says how many does not want others
+    if "micro_rows" in by and "fit" in values:  # a given number is not replaced by a fitted one
         result["fit"] = by.get("fit", False)
     return result

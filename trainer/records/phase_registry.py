@@ -15,34 +15,34 @@ INIT, TEACHER = "init", "teacher"  # roles of inputs: somebody else's model to b
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """What the rest of the house needs to know of a phase."""
+    """The properties of a phase that the rest of the project needs."""
 
     name: str
     folder: str
-    """Of the store: its artifacts are `<folder>/<tag>`."""
+    """Folder in the store: its artifacts are `<folder>/<tag>`."""
     module: str
-    """Holds `run(config, making, keeping, ranks)`; phases may share one."""
+    """Module with `run(config, making, keeping, ranks)`; phases may share one."""
     follows: tuple[str, ...] = ()
     """The phases whose model it can go on from, nearest first; () = it begins from nothing."""
     reads: str = ""
     """`text`: the artifacts text and tokens. `talk`: the conversations of its mixture, which --mixture replaces.
     `prompts`: the same, of its own mixture always. "": nothing but the tokenizer."""
     teacher: tuple[str, ...] = ()
-    """The phases whose model can be its frozen second one, nearest first: its input `teacher`. () = it has none."""
+    """The phases whose model can be its frozen teacher, nearest first: its input `teacher`. () = it has none."""
     version: int = 1
     """Raised by whoever changes what comes out of it for the same settings and inputs; see trainer/fingerprints.py."""
     in_all: bool = False
-    """Whether `--phase all` holds it, and whether its model is one that commands take unasked."""
+    """True if `--phase all` includes it, and commands take its model by default."""
     optional: bool = False
-    """Whether it is left out of a sum that names a phase it could go on from and not itself: bits1+bits2."""
+    """True if a sum leaves it out unless it is named, where a named phase could go on from it: bits1+bits2."""
     takes_init: bool = True
-    """Whether somebody else's model may stand in for the phases before it."""
+    """True if an imported model may replace the phases before it."""
     trains: bool = True
-    """Whether it has steps; else it changes the model that it is given, and saves it."""
+    """True if it trains in steps; otherwise it converts the model that it is given, and saves it."""
     alias: str = ""
     """Another word for it in `--phase`."""
     like: str = ""
-    """Of an extension: the phase of ours whose settings it has; see trainer/records/own_phase.py."""
+    """The phase of ours whose settings a phase of an extension has; see trainer/records/own_phase.py."""
     extension: str = ""
     """The file and the digest of the extension that it is; "" = it is ours."""
 
@@ -128,11 +128,11 @@ _ALL = (
     ),
 )
 PHASES: dict[str, Phase] = {one.name: one for one in _ALL}
-USUAL = "sft"  # what a launch trains up to, and the model that is talked to, where nobody says which
+USUAL = "sft"  # the default phase of a launch, and the default model of a talk
 
 KINDS = {"identity": "identity", "pydocs": "questions", "other": "questions"}
 KINDS |= {task: task for task in TASKS}
-"""Kinds of conversations and prompts that are ours -> the role of the artifact that holds them, "" = of none."""
+"""Role of the artifact that holds each of our kinds of conversations and prompts; "" = no artifact holds it."""
 
 
 def phase_names() -> str:
@@ -146,7 +146,7 @@ def listed(some: Sequence[str]) -> str:
 
 
 def all_phases() -> tuple[str, ...]:
-    """Return what `--phase all` stands for."""
+    """Return the phases of `--phase all`."""
     return tuple(name for name, one in PHASES.items() if one.in_all)
 
 
@@ -174,7 +174,7 @@ def starts_from(phase: str, roles: Collection[str]) -> str:
     """Return the role of the model that a phase with such inputs goes on from; "" where it begins from nothing."""
     one = PHASES[phase]
     found = next((before for before in (INIT, *one.follows) if before in roles), "")
-    return found or (one.follows[0] if one.follows else "")  # which is missing, as whoever opens it will say
+    return found or (one.follows[0] if one.follows else "")  # a missing one is reported by the code that opens it
 
 
 def chain(known: Collection[str], asked: Sequence[str], has_init: bool) -> dict[str, str]:

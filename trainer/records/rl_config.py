@@ -1,4 +1,4 @@
-"""How the phase rl learns: its rollouts, its rewards, its loss. Light: no torch here."""
+"""The settings of the phase rl: its rollouts, its rewards, its loss. Light: no torch here."""
 
 import math
 from dataclasses import dataclass
@@ -23,36 +23,37 @@ class RlConfig:
     max_new: int = 256
     """Tokens of an answer at most."""
     temperature: float = 1.0
-    """Of sampling and of the log-probabilities that are learnt from."""
+    """Temperature of sampling and of the log-probabilities in the loss."""
     top_k: int = 0
-    """Only the likeliest so many ids are drawn; 0 = all, as the loss assumes."""
+    """Only this many of the likeliest ids are sampled from; 0 = all, as the loss assumes."""
     top_p: float = 1.0
-    """Only the likeliest ids that have this much of the probability together are drawn."""
+    """Only the likeliest ids that together have this probability are sampled from."""
     loss: str = "dapo"
     """`dapo`: mean over all tokens of the batch; `grpo`: over the tokens of each answer, then over answers; `dr_grpo`:
     over `max_new` tokens of each answer, and advantages are not divided by the spread; `gspo`: one ratio for an answer;
     `plain`: no ratio, no clipping, no spread."""
     clip_low: float = 0.2
-    """The ratio to the policy that answered counts from 1 - this ..."""
+    """The ratio to the policy that answered is clipped from 1 - this ..."""
     clip_high: float = 0.28
     """... to 1 + this."""
     beta: float = 0.0
-    """Of the KL divergence (k3) from the model that the phase began with; 0 = none, and no second model is kept."""
+    """Weight of the KL divergence (k3) from the model at the start of the phase; 0 = none, and no copy of that model is
+    kept."""
     num_iterations: int = 1
     """Updates on the same answers."""
     correction: float = 2.0
-    """What a token counts at most more than it should, where the engine that answered and the trainer disagree about
+    """Largest importance weight of a token, where the engine that answered and the trainer disagree about
     its probability; 0 = no correction."""
     dynamic_sampling: int = 0
-    """So often other prompts are tried in place of those whose answers are all worth the same."""
+    """Number of times that other prompts are tried in place of those whose answers all have the same reward."""
     overlong: int = 0
-    """Of `max_new`, so many last tokens cost an answer up to 1; 0 = none."""
+    """Number of last tokens of `max_new` that cost an answer up to 1; 0 = none."""
     mask_truncated: bool = False
-    """Answers that did not end count for nothing."""
+    """Answers that were cut off do not count in the loss."""
     reward: str = ""
     """The text of a Python file with `reward(question, answer, completion)`, in place of the task's own."""
     engine: str = "embedded"
-    """What answers: `embedded`: the model in training; `vllm`: vLLM in processes of its own, which take new
+    """Engine of the answers. `embedded`: the model in training; `vllm`: vLLM in processes of its own, which take new
     weights over before each step: one process on a machine without a GPU, else one on each of `engine_devices`."""
     engine_devices: int = rounding(0)
     """GPUs of the machine, its last ones, on which vLLM answers; the others train."""
@@ -61,22 +62,22 @@ class RlConfig:
     eval_every: int = 10
     """Steps between measurements on the problems that are watched; 0 = only at the end."""
     eval_problems: int = 64
-    """So many of them."""
+    """Number of problems in each of these measurements."""
     test_problems: int = 1024
-    """So many of those that are kept for the end: the likeliest answer to each."""
+    """Number of problems kept for the end that are measured by their likeliest answer."""
     drawn_problems: int = newer(256)
-    """So many of them have answers drawn, for pass@1 and pass@k: k answers each cost k times as much."""
+    """Number of those for which answers are sampled, for pass@1 and pass@k: k answers each cost k times as much."""
     samples_each: int = 8
-    """Answers to each when it is measured: k of pass@k."""
+    """Answers sampled for each of them: k of pass@k."""
     side_by_side: int = rounding(128)
-    """Answers that are made at one time."""
+    """Answers that are generated at the same time."""
     shown: float = rounding(0.0)
     """Share of sft's mixture that are demonstrations of the tasks, where sft and rl are asked for together: a model
     that is never right has nothing to learn from. It is part of what sft is, not of rl."""
     unsafe_rewards: bool = newer(False)
     """Run the code of mbpp's answers although no jail can be had here."""
     grail_compat: bool = newer(False)
-    """Answers to gsm8k are worth what GRAIL pays for them, its mistakes included."""
+    """Reward answers to gsm8k as GRAIL does, with its mistakes."""
 
     def __post_init__(self) -> None:
         in_bounds(
@@ -106,17 +107,17 @@ class RlConfig:
 
     @property
     def has_ratio(self) -> bool:
-        """Tell whether the policy that answered can be another one than that which is changed."""
+        """Return whether the policy that answered can be another one than that which is changed."""
         return self.loss != "plain"
 
     @property
     def divides_by_spread(self) -> bool:
-        """Tell whether advantages are divided by the standard deviation of their group."""
+        """Return whether advantages are divided by the standard deviation of their group."""
         return self.loss not in ("dr_grpo", "plain")
 
 
 def soft_overlong(length: int, config: RlConfig) -> float:
-    """Return what the length of an answer costs: from 0 down to -1 over the last `overlong` tokens (DAPO, eq. 13)."""
+    """Return the cost of an answer's length: from 0 down to -1 over the last `overlong` tokens (DAPO, eq. 13)."""
     if not config.overlong:
         return 0.0
     return -min(1.0, max(0.0, (length - (config.max_new - config.overlong)) / config.overlong))

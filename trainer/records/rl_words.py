@@ -1,4 +1,4 @@
-"""What flags say about reinforcement learning, as plain values. Light: no torch here."""
+"""The flags about reinforcement learning, parsed into plain values. Light: no torch here."""
 
 import math
 from typing import Any
@@ -25,7 +25,7 @@ def parse_tasks(words: str) -> dict[str, float] | None:
 
 
 def parse_reward(code: str, is_unsafe: bool, engine: str = "", devices: int = 0, lag: int = 0) -> dict[str, Any]:
-    """Return what flags of rl say, as fields of RlConfig.
+    """Return the flags of rl as fields of RlConfig.
 
     code: the text of what `--reward` names; the others are `--unsafe-rewards`, `--engine`, `--engine-devices`, `--lag`.
     Raises ConfigError for an engine that is not known.

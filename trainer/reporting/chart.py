@@ -15,7 +15,7 @@ from data.report.html import Html, tag
 WIDTH, HEIGHT = 640, 240
 RIGHT, TOP, BELOW = 24, 12, 36
 LEAST_LEFT, LETTER, GAP = 58, 7, 6  # room for the words of the upward axis: so much for each letter, and beside them
-MOST_POINTS = 400  # of a line: more do not show
+MOST_POINTS = 400  # points of a line: more do not show
 AXIS = 4  # left edge of the word for what is counted along the bottom
 BANDS = 80  # stretches that say their figures when they are pointed at
 STYLE = """
@@ -29,7 +29,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Chart:
-    """What is shown over the steps, or over what `along` says; points in the order of their steps."""
+    """A figure drawn over the steps, or over what `along` names; points are in the order of their steps."""
 
     title: str
     points: tuple[Point, ...]
@@ -38,11 +38,11 @@ class Chart:
     from_zero: bool = False
     unit: str = ""
     along: str = "step"
-    """What is counted along the bottom."""
+    """The quantity of the horizontal axis."""
     run: str = ""
-    """Whose it is: stands above the picture, where no page says so."""
+    """Name of the run, shown above the picture where no page shows it."""
     marks: tuple[tuple[float, str], ...] = ()
-    """What happened at a step, in words."""
+    """Events, each as a step and words."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ChartLayout:
     marks: list[tuple[float, str]] = field(default_factory=list)
     """x and words of what happened."""
     left: int = LEAST_LEFT
-    """Where the drawing begins, right of the words of the upward axis."""
+    """Left edge of the drawing, right of the labels of the vertical axis."""
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
@@ -77,7 +77,7 @@ def running_mean(points: Sequence[Point], share: float = 0.03) -> list[Point]:
         sums.append(sums[-1] + y)
     found = []
     for at, (x, _) in enumerate(points):
-        near = min(reach, at, len(points) - 1 - at)  # as many before as after: the ends are not bent
+        near = min(reach, at, len(points) - 1 - at)  # as many before as after, so that the ends are not bent
         found.append((x, (sums[at + near + 1] - sums[at - near]) / (2 * near + 1)))
     return found
 

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def differences(configs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what differs between runs: a `name`, and the `values` by run; None where a run has none."""
+    """Return the differences between runs: a `name`, and the `values` by run; None where a run has none."""
     flat = {run: dict(flattened(config)) for run, config in configs.items()}
     names = dict.fromkeys(name for one in flat.values() for name in one)
     found = []

@@ -52,7 +52,7 @@ def page(first: Story, second: Story) -> str:
 
 
 def all_differences(first: Story, second: Story) -> dict[str, list[dict[str, Any]]]:
-    """Return what differs between the recipes, by the phases that both have."""
+    """Return the differences between the recipes, by the phases that both have."""
     theirs = {one.name: one for one in second.phases}
     return {
         one.name: differences({first.run: one.config, second.run: theirs[one.name].config})

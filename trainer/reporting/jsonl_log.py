@@ -15,7 +15,7 @@ from store import outside
 FIGURES: dict[str, type] = {"step": int, "tokens": int, "loss": float}
 SAID: dict[str, type] = {"step": int, "prompt": str, "text": str}
 LINE_BYTES = outside.MIB
-MOST = 1e30  # what is larger is no figure, and sums of it would be none
+MOST = 1e30  # a larger number is no figure, and sums of it would be none
 
 
 class StepLines:

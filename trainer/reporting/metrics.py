@@ -1,4 +1,4 @@
-"""What a run tells while it trains: `metrics.jsonl`, `samples.jsonl`, progress records.
+"""The records that a run writes while it trains: `metrics.jsonl`, `samples.jsonl`, progress records.
 
 In: the figures of a step, and now and then what the model says. Out: one line per step in `metrics.jsonl`, which
 `trainer.tracking` tells to others; at most a few `progress` records per second, which carry a short curve of the loss
@@ -25,7 +25,7 @@ from trainer.reporting.peak_flops import Peak
 
 RECORD_EVERY_S = 0.3
 WINDOW = 20  # steps that a rate is the mean of
-POINTS = 32  # of the short curve
+POINTS = 32  # points of the short curve
 
 
 class Metrics:

@@ -24,7 +24,7 @@ from trainer.reporting.chart import (
 
 WIDE, TALL = 960, 320
 LEFT, RIGHT, TOP = 64, 24, 14
-ROW = 26  # of a table of differences
+ROW = 26  # height of a row in a table of differences
 COLOURS = ("#2f6fdb", "#d9480f", "#2b8a3e", "#9c36b5", "#e8a600", "#0c8599", "#c2255c", "#5f6b7a", "#74b816", "#7048e8")
 STYLE = """
 .tiles b { overflow-wrap: anywhere; }
@@ -134,7 +134,7 @@ def parallel(
 
 
 def _places(values: Sequence[str]) -> dict[str, float]:
-    """Return where each value lies on an axis, from 0 to 1."""
+    """Return the place of each value on an axis, from 0 to 1."""
     different = list(dict.fromkeys(one for one in values if one))
     try:
         numbers = {one: float(one) for one in different}

@@ -1,4 +1,4 @@
-"""How fast a device could multiply at most: what the utilisation of a training (MFU) is a share of.
+"""The peak speed of a device, against which the utilisation of a training (MFU) is measured.
 
 In: the machine. Out: a `Peak`, floating point operations per second of one process's device, and where the number is
 from. A GPU's is its data sheet's for dense bfloat16 products, whatever the phase computes in, so that runs compare. A
@@ -16,7 +16,7 @@ import torch
 
 from trainer.device import Machine
 
-# By words of the device's name, the first that are in it; dense bfloat16 with float32 sums, by the makers' data sheets.
+# The first entry whose words are in the device's name counts; dense bfloat16 with float32 sums, by data sheets.
 TFLOPS = (
     ("H100 PCIe", 756),
     ("H100 NVL", 835),
@@ -36,14 +36,14 @@ MULTIPROCESSORS = {"A30": 56, "A100": 108, "A800": 108, "H100 PCIe": 114, "H100 
                    "H200 NVL": 132, "H200": 132, "GH200": 132, "H20": 78, "B200": 148, "GB200": 152, "B300": 148,
                    "RTX PRO 6000": 188}  # fmt: skip
 SLICE = re.compile(r"\bMIG\b")
-SIDE = 768  # of the matrices that a CPU multiplies: a tenth of a second in all
+SIDE = 768  # side of the matrices that a CPU multiplies: a tenth of a second in all
 TRIES = 4
 
 
 @dataclass(frozen=True)
 class Peak:
     flops_per_s: float
-    source: str  # for people: what the share is of
+    source: str  # source of the number, for people
 
 
 def of_name(device: str, multiprocessors: int = 0) -> Peak | None:

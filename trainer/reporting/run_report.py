@@ -27,7 +27,7 @@ MFU = (
     "MFU = tokens per second x operations per token / peak; operations per token = 6 x (parameters of the matrices) "
     "+ 12 x layers x heads x head size x row length, attention not halved, recomputation not counted. Peak: "
 )
-MARK_S = 60.0  # so long after its last step what happens is still of a phase
+MARK_S = 60.0  # time after its last step in which events still belong to a phase
 MOST_SAMPLES = 12  # moments of a phase that are shown
 
 
@@ -37,29 +37,29 @@ class PhaseStory:
 
     name: str
     state: str = ""
-    """As its step is called: waiting, running, done, reused, failed."""
+    """State of its step: waiting, running, done, reused, failed."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Of `PhaseConfig`, {} where it is not known."""
+    """Fields of its `PhaseConfig`; {} where it is not known."""
     lines: Sequence[Mapping[str, Any]] = ()
-    """Of metrics.jsonl."""
+    """Lines of metrics.jsonl."""
     samples: Sequence[Mapping[str, Any]] = ()
     result: Mapping[str, Any] = field(default_factory=dict)
-    """What is known of the model that it has made."""
+    """Facts about the model that it has made."""
     measured: Sequence[tuple[str, str, str]] = ()
-    """Of `inv eval`: measure, value, interval."""
+    """Results of `inv eval`: measure, value, interval."""
 
 
 @dataclass(frozen=True)
 class Story:
     run: str
     facts: Sequence[tuple[str, str]]
-    """Name and value, of the run as a whole: provider, state, cost, time."""
+    """Facts about the run as a whole, each with a name: provider, state, cost, time."""
     phases: Sequence[PhaseStory]
     written: str
-    """When, for people."""
+    """Time of writing, as people read it."""
     note: str = ""
     marks: Sequence[tuple[float, str]] = ()
-    """What happened to it, and when: UTC epoch seconds."""
+    """Events of the run: UTC epoch seconds and words."""
     cost: Sequence[tuple[float, float]] = ()
     """Minutes since its first pod was asked for, and the US dollars that it had cost by then."""
 
@@ -77,7 +77,7 @@ def charts(phase: PhaseStory, story: Story | None = None) -> Iterator[tuple[str,
 
 
 def cost_chart(story: Story) -> Chart | None:
-    """Return what a run had cost at each moment, None where it cost nothing."""
+    """Return the chart of a run's cost over time, None where it cost nothing."""
     if not story.cost:
         return None
     return Chart("Cost, US dollars", tuple(story.cost), from_zero=True, unit=" USD", along="minute", run=story.run)

@@ -1,4 +1,4 @@
-"""What the model says while it learns: the same few prompts again and again, for people to read.
+"""Samples of the model's text while it learns: the same few prompts again and again, for people to read.
 
 In: the model as it is, the tokenizer. Out: prompts and texts, greedy, so that nothing random is used up: training goes
 on as if nobody had asked.
@@ -29,7 +29,7 @@ class Sampler:
 
     def __call__(self) -> list[dict[str, str]]:
         stop = set(self.tokenizer.stops)
-        with uncompiled(self.model):  # its shapes are none that training was compiled for
+        with uncompiled(self.model):  # training was compiled for other shapes
             said = generate(self.model, self.ids, stop, MAX_NEW)
         texts = map(self.tokenizer.decode, said)
         return [{"prompt": prompt, "text": text} for prompt, text in zip(self.prompts, texts, strict=True)]
@@ -43,5 +43,5 @@ class Sampler:
 
 
 def is_due(step: int, steps: int, times: int) -> bool:
-    """Tell whether the model is asked after `step`: so many times at equal distances, the last one at the end."""
+    """Return whether the model is asked after `step`: at equal distances, the last time at the end."""
     return times > 0 and step * times // steps > (step - 1) * times // steps

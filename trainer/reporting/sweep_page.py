@@ -25,7 +25,7 @@ class ArmStory:
     beside: Mapping[str, str] = field(default_factory=dict)
     """Other figures by name."""
     difference: tuple[float, float] | None = None
-    """Its mean, and half of its interval."""
+    """Mean of the difference, and half of its interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class SweepStory:
     name: str
     about: str
     figure: str
-    """What arms are ranked by, in words."""
+    """The figure that arms are ranked by, in words."""
     against: str
     facts: Sequence[tuple[str, str]]
     arms: Sequence[ArmStory]

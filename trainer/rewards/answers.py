@@ -16,19 +16,19 @@ ONLY_NUMBER = re.compile(r"[-+]?[0-9.,]+")
 
 
 def answer_of(text: str) -> str | None:
-    """Return what stands between the first pair of answer tags, None where there is none or nothing."""
+    """Return the text in the first pair of answer tags, None where there is none or nothing."""
     found = ANSWER.search(text)
     return found[1].strip() or None if found else None
 
 
 def trailing(text: str) -> int:
-    """Return how many characters stand behind the first pair of answer tags; all, where there is none."""
+    """Return the number of characters behind the first pair of answer tags; all, where there is none."""
     found = ANSWER.search(text)
     return len(text[found.end() :].strip()) if found else len(text)
 
 
 def thinks(text: str) -> bool:
-    """Tell whether there is a pair of thinking tags."""
+    """Return whether there is a pair of thinking tags."""
     return THINKING.search(text) is not None
 
 

@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def of_math() -> Callable[[Any], Any]:
-    """Return what tells whether [gold, answer], both LaTeX or plain, say the same."""
+    """Return a function that tells whether [gold, answer], both LaTeX or plain, say the same."""
     from math_verify import parse, verify
 
     def same(pair: list[str]) -> bool:
@@ -44,7 +44,7 @@ def of_math() -> Callable[[Any], Any]:
 
 
 def of_own() -> Callable[[Any], Any]:
-    """Return what asks the user's function; the first question is its file's text."""
+    """Return a function that asks the user's function; the first question is its file's text."""
     made: list[Callable[..., Any]] = []
 
     def answer(asked: Any) -> Any:
@@ -55,7 +55,7 @@ def of_own() -> Callable[[Any], Any]:
             return checked(made[0](**asked))
         except ExtensionError as error:
             return {"error": str(error)[:500]}
-        except BaseException as error:  # whatever it raises is told, also SystemExit
+        except BaseException as error:  # any error is reported, also SystemExit
             return {"error": f"{type(error).__name__}: {error}"[:500], "raised": True}
 
     return answer

@@ -1,4 +1,4 @@
-"""What the code of MBPP's answers is worth: the share of its tests that it passes.
+"""Rewards of MBPP's answers, which are code: the share of the tests that it passes.
 
 Of `assert f(x) == literal` the jailed process is given `f(x)` alone; what that gives is compared here, so that no code
 can answer from the test, end the process early or redefine equality. An assertion of another form is run as a whole.
@@ -32,7 +32,7 @@ class Test:
     tolerance: tuple[float, float] = (1e-9, 0.0)
 
     def holds(self, found: jail.Outcome) -> bool:
-        """Tell whether the outcome is the right one."""
+        """Return whether the outcome is the right one."""
         if found.value is None:
             return False
         if self.how == "whole":
@@ -108,7 +108,7 @@ def unfenced(code: str) -> str:
 
 
 def test(words: str) -> Test:
-    """Return what is to be called, and what it is to give, of one assertion."""
+    """Return the call in one assertion, and the value it must return."""
     try:
         (statement,) = ast.parse(words.strip()).body
     except (SyntaxError, ValueError):
@@ -127,7 +127,7 @@ def test(words: str) -> Test:
         if isinstance(asked, ast.Call):
             return Test(ast.unparse(asked), how="true")
     except ValueError:
-        pass  # what it is to give is no literal
+        pass  # the expected value is no literal
     return Test(words, how="whole")
 
 
@@ -149,7 +149,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def _same(value: Any, expected: Any) -> bool:
-    """Tell whether both are equal, and of one kind: 1 is not True; but 1 is 1.0, as in the tests' own `==`."""
+    """Return whether both are equal, and of one kind: 1 is not True; but 1 is 1.0, as in the tests' own `==`."""
     numbers = (int, float, complex)
     if isinstance(value, bool) or isinstance(expected, bool):
         return type(value) is type(expected) and value == expected

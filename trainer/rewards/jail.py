@@ -32,10 +32,10 @@ PROBE = "import os\ntry:\n    os.listdir('/proc/1')\n    seen = 'files'\nexcept 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one call or assertion."""
+    """The result of one call or assertion."""
 
     value: str | None
-    """repr of what the call gave; None where it did not end."""
+    """repr of the value that the call returned; None where it did not end."""
     error: str = ""
 
 
@@ -93,7 +93,7 @@ def _command(jail: str) -> list[str]:
 
 
 def _talk(command: list[str], asked: bytes) -> tuple[bytes, str]:
-    """Return what the child says, at most OUT_BYTES, and why it did not end by itself."""
+    """Return the child's output, at most OUT_BYTES, and why it did not end by itself."""
     with tempfile.TemporaryFile() as out:
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.DEVNULL, env={}, cwd="/",
@@ -106,7 +106,7 @@ def _talk(command: list[str], asked: bytes) -> tuple[bytes, str]:
             problem = f"no end after {WALL_S:g} s"
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # what it has left behind
+                os.killpg(child.pid, signal.SIGKILL)  # its leftovers
             child.wait()
         out.seek(0)
         return out.read(OUT_BYTES), problem

@@ -131,7 +131,7 @@ def no_calls() -> None:
 
 
 def done(result: int) -> int:
-    """Return what a call gave. Raises OSError where it failed."""
+    """Return the result of a system call. Raises OSError where it failed."""
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result

@@ -1,4 +1,4 @@
-"""What answers to MATH are worth: numbers, fractions and LaTeX that say the same as the gold.
+"""Rewards of answers to MATH: numbers, fractions and LaTeX that mean the same as the gold answer.
 
 In: an answer and a solution whose last box holds the right one. What is the same word for word is decided here; all
 else by math-verify, in a process with limits, since what a model writes may take for ever.
@@ -48,7 +48,7 @@ class Math:
         return Reward(parts | {"nothing behind": 0.05 * (not behind)}, is_right)
 
     def same(self, gold: str, answer: str) -> bool:
-        """Tell whether an answer says what the gold says. Raises Refused where math-verify is not installed."""
+        """Return whether an answer says what the gold says. Raises Refused where math-verify is not installed."""
         gold, answer = plain(gold), plain(boxed(answer) or answer)
         if gold == answer:
             return True
@@ -74,7 +74,7 @@ class Math:
 
 
 def boxed(text: str) -> str:
-    r"""Return what stands in the last \boxed{}, braces inside it counted; "" where there is none."""
+    r"""Return the text in the last \boxed{}, braces inside it counted; "" where there is none."""
     at = text.rfind("\\boxed{")
     if at < 0:
         return ""

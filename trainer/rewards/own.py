@@ -12,7 +12,7 @@ from trainer.rewards.reward import Reward, Said
 from trainer.rewards.worker import NoAnswer, of_answers
 
 LIMIT_S = 10.0
-RIGHT = 0.999  # of what it gives in all, from which an answer counts as right; a component `right` says it itself
+RIGHT = 0.999  # total reward from which an answer counts as right; a component `right` decides it itself
 HANGS = 3  # in a row that end a run
 
 

@@ -1,4 +1,4 @@
-"""What an answer is worth, by component, and whether it is right.
+"""The reward of an answer, by component, and whether it is right.
 
 In: problems and what a model said to them. Out: a `Reward` each. Every task has a judge; `trainer.rewards.task_rewards`
 knows them.
@@ -13,10 +13,10 @@ from data.problems.problem import Problem
 
 @dataclass(frozen=True)
 class Reward:
-    """Of one answer."""
+    """The reward of one answer."""
 
     parts: dict[str, float] = field(default_factory=dict)
-    """By component, its weight included."""
+    """Reward by component, already multiplied by its weight."""
     is_right: bool = False
 
     @property
@@ -37,7 +37,7 @@ class Said:
 
 class Judge(Protocol):
     def __call__(self, some: Sequence[Said], /) -> list[Reward]:
-        """Return what each answer is worth. Raises RewardError when that cannot be said of any."""
+        """Return the reward of each answer. Raises RewardError when one cannot be judged."""
 
     def close(self) -> None:
         """End what it has started."""

@@ -1,4 +1,4 @@
-"""What the answers to each task are worth.
+"""The rewards of the answers to each task.
 
 In: what a model said. Out: rewards by component. Weights are those of GRAIL, its mistakes mended: form is paid for only
 where the answer tags are there, and numbers are compared as numbers; those of GSM8K also as they were (`grail_compat`).

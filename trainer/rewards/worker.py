@@ -19,12 +19,12 @@ from typing import Any
 from data.single_writer import PARENT
 
 ROOT = Path(__file__).parents[2]
-START_S = 120.0  # until it says that it is ready: sympy is imported first, on machines that are busy
+START_S = 120.0  # time until it is ready: sympy is imported first, on machines that are busy
 READY = "ready"
 
 
 class NoAnswer(Exception):
-    """It has not answered in time, or has ended; the words say which."""
+    """The worker has not answered in time, or has ended; the message says which."""
 
 
 def of_answers(kind: str, limit_s: float) -> "Worker":

@@ -19,13 +19,13 @@ FIRST = 8  # tokens for which there is room at first; then for half as many more
 class Branches(Kept):
     """A cache of rows, each of which belongs to one of P prompts."""
 
-    prompts: Cache  # of P rows of S places
+    prompts: Cache  # cache of P rows of S places
     lengths: Tensor  # (P,), of the prompts
     beyond: Tensor  # bool (P, 1, 1, S), True behind the end of a prompt
     keys: Tensor  # (L, B, KV, T, D), of what follows
     values: Tensor
     most_new: int  # tokens that follow
-    length: int = 0  # of what follows, so far
+    length: int = 0  # length of the answers so far
     slots: Tensor = None  # type: ignore[assignment]  # (N,), where each row stands among P * most: those of a prompt together
     most: int = 0  # rows of a prompt
 

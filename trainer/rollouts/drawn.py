@@ -1,4 +1,4 @@
-"""Which problems are put to the model, and with which numbers its answers are drawn: pure functions of a seed.
+"""The choice of problems for the model, and of random numbers for its answers: pure functions of a seed.
 
 In: problems by task, how often each task is wanted. Out: the problems of each round, as often as a run asks for it.
 """
@@ -39,7 +39,7 @@ class Problems:
         ]
 
     def _counts(self, total: int) -> list[int]:
-        """Return how many of each task the first `total` hold; the heaviest, which is last, takes what is left over."""
+        """Return how many of each task the first `total` hold; the heaviest, which is last, takes the rest."""
         counts = [int(total * weight) for weight in self.weights[:-1]]
         return [*counts, total - sum(counts)]
 

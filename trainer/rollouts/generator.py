@@ -20,8 +20,8 @@ from trainer.rollouts.branches import Branches
 from trainer.rollouts.sampling import Sampling, draw
 
 ROUND_TO = 16  # tokens: caches are looked at up to a multiple of it
-PREFILL_TOKENS = 16_384  # of prompts that are read together
-BRANCHING = ("cpu",)  # where rows may be of any number: copying them costs less than computing what is there already
+PREFILL_TOKENS = 16_384  # tokens of prompts that are read together
+BRANCHING = ("cpu",)  # devices on which any number of rows is fine: copying them costs less than computing them again
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Slots(Cache):
 class Prefix:
     """Prompts that were read: keys and values, and the hidden state behind the last token of each."""
 
-    cache: Cache  # of P rows
+    cache: Cache  # cache of P rows
     lengths: Tensor  # (P,)
     last: Tensor  # (P, d)
 
@@ -103,7 +103,7 @@ def answer_all(
 
 @dataclass(frozen=True)
 class _Found:
-    """What was drawn, by answer; one more, for rows that rest."""
+    """The sampled ids of each answer, and one more row for places of the batch that are idle."""
 
     ids: Tensor  # (N + 1, max_new)
     logprobs: Tensor
@@ -211,7 +211,7 @@ class _Work:
         capacity = prefix.cache.keys.shape[3] + how.max_new
         device = prefix.last.device
         self.jobs = torch.arange(count, device=device)  # `number` is that of a row which rests
-        self.places = torch.zeros_like(self.jobs)  # of the id that is drawn next, in its answer
+        self.places = torch.zeros_like(self.jobs)  # place of the next id in its answer
         empty = Cache.empty(
             model.config, torch.zeros_like(self.jobs), capacity + -capacity % ROUND_TO, model.compute_dtype
         )

@@ -33,7 +33,7 @@ class NextRound:
         self.next = (number, done)
 
     def holds(self, number: int) -> bool:
-        """Tell whether the answers of a round were begun."""
+        """Return whether the answers of a round were begun."""
         return self.next is not None and self.next[0] == number
 
     def take(self, number: int) -> Round:
@@ -42,7 +42,7 @@ class NextRound:
         return begun[1].result() if begun is not None and begun[0] == number else self.make(number)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint keeps, when the answers are there. Raises what making them raises."""
+        """Return the state for a checkpoint, once the answers are there. Raises errors of making them."""
         if self.next is None:
             return {}
         number, found = self.next

@@ -35,9 +35,9 @@ class Round:
     problems: list[Drawn]
     prompts: list[list[int]]
     ids: list[list[int]]
-    """Of each answer, the id that ends it included."""
+    """Ids of each answer, with the id that ends it."""
     logprobs: list[list[float]]
-    """Of these ids, as the engine has them."""
+    """Log-probabilities of these ids, as the engine computed them."""
     ended: list[bool]
     rewards: list[Reward]
     texts: list[str]
@@ -50,17 +50,17 @@ class Round:
 
     @staticmethod
     def heard(said: Sequence[Any]) -> "Round":
-        """Return what `said` gave."""
+        """Return the inverse of `said`."""
         prompts, ids, logprobs, ended, texts, rewards, took_s = said
         return Round([], prompts, ids, logprobs, ended, [Reward(*one) for one in rewards], texts, took_s)
 
 
 class Engine(Protocol):
-    """What makes answers."""
+    """An engine that generates answers."""
 
     @property
     def is_apart(self) -> bool:
-        """Tell whether it works beside the training: one for all of its processes, at the same time as an update."""
+        """Return whether it runs apart from the training: one engine for all processes, at the same time as updates."""
 
     def take(self, model: Decoder) -> None:
         """Answer with these weights from now on."""
@@ -149,7 +149,7 @@ class Policy:
         return Round(list(problems), prompts, ids, logprobs, ended, rewards, texts, took_s)
 
     def judged(self, asked: Sequence[Drawn], texts: Sequence[str], ended: Sequence[bool]) -> list[Reward]:
-        """Return what each answer is worth. Raises RewardError."""
+        """Return the reward of each answer. Raises RewardError."""
         found: list[Reward] = [Reward()] * len(asked)
         for task, judge in self.judges.items():
             rows = [row for row, one in enumerate(asked) if one[0] == task]

@@ -18,16 +18,16 @@ BELOW_ONE = 1 - 2**-20
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How ids are drawn."""
+    """The settings of sampling."""
 
     max_new: int
     """Ids of an answer at most."""
     temperature: float = 1.0
     """0 = always the likeliest."""
     top_k: int = 0
-    """Only the likeliest so many; 0 = all."""
+    """Only this many of the likeliest ids are sampled from; 0 = all."""
     top_p: float = 1.0
-    """Only the likeliest that have so much of the probability together."""
+    """Only the likeliest ids that together have this probability are sampled from."""
 
     def __post_init__(self) -> None:
         if self.max_new < 1 or self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
@@ -67,7 +67,7 @@ def _likeliest(chances: Tensor, how: Sampling) -> Tensor:
 
 
 def _inverse(chances: Tensor, uniform: Tensor, rows: Tensor) -> Tensor:
-    """Return where the running sum of its row passes each number: first which part, then where in it.
+    """Return the place where the running sum of its row passes each number: first which part, then where in it.
 
     Sums of parts are added up instead of single chances, which cannot be done side by side.
     """

@@ -30,7 +30,7 @@ from trainer.speed import uncompiled
 ALONE = Ranks()
 ROOM = 160  # tokens of a row on a CPU: fewer leave more padding, more make attention dearer
 FEW, LONG = 0.05, 5  # groups with a signal, steps in a row: below and beyond, somebody is told
-OF_ANSWERS = ("ids", "logprobs", "ended", "rewards", "texts")  # of a round
+OF_ANSWERS = ("ids", "logprobs", "ended", "rewards", "texts")  # fields of a round
 Batch = dict[str, np.ndarray]
 
 
@@ -52,7 +52,7 @@ class Rollouts(Source):
         self.groups = config.rows // rl.group
         self.told: dict[str, float] = {}
         self.quiet = 0  # steps in a row with hardly any signal
-        self.held: tuple[int, Batch] | None = None  # of which step, where answers serve several updates
+        self.held: tuple[int, Batch] | None = None  # step and batch, where answers serve several updates
         self.handed_over: tuple[float, int] | None = None  # when, and how many tokens
         self.next_round = NextRound(lambda place: self._share(place, 0), policy.engine.is_apart)
 
@@ -80,11 +80,11 @@ class Rollouts(Source):
         return batch
 
     def figures(self) -> dict[str, float]:
-        """Return what there is to tell of the answers of the last batch."""
+        """Return figures of the answers of the last batch."""
         return self.told
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint keeps: how long it has been quiet, and answers that further updates need."""
+        """Return the state for a checkpoint: how long it has been quiet, and answers that further updates need."""
         found = {"quiet": torch.tensor(self.quiet)}
         if self.rl.num_iterations > 1 and self.held is not None:
             found["first"] = torch.tensor(self.held[0])
@@ -101,7 +101,7 @@ class Rollouts(Source):
                 self.held = (int(tensors["first"]), held)
 
     def _since(self, now: float) -> dict[str, float]:
-        """Return how fast the update was that came before."""
+        """Return the speed of the update before this one."""
         if self.handed_over is None:
             return {}
         at, tokens = self.handed_over

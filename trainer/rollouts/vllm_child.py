@@ -28,7 +28,7 @@ def main() -> None:
             answer: Any = {}
         elif "load" in asked:
             engine.collective_rpc("take_weights", args=(asked["load"],))
-            engine.reset_prefix_cache()  # its keys and values are of other weights
+            engine.reset_prefix_cache()  # cached keys and values are of other weights
             answer = {}
         else:
             answer = answers(engine, asked)
@@ -70,7 +70,7 @@ def answers(engine: Any, asked: dict[str, Any]) -> list[list[Any]]:
 
 
 class Weights:
-    """What every worker of the engine can do besides: see `worker_extension_cls` of vLLM."""
+    """Extra methods of every worker of the engine: see `worker_extension_cls` of vLLM."""
 
     def take_weights(self, folder: str) -> None:
         """Answer with the weights of a folder from now on.

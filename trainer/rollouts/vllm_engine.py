@@ -37,10 +37,10 @@ Probed = tuple[list[int], Tensor]  # the likeliest answer to the probe, and ln p
 
 @dataclass(frozen=True)
 class Opening:
-    """With what the engine is opened."""
+    """The settings with which the engine is opened."""
 
     folder: Path
-    """Of this run: weights go there."""
+    """Folder of this run, where new weights are written."""
     tokenizer: Path
     room: int
     """Tokens that a prompt and its answer have together at most."""
@@ -112,7 +112,7 @@ class Vllm:
         shutil.rmtree(self.opening.folder, ignore_errors=True)
 
     def _each(self, work: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return what each gives, all at once. Raises what one of them raises."""
+        """Return the results of all, made at the same time. Raises errors of any of them."""
         return [one.result() for one in [self.threads.submit(one) for one in work]]
 
 
@@ -131,7 +131,7 @@ class EngineProcess:
         }
         self.worker = Worker(command, answer_s, START_S, environ, log, lambda line: emit("note", text=f"vllm: {line}"))
         self.weights, self.dtype = Path(), torch.float32
-        self.probed: Probed | None = None  # by these weights, once they were found to be the model's
+        self.probed: Probed | None = None  # probe with these weights, once they were found to be the model's
 
     def take(self, model: Decoder, weights: Path) -> None:
         """Answer with the weights of a folder, which are the model's. Raises Refused, TrainerError."""
@@ -145,7 +145,7 @@ class EngineProcess:
             self._open(model)
 
     def ask(self, question: Mapping[str, Any]) -> Any:
-        """Return what it says; where it has ended or hangs, what another one says. Raises Refused, TrainerError."""
+        """Return its answer; where it has ended or hangs, that of another one. Raises Refused, TrainerError."""
         try:
             return self.worker.ask(question)
         except NoAnswer as error:
@@ -185,7 +185,7 @@ class EngineProcess:
 
     @torch.no_grad()
     def _is_right(self, model: Decoder | None) -> bool:
-        """Tell whether its likeliest ids are worth the same to the model, or to the process that was before it."""
+        """Return whether its likeliest ids are worth the same to the model, or to the process that was before it."""
         prompt = [one % 64 for one in range(PROBE)]
         how = Sampling(max_new=PROBED, temperature=0.0)
         asked = {"prompts": [prompt], "each": 1, **asdict(how), "stop": [], "seeds": [0]}

@@ -1,4 +1,4 @@
-"""What clients ask in OpenAI's words, and the shapes of answers.
+"""Requests of clients in OpenAI's protocol, and the shapes of the replies.
 
 In: the JSON of a request, a tokenizer. Out: an `Ask`, or Wrong, which says what is; replies as plain values.
 """
@@ -13,7 +13,7 @@ from data.chat import conversations
 from data.errors import InputError
 from data.tokens.tokenizer import Tokenizer
 
-USUAL_TOKENS = 16  # of a completion, as OpenAI has it
+USUAL_TOKENS = 16  # OpenAI's default for a completion
 
 
 class Wrong(Exception):
@@ -39,7 +39,7 @@ class Ask:
     streams: bool
     tells_usage: bool
     head: dict[str, Any] = field(default_factory=dict)
-    """Of each part of the reply."""
+    """Fields that every part of the reply begins with."""
 
     def usage(self, tokens: int) -> dict[str, int]:
         return {"prompt_tokens": len(self.ids), "completion_tokens": tokens, "total_tokens": len(self.ids) + tokens}
@@ -58,7 +58,7 @@ class Ask:
 
 
 def read(said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, most: int, align: int) -> Ask:
-    """Return what a request asks for. Raises Wrong.
+    """Return the parsed request. Raises Wrong.
 
     room: positions of the model; most: tokens of any answer, 0 = as many as fit; align: as conversations have it.
     """

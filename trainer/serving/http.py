@@ -1,4 +1,4 @@
-"""As much of an HTTP/1.1 server as an engine needs behind the gateway. Standard library only.
+"""The part of an HTTP/1.1 server that an engine behind the gateway needs. Standard library only.
 
 In: a handler of requests. Out: a listening server on loopback, JSON replies, streams of events. Bodies come with their
 length; what the gateway sends is small and whole.
@@ -20,7 +20,7 @@ class HttpRequest:
     method: str
     path: str
     headers: dict[str, str]
-    """By lower-case name."""
+    """Headers by lower-case name."""
     body: bytes
     gone: "asyncio.Future[Any]"
     """Done once the client has closed its connection."""

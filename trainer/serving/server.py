@@ -24,21 +24,21 @@ from trainer.serving.asks import Ask, Wrong
 from trainer.serving.http import HttpReply, HttpRequest, as_json, listen
 from trainer.serving.text_engine import Piece, TextEngine
 
-KEY = "VLLM_API_KEY"  # as serve.engines gives it to every engine
+KEY = "VLLM_API_KEY"  # the variable that serve.engines gives to every engine
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLimits:
     max_seqs: int = 8
-    """Requests at work."""
+    """Requests that are answered at the same time."""
     max_queued: int = 64
-    """That may wait; the next is told that the engine is busy."""
+    """Requests that may wait; one more is told that the engine is busy."""
     max_model_len: int = 0
-    """0 = the model's positions."""
+    """Tokens of a prompt and its answer at most; 0 = the model's positions."""
     max_tokens: int = 0
-    """Of any answer; 0 = as many as fit."""
+    """Tokens of an answer at most; 0 = as many as fit."""
     shutdown_s: float = 60.0
-    """For which answers go on after SIGTERM."""
+    """Seconds after SIGTERM during which answers are finished."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class AnswerThread:
         """Do one pass; tell whether it was its last."""
         try:
             piece = next(job.pieces)
-        except Exception as error:  # of this request; the others go on
+        except Exception as error:  # an error of this request; the others go on
             piece = Piece("", 0, "error", f"{type(error).__name__}: {error}")
         self.tokens += piece.tokens if piece.finish else 0
         job.tell(piece)
@@ -137,7 +137,7 @@ class EngineServer:
             raise Wrong(why, 503, "Service Unavailable")
         request.gone.add_done_callback(lambda _: setattr(job, "is_left", True))
         if ask.streams:
-            first = await job.said.get()  # what is wrong from the start has a status of its own
+            first = await job.said.get()  # a request that is wrong from the start has a status of its own
             if first.error:
                 raise Wrong(first.error, 500, "InternalServerError")
             return HttpReply(kind="text/event-stream; charset=utf-8", events=self._events(ask, job, first))

@@ -1,4 +1,4 @@
-"""What every engine behind `trainer.serving.server` shares: ids that a model gives become text, piece by piece.
+"""The base of every engine behind `trainer.serving.server`: a model's ids become text, piece by piece.
 
 In: an `Ask`, and a model that goes on with ids. Out: `Piece`s; the last one says why the answer ends. No torch here.
 """
@@ -17,20 +17,20 @@ class Piece:
 
     text: str
     tokens: int
-    """Of the answer so far."""
+    """Number of tokens of the answer so far."""
     finish: str | None = None
-    """Why it is the last: `stop` or `length`."""
+    """Reason why it is the last: `stop` or `length`."""
     error: str = ""
 
 
 class TextEngine(ABC):
-    """What computes."""
+    """A model that computes answers."""
 
     tokenizer: Tokenizer
     room: int
     """Tokens of a prompt and its answer."""
     align: int = 1
-    """An answer begins at a multiple of so many tokens."""
+    """An answer begins at a multiple of this many tokens."""
 
     @abstractmethod
     def passes(self, ask: Ask, stop: Collection[int]) -> Generator[list[int], None, None]:

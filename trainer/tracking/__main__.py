@@ -141,7 +141,7 @@ def main(words: list[str]) -> int:
             while not told and time.monotonic() < until:
                 time.sleep(POLL_S)
         sidecar.end()
-    except Exception as error:  # whatever its client raises: the agent begins another one, a while later
+    except Exception as error:  # whatever its client raises: the agent starts another one, a while later
         sidecar.fail(error)
         _say(f"{name} has failed: {type(error).__name__}: {error}")
         return 1

@@ -22,7 +22,7 @@ LEAVE_S = 10.0
 
 
 def main(words: list[str]) -> int:
-    for number in (signal.SIGTERM, signal.SIGHUP):  # whoever looked has left: the page and its folder go, too
+    for number in (signal.SIGTERM, signal.SIGHUP):  # when the reader leaves, the page and its folder go, too
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     work = Path(os.environ["SLIPWAY_WORK"])
     with tempfile.TemporaryDirectory(prefix="slipway-board-") as private:

@@ -1,4 +1,4 @@
-"""What a tracker is, and how much of a run it has been told.
+"""The protocol of a tracker, and the record of how much of a run it was told.
 
 A tracker is a sidecar: a process of its own, in an environment of its own, that reads the files which a training
 writes. It may die, hang or never start; the training does not know of it. It is begun again by the pod's agent and
@@ -20,11 +20,11 @@ class TrackedRun:
     """The run whose figures are told."""
 
     run: str
-    """Its id, stable over every recovery."""
+    """Id of the run, stable over every recovery."""
     folder: Path
-    """For what a tracker keeps on the pod."""
+    """Folder on the pod in which a tracker may keep files."""
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By phase, what it was configured with."""
+    """Configuration of each phase."""
 
 
 @dataclass
@@ -36,12 +36,12 @@ class Told:
 
 
 class Tracker(Protocol):
-    """Where figures are told; whatever it raises ends the sidecar, which is begun again a while later."""
+    """A receiver of figures. Any exception of it ends the sidecar, which is started again a while later."""
 
     link: str
-    """Where people find the run."""
+    """Address at which people find the run."""
     told: Told | None
-    """What it knows itself to have been told, by this process or an earlier one; None where it cannot know."""
+    """The tracker's own record of what it was told, by this process or an earlier one; None where it cannot know."""
 
     def figures(self, phase: str, lines: Sequence[Line]) -> None:
         """Tell the figures of some steps of a phase, in order, each step once."""

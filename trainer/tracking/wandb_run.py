@@ -42,7 +42,7 @@ class WandbRun:
         self.told = Told() if is_offline else self._told(list(run.configs))
 
     def _told(self, phases: Sequence[str]) -> Told:
-        """Return what their server has of an earlier process of this run."""
+        """Return the record of their server about an earlier process of this run."""
         told, summary = Told(), self.run.summary
         for phase in phases:
             told.figures[phase] = int(summary.get(f"{phase}/step") or 0)

@@ -8,7 +8,7 @@ from ui.views.ask import View, ViewQuery
 
 
 def about(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
-    """Return what the page has to know before it shows anything."""
+    """Return the facts that the page needs before it shows anything."""
     return {"acts_allowed": desk.acts_allowed, "is_rehearsal": bool(desk.settings.rehearsal)}
 
 

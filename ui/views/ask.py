@@ -1,4 +1,4 @@
-"""What a browser asks a view for, and what a view is."""
+"""The query of a browser to a view, and the view itself."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from infra.errors import UsageError
 from ui.desk import Desk
 
-EVERY_S = 0.7  # from one look to the next, while somebody looks
+EVERY_S = 0.7  # interval between looks, while somebody reads
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ui.desk import ELSEWHERE_S, Desk, Fresh
 from ui.views.ask import View, ViewQuery
 
 LINES, MOST_LINES = 400, 5000
-MOST_BYTES = 32 << 20  # of one log, from its end, that is looked through
+MOST_BYTES = 32 << 20  # bytes at the end of a log that are searched
 HERE_S = 0.5
 
 

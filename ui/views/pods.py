@@ -13,13 +13,13 @@ from ui.desk import Desk, Fresh
 from ui.views.ask import View, ViewQuery
 from ui.views.runs import row
 
-OFFERS_S = 60.0  # how old offers may be: each look asks every vendor
+OFFERS_S = 60.0  # largest age of offers: each look asks every vendor
 BILLS_S = 300.0
 MOST_OFFERS = 500
 
 
 def listed(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
-    """Return what is there now, what it costs each hour, and who ends it when."""
+    """Return the pods there are now, their cost per hour, and who ends them when."""
     now = time.time()
     with desk.journal() as journal:
         roles = {op.run: op.role for op in journal.ops(live=True)}
@@ -61,7 +61,7 @@ def money(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
 
 
 def offered(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
-    """Return what can be rented now, by price."""
+    """Return the offers now, by price."""
     return desk.keep(("offers",), lambda: Fresh(lambda: (_offers(desk), OFFERS_S))).get()
 
 
@@ -77,7 +77,7 @@ def _spent(desk: Desk) -> tuple[spending.Spending, float]:
 
 
 def _most(rate: int, left_s: float | None) -> int | None:
-    """Return what a pod may still cost until its limit, None where it has none."""
+    """Return the most that a pod may still cost until its limit, None where it has none."""
     return None if left_s is None else round(rate * left_s / 3600)
 
 

@@ -24,7 +24,7 @@ from ui.figures import BY, FigureTable, GrowingFigures, thin
 from ui.views.ask import View, ViewQuery
 
 MOST_RUNS = 50  # laid over each other
-MOST_POINTS = 6000  # of one figure, over all runs: more than any screen shows
+MOST_POINTS = 6000  # points of one figure, over all runs: more than any screen shows
 LEAST_EACH, MOST_EACH = 120, 600
 SHOWN_SAMPLES = 200
 FIRST = ("loss", "tokens_per_s", "mfu", "memory_bytes", "gpu_percent", "lr", "grad_norm", "data_share")
@@ -104,13 +104,13 @@ def _share(step: Mapping[str, Any]) -> float | None:
 
 @dataclass
 class FigureSource:
-    """Where the figures of one run come from."""
+    """The source of the figures of one run."""
 
     run: str
     token: str
     is_live: bool
     phases: dict[str, Mapping[str, Any]]
-    """The configuration of each, in their order."""
+    """Configuration of each phase, in order."""
     growing: dict[str, Fresh[tuple[FigureTable, int]]] = field(default_factory=dict)
     said: dict[str, Fresh[list[dict[str, Any]]]] = field(default_factory=dict)
 
@@ -175,7 +175,7 @@ def _usual(journal: Journal) -> str:
 
 
 def source_of(desk: Desk, run: str, journal: Journal) -> FigureSource:
-    """Return where the figures of a run are. Raises UsageError when there is no such run."""
+    """Return the source of a run's figures. Raises UsageError when there is no such run."""
     if run == story.FOREGROUND:
         phases = {
             name: story.manifest_of(folder).get("config", {}) for name, folder in story.folders(story.HERE).items()
@@ -187,7 +187,7 @@ def source_of(desk: Desk, run: str, journal: Journal) -> FigureSource:
 
 
 def figures_of(desk: Desk, source: FigureSource, phase: str) -> Fresh[tuple[FigureTable, int]]:
-    """Return what reads the figures of a phase, as far as they have come."""
+    """Return the figures of a phase, which are read as far as they have come."""
     if phase not in source.growing:
         source.growing[phase] = Fresh(_reader(desk, source, phase))
     return source.growing[phase]
@@ -204,7 +204,7 @@ def _reader(desk: Desk, source: FigureSource, phase: str) -> Any:
 
 
 def _bytes_of(desk: Desk, source: FigureSource, phase: str, file: str) -> tuple[Any, float]:
-    """Return what reads a file of a run from an offset on, and for how long what it gives is good."""
+    """Return a reader of a run's file from an offset on, and the time for which its result is good."""
     if source.token == story.FOREGROUND:
         return (lambda offset: _of_file(story.HERE / phase / file, offset)), 0.5
     with desk.journal() as journal:
@@ -247,7 +247,7 @@ def _of_file(path: Path, offset: int) -> bytes:
 
 
 def said_by(desk: Desk, source: FigureSource, phase: str) -> list[dict[str, Any]]:
-    """Return what the model said at its steps, the last ones."""
+    """Return the model's text at its last steps."""
     if phase not in source.said:
         read, good_s = _bytes_of(desk, source, phase, "samples.jsonl")
 
@@ -259,7 +259,7 @@ def said_by(desk: Desk, source: FigureSource, phase: str) -> list[dict[str, Any]
 
 
 def marks_of(desk: Desk, source: FigureSource, journal: Journal) -> list[timeline.Mark]:
-    """Return when what happened to a run; [] of what was trained in the foreground."""
+    """Return the events of a run with their times; [] of what was trained in the foreground."""
     if source.token == story.FOREGROUND:
         return []
     view = next((one for one in desk.runs() if one.run == source.run), None)

@@ -41,13 +41,13 @@ from infra.agent.state import hold
 Say = Callable[[str], None]
 
 CODE = Path(__file__).resolve().parents[3]
-OLDEST = (3, 10)  # what our requirements run on
+OLDEST = (3, 10)  # the oldest Python that our requirements support
 MARKER = "slipway-environment"
 TELL_TORCH = "import torch; print('cuda' if torch.version.cuda else 'cpu')"
 TELLING = re.compile(r"\s*(Resolved|Downloading|Building|Installed|Successfully installed) ")
-MANAGED = "3.12"  # what uv is asked for where no Python is new enough
+MANAGED = "3.12"  # the Python that uv installs where none is new enough
 OLDEST_UV = (0, 5)  # knows the variables that we set
-OWN_UV = ("~/.local/bin/uv", "~/.cargo/bin/uv", "/usr/local/bin/uv")  # where a shell without a login does not look
+OWN_UV = ("~/.local/bin/uv", "~/.cargo/bin/uv", "/usr/local/bin/uv")  # not searched by a shell without a login
 OFFLINE = "--offline"
 NO_INDEX = "no package index answers"
 ADVICE = (
@@ -56,7 +56,7 @@ ADVICE = (
 )
 NO_VENV = "this Python cannot make environments (on Debian or Ubuntu: apt install python3-venv)"
 WHOLE = re.compile(r"^# The whole list", re.M)  # in a file of pins
-KNOWN = (  # what a tool prints, what it means
+KNOWN = (  # messages of tools, with their meaning
     (r"ensurepip|no module named venv", NO_VENV),
     (
         r"python-build-standalone|no interpreter found",
@@ -333,7 +333,7 @@ def _tools(spec: Spec) -> List[str]:
 
 
 def _ways(spec: Spec, tools: List[str]) -> Iterator[Tuple[str, List[str]]]:
-    """Yield what to try, in order: the tool and its flags."""
+    """Yield the tools to try, in order, with their flags."""
     for tool in tools:
         if tool == "pip":
             yield tool, []
@@ -382,7 +382,7 @@ def _version(uv: str) -> str:
 
 
 def is_usable(version: str) -> bool:
-    """Tell whether that is the version line of a uv new enough for us."""
+    """Return whether that is the version line of a uv new enough for us."""
     found = re.match(r"uv (\d+)\.(\d+)", version)
     return found is not None and (int(found[1]), int(found[2])) >= OLDEST_UV
 
@@ -422,7 +422,7 @@ class _Work:
 
 
 def _reason(output: str) -> str:
-    """Return what went wrong, in one line, from the output of a tool."""
+    """Return the cause of a failure, in one line, from the output of a tool."""
     for pattern, words in KNOWN:
         if re.search(pattern, output, re.I):
             return words

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Dict, List, Mapping, Sequence, Tuple
 from urllib.parse import unquote, urlsplit
 
-ANSWER_S = 3.0  # for a carried index to accept a connection
-CARRIED = {  # what is carried, by the option of pip, and what uv calls it: the newer name first
+ANSWER_S = 3.0  # time for a carried index to accept a connection
+CARRIED = {  # options of pip that are carried, with uv's names for them, the newer one first
     "index-url": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
     "extra-index-url": ("UV_INDEX", "UV_EXTRA_INDEX_URL"),
     "find-links": ("UV_FIND_LINKS",),
@@ -88,7 +88,7 @@ def pip_settings(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
         for section in parser.sections():
             read.update({(section, name.replace("_", "-")): value for name, value in parser.items(section)})
     settings: Dict[str, str] = {}
-    for wanted in ("global", "install"):  # what is set for `pip install` overrides what is set for all of pip
+    for wanted in ("global", "install"):  # settings of `pip install` override those of all of pip
         settings.update({name: value for (section, name), value in read.items() if section == wanted})
     for name, value in environ.items():
         if name.startswith("PIP_") and value:

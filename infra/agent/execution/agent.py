@@ -52,7 +52,7 @@ from infra.agent.state import (
 
 REVIVE_EVERY_S = 0.5
 TAKEN_S = 3.0  # from the end of a step that an engine has signalled to the news that all were signalled
-TRACKERS_S = 60.0  # what trackers may take to tell the rest, when nobody has asked for the end
+TRACKERS_S = 60.0  # time for trackers to tell the rest, when nobody has asked for the end
 TRACKERS_ASKED_S = 5.0  # and when somebody has
 TRACKING = Backoff(first_s=5.0, longest_s=300.0, certain=1.0)  # between two starts of a tracker that fails
 
@@ -71,7 +71,7 @@ def run(root: Path) -> int:
         ending = agent.work()
     except AgentError as error:
         ending = verdict(job, "failed", str(error), agent.step)
-    except Exception as error:  # whatever it is, the pod must not be left without a verdict
+    except Exception as error:  # whatever happens, the pod must not be left without a verdict
         ending = verdict(job, "failed", f"the agent failed: {error}", agent.step)
         ending["tail"] = traceback.format_exc()
     return agent.finish(ending)
@@ -189,7 +189,7 @@ class Agent:
         before = step.together if several else ()
         words = [self.pythons[step.environment], *before, *step.words, "--config", str(self.pod.config(step.name))]
         if self.nodes and self.job.group.rank and step.together:
-            step = replace(step, silent_s=None)  # its records are written on node 0, which watches for silence
+            step = replace(step, silent_s=None)  # records are written on node 0, which watches for silence
         watch = steps.StepWatch(tick, self.stop_grace_s, self.signal_all, self.end_tree, why_over)
         ending = steps.attempt(self.pod, step, words, self.environ(step), watch)
         log.note()
@@ -198,7 +198,7 @@ class Agent:
         return ending
 
     def is_taken(self, within_s: float) -> bool:
-        """Tell whether an engine is taking this machine away: it signals every process, and the step may hear first."""
+        """Return whether an engine is taking this machine away: it signals all processes, perhaps the step's first."""
         deadline = time.monotonic() + within_s
         while os.environ.get(ENGINE) and self.stop_request().get("state") != LEFT and time.monotonic() < deadline:
             time.sleep(steps.POLL_S)
@@ -231,7 +231,7 @@ class Agent:
         ending = self.redact(ending)
         if ending["state"] == "failed":
             self.write_error(ending)
-        if ending["state"] == NODE_LOST and os.environ.get(ENGINE):  # which begins all nodes anew
+        if ending["state"] == NODE_LOST and os.environ.get(ENGINE):  # the engine restarts all nodes
             ending["state"] = LEFT
         if self.nodes:
             self.nodes.close(ending["state"], ending["reason"], ending["lost"])
@@ -268,7 +268,7 @@ class Agent:
             _add(ending, str(error))
 
     def finish_beside(self, beside: Beside, ending: Dict[str, Any]) -> None:
-        """Let it do what is left to do, as long as the guard's leads allow; what it leaves undone is said."""
+        """Wait for its remaining work, as long as the guard's leads allow; what it leaves undone is reported."""
         asked = self.stop_request()
         guard = said_in(report(self.pod, "guard"))
         ends_at = time.monotonic() + (0.9 * carry_s(self.job, asked) if asked else limits.carry_s(self.job, guard))
@@ -291,7 +291,7 @@ class Agent:
         self.end_steps(ending, 0.0)
 
     def dismiss_trackers(self) -> None:
-        """Let the trackers tell what they have not told yet, for a short while; the verdict says nothing of them."""
+        """Wait a short while for the trackers to tell the rest; the verdict says nothing of them."""
         for one in self.trackers:
             one.dismiss()
         began = time.monotonic()
@@ -340,7 +340,7 @@ class Agent:
         return environ
 
     def stop_request(self) -> Dict[str, Any]:
-        """Return who asked for the end and why; {} while nobody has."""
+        """Return the request to end: by whom and why; {} while there is none."""
         asked = read_json(stop_file(self.pod))
         if not asked and self.told_to_end:
             return {"state": end_of_machine(), "reason": "the agent was told to end (SIGTERM)", "grace_s": grace_s()}
@@ -409,7 +409,7 @@ class Agent:
     @patient
     def end_tree(self, patience_s: float) -> None:
         """End all processes of the pod but guard and agent. Raises AgentError, naming what would not end."""
-        if self.is_taken(steps.POLL_S):  # what it has started may have heard, too, and be saving
+        if self.is_taken(steps.POLL_S):  # processes that it started may have heard it, too, and be saving
             patience_s = grace_s()
         left = end_all(self.job.token, min(patience_s, grace_s()), self.spared())
         if left:

@@ -14,7 +14,7 @@ from infra.agent.shortage import Backoff, outlasting
 from infra.agent.state import say
 
 BACKOFF = Backoff(first_s=1.0, longest_s=60.0, certain=1.0)  # one process on one pod: there is no crowd to part
-WELL_S = 60.0  # who has lived for so long is started again as soon as the first time
+WELL_S = 60.0  # a process that has lived for this long is restarted without delay
 FINISHED = (0, 1)  # exit codes of one that was asked to finish and says how far it came; with any other it died
 POLL_S = 0.05
 

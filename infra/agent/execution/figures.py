@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 LOOK_EVERY_S = 5.0
-SHORTEST_S = 0.2  # of a stretch in which the kernel's ticks, of 10 ms, say how busy the CPUs were
+SHORTEST_S = 0.2  # shortest interval in which the kernel's ticks, of 10 ms, tell how busy the CPUs were
 STAT = Path("/proc/stat")
 WORDS = ("nvidia-smi", "--query-gpu=name,utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits")
 
@@ -28,7 +28,7 @@ class Figures:
         self.has_gpus = shutil.which(WORDS[0]) is not None
 
     def look(self) -> Dict[str, Any]:
-        """Return what is known: disk_free_bytes and disk_at; gpus and gpus_at where GPUs have answered."""
+        """Return the latest figures: disk_free_bytes and disk_at; gpus and gpus_at where GPUs have answered."""
         if self.asked is not None and self.asked.poll() is not None:
             gpus = _gpus(self.asked)
             if gpus:

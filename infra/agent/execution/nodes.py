@@ -37,11 +37,11 @@ TALK_EVERY_S = 0.3
 ANSWER_S = 3.0
 LINE_BYTES = 1 << 20
 POLL_S = 0.05
-LINGER_S = 10.0  # what node 0 waits for the others to hear how it ended
-KILL_S = 2.0  # what the kernel may take to end the killed processes of a step
-# From the moment at which a node falls silent for another to that at which its own part of the round is over, beyond
-# `silent_s`. Clocks are not compared: both begin with the same line, which a node sends before node 0 can hear it. The
-# last line that node 0 has heard may be one that got no answer, sent so much later than the last one that did.
+LINGER_S = 10.0  # time for which node 0 waits until the others have heard the outcome
+KILL_S = 2.0  # time that the kernel may take to end the killed processes of a step
+# The time from a node's silence towards another one to the end of its own part of the round, beyond `silent_s`. Clocks
+# are not compared: both begin with the same line, which a node sends before node 0 can hear it. The last line that node
+# 0 has heard may be one that got no answer, sent so much later than the last one that did.
 CUT_OFF_S = TALK_EVERY_S + ANSWER_S + LEAVE_S + KILL_S
 
 
@@ -65,7 +65,7 @@ class StepOutcome:
     state: str
     reason: str = ""
     exit_code: Optional[int] = None
-    result: Any = None  # of node 0
+    result: Any = None  # result of node 0
     lost: Optional[int] = None  # the rank of a node that was lost
 
 
@@ -75,7 +75,7 @@ class Here:
 
     attempt: Callable[[Callable[[], str]], Ending]  # run it once, until it ends or the given function says why it must
     asked_to_stop: Callable[[], bool]
-    wait: Callable[[str], None]  # for a moment, saying for whom
+    wait: Callable[[str], None]  # waits a moment, saying for whom
 
 
 def environ_of(group: NodeGroup, num_gpus: int) -> Dict[str, str]:
@@ -98,8 +98,8 @@ class Leader:
         self.group = group
         self.word: Dict[str, Any] = {"step": "", "round": "", "done": {}, "end": None}
         self.others = {rank: _Other(self._name(rank)) for rank in range(1, len(group.addresses))}
-        self.lives: Dict[int, str] = {}  # of the agents that were ready for the round
-        self.why = ""  # of the last round's end
+        self.lives: Dict[int, str] = {}  # lives of the agents that were ready for the round, by rank
+        self.why = ""  # reason of the last round's end
         self.server = _listen(group, self._hear)
         threading.Thread(target=self.server.serve_forever, args=(POLL_S,), daemon=True).start()
 
@@ -196,7 +196,7 @@ class Leader:
         return ""
 
     def _failure(self, step: Step, this_round: str, ending: Ending) -> Optional[StepOutcome]:
-        """Return what makes another round pointless, on any node; None = begin another.
+        """Return the outcome that makes another round pointless, on any node; None = begin another.
 
         Waits until all have left this one.
         """
@@ -220,7 +220,7 @@ class Leader:
         self.word = {**self.word, **what}
 
     def _hear(self, line: bytes) -> Optional[bytes]:
-        """Take in what a node says; what to answer, None to one who does not know the key."""
+        """Record the report of a node; return the answer, None for a caller without the key."""
         said = outside.parse(line)
         if not isinstance(said, dict) or not isinstance(said.get("key"), str) or type(said.get("rank")) is not int:
             return None

@@ -19,7 +19,7 @@ from infra.agent.state import said_in, say, tell
 WRITE_EVERY_S = 0.5
 SHORTEST = 8  # what is shorter is struck out as it is only: a short code stands for many things
 NOTE_EVERY_S = 1.0
-MARK_EVERY = 0.05  # of a step's work: so often the time is kept at which it was done
+MARK_EVERY = 0.05  # share of a step's work: at each multiple the time is recorded
 
 
 class Redactor:
@@ -100,7 +100,7 @@ class Growth:
         self.times = log.with_suffix(".times")
         self.size = -1
         self.noted_at = 0.0
-        self.note()  # what comes now is younger than what an earlier attempt has left
+        self.note()  # records from now on are younger than those of an earlier attempt
 
     def look(self) -> None:
         if time.monotonic() - self.noted_at >= NOTE_EVERY_S:

@@ -21,9 +21,9 @@ from infra.agent.state import AgentError, attempt_file, grace_s, read_json, say,
 
 RESUME_ME = 75  # exit code of a step that stopped in good order
 POLL_S = 0.05
-LEFTOVER_GRACE_S = 5.0  # what a process may take to end that outlived its step or its agent
-LEAVE_S = 3.0  # what a step gets to find out for itself that another node is gone
-DUMP_S = 2.0  # what faulthandler gets to write the stacks of a silent step
+LEFTOVER_GRACE_S = 5.0  # time for the end of a process that has outlived its step or its agent
+LEAVE_S = 3.0  # time for a step to find out for itself that another node is gone
+DUMP_S = 2.0  # time for faulthandler to write the stacks of a silent step
 TAIL_BYTES, TAIL_LINES = 8000, 40
 
 
@@ -43,14 +43,14 @@ class StepWatch:
     stop_grace_s: Callable[[], Optional[float]]  # None, or how long the step may take to stop now
     signal_all: Callable[[int], None]  # to every process of the step's tree
     end_tree: Callable[[float], None]  # with so much patience; raises when a process cannot be ended
-    why_over: Callable[[], str] = str  # why the step must end on all nodes; "" while it need not
+    why_over: Callable[[], str] = str  # reason why the step must end on all nodes; "" while it need not
 
 
 def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str], watch: StepWatch) -> Ending:
     """Run the step once. Afterwards no process of it is left. Raises AgentError when it cannot be started."""
     try:
         process = patient(begin)(pod, step, words, environ)
-    except OSError as error:  # its environment or its code is gone
+    except OSError as error:  # the environment or the code is gone
         raise AgentError(f"step {step.name} cannot be started: {error}") from error
     tell(attempt_file(pod), {"step": step.name, "pid": process.pid})
     cut = _watch(process, step, watch)
@@ -64,7 +64,7 @@ def begin(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str])
     """Start it in a session of its own, its words in its log. Raises OSError, MemoryError."""
     for folder in (pod.logs, pod.work):
         folder.mkdir(parents=True, exist_ok=True)
-    os.stat(words[0])  # what is missing is to be missed here, and not by the shell
+    os.stat(words[0])  # a missing program is to be noticed here, and not by the shell
     with open(pod.log(step.name), "ab") as log:
         return subprocess.Popen(
             offered_first(words),
@@ -118,7 +118,7 @@ def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: StepWatch) -> 
 
 
 def digest(step: Step) -> str:
-    """Return what a mark must carry to stand for this step: a digest of its words and its config."""
+    """Return the digest that stands for this step in its mark: of its words and its config."""
     return hashlib.sha256(json.dumps([step.words, step.config], sort_keys=True).encode()).hexdigest()
 
 

@@ -87,7 +87,7 @@ def stop(root: Path) -> int:
             asked = ask_to_stop(pod, "stopped", "asked to stop", grace_s())
             patience_s += asked["grace_s"] + carry_s(job, asked)
     _await(lambda: not _anyone(pod) or leaving(pod) is not None, patience_s)
-    guard = leaving(pod)  # who ends it would leave the pod to bill on
+    guard = leaving(pod)  # ending it would leave the pod to bill on
     survivors = patient(end_all)(job.token, PATIENCE_S, [guard.pid] if guard else [])
     hidden = living(pod, "guard") if farewell.needs_key(job) else None  # whose memory nobody reads, nor its token
     if hidden and not leaving(pod):
@@ -113,7 +113,7 @@ def status(root: Path) -> int:
 
 
 def _begin_anew(pod: PodFolder, job: Job) -> None:
-    """Put the last verdict away, and end what an earlier pod left in this folder, as no guard runs here."""
+    """Archive the last verdict, and end what an earlier pod left in this folder, as no guard runs here."""
     before = read_json(report(pod, "guard"))
     if before and before["token"] != job.token:
         end_all(before["token"], PATIENCE_S)
@@ -122,7 +122,7 @@ def _begin_anew(pod: PodFolder, job: Job) -> None:
         write_json(report(pod, "guard"), {**before, "clocks": None})
     put_away(pod)
     stop_file(pod).unlink(missing_ok=True)
-    attempt_file(pod).unlink(missing_ok=True)  # whoever starts again wants the step run again
+    attempt_file(pod).unlink(missing_ok=True)  # a second start means that the step is to run again
 
 
 def _take_turn(pod: PodFolder) -> None:
@@ -135,7 +135,7 @@ def _anyone(pod: PodFolder) -> bool:
 
 
 def _armed(pod: PodFolder, job: Job) -> bool:
-    """Tell whether the guard of this pod is armed.
+    """Return whether the guard of this pod is armed.
 
     It lives, at work where there is work; or the job was so short that its verdict is there already.
     """
@@ -146,7 +146,7 @@ def _armed(pod: PodFolder, job: Job) -> bool:
 
 
 def _holds(pod: PodFolder, job: Job) -> bool:
-    """Tell whether the guard of this very pod has nothing else to do."""
+    """Return whether the guard of this very pod has nothing else to do."""
     lives = living(pod, "guard") is not None
     said = read_json(report(pod, "guard"))
     return lives and said.get("token") == job.token and said.get("holds", False)

@@ -19,32 +19,32 @@ from infra.agent.process import above, environ_of
 from infra.agent.shortage import Backoff
 from infra.agent.state import say
 
-WAIT_S = 60.0  # of the job's clock: whoever follows reads the last words, and then ends the pod without our help
-LEAST_WAIT_S = 5.0  # of this machine's: reading takes its time however fast the job's clock runs
-BACKOFF = Backoff(first_s=1.0, longest_s=300.0, certain=0.0)  # of the job's clock, between two rounds of calls
-CALL_S = 20.0  # for a whole answer
+WAIT_S = 60.0  # by the job's clock: a keeper reads the last words, and then ends the pod without our help
+LEAST_WAIT_S = 5.0  # by this machine's clock: reading takes its time however fast the job's clock runs
+BACKOFF = Backoff(first_s=1.0, longest_s=300.0, certain=0.0)  # by the job's clock, between two rounds of calls
+CALL_S = 20.0  # time for a whole answer
 MOST_BYTES = 1 << 16
 KEY = "SLIPWAY_SELF_END_KEY"  # stands for the vendor's key; no variable of any process has it
 MOST_KEY_BYTES = 256
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_NAME = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")  # what else stands in braces is JSON's or GraphQL's
+_NAME = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")  # anything else in braces is JSON's or GraphQL's
 _VALUE = re.compile(r"[A-Za-z0-9._~-]{1,256}")  # means nothing in a URL, in a header, in JSON
 
 
 def is_due(job: Job, ending: Mapping[str, Any]) -> bool:
-    """Tell whether the pod is to end itself after this verdict."""
+    """Return whether the pod is to end itself after this verdict."""
     state = ending["state"]
     is_over = state in ("succeeded", "limit", "stopped") or (state == "failed" and job.on_failure == "end")
     return bool(job.farewell) and is_over  # without a node that was lost, the others may be needed again
 
 
 def needs_key(job: Job) -> bool:
-    """Tell whether the pod can end itself with a key only that is handed to its guard."""
+    """Return whether the pod can end itself with a key only that is handed to its guard."""
     return any(KEY in _NAME.findall(part) for call in job.farewell for part in _parts(call))
 
 
 def is_sendable(key: str) -> bool:
-    """Tell whether a key can stand in a header as it is."""
+    """Return whether a key can stand in a header as it is."""
     return _VALUE.fullmatch(key) is not None
 
 
@@ -55,18 +55,18 @@ def read_key() -> str:
 
 
 def wait_s(job: Job) -> float:
-    """Return how long the verdict stays to be read, in seconds of this machine."""
+    """Return the time for which the verdict stays to be read, in seconds of this machine."""
     return max(WAIT_S / job.clock_scale, LEAST_WAIT_S)
 
 
 def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float], None], key: str = "") -> None:
-    """Say farewell for process `pid` until that has ended it: this does not return. `key`: what `KEY` stands for."""
+    """Call the vendor until it has ended process `pid`: this does not return. `key`: the value for `KEY`."""
     rounds = 0
     while True:
         try:
             for words in attempt(calls, pid, key):
                 say(f"farewell: {words}")
-        except Exception as error:  # whatever it is, the pod must not bill on for it
+        except Exception as error:  # whatever happens, the pod must not bill on for it
             say(f"farewell: {type(error).__name__}")
         rounds += 1
         wait(BACKOFF.wait_s(rounds) / scale)
@@ -96,7 +96,7 @@ def variables(names: Iterable[str], pid: int) -> Dict[str, str]:
 
 
 def ask(call: Call, values: Mapping[str, str]) -> str:
-    """Return what came of one request, in words without anything of the answer but its status."""
+    """Return the outcome of one request, in words without anything of the answer but its status."""
     import http.client  # it brings much along, and every agent and guard would pay for it at its start
     import ssl
 
@@ -116,7 +116,7 @@ def ask(call: Call, values: Mapping[str, str]) -> str:
     def exchange() -> None:
         try:
             connection.request(call.method, url.path or "/", fill(call.body, values).encode() or None, headers)
-            answer = connection.getresponse()  # where it redirects to is not followed: the key stays here
+            answer = connection.getresponse()  # redirects are not followed: the key stays here
             is_error = b'"errors"' in answer.read(MOST_BYTES)
             said.append(f"{answer.status}{' with errors' if is_error else ''}")
         except Exception as error:

@@ -51,9 +51,9 @@ from infra.agent.state import (
 
 TICK_S = 0.1
 REPORT_EVERY_S = 5.0
-LAST_RITES_S = 15.0  # what an agent needs beyond the grace of its step
+LAST_RITES_S = 15.0  # time that an agent needs beyond the grace of its step
 REVIVAL = Backoff(first_s=TICK_S, longest_s=60.0, certain=1.0)  # asked at every tick, so it must not change
-CRASH_LOOP = (5, 600.0)  # so many starts in so many seconds of the job's clock
+CRASH_LOOP = (5, 600.0)  # number of starts in this many seconds of the job's clock
 
 
 def guard(root: Path) -> int:
@@ -126,14 +126,14 @@ class Guard:
             time.sleep(TICK_S)
 
     def _may_hold(self) -> bool:
-        """Tell whether there is nothing to do, and the pod is to stay all the same."""
+        """Return whether there is nothing to do, and the pod is to stay all the same."""
         if self.job.kind == "hold":
             return not self.pod.verdict.exists()
         return self.job.stays and read_json(self.pod.verdict).get("state") in STAYS
 
     def _hold(self) -> Optional[int]:
         """Hold the pod until there is work; or until its end, then return its exit code."""
-        if read_json(stop_file(self.pod)).get("state") in STAYS:  # that was about the work
+        if read_json(stop_file(self.pod)).get("state") in STAYS:  # the stop was about the work only
             stop_file(self.pod).unlink()
         self._report()
         say("nothing to do: the pod is held")
@@ -159,7 +159,7 @@ class Guard:
         return None
 
     def _read_job(self) -> None:
-        with contextlib.suppress(AgentError):  # whoever wrote it is told by `start`
+        with contextlib.suppress(AgentError):  # its writer is told by `start`
             self.job = read_job(self.pod)
 
     def _reason_to_end(self) -> Tuple[str, str]:
@@ -241,7 +241,7 @@ class Guard:
             ask_to_stop(self.pod, "failed", reason, 0.0)
             return
         if self.missed_at is not None and time.monotonic() < self.missed_at + REVIVAL.wait_s(len(self.starts) + 1):
-            return  # what has ended the agent may last a while, and may be ending its step too
+            return  # the cause of the agent's end may last a while, and may be ending its step too
         self._note_orphan()
         self.agent = spawn(self.pod, self.job, "run")
         self.starts.append(self.elapsed_s)
@@ -295,7 +295,7 @@ class Guard:
 
     @patient
     def _elapsed_before_s(self) -> float:
-        """Return what earlier guards of this pod counted, and the time since then when nobody looked."""
+        """Return the time counted by earlier guards of this pod, and the time since then without a guard."""
         before = read_json(report(self.pod, "guard"))
         if before.get("token") != self.job.token:
             return self.job.limits.billed_s

@@ -34,11 +34,11 @@ from infra.agent.state import (
 )
 
 END_S = 30.0
-KILL_S = 120.0  # what Slurm may take to end a job that was cancelled
+KILL_S = 120.0  # time that Slurm may take to end a cancelled job
 POLL_S = 1.0
-PATIENT_S = 15.0  # until a queue is asked again about a job that waits
+PATIENT_S = 15.0  # time until a queue is asked again about a job that waits
 QUEUE = "queue"  # the step that progress shows until the work begins
-LOG = "slurm"  # what Slurm itself, and who begins the guard, have to say
+LOG = "slurm"  # log of Slurm itself, and of the program that starts the guard
 
 
 def options_file(pod: PodFolder) -> Path:
@@ -79,7 +79,7 @@ def start(root: Path) -> int:
 
 
 def _tell_queued(pod: PodFolder, job: Job, number: str) -> None:
-    """Let the progress say that the run waits its turn; once it is at work, its agent writes it anew."""
+    """Write into the progress that the run waits its turn; once it is at work, its agent writes it anew."""
     progress = Progress(pod, job, [QUEUE], Redactor({}))
     progress.begin(QUEUE)
     progress.see(QUEUE, [{"kind": "note", "at": time.time(), "text": f"job {number} of Slurm waits its turn"}])
@@ -110,7 +110,7 @@ def submit(pod: PodFolder, job: Job) -> str:
 
 
 def script(pod: PodFolder, nodes: int) -> str:
-    """Return what Slurm runs: one step over all nodes. srun, since only steps are told before a job is taken away."""
+    """Return the script for Slurm: one step over all nodes by srun, as only steps are warned before preemption."""
     python, folder = shlex.quote(sys.executable), shlex.quote(str(pod.root))
     step = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --mpi=none --wait=0 --kill-on-bad-exit=0"
     return "\n".join(
@@ -182,7 +182,7 @@ def _known(pod: PodFolder, name: str) -> Dict[str, Any]:
 
 
 def _put_away(pod: PodFolder) -> None:
-    """Put away how the work ended before, as somebody wants it to go on."""
+    """Archive the earlier end of the work, as somebody resumes it."""
     put_away(pod)
     stop_file(pod).unlink(missing_ok=True)
     (pod.state / "queue.json").unlink(missing_ok=True)

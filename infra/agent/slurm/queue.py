@@ -36,7 +36,7 @@ class QueueError(Exception):
 
 
 def call(words: Sequence[str], text: str = "") -> str:
-    """Return what a command of Slurm's prints. Raises QueueError with its own words."""
+    """Return the output of a command of Slurm. Raises QueueError with its own words."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *PLACES])
     program = shutil.which(words[0], path=path)
     if program is None:
@@ -69,7 +69,7 @@ def newest(name: str) -> Dict[str, str]:
 
 
 def lives(job: Mapping[str, str]) -> bool:
-    """Tell whether Slurm runs this job, or will run it again by itself."""
+    """Return whether Slurm runs this job, or will run it again by itself."""
     return bool(job) and job["state"] not in OVER
 
 

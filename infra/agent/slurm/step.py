@@ -1,4 +1,4 @@
-"""What Slurm runs on every node of a job: it finds its folder and the other nodes, and becomes the guard.
+"""The program that Slurm runs on every node of a job: it finds its folder and the other nodes, and becomes the guard.
 
     which node am I -> what the attempt before has left -> where the others are -> guard
 
@@ -36,8 +36,8 @@ from infra.agent.state import (
 
 T = TypeVar("T")
 
-WAIT_S = 300.0  # for the words of the other nodes, and for the last attempt's processes to go
-CALL_S = 8.0  # what the nodes try to reach each other for
+WAIT_S = 300.0  # time for the words of the other nodes, and for the last attempt's processes to go
+CALL_S = 8.0  # time for which the nodes try to reach each other
 POLL_S = 0.2
 
 
@@ -64,7 +64,7 @@ def run(root: Path) -> int:
 
 
 def tidy(pod: PodFolder, job: Job) -> None:
-    """Put away what an attempt before this one has left: its request to leave, and the time when nobody worked."""
+    """Remove the leftovers of an earlier attempt: its request to leave, and the time when nobody worked."""
     for role in ("guard", "agent"):
         path = lock(pod, role)
         _await(lambda: not is_held(path) or None, f"the {role} of an earlier attempt is still there")  # noqa: B023
@@ -140,7 +140,7 @@ def _go_on_later() -> None:
         say(f"left without a verdict; Slurm calls the job {state}")
         if state == "RUNNING":
             queue.call(["scontrol", "requeue", number])
-    except queue.QueueError as error:  # whoever follows submits it anew
+    except queue.QueueError as error:  # its keeper submits it anew
         say(f"requeueing job {number}: {error}")
 
 

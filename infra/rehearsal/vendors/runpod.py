@@ -19,7 +19,7 @@ from infra.rehearsal.records import Machine, Offer, Order, Refused, rate
 from infra.rehearsal.vendors.graphql import Wrong
 
 NO_CAPACITY = "There are no longer any instances available with the requested specifications."
-MOST_GPUS = 8  # of one machine
+MOST_GPUS = 8  # GPUs of one machine
 NEWEST_CUDA = (13, 0)
 ACTIONS = {
     "PROVISIONING": ["stop", "terminate"], "STARTING": ["stop", "terminate"],
@@ -105,7 +105,7 @@ class Runpod(web.Api):
     def __init__(self, market: Market, hub: web.Hub, key: str, read_key: str) -> None:
         self._market, self._hub, self._keys = market, hub, {f"Bearer {key}": True, f"Bearer {read_key}": False}
         self._ssh_keys: list[str] = []
-        self._pod_keys: dict[str, str] = {}  # by machine: the key that its own processes find
+        self._pod_keys: dict[str, str] = {}  # the key that the processes of each machine find
         _, center = volume_at(market.offers.values(), self.vendor)
         self._volume = {"id": VOLUME, "name": "rehearsal", "size": 500, "dataCenter": center, "type": "STANDARD"}
         one = r"/v2/pods/([^/]+)"
@@ -136,7 +136,7 @@ class Runpod(web.Api):
 
     def route(self, asked: web.Asked) -> web.Route | web.Answer:
         route, owner = super().route(asked), self.owner(asked)
-        # As far as anybody knows: a pod's own key is made for GraphQL.
+        # A pod's own key is made for GraphQL, as far as anybody knows.
         if owner and not (owner.has("v2 pod key") and asked.path == f"/v2/pods/{owner.machine_id}"):
             return self.error(403, "this API key does not have the scope for that")
         return route
@@ -148,7 +148,7 @@ class Runpod(web.Api):
         return next((one for one in machines if one.state not in ENDED), None)
 
     def by(self, asked: web.Asked) -> str:
-        """Return who asks, as the truth has it."""
+        """Return the caller, as the truth has it."""
         return "pod" if self.owner(asked) else "client"
 
     def environ(self, machine: Machine) -> Mapping[str, str]:

@@ -21,7 +21,7 @@ CALLS = {
     "podStop": "update", "podResume": "update", "podBidResume": "update",
     "myself": "account", "pod": "find", "gpuTypes": "offers",
 }  # fmt: skip
-OF_A_POD = ("podTerminate", "podStop", "pod")  # what a pod's own key may ask, of that pod
+OF_A_POD = ("podTerminate", "podStop", "pod")  # requests that a pod's own key may make, about that pod
 MUTATIONS = ("create", "delete", "update")
 RICH_MICRO_USD = 1_000_000_000
 

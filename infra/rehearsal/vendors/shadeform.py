@@ -18,7 +18,7 @@ from infra.rehearsal.offers import VOLUME, micro_usd, volume_at
 from infra.rehearsal.records import Machine, Offer, Order, Refused
 
 OS = "ubuntu22.04_cuda12.6_shade_os"
-GPU_TYPES = {"A100-80GB": "A100_80G", "A100-40GB": "A100", "RTXPRO6000": "RTXPro6000"}  # where it has other names
+GPU_TYPES = {"A100-80GB": "A100_80G", "A100-40GB": "A100", "RTXPRO6000": "RTXPro6000"}  # kinds with other names there
 BOOT = {"min_boot_in_sec": 93, "max_boot_in_sec": 190}
 
 
@@ -336,7 +336,7 @@ def _limits(wish: Threshold | None) -> dict[str, Any]:
 
 
 def _script(launch: Launch | None) -> str:
-    """Return what is run on the machine. Containers are not: this machine may have no Docker."""
+    """Return the script to run on the machine. Containers are not run: this machine may have no Docker."""
     if launch is None or launch.script_configuration is None:
         return ""
     try:

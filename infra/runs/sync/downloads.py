@@ -38,7 +38,7 @@ class Downloads:
             yield
         finally:
             over.set()
-            thread.join(EVERY_S)  # what it is at now may be big; its end is not waited for
+            thread.join(EVERY_S)  # its current download may be big, so its end is not awaited
 
     def _go_on(self, op: Op, transport: Transport, pod_store: str, over: threading.Event) -> None:
         told = ""
@@ -67,7 +67,7 @@ class Downloads:
                     self.say(f"{op.run}: bringing home: {error}")
 
     def _parts(self, op: Op, transport: Transport, pod_store: str) -> list[Callable[[], object]]:
-        """Return what is downloaded, in this order."""
+        """Return the downloads, in this order."""
         parts: list[Callable[[], object]] = [
             lambda: mirror.bring_logs(op, transport, self.folder),
             lambda: mirror.bring_words(op, transport, self.folder),

@@ -62,7 +62,7 @@ def _append(transport: Transport, source: str, path: Path, size: int) -> None:
         path.unlink()
         here = 0
     with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
-        file.seek(here)  # by place, so that two who bring the same bytes at once bring them once
+        file.seek(here)  # by offset, so that two processes with the same bytes write them once
         while here < size:
             piece = transport.read(source, here)[: size - here]
             if not piece:
@@ -117,7 +117,7 @@ def last_words(op: Op, folder: Path) -> dict[str, Any]:
 
 
 def words_there(op: Op, transport: Transport) -> dict[str, Any]:
-    """Return what this very pod reports, by kind: progress, verdict, guard."""
+    """Return the reports of this very pod, by kind: progress, verdict, guard."""
     pod, said = folder_of(op), {}
     for kind, path in {"progress": pod.progress, "verdict": pod.verdict, "guard": pod.state / "guard.json"}.items():
         with contextlib.suppress(FileNotFoundError):
@@ -134,7 +134,7 @@ def bring_words(op: Op, transport: Transport, folder: Path) -> None:
 
 
 def words_at_home(op: Op, folder: Path) -> dict[str, Any]:
-    """Return what `bring_words` kept, by kind."""
+    """Return the reports that `bring_words` kept, by kind."""
     said = {}
     for kind in ("progress", "verdict", "guard"):
         with contextlib.suppress(FileNotFoundError):
@@ -154,7 +154,7 @@ def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transpor
         is_here = name not in made or is_home(home, name, fingerprint)
         if is_here and _manifest_there(pod, pod_store, name, fingerprint, transport) is None:
             folder, manifest = home.path(name, fingerprint), home.manifest_of(name, fingerprint)
-            if is_old:  # its code knows names only
+            if is_old:  # older code knows names only
                 manifest = replace(manifest, name=name, flat=name == "identity_conversations")
             place = places(manifest.name)[manifest.flat]
             root = pod.code / pod_store
@@ -202,7 +202,7 @@ def bring_artifacts(
 
 
 def is_home(home: Store, name: str, fingerprint: str) -> bool:
-    """Tell whether the local store holds that very artifact, whole."""
+    """Return whether the local store holds that very artifact, whole."""
     return not home.find(name, fingerprint).problem
 
 

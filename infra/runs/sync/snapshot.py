@@ -54,7 +54,7 @@ def keep_code(op: Op, root: Path, folder: Path, carried: Sequence[Carried] = ())
 
 
 def carried_of(folder: Path) -> tuple[Carried, ...]:
-    """Return what goes along with the code that `keep_code` kept there."""
+    """Return the folders that go along with the code that `keep_code` kept there."""
     with contextlib.suppress(FileNotFoundError):
         return tuple(Carried(**one) for one in json.loads((folder / CARRIED).read_bytes()))
     return ()
@@ -83,7 +83,7 @@ def bring(op: Op, transport: Transport, folder: Path) -> None:
 
 
 def restore(op: Op, transport: Transport, folder: Path, store: Store) -> None:
-    """Give a new pod what the one before has made; `store` is the one at home. Done before its job is started.
+    """Send a new pod what the one before has made; `store` is the one at home. Done before its job is started.
 
     Its machine may have had this run before. A checkpoint there that is the one at home is not sent again; one that
     never came home is put aside, since the run has gone on without it.
@@ -97,7 +97,7 @@ def restore(op: Op, transport: Transport, folder: Path, store: Store) -> None:
         if any(part.startswith(".") for part in name.parts):  # a draft that was cut off
             continue
         if name.parts[:2] == ("state", "marks") and name.stem in lost:
-            continue  # what it made went with its pod: it is made again
+            continue  # its output went with its pod: it is made again
         if str(name.parent) in there:
             continue
         mirror.put(transport, path, str(pod.root / name))
@@ -120,7 +120,7 @@ def _is_made_here(config: dict[str, Any], store: Store) -> bool:
 
 
 def _list(op: Op, transport: Transport) -> list[str]:
-    """Return what there is on the pod to be kept, by path in its folder."""
+    """Return the files on the pod to be kept, by path in its folder."""
     done = transport.run(["sh", "-c", LIST, "sh", str(folder_of(op).root)], timeout_s=mirror.LIST_S)
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: listing its checkpoints: {done.stderr.strip() or f'exit code {done.exited}'}")

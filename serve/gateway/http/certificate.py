@@ -45,7 +45,7 @@ class Certificate:
 
 
 def stamp_of(tls: Tls) -> Stamp:
-    """Return what tells these files from others of their names."""
+    """Return a stamp that changes when these files do."""
     stats = [_stat(path) for path in (tls.keyfile, tls.certfile)]
     return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in stats)
 
@@ -94,7 +94,7 @@ def client_context(certfile: str) -> ssl.SSLContext:
 
 
 def ends_at(certfile: str) -> float:
-    """Return when the server's own certificate ends, in seconds since 1970 UTC."""
+    """Return the end of the server's own certificate, in seconds since 1970 UTC."""
     from cryptography import x509
 
     try:

@@ -23,7 +23,7 @@ class EngineReply(Message):
     """The answer of an engine, as it comes."""
 
     status = 0  # no headers yet
-    lines = b""  # of its headers, those that are passed on
+    lines = b""  # its headers that are passed on
     is_events = False  # it is a stream of them
     has_length = False  # else the end of the connection is its end
 
@@ -48,10 +48,10 @@ class Line(Wire):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_spent = False  # for no other request
+        self.is_spent = False  # True if it takes no other request
         self._parser = HttpResponseParser(self)
-        self._reply: EngineReply | None = None  # that is being received
-        self._head_bytes = 0  # that came since there was last a body
+        self._reply: EngineReply | None = None  # the answer that is being received
+        self._head_bytes = 0  # bytes since the last body
 
     @property
     def is_free(self) -> bool:
@@ -92,7 +92,7 @@ class Line(Wire):
         if reply is not None:
             reply.fail(Broken(why))
 
-    # What the parser tells. It may not be fed again before it has returned, so nobody is woken here.
+    # Callbacks of the parser. It may not be fed again before it has returned, so nobody is woken here.
 
     def on_message_begin(self) -> None:
         if self._reply is None:

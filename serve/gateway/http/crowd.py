@@ -19,11 +19,11 @@ class CrowdMember(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether it has no request."""
+        """Return whether it has no request."""
 
     @property
     def idle_until(self) -> float:
-        """Return when it will have been idle for too long."""
+        """Return the time at which it will have been idle for too long."""
 
 
 M = TypeVar("M", bound=CrowdMember)

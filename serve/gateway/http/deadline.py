@@ -8,7 +8,7 @@ import asyncio
 
 from serve.gateway.http.eager import EagerTask
 
-LOOK_S = 0.02  # by so much a limit is late at most
+LOOK_S = 0.02  # largest delay of a limit
 
 
 class Deadline:

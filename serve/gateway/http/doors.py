@@ -71,7 +71,7 @@ class Doors:
                 near, peer = door.accept()
             except BlockingIOError:  # nobody else
                 return
-            except ConnectionError:  # whoever knocked has left
+            except ConnectionError:  # the client has left
                 continue
             except OSError as error:  # no file, no memory: this passes
                 self._rest(door, error)

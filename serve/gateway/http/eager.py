@@ -82,7 +82,7 @@ class EagerTask:
         if waits_for.__class__ is Signal:
             waits_for._task = self
         else:
-            waits_for._asyncio_future_blocking = False  # which says that it was awaited, and not merely yielded
+            waits_for._asyncio_future_blocking = False  # marks it as awaited, and not merely yielded
             waits_for.add_done_callback(self._go_on)
         if self._is_cancelled:  # while it ran
             self._is_cancelled = False

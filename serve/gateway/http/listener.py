@@ -22,10 +22,10 @@ from serve.gateway.http.heads import ONCE, PLAIN, SERVER, STATUS_LINES, checked,
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.wire import MOST_HEAD_BYTES, Broken, Message, Wire
 
-LINGER_S = 2.0  # for the rest of a body that nobody wants
+LINGER_S = 2.0  # time for the rest of a body that nobody wants
 MOST_LINGER_BYTES = 16 << 20
 MOST_AHEAD = 8  # requests that a client sends before it has got its answers; what follows them is parsed later
-PIECE_BYTES = 16 << 10  # that are parsed at once: what they may hold in requests is more than MOST_AHEAD
+PIECE_BYTES = 16 << 10  # bytes that are parsed at once: they may hold more requests than MOST_AHEAD
 WITHOUT_BODY = (204, 304)
 FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate"))  # headers, to the engine
 UNREADABLE = (400, "this is no HTTP request that can be read")
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 class ClientRequest(Message):
     """One request, and the way back to its client. Names of headers are lower case."""
 
-    lines = b""  # of its headers, those that are passed on
+    lines = b""  # its headers that are passed on
     fault: tuple[int, str] | None = None  # it was none: status and words of the answer
     is_begun = False
     _is_open = False  # an answer in parts has begun and not ended
@@ -69,7 +69,7 @@ class ClientRequest(Message):
 
     @property
     def is_behind(self) -> bool:
-        """Tell whether the client has not yet taken what it was sent."""
+        """Return whether the client has not yet taken what it was sent."""
         transport = self._line.transport
         return transport is None or transport.get_write_buffer_size() > 0
 
@@ -100,11 +100,11 @@ class ClientRequest(Message):
 
     @property
     def is_slow(self) -> bool:
-        """Tell whether the client has to take more of what it was sent before it is sent more."""
+        """Return whether the client has to take more of what it was sent before it is sent more."""
         return self._line.is_slow
 
     async def taken(self) -> None:
-        """Return when the client has taken all but little. Raises ConnectionError."""
+        """Wait until the client has taken all but little. Raises ConnectionError."""
         await self._line.taken()
 
     def end(self) -> None:
@@ -145,22 +145,22 @@ class Connection(Wire):
         self.task: EagerTask | None = None
         self.listener = listener
         self._parser = HttpRequestParser(self)
-        self._ahead: deque[ClientRequest] = deque()  # of which nothing was done yet
-        self._coming: ClientRequest | None = None  # its body is being received
+        self._ahead: deque[ClientRequest] = deque()  # requests that were not handled yet
+        self._coming: ClientRequest | None = None  # the request whose body is being received
         self._unparsed: bytes | memoryview = b""  # while enough is ahead
-        self._framing = b""  # of a body that comes behind an offer of another protocol
-        self._is_deaf = False  # whatever still comes is not for us
+        self._framing = b""  # framing of a body that follows an offer of another protocol
+        self._is_deaf = False  # True if whatever still comes is ignored
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._lines = b""
         self._head_bytes = 0
-        self.is_idle = False  # for the client
+        self.is_idle = False  # True if the client is idle
         self._timer: asyncio.TimerHandle | None = None
         self.idle_until = 0.0
         self._doubled = b""  # a header that was there twice
         self._host: bytes | None = b" "  # the last that was a sound one; they are mostly the same
         self._name = b""  # in it, without the port
-        self.near: socket.socket | None = None  # until the connection is made, which with TLS takes the client's part
+        self.near: socket.socket | None = None  # until the connection is made, in which TLS needs the client
 
     @property
     def is_leaving(self) -> bool:
@@ -173,9 +173,9 @@ class Connection(Wire):
             self.transport.abort()
         elif self.near is not None:
             with contextlib.suppress(OSError):  # the client has left
-                self.near.shutdown(socket.SHUT_RDWR)  # whoever waits for it is told; its file is theirs to close
+                self.near.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for it; its file is theirs to close
 
-    # What comes.
+    # Callbacks of the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -257,7 +257,7 @@ class Connection(Wire):
         framing, self._framing = self._framing, b""
         return b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing if framing else b""
 
-    # What the parser tells. It may not be fed again before it has returned, so nobody is woken here.
+    # Callbacks of the parser. It may not be fed again before it has returned, so nobody is woken here.
 
     def on_message_begin(self) -> None:
         self._url, self._headers, self._lines = b"", {}, b""
@@ -268,7 +268,7 @@ class Connection(Wire):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._coming is None:  # else it comes after the body
             name = name.lower()
-            if name not in self._headers:  # of one that is there twice the first one counts
+            if name not in self._headers:  # of a repeated header the first one counts
                 self._headers[name] = value = value.strip()
                 if name in FORWARDED:
                     self._lines += b"%b: %b\r\n" % (name, value)
@@ -282,7 +282,7 @@ class Connection(Wire):
             return  # made up by `_declined`, or behind what was refused
         method, keeps = parser.get_method(), parser.should_keep_alive()
         if b"upgrade" in headers and parser.should_upgrade():
-            keeps = keeps and headers[b"upgrade"].lower() == b"h2c"  # who asks for that can do with less
+            keeps = keeps and headers[b"upgrade"].lower() == b"h2c"  # a client that offers that can do without
             for name in (b"transfer-encoding", b"content-length"):
                 if name in headers and method != b"CONNECT":
                     self._framing = b"%b: %b" % (name, headers[name])
@@ -310,7 +310,7 @@ class Connection(Wire):
             self._coming.is_whole = True
             self._coming = None
 
-    # What is done about it.
+    # Handling of requests.
 
     async def _serve(self) -> None:
         try:
@@ -333,7 +333,7 @@ class Connection(Wire):
                 if not request.is_whole:
                     await self._pass_over(request)
                 if self.is_stopped:
-                    request.rest()  # of a body that nobody wanted: the next request comes behind it
+                    request.rest()  # rest of a body that nobody wanted: the next request comes behind it
                 if not request.keeps or (self._is_deaf and not self._ahead):
                     break
                 if self.is_slow:  # it goes on asking and takes no answers
@@ -363,7 +363,7 @@ class Connection(Wire):
             self.is_idle = False
 
     def _limit(self) -> None:
-        """Give the client `keepalive_s` from now on: to ask, or to take what it was sent."""
+        """Allow the client `keepalive_s` from now on: to ask, or to take what it was sent."""
         self.idle_until = self.listener.loop.time() + self.listener.keepalive_s
         if self._timer is None:
             self._timer = self.listener.loop.call_at(self.idle_until, self._look)
@@ -412,9 +412,9 @@ class Listener:
         self.handle, self.mistaken = handle, mistaken
         self.keepalive_s, self.handshake_s = limits.keepalive_s, limits.handshake_s
         self.tls: ssl.SSLContext | None = None
-        """Of the connections from now on; None = they are plain HTTP."""
+        """TLS of new connections; None = plain HTTP."""
         self.crowd: Crowd[Connection] = Crowd(limits, Connection.give_up)
-        self.connections: set[Connection] = set()  # that are made
+        self.connections: set[Connection] = set()  # established connections
         self.loop = asyncio.get_running_loop()
         self.is_closed = False  # nobody else is let in, and answers say that they are the last
         self._doors = Doors(self._take, lambda: self.crowd.thin(AT_ONCE))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from serve.gateway.http.limits import GatewayLimits
 
 WANTED = 1 << 16  # more is no use, and programs that are started go through all of them
-RESERVE = 256  # for journals, logs, probes, and pods that are begun or ended
+RESERVE = 256  # files for journals, logs, probes, and pods that are started or ended
 PER_REQUEST = 2
 
 

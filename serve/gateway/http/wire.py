@@ -9,9 +9,9 @@ from typing import cast
 
 from serve.gateway.http.eager import Signal
 
-MOST_HEAD_BYTES = 32 << 10  # of the first line and all headers; looked at when what has come was parsed
-MOST_PIECES = 32 << 10  # of a body: chunks, or what was received at once; each is work, however short it is
-HELD_BYTES = 128 << 10  # so much of a message is kept until it is read; then the sender is stopped
+MOST_HEAD_BYTES = 32 << 10  # bytes of the first line and all headers; checked when received bytes were parsed
+MOST_PIECES = 32 << 10  # pieces of a body: chunks, or what was received at once; each is work, however short it is
+HELD_BYTES = 128 << 10  # bytes of a message that wait to be read; beyond that the sender is stopped
 
 
 class Broken(ConnectionError):
@@ -56,7 +56,7 @@ class Wire(asyncio.Protocol):
         transport.write(data)
 
     async def taken(self) -> None:
-        """Return when the other side has taken all but little. Raises ConnectionError."""
+        """Wait until the other side has taken all but little. Raises ConnectionError."""
         while self.is_slow:
             if self.transport is None:
                 raise ConnectionResetError("the connection is closed")
@@ -84,7 +84,7 @@ class Message:
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
-        self._parts: list[bytes] = []  # that were not read
+        self._parts: list[bytes] = []  # parts that were not read
 
     @property
     def is_full(self) -> bool:
@@ -116,13 +116,13 @@ class Message:
         return said
 
     async def more(self) -> None:
-        """Return when something has come. Raises Broken when nothing will."""
+        """Wait until something has come. Raises Broken when nothing will."""
         if self.error is not None:
             raise self.error
         await self.wire.news
 
     async def readany(self) -> bytes:
-        """Return what is here, or the next that comes; b"" at the end. Raises Broken."""
+        """Return the received bytes, or the next that come; b"" at the end. Raises Broken."""
         while not self._parts:
             if self.is_whole:
                 return b""

@@ -1,4 +1,4 @@
-"""What a persona makes the model say: sentences without faults, whatever it is called."""
+"""The sentences that a persona makes the model say, which have no faults, whatever its name is."""
 
 import json
 import re

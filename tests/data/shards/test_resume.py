@@ -66,7 +66,7 @@ def begin(tmp_path, **spec):
 
 
 def wait_for_marks(process, tmp_path, marks):
-    """Until so many new marks were seen, or the process has left."""
+    """Wait until this many new marks were seen, or the process has ended."""
     state, seen, last = tmp_path / "out" / ".draft" / "state.json", -1, None
     deadline = time.monotonic() + 30
     while seen < marks and process.poll() is None:
@@ -224,7 +224,7 @@ def test_a_source_that_says_nothing_does_not_keep_a_step_that_is_to_stop(tmp_pat
 
 
 def hears(pid, number):
-    """Whether a process has a handler of its own for this signal."""
+    """Return whether a process has a handler of its own for this signal."""
     caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1]
     return int(caught, 16) >> (number - 1) & 1
 

@@ -1,4 +1,4 @@
-"""What goes in: formats, packings, damage. What comes out: the same documents in every form."""
+"""Inputs of all formats, compressed or damaged, give the same documents."""
 
 import gzip
 import hashlib

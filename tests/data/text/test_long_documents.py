@@ -1,4 +1,4 @@
-"""What is done to giants piece by piece is what is done to others at once."""
+"""Huge documents are processed piece by piece with the same result as others at once."""
 
 import json
 

@@ -63,7 +63,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """What each of CASES came to, by its source; each is read by one process."""
+    """Return the results of CASES by source; each is read by one process."""
     folder = tmp_path_factory.mktemp("sets")
     write_all(folder, ROWS)
     names = [one.name for one in folder.iterdir()]

@@ -33,7 +33,7 @@ def ours(tokenizer, texts):
 
 
 def any_character(chance):
-    """Of any plane, the same chance for each of them; never half a surrogate pair."""
+    """Return a character of any plane, each plane equally likely; never half a surrogate pair."""
     while True:
         number = (chance.randrange(17) << 16) + chance.randrange(1 << 16)
         if not 0xD800 <= number < 0xE000:

@@ -232,7 +232,7 @@ def test_too_few_tokens_and_no_files_are_refused(numbers, tmp_path):
 
 
 def plainly_filled(lengths, row_len):
-    """As nanochat says it, with lists."""
+    """Return the rows of nanochat's algorithm, with plain lists."""
     left, rows = list(enumerate(lengths)), []
     while True:
         row, room = [], row_len
@@ -263,7 +263,7 @@ def test_a_shuffle_has_every_number_once(size, seed, table):
 
 
 def test_a_shuffle_without_a_list_looks_like_one_with_it():
-    """Of 2**17 numbers: no more runs, fixed points or correlation than chance gives, and keys matter."""
+    """Check a shuffle of 100,000 numbers: no more fixed points or correlation than by chance, and keys matter."""
     size = 100_000
     first, second = (Shuffle(size, np.random.default_rng(seed), 0)[np.arange(size)] for seed in (1, 2))
     for order in (first, second):
@@ -307,7 +307,7 @@ def test_what_making_raises_is_raised_where_it_is_taken():
 
 
 def test_what_was_waited_for_is_told(monkeypatch):
-    """By a clock that goes on by five seconds while the second is made, which begins when it is asked for."""
+    """Use a clock that advances five seconds while the second batch is made, which starts when it is requested."""
     clock, asked, gate = [100.0], [], threading.Event()
 
     def now():

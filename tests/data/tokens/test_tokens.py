@@ -197,7 +197,7 @@ def test_the_step_goes_on_from_the_draft_of_a_killed_one_and_publishes_the_same(
 
 
 class Endless:
-    """What a worker of the next test does: it tells who it is, and goes on."""
+    """A worker of the next test, which reports its pid again and again."""
 
     def __call__(self):
         return lambda task: iter(lambda: time.sleep(0.02) or os.getpid(), None)
@@ -252,7 +252,7 @@ def test_verify_finds_any_flipped_byte_what_is_missing_and_what_is_too_many(made
 
 @pytest.mark.process
 def test_shards_are_verified_where_there_is_no_numpy(made):
-    """As `inv shard --verify` does."""
+    """Run the check of `inv shard --verify`."""
     program = (
         "import sys; sys.modules['numpy'] = None; from pathlib import Path; from scripts.data.shard import check;"
         "check(Path(sys.argv[1]), False)"

@@ -1,4 +1,4 @@
-"""Who is found, who is spared, and that no stranger is signalled."""
+"""Processes are found by token or spared, and no stranger is signalled."""
 
 import base64
 import errno

@@ -99,7 +99,7 @@ class World:
         until(lambda: not set(targets) & set(self.members()), "the death of the killed")
 
     def lines(self, name: str) -> list[str]:
-        """Of a file in the work folder; [] when it is not there yet."""
+        """Return the lines of a file in the work folder; [] when it is not there yet."""
         path = self.pod.work / name
         return path.read_text().split("\n")[:-1] if path.exists() else []
 

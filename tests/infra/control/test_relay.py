@@ -53,7 +53,7 @@ class Talk:
             self.said += self.reader.feed(piece)
 
     def end(self):
-        """Its exit code, from the last frame."""
+        """Return its exit code, from the last frame."""
         self.hear(lambda one: one.of(OVER))
         self.process.stdin.close()
         over = json.loads(self.of(OVER))

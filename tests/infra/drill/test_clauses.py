@@ -1,4 +1,4 @@
-"""What a drill concludes: of a vendor that is as its documents say, and of ones that differ in one thing."""
+"""The conclusions of a drill about a vendor that is as its documents say, and about ones that differ in one thing."""
 
 from dataclasses import replace
 

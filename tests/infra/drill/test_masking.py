@@ -1,4 +1,4 @@
-"""What of a recording nobody may read: keys, addresses, ids and names of an account; and what has to stay."""
+"""Private parts of a recording are masked: keys, addresses, ids and names of an account; the rest stays."""
 
 import json
 

@@ -160,7 +160,7 @@ def test_resources_that_nobody_has_are_refused(tmp_path, resources, why):
 
 
 def test_every_key_of_skypilot_is_known_here():
-    """Of its schema in 0.14; whatever stands there is read, refused with what to do instead, or told to be idle."""
+    """Compare with the schema of SkyPilot 0.14: each key is read, refused with advice, or told to have no effect."""
     task = ("name workdir num_nodes resources envs secrets managed_secrets file_mounts volumes volume_mounts setup run "
             "service pool config event_callback inputs outputs file_mounts_mapping api_server_access")  # fmt: skip
     resources = (

@@ -1,4 +1,4 @@
-"""Whose each machine is, and what is due: pure decisions over what a vendor and the journal say."""
+"""The owner of each machine, and what is due: pure decisions over what a vendor and the journal say."""
 
 import pytest
 

@@ -86,7 +86,7 @@ class Purse(RuleBasedStateMachine):
         return [op for op in self.journal.ops(live=True) if run in ("", op.run)]
 
     def is_due(self, run):
-        """Whether what was reserved for a run is to be there still."""
+        """Return whether what was reserved for a run must still be there."""
         _, holder = self.promised[run]
         if self.is_alive(holder) or self.live(run):
             return True
@@ -94,7 +94,7 @@ class Purse(RuleBasedStateMachine):
         return bool(rows) and not rows[-1].outcome and run in self.keepers  # one that died so lately is taken up again
 
     def due(self):
-        """What is to be reserved still; what is not is nobody's as soon as anybody reserves or rents."""
+        """Return what must still be reserved; the rest is freed as soon as anybody reserves or rents."""
         return {run: it for run, it in self.promised.items() if self.is_due(run)}
 
     @rule(run=st.sampled_from(RUNS), amount=st.integers(1, 2000), process=st.sampled_from(PROCESSES))

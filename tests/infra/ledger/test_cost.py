@@ -1,4 +1,4 @@
-"""What was spent, from rows, and what work would cost, from offers."""
+"""The ledger of what was spent, from rows, and estimates of what work would cost, from offers."""
 
 from dataclasses import replace
 

@@ -28,7 +28,7 @@ PREFIX, BOOT = "sw1-aaaaaaaa-", "this-boot"
 
 
 def at(now, boot_s=None, boot=BOOT):
-    """That time by both clocks, or another by the boot's own."""
+    """Return that time by both clocks, or another one by the clock of the boot."""
     return Clocks(boot, float(now if boot_s is None else boot_s), float(now))
 
 
@@ -87,7 +87,7 @@ def test_absence_is_believed_after_the_settle_time_and_the_second_listing_a_minu
 
 
 def test_what_cannot_be_read_may_be_what_is_looked_for():
-    """Of a pod whose id is known its vendor is asked by that id; any other one may be behind such a row."""
+    """Ask the vendor by id about a pod whose id is known; any other one may be behind such a row."""
     unread = replace(pod(pod_id="id-9"), token="", is_legible=False)
     once = row(UNKNOWN, absent_n=1, first_absent_at=SETTLE_S + 1)
     assert decided([once], unread) == []
@@ -108,7 +108,7 @@ def test_an_account_that_shows_nothing_at_all_is_asked_a_third_time():
 
 
 def test_a_wall_clock_that_is_set_neither_hastens_nor_holds_up_the_proof_of_an_absence():
-    """Whatever it says, ten minutes are ten minutes of the boot's own clock; of another boot, those since it began."""
+    """Count ten minutes by the boot's own clock, whatever the wall clock says; after a reboot, those since then."""
     unknown, others = row(UNKNOWN, boot_id=BOOT, boot_s=500.0), (pod("other", "id-2"),)
     other = row(READY, "other", remote_id="id-2", last_seen_at=5)
 
@@ -449,7 +449,7 @@ class Launches(RuleBasedStateMachine):
 
 
 class Impatient(Launches):
-    """What the rig must catch: a lost answer is taken for a no at once."""
+    """A wrong rule that the rig must catch: a lost answer is taken for a no at once."""
 
     settle_s = 0.0
 

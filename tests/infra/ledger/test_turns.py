@@ -1,4 +1,4 @@
-"""Who has a machine of one's own and who waits for it: first come, first served, by devices."""
+"""The queue for a user's own machines: first come, first served, by devices."""
 
 from unittest import mock
 

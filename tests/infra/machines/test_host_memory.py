@@ -1,4 +1,4 @@
-"""What is remembered of machines, and the commands that show it, typed into real `inv` processes."""
+"""The memory of machines, and the commands that show it, typed into real `inv` processes."""
 
 import json
 import os

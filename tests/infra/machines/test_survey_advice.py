@@ -1,4 +1,4 @@
-"""What `inv pool.check` advises about a machine that cannot be used."""
+"""The advice of `inv pool.check` about a machine that cannot be used."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What several tests of the vendors need: keys, a mark, a rehearsal with its user."""
+"""Fixtures for tests of the vendors: keys, a mark, a rehearsal with its user."""
 
 import contextlib
 

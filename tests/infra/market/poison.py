@@ -25,7 +25,7 @@ def way(vendor: str, user: Any = "root", host: Any = "203.0.113.9", port: Any = 
 
 
 def oddities(vendor: str) -> list[dict[str, Any]]:
-    """What a row of that vendor's may say instead, one thing at a time; its name bears our mark still."""
+    """Return odd rows of a vendor, each with one odd value; the name still bears our mark."""
     return [
         *(way(vendor, host=host) for host in HOSTS),
         *(way(vendor, user=user) for user in USERS),

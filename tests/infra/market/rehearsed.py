@@ -44,7 +44,7 @@ class Rehearsal:
         return json.loads(self.inv(*words, "--json", code=code))
 
     def fails(self, *words):
-        """Its exit code, and what it said on stderr."""
+        """Return its exit code and its stderr."""
         process = self.user.begin(*words, "--rehearse")
         _, err = process.communicate(timeout=60)
         return process.returncode, err

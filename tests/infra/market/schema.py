@@ -1,4 +1,4 @@
-"""Whether a request is one that an OpenAPI document describes: as much of JSON Schema as the vendors' documents use.
+"""Check requests against an OpenAPI document, with the part of JSON Schema that the vendors' documents use.
 
 Stricter than the documents: a property that none of them names is refused everywhere, as RunPod does.
 """
@@ -12,7 +12,7 @@ KINDS: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), 
 
 
 def complaints(document: Mapping[str, Any], schema: Mapping[str, Any], value: Any, place: str = "$") -> list[str]:
-    """What is wrong with `value`; [] = nothing."""
+    """Return the complaints about `value`; [] = none."""
     schema = resolve(document, schema)
     bad = []
     kinds = schema.get("type", [])

@@ -262,7 +262,7 @@ def test_words_of_cost_that_mean_nothing_are_told(rehearsal, words, code, said):
 
 
 def test_a_rehearsal_tells_what_the_market_saw_and_what_it_cost(rehearsal, monkeypatch, capsys, tmp_path):
-    """What `rehearse` does around a launch; the launch here is one pod that the market takes away."""
+    """Run what `rehearse` does around a launch, which is here one pod that the market takes away."""
     from scripts.runs import rehearse
 
     world = rehearsal.world

@@ -1,4 +1,4 @@
-"""Whatever a server answers, reading it raises SlipwayErrors only: nothing of a sweep stops at one odd answer."""
+"""Reading any answer of a server raises SlipwayErrors only, so that nothing of a sweep stops at one odd answer."""
 
 import json
 import time
@@ -39,7 +39,7 @@ def api(stand, **more):
 
 
 def ask(stand, answer):
-    """In every way there is; what was said when it failed."""
+    """Ask in every way there is; return the messages of failures."""
     stand.on("GET /thing", answer)
     stand.on("POST /thing", answer)
     asking, said = api(stand), []

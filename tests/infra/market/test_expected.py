@@ -143,7 +143,7 @@ def test_nothing_is_left_of_what_is_over_and_all_of_what_did_not_begin():
 
 def test_a_run_that_is_slower_than_expected_corrects_what_is_left():
     def at(share: float, slower: float) -> float:
-        """What is left when so much of base is done, on a machine that is so much slower."""
+        """Return the time left after this share of base, on a machine that is slower by this factor."""
         now = 1e9 + slower * (10.0 + 50.0 * share)
         marks = [[slower * (10.0 + 50.0 * one / 20), one / 20] for one in range(1, 1 + int(20 * share))]
         running = step("running", started_at=1e9, ended_at=None, marks=marks,

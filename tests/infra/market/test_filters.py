@@ -1,4 +1,4 @@
-"""Which offers satisfy a request; when none does, why, and what to ask instead."""
+"""Offers that satisfy a request; where none does, the reason, and what to ask instead."""
 
 import pytest
 

@@ -169,7 +169,7 @@ def test_what_is_not_even_json_in_one_row_hides_no_other(at):
 
 
 def spoil(rehearsal, odd_ids, odd, lacks=()):
-    """From now on the vendors' listings are odd: of these machines, and with strangers' rows."""
+    """Make the vendors' listings odd from now on: those of these machines, and with rows of strangers."""
     rows = []
     for vendor in VENDORS:
         way = poison.way(vendor, "cloud.user", "gpu_7.example.net", 70000)
@@ -244,7 +244,7 @@ def test_a_delete_that_fails_in_any_way_keeps_no_other_from_its_end(rehearsal):
 
 
 class Stumbles(RunPod):
-    """Its ends fail in a way that nobody has thought of, for one pod."""
+    """A vendor whose deletion of one pod fails in an unexpected way."""
 
     over: ClassVar[str] = ""
 

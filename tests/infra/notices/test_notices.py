@@ -1,4 +1,4 @@
-"""Who wants to know is told, once, by the hook that was named; one that fails harms nothing and is tried again."""
+"""Notices are sent once, by the hook that was named; a hook that fails harms nothing and is tried again."""
 
 import json
 import threading

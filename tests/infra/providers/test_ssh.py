@@ -205,7 +205,7 @@ def test_a_machine_is_leased_to_the_live_row_that_names_it(inventory, journal):
 
 
 def test_a_launch_that_died_gives_its_machine_back_by_rule(inventory, journal, environ):
-    """Its row was about to send, or had sent, when it was killed: the process is dead, so the row is ended."""
+    """Kill a launch whose row was about to send, or had sent: the process is dead, so the row is ended."""
     provider = inventory(1)
     (offer,) = provider.offers(Request(run="a-1"))
     script = """

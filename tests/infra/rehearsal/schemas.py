@@ -1,4 +1,4 @@
-"""As much of JSON Schema as the vendors' documents use. The documents are trimmed to what is checked here."""
+"""The part of JSON Schema that the vendors' documents use. The documents are trimmed to what is checked here."""
 
 import json
 import re
@@ -16,13 +16,13 @@ def load(vendor: str) -> dict[str, Any]:
 
 
 def problems(document: dict[str, Any], name: str, value: Any) -> list[str]:
-    """What of `value` is not as the schema `name` says; [] = it fits."""
+    """Return the places where `value` violates the schema `name`; [] = none."""
     found, _ = _check(document, document[name], value, "$")
     return found
 
 
 def _check(document: dict[str, Any], schema: dict[str, Any], value: Any, at: str) -> tuple[list[str], set[str]]:
-    """What is wrong, and which properties are known."""
+    """Return the complaints, and the properties that are known."""
     if "$ref" in schema:
         return _check(document, document[schema["$ref"].rsplit("/", 1)[1]], value, at)
     bad: list[str] = []

@@ -106,7 +106,7 @@ def rent(market):
 
 
 def acknowledge(market, pod, files, step, after_s=1.0):
-    """What the pod's courier writes down once a checkpoint is in the store, that long after the pod has fetched."""
+    """Write what the pod's courier writes once a checkpoint is in the store, that long after the pod has fetched."""
     way = market.reach(pod)
     done = way.run(["mkdir", "-p", str(files.mark("fetch").parent)], timeout_s=20)
     assert done.exited == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What can go wrong, seen by a client and by the truth."""
+"""The faults of a rehearsal, seen by a client and by the truth."""
 
 import time
 
@@ -24,7 +24,7 @@ def listed(world: Running) -> list[dict]:
 
 
 def machines(world: Running) -> int:
-    """How many were ever made."""
+    """Return the number of machines ever made."""
     return len(world.truth()["pods"])
 
 

@@ -181,7 +181,7 @@ def test_the_bundled_offers_hold_the_three_b200_rows():
 
 
 class Life(RuleBasedStateMachine):
-    """Whatever clients, vendors and time do, in any order."""
+    """A market under all actions of clients, vendors and time, in any order."""
 
     machines = Bundle("machines")
 

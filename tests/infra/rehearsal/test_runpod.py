@@ -174,7 +174,7 @@ def test_refusals_are_in_the_vendors_words(world):
 
 def test_a_pod_s_own_key_opens_that_pod_over_graphql_and_is_in_no_session(world):
     def environ(pod_id: str) -> dict[str, str]:
-        """Of the first process."""
+        """Return the variables of the pod's first process."""
         token = next(Path(world.about["state"]).glob(f"pods/{pod_id}-*/token")).read_text()
         return process.environ_of(first_process(token))
 

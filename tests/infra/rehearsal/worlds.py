@@ -31,7 +31,7 @@ class Running:
 
     @property
     def client(self) -> httpx.Client:
-        """Of this process: on a connection shared with its parent, one would read answers to the other."""
+        """Return the client of this process: a connection shared with its parent would mix up their answers."""
         if self._owner != os.getpid():
             self._client, self._owner = new_client(), os.getpid()
         return self._client
@@ -46,7 +46,7 @@ class Running:
         return self.client.get(self.about["truth"] + "/truth").json()
 
     def pod(self, pod_id: str) -> dict[str, Any]:
-        """What is true of it."""
+        """Return the true state of a pod."""
         return next(one for one in self.truth()["pods"] if one["id"] == pod_id)
 
     def tell(self, path: str, body: Any) -> httpx.Response:

@@ -21,7 +21,7 @@ STEP = Step(name="work", words=("-c", "import os; print(repr(dict(os.environ)))"
 
 
 class HasOne(Local):
-    """Its second machine is taken by somebody else just now."""
+    """A provider whose second machine has just been taken by somebody else."""
 
     def create(self, request, offer, token, limits):
         if len(self.list()) == 1:

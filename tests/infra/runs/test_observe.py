@@ -238,7 +238,7 @@ def test_the_truth_table():
 
 
 def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
-    """Whatever became of them, whoever rented them out, and whatever their vendors have said."""
+    """Add up pods whatever became of them, whoever rented them, and whatever their vendors said."""
     common = {"run": "a-1", "rate": 2_000_000, "intent_at": 1_000, "sent_at": 1_000, "remote_id": "id"}
     rows = [
         Op(**common, token="failed", vendor="lium", state="FAILED"),

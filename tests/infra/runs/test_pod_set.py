@@ -1,4 +1,4 @@
-"""What a file of pods leads to: a pure decision held against every world, and how the file is read."""
+"""The consequences of a file of pods: a pure decision tested against every world, and how the file is read."""
 
 from dataclasses import replace
 

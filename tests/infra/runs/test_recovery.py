@@ -46,7 +46,7 @@ def test_what_is_seen_decides_what_is_done(nodes, course):
 
 
 def broken_rules(decision) -> set[str]:
-    """What a decision does wrong, over all that can be seen."""
+    """Return the rules that a decision breaks, over everything that can be observed."""
     broken = set()
     for nodes in ALL:
         course, first = decision(nodes), nodes[0]
@@ -103,7 +103,7 @@ def test_a_replica_is_replaced_where_a_run_is_resumed(seen, run, replica):
 @settings(deadline=None)
 @given(st.sampled_from((RUN, REPLICA, POD)), st.lists(st.floats(0, 3e4), max_size=60))
 def test_nothing_is_begun_again_more_often_than_its_budget_or_sooner_than_its_backoff(spec, failures_after_s):
-    """Whatever fails, and whenever: each beginning comes after its wait, and a full window admits no other one."""
+    """Fail at any time: each start comes after its wait, and a full window admits no other one."""
     now, begun = 0.0, list[float]()
     for after_s in failures_after_s:
         now += after_s

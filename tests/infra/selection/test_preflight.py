@@ -1,4 +1,4 @@
-"""What is known before money is spent: whether an offer has room for the work, and whether the limits last."""
+"""Checks before money is spent: whether an offer has room for the work, and whether the limits last."""
 
 import pytest
 

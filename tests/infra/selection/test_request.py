@@ -1,4 +1,4 @@
-"""What a launch asks for, and what is said where that cannot be had."""
+"""The request of a launch, and the messages where it cannot be satisfied."""
 
 import pytest
 

@@ -56,7 +56,7 @@ if "BED_PROBE" in os.environ:
 class Bed:
     folder: Path
     environ: Mapping[str, str]
-    """In which SkyPilot, and Slurm's own commands, find it."""
+    """Environment in which SkyPilot and Slurm's own commands find it."""
     shared: Path
     """A folder that the nodes' user may write."""
     start_server: Callable[[], None]

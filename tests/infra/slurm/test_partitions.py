@@ -1,4 +1,4 @@
-"""What a partition can run and how it is asked for; what squeue says; when a run is begun anew. No cluster is asked."""
+"""The nodes of a partition and requests for them; the output of squeue; requeued runs. No cluster is asked."""
 
 import json
 

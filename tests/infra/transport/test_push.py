@@ -97,7 +97,7 @@ def test_a_push_leaves_what_rsync_leaves(machine, root, tmp_path):
 
 
 def open_to_others(folder: Path) -> list[Path]:
-    """What whoever is not its owner may write."""
+    """Return the files that others than the owner may write."""
     return [path for path in (folder, *folder.rglob("*")) if not path.is_symlink() and path.stat().st_mode & 0o022]
 
 
@@ -114,7 +114,7 @@ def test_under_any_umask_nobody_else_may_write_what_was_pushed(machine, root, tm
 
 
 def untouched(folder: Path) -> dict[Path, tuple[int, ...]]:
-    """What writing or replacing a file would change; reading may, so its own time is left out."""
+    """Return what writing or replacing a file would change; reading may, so the access time is left out."""
     seen = ((path, path.lstat()) for path in folder.rglob("*"))
     return {path: (stat.st_ino, stat.st_mode, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for path, stat in seen}
 

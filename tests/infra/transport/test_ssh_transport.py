@@ -318,7 +318,7 @@ def test_a_silent_network_is_noticed_in_time_whatever_was_being_done(hosts, tmp_
 
 
 def timed(call: Callable[[], object]) -> tuple[str, float]:
-    """What was raised, and when."""
+    """Return the name of the error that was raised, and the time."""
     try:
         call()
     except SlipwayError as error:

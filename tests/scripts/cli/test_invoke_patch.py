@@ -1,4 +1,4 @@
-"""What someone sees who types: real `inv` processes over a small tasks.py."""
+"""The command line as a user sees it: real `inv` processes over a small tasks.py."""
 
 import json
 import os

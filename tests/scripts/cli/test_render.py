@@ -1,4 +1,4 @@
-"""What records look like as text, whatever a pod has put into them."""
+"""Records rendered as text, whatever a pod has put into them."""
 
 from dataclasses import replace
 

@@ -22,7 +22,7 @@ RUN = "brave-otter-3"
 
 
 def save(folder: Path, step: int, phase: str = "base") -> Path:
-    """As the trainer does."""
+    """Write a checkpoint like the trainer's."""
     target = folder / f"step-{step:09d}"
     target.mkdir(parents=True)
     content = f"weights of {step}".encode() * 50

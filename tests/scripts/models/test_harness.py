@@ -75,7 +75,7 @@ def served(tmp_path, inputs, request):
 
 
 def told(model, ids) -> dict:
-    """What a server says of a prompt that it is to echo."""
+    """Return the reply of a server for a prompt that it is to echo."""
     with torch.no_grad():
         chances = model(torch.tensor([ids]))[0].log_softmax(dim=-1)
     logprobs = [None, *(float(chances[at, one]) for at, one in enumerate(ids[1:])), -1.0]  # and one that follows

@@ -19,7 +19,7 @@ exit ${APT_CODE:-0}
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """What apt-get was asked for, line by line: one that writes it down stands before the real one."""
+    """Return the calls of apt-get, line by line; a program that records them replaces the real one."""
     for name in ("apt-get", "sudo"):
         (tmp_path / name).write_text(RECORD)
         (tmp_path / name).chmod(0o755)

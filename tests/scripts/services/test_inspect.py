@@ -1,4 +1,4 @@
-"""What serve.doctor says of what it sees."""
+"""The findings of serve.doctor."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What engines are told, whether a model fits, and a replica as one process (vLLM itself: test_vllm.py)."""
+"""The options of engines, whether a model fits, and a replica as one process (vLLM itself: test_vllm.py)."""
 
 import json
 import os

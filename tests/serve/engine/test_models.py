@@ -1,4 +1,4 @@
-"""From what a service file says to a folder that an engine loads: every kind of place, and every kind of trouble."""
+"""The path from a service file to a folder that an engine loads: every kind of place, and every kind of trouble."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ FILES = {
 
 
 def artifact(folder: Path, run: str = "", files: dict[str, bytes] = FILES) -> Path:
-    """As the trainer publishes one: the state of the training beside what engines read."""
+    """Write an artifact like the trainer's: the state of the training beside what engines read."""
     step = {"step": 12, "phase": "sft", "run": run, "timestamp": "2026-11-01T10:00:00+00:00"}
     step["files"] = [{"path": "model.safetensors", "size": 5, "sha256": hashlib.sha256(b"state").hexdigest()}]
     there = {f"hf/{name}": content for name, content in files.items()}

@@ -55,7 +55,7 @@ class Served:
         return tokenizer.load(self.folder)
 
     def agrees(self, prompt: list[int], said: list[int]) -> bool:
-        """Whether that is ours, for a prompt after which our model has no doubt; fails where it is not."""
+        """Return whether the answer is ours, for a prompt after which our model has no doubt; fails where it is not."""
         ours, least = greedy(self.model, prompt, len(said))
         if least < self.near:
             return False

@@ -146,7 +146,7 @@ def sides(python, inputs, tmp_path_factory) -> Iterator[Sides]:
 
 
 def told(call: Call, client: OpenAI) -> Any:
-    """What it says, without what changes; a stream as its text and all else that it says once."""
+    """Return the answer without what varies; a stream as its text and all other fields once."""
     answer = call(client)
     if not isinstance(answer, openai.Stream):
         return lasting(answer.model_dump())

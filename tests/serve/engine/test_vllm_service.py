@@ -43,7 +43,7 @@ OPENAI = source("openai_client")
 
 @dataclass
 class Told:
-    """What came of one stream."""
+    """The result of one stream."""
 
     text: str = ""
     pieces: int = 0
@@ -160,7 +160,7 @@ def workers(place: Place) -> dict[str, list[int]]:
 
 
 def use(python: Path, url: str, key: str) -> str:
-    """What the official client is told, who also streams; it is refused without the key. curl is told the same."""
+    """Return the answer to the official client, which also streams and is refused without the key, and to curl."""
     done = subprocess.run([python, "-c", OPENAI, url, key], capture_output=True, text=True, timeout=GUARD_S * 4)
     assert done.returncode == 0, done.stderr
     ask = {"model": "demo", "messages": TALK, "max_tokens": TOKENS, "temperature": 0}

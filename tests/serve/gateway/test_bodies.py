@@ -1,4 +1,4 @@
-"""What a body may hold, and how much of bodies a client may send."""
+"""The limits on the content of bodies, and on the number of them that a client may send."""
 
 import asyncio
 import contextlib

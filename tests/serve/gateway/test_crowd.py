@@ -1,4 +1,4 @@
-"""Who leaves when there is no room, and how much room there is: the pure parts."""
+"""The choice of connections that must leave when there is no room, and the amount of room: the pure parts."""
 
 from dataclasses import dataclass
 

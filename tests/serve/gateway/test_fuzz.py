@@ -30,7 +30,7 @@ def rss_kb(pid: int) -> int:
 
 
 async def throw(port: int, sent: bytes, chance: random.Random) -> bytes:
-    """What came back. It is sent in pieces; then the sender waits for an end, closes, or resets the connection."""
+    """Return the reply. The request is sent in pieces; then the sender waits for an end, closes, or resets."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         end = chance.random()

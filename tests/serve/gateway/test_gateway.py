@@ -1,4 +1,4 @@
-"""What clients of the gateway see, before engines that work."""
+"""The gateway as clients see it, before engines that work."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What clients of the gateway see while engines fail, each in its own way."""
+"""The gateway as clients see it while engines fail, each in its own way."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ KINDS = ("cut", "error", "500", "503", "busy", "garbage", "die")
 
 
 def run(main):
-    """On uvloop, as in production; the clients' tests run on Python's own loop."""
+    """Run on uvloop, as in production; the clients' tests run on Python's own loop."""
     loops.run(main())
 
 
@@ -298,7 +298,7 @@ def test_what_an_engine_says_before_its_answer_does_not_frame_it():
 
 
 def test_a_request_that_an_engine_does_not_take_goes_with_its_client(monkeypatch):
-    """Else each of them stood, with its body, until the engine died."""
+    """Cancel such requests, or each would wait with its body until the engine died."""
     lost, connection_lost = [], Line.connection_lost
     monkeypatch.setattr(Line, "connection_lost", lambda self, why: (lost.append(self), connection_lost(self, why)))
 

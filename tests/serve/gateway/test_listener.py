@@ -173,7 +173,7 @@ def test_a_large_body_that_nobody_wants_does_not_hold_up_the_next_request(pair):
 
 @pytest.mark.parametrize("last", [b"", HEALTH + b"Connection: close\r\n\r\n"])
 def test_who_asks_on_and_takes_no_answer_is_cut_off(pair, last):
-    """Also when its connection is being closed, behind answers that it does not take."""
+    """Cut it off also when its connection is being closed, behind answers that it does not take."""
 
     async def main():
         async with gateway(pair[0], keepalive_s=0.3) as front:

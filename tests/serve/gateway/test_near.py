@@ -18,7 +18,7 @@ def run(main):
 
 
 async def statuses(front, headers) -> list[int]:
-    """Of all routes."""
+    """Return the statuses of all routes."""
     found = []
     for method, path in (("POST", CHAT), ("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/health")):
         said = chat() if method == "POST" else None

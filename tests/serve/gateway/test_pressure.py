@@ -27,13 +27,13 @@ BY_ADA = {"Authorization": f"Bearer {ADA}"}
 
 
 def run(main):
-    """On uvloop, as in production: it is its server that closed its port for good."""
+    """Run on uvloop, as in production: its server once closed its port for good."""
     loops.run(main())
 
 
 @contextlib.asynccontextmanager
 async def idle(port: int, count: int, address: str = ELSEWHERE):
-    """So many connections that say nothing, all still open on this side."""
+    """Yield this many connections that send nothing, all still open on this side."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     made: list[socket.socket] = []
@@ -102,7 +102,7 @@ def test_two_thousand_idle_connections_cost_nobody_a_request_under_a_limit_of_10
 
 @pytest.mark.parametrize("address", [ELSEWHERE, "127.0.0.1"])
 def test_idle_connections_lock_nobody_out(pair, address):
-    """Also when they come from where those come from that have a key."""
+    """Try also connections from the address of clients that have a key."""
 
     async def main():
         async with gateway(pair[0], keys=KNOWN, key=ADA, max_connections=64, max_strangers_per_address=48) as front:

@@ -1,4 +1,4 @@
-"""Who takes the next request: the pure part, under any order of events."""
+"""The choice of a replica for the next request: the pure part, under any order of events."""
 
 import asyncio
 import random
@@ -165,7 +165,7 @@ def test_one_that_says_nothing_is_asked_last():
 
 
 def home(count: int, word: bytes) -> Target:
-    """Of a prompt, in a fleet that has nothing to do."""
+    """Return the replica that a prompt goes to in an idle fleet."""
     return fleet_of(count).take(100.0, (), word).replica
 
 

@@ -1,4 +1,4 @@
-"""How many replicas: against a simulated clock, with the numbers of the shipped service."""
+"""The number of replicas: against a simulated clock, with the numbers of the shipped service."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What a controller does next, as a table: no process, no clock."""
+"""The next actions of a controller, as a table: no process, no clock."""
 
 import pytest
 

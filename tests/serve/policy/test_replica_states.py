@@ -1,4 +1,4 @@
-"""What a replica is, and who answers while a service changes."""
+"""The state of a replica, and which replicas answer while a service changes."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Where replicas go is selected as where runs go is: what cannot be paid is left out, what failed lately comes last."""
+"""The placement of replicas is selected like that of runs: nothing unaffordable, recent failures last."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What makes a replica ready, against the scripted engine."""
+"""The conditions for a replica to be ready, against the scripted engine."""
 
 import asyncio
 

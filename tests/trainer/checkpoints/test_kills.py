@@ -47,7 +47,7 @@ LABELS = tuple(f"{when} {point}" for point in POINTS for when in ("before", "aft
 
 
 def instrument(points: Points) -> None:
-    """From now on, in this process, what a save does to the disk passes a point before and after."""
+    """Pass a point before and after each disk operation of a save, in this process, from now on."""
 
     def wrap(owner: Any, name: str, label: Any) -> None:
         inner = getattr(owner, name)
@@ -88,7 +88,7 @@ def instrument(points: Points) -> None:
 
 
 def train(folder: Path, points: Points, tell: Tell) -> None:
-    """To the end, from what is there; tells each step that was saved, and the hashes at the end."""
+    """Train to the end, from what is there; tell each step that was saved, and the hashes at the end."""
     torch.set_num_threads(1)
     instrument(points)
     one = training(folder, KEEPING, steps=STEPS)
@@ -117,7 +117,7 @@ def hashes(one: Checkpoint) -> str:
 
 
 def blow_at(unhit: set[str], chance: random.Random) -> Blow:
-    """At a point where none has fallen yet; then anywhere, also a moment after a point."""
+    """Return a blow at a point without one so far; then anywhere, also a moment after a point."""
     if unhit:
         return Blow(chance.choice(sorted(unhit)), 1, 0.0)
     if chance.random() < 0.5:
@@ -203,7 +203,7 @@ def cut_power(folder: Path, chance: random.Random, work: Any) -> tuple[int, int]
 
 
 def heard(child: Child) -> bytes:
-    """What it has said until it was stopped."""
+    """Return its output until it was stopped."""
     said = b""
     while select.select([child.ear], [], [], 0)[0] and (chunk := os.read(child.ear, 1 << 16)):
         said += chunk

@@ -35,7 +35,7 @@ def rows(seed: int = 1) -> dict[str, torch.Tensor]:
 
 
 def loss_of_four_lengths(model: Decoder, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """As the sources have it: for each view a row [noisy | clean] with a plain mask, every block copied."""
+    """Return the loss as the sources compute it: per view a row [noisy | clean], a plain mask, every block copied."""
     ids, targets = batch["ids"], batch["targets"]
     length = ids.shape[1]
     known = torch.full_like(ids, -1)

@@ -62,7 +62,7 @@ def saved(base: Path, words: Path):
 
 
 def pickled(words: tokenizers.Tokenizer) -> bytes:
-    """What tiktoken, which is not here, leaves of an encoding with these words."""
+    """Return a pickled encoding with these words, like those of tiktoken, which is not here."""
     from data.tokens.bpe import byte_letters
 
     letters = byte_letters()
@@ -118,7 +118,7 @@ def test_a_checkpoint_of_nanochat_is_trained_on_and_talked_to_and_not_exported(w
 
 
 class Evil:
-    """What a pickle would run."""
+    """A payload that a pickle would run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

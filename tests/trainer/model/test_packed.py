@@ -96,7 +96,7 @@ def test_attention_in_parts_and_its_gradients_are_those_of_the_kernel(length, kv
 
 
 def test_attention_in_parts_rounds_in_bfloat16_no_more_than_products_of_matrices_do():
-    """Of ordinary scores (at most 5): three times as far from the truth as the kernel, which keeps them in fp32."""
+    """Use ordinary scores (at most 5): the error is at most three times that of the kernel, whose scores are fp32."""
     torch.manual_seed(1)
     qkv = [torch.randn(2, 4, 300, 64).bfloat16().requires_grad_() for _ in range(3)]
     truth = F.scaled_dot_product_attention(*(one.double() for one in qkv), is_causal=True)

@@ -114,7 +114,7 @@ def test_a_ternary_model_says_the_same_with_a_cache_and_has_the_parameters_that_
 @pytest.mark.parametrize("config", [BITNET, replace(BITNET, sub_norm=False, qk_norm=True, tie_word_embeddings=False)],
                          ids=["bitnet", "qwen3"])  # fmt: skip
 def test_transformers_makes_the_same_logits_of_the_masters(config, inputs, tmp_path):
-    """Its quantiser's layers, put in by hand: `from_pretrained` would need another package for that."""
+    """Put the quantiser's layers in by hand, as `from_pretrained` would need another package for them."""
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.integrations.bitnet import AutoBitLinear, replace_with_bitnet_linear

@@ -27,7 +27,7 @@ FAR = 0.1  # of later ones: gradients are summed in another order, and the last 
 
 
 def teacher(ranks: Ranks, parallel: str) -> Decoder:
-    """As `PhaseRun.frozen` makes it."""
+    """Return a teacher made like that of `PhaseRun.frozen`."""
     model = whole = Decoder(ODD)
     initialise(whole, 3)
     if parallel != "ddp" and ranks.size > 1:

@@ -41,7 +41,7 @@ def config(**changes: Any) -> PhaseConfig:
 
 
 def training(folder: Path, one: PhaseConfig, ranks: Ranks, parallel: str, keeping: Keeping = EASY) -> Training:
-    """As `PhaseRun` makes it, of batches that come from nowhere."""
+    """Return a training made like that of `PhaseRun`, with synthetic batches."""
     dtype = getattr(torch, one.dtype)
     model = whole = Decoder(one.model, dtype)
     initialise(whole, one.seed)
@@ -183,7 +183,7 @@ def test_a_full_disk_under_one_of_them_costs_all_the_save_and_nothing_else(tmp_p
 
 
 def resaved(folder: Path, size: int, parallel: str) -> dict[str, Any]:
-    """What is in a checkpoint that `size` processes have read and written again, under another step."""
+    """Return the content of a checkpoint that `size` processes have read and written again, under another step."""
 
     def work(ranks: Ranks, tell: Tell) -> None:
         one = training(folder, config(), ranks, parallel)

@@ -42,7 +42,7 @@ PLACES = [(0, label) for label in (*LABELS, *AGREED)] + [
 
 
 def train(folder: Path, ranks: Ranks, points: Points, tell: Tell) -> None:
-    """To the end, from what is there; the first tells each step that was saved, and the hashes at the end."""
+    """Train to the end, from what is there; the first process tells each step saved, and the hashes at the end."""
     instrument(points)
     agree, collect = ranks_module.Ranks.tell_all, saving.Saver.collect
 

@@ -1,4 +1,4 @@
-"""How long processes wait for one another: longer until the first step is done, and nothing slow in between."""
+"""The time that processes wait for one another: longer until the first step is done, and nothing slow in between."""
 
 from datetime import timedelta
 

@@ -52,7 +52,7 @@ def begin(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIM
 
 
 def together(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIMEOUT_S) -> list[dict[str, Any]]:
-    """What each told at last, by rank; Wrong when one failed."""
+    """Return the last messages of each process, by rank; raise Wrong when one failed."""
     if size == 1:
         import_ahead()
         child = fork(lambda tell: work(Ranks(), tell))

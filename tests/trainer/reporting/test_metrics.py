@@ -1,4 +1,4 @@
-"""What a run tells of itself: figures that fit together, over recoveries too; and what it says when it is asked."""
+"""The reports of a run: figures that are consistent, over recoveries too; and samples of the model's text."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Which answers to word problems are right: fifty odd ones, of numbers, fractions and LaTeX."""
+"""Right and wrong answers to word problems: fifty odd ones, of numbers, fractions and LaTeX."""
 
 import pytest
 

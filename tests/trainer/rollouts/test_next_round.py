@@ -32,7 +32,7 @@ class Beside(Embedded):
 
 
 class Words:
-    """As much of a tokenizer as a policy needs: a letter is an id."""
+    """The part of a tokenizer that a policy needs: a letter is an id."""
 
     def decode(self, ids):
         return "".join(chr(97 + one % 26) for one in ids)

@@ -1,4 +1,4 @@
-"""Where packages come from: pip's configuration read as pip reads it, and what of it another machine can use."""
+"""The sources of packages: pip's configuration read as pip reads it, and what of it another machine can use."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Who runs beside the steps: kept alive through all of them, given its time at the end, and never two of it."""
+"""Processes beside the steps: kept alive through all of them, given their time at the end, and never doubled."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""How steps run, end, fail, are stopped and are taken up again."""
+"""Steps run, end, fail, are stopped and are resumed."""
 
 import json
 import resource

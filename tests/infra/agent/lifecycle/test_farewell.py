@@ -1,4 +1,4 @@
-"""How a pod ends itself when its work is over: a real guard, below a first process that has the key, and a vendor."""
+"""The end of a pod by itself when its work is over: a real guard below a first process that has the key; a vendor."""
 
 import json
 import os
@@ -78,7 +78,7 @@ class Pod(World):
 
     @property
     def said(self) -> str:
-        """By its guards."""
+        """Return the log of its guards."""
         path = self.pod.log("guard")
         return path.read_text() if path.exists() else ""
 
@@ -91,7 +91,7 @@ def vendor() -> Iterator[Stand]:
 
 
 def deletes(pods: dict[str, Pod]) -> Callable[[Asked], Answer]:
-    """What a vendor does that is asked over GraphQL: no process of that pod is left, perhaps before it answers."""
+    """Return the answer of a vendor with GraphQL, which ends all processes of a pod, perhaps before it answers."""
 
     def answer(asked: Asked) -> Answer:
         end_all(pods[asked.body["variables"]["id"]].token, 0.0)
@@ -184,7 +184,7 @@ def test_the_nearest_process_that_has_all_variables_is_the_one_that_counts():
     path = {"PYTHONPATH": str(Path(__file__).parents[4])}
 
     def beneath(*environs: dict[str, str]) -> str:
-        """What is found in a nest of processes that were started with these, outermost first."""
+        """Return what is found in a nest of processes that were started with these variables, outermost first."""
         words = [sys.executable, "-c", probe]
         for environ in ({}, *reversed(environs[1:])):
             nest = f"import subprocess, sys; subprocess.run(sys.argv[1:], env={ {**path, **environ}!r})"

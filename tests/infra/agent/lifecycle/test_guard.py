@@ -1,4 +1,4 @@
-"""What the guard enforces, and what happens when guard, agent or both are killed."""
+"""The guard enforces limits, and recovers when guard, agent or both are killed."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def guard_json(world: World) -> dict[str, Any]:
 
 
 def has_lived(world: World, elapsed_s: float) -> None:
-    """As if guards before this one had counted so much."""
+    """Write the state of earlier guards that have counted this many seconds."""
     write_json(world.pod.state / "guard.json", {"token": world.token, "elapsed_s": elapsed_s, "clocks": None})
 
 

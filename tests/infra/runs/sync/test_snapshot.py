@@ -1,4 +1,4 @@
-"""What is kept at home of a run, and what another pod gets of it, on folders of this machine."""
+"""The snapshot of a run that is kept at home, and what another pod gets of it, on folders of this machine."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ def write_figures(root: Path, steps: int) -> None:
 
 
 class BreaksAt(ThisMachine):
-    """Its connection breaks when a file of this name is asked for."""
+    """A transport whose connection breaks when a file of this name is requested."""
 
     name = ""
 
