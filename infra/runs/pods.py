@@ -113,6 +113,7 @@ def rent(
         try:
             if journal.op(token).epoch != op.epoch:  # this machine may have slept here for hours
                 raise _Overtaken(f"{op.run}: it was ended before its machine was asked for; nothing was rented")
+            _check_clock(provider)  # its account has answered since
             pod = provider.create(request, offer, token, limits)
         except _Overtaken:
             raise
