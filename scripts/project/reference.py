@@ -184,12 +184,12 @@ def exit_codes() -> str:
     return "\n".join([
         "# Exit codes",
         "",
-        "Every command leaves with one of these. With `--json` a failure is a document as well: "
+        "Every command exits with one of these. With `--json`, a failure is a document too: "
         '`{"error": "...", "exit_code": 5}`.',
         "",
         *code_table(),
-        "`./inv logs --follow` and a `./inv launch` that follows a run leave with 0 when the run succeeded. "
-        "`./inv ssh RUN -- words` and `./inv test` leave with the code of what they ran.",
+        "`./inv logs --follow` and a `./inv launch` that follows a run exit with 0 when the run succeeded. "
+        "`./inv ssh RUN -- COMMAND` and `./inv test` exit with the code of what they ran.",
         "",
     ])  # fmt: skip
 
