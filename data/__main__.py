@@ -1,8 +1,7 @@
 """`python -m data STEP --config FILE`: make one artifact of text, tokens or conversations.
 
-STEP is text, merge, report, tokenizer, adopt (a published tokenizer), compression, tokens, identity, questions,
-talk, problems or push (a folder to the hub).
-FILE is JSON, either of
+STEP is text, merge, report, tokenizer, adopt (a published tokenizer), compression, tokens, identity, questions, talk,
+problems or push (a folder to the hub). FILE is JSON, either of
 
     {"making": {...}, "spec": {...}}                            take the inputs from the store, publish the result
     {"out": DIR, "inputs": {"text": DIR}, "spec": {...}}        take and leave plain folders

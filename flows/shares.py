@@ -1,9 +1,8 @@
 """What several runs share: an amount of money, and machines of one's own.
 
-    pay_from    the budget that a launch names is opened or found, and what the run may cost is reserved there
-    hand_back   what was reserved, where nothing was rented
-    on_devices  the GPUs of a machine that a launch names, of which others may have the rest
-    in_line     the place of a launch that waits for a machine, first come, first served
+    pay_from    the budget that a launch names is opened or found, and what the run may cost is reserved there hand_back
+    what was reserved, where nothing was rented on_devices  the GPUs of a machine that a launch names, of which others
+    may have the rest in_line     the place of a launch that waits for a machine, first come, first served
 
 The books are `infra.ledger.budgets` and `infra.ledger.turns`.
 """

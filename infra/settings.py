@@ -151,8 +151,7 @@ class Settings:
         """Return the settings of the checkout `root`.
 
         `flags`: by setting name, None or "" where not given. `overrides`: the `KEY=V` words of `-e`; a bare KEY takes
-        the
-        shell's value. Relative paths start at the current folder when typed or exported, else at `root`. Raises
+        the shell's value. Relative paths start at the current folder when typed or exported, else at `root`. Raises
         UsageError.
         """
         typed = {name: str(value) for name, value in (flags or {}).items() if value not in (None, "")}

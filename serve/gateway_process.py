@@ -4,9 +4,8 @@
 
 In: orders over a Unix socket (`serve.gateway_orders`), each with all that it is to know. Out: reports, with what it
 counts. It holds its own connections to replicas on other machines, so that nothing of a request passes through its
-controller. It ends when it is told to, or cannot listen.
-What takes long to import, and most gateways never need, is imported where it is used: a gateway that was killed is
-missed until it is there again.
+controller. It ends when it is told to, or cannot listen. What takes long to import, and most gateways never need, is
+imported where it is used: a gateway that was killed is missed until it is there again.
 """
 
 import asyncio

@@ -374,8 +374,7 @@ def _stoppable() -> Iterator[Callable[[], int]]:
     """Yield a function that says which signal asked to stop, or 0. A second Ctrl-C does not wait.
 
     Where nobody calls that function in time, a read or the disk hangs: Stopped is raised there, and what was kept
-    before is
-    all.
+    before is all.
     """
     asked = [0]
 

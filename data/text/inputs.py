@@ -74,8 +74,7 @@ def list_inputs(spec: TextSpec) -> Inputs:
     """Return the files of `spec`, those that are held out as a whole at the end.
 
     Raises ConfigError for a path with nothing to read, InputError for a data set, configuration, split or package that
-    is
-    not there, DataError when the hub cannot be reached.
+    is not there, DataError when the hub cannot be reached.
     """
     if spec.packages and spec.source != "pydocs":
         raise InputError(f"packages are read with the source pydocs, not with {spec.source!r}")

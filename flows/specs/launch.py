@@ -30,8 +30,8 @@ class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
     )  # fmt: skip
     deploy_only: bool = flag(False, "rent the machine and hold it, without the work: see inv pod.create", group=STAGES)
     no_deploy: bool = flag(
-        False, "rent nothing: use a pod that is already held (--host picks one of several); with --devices, or fewer GPUs "
-        "than the pod has, other runs can share it", group=STAGES,
+        False, "rent nothing: use a pod that is already held (--host picks one of several); with --devices or fewer "
+        "GPUs than the pod has, other runs can share it", group=STAGES,
     )  # fmt: skip
     no_sync: bool = flag(
         False, "send no code: the newest copy on the machine is used, and differences are shown", group=STAGES

@@ -57,8 +57,7 @@ class ByHttp(Market):
         """Return the pod of a row.
 
         `odd`: what of that cannot be read. `marks`: the fields of it that tell whose it is. `way`: user, host and port,
-        where
-        it can be reached. `rate`: None for what is no price.
+        where it can be reached. `rate`: None for what is no price.
         """
         doubts, address = list(odd.values()), ""
         if rate is None:

@@ -11,8 +11,8 @@
 A checkpoint is a folder `step-000000500/` with `MANIFEST.json`, the size and sha256 of each file, written last: it is
 whole or it is not seen. A damaged one is passed over for the one before. On a pod they lie in
 `$SLIPWAY_WORK/checkpoints`, from where Slipway carries them to the store and brings them back on another machine;
-elsewhere in `checkpoints/`.
-Of several processes rank 0 saves; all of them load. Nothing but Python is needed; PyTorch, where it is imported.
+elsewhere in `checkpoints/`. Of several processes rank 0 saves; all of them load. Nothing but Python is needed; PyTorch,
+where it is imported.
 """
 
 import contextlib
