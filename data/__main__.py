@@ -112,7 +112,7 @@ def tokens(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> di
     partial = raw.pop("partial", False) is True
     load(TokensSpec, raw, "spec")
     if not isinstance(workers, int):
-        raise ConfigError(f"spec: workers is {workers!r}; a number is wanted")
+        raise ConfigError(f"spec: workers is {workers!r}; it must be a number")
     return maker.make(inputs["text"], inputs["tokenizer"], folder, workers, partial)
 
 

@@ -130,7 +130,9 @@ def on_devices(request: Request, said: str, vendor: Provider) -> Request:
     devices = turns.read_devices(said)
     number = devices.count(",") + 1
     if request.num_gpus not in (0, number):
-        raise UsageError(f"--devices {said} are {number} GPUs, and --num-gpus is {request.num_gpus}; give one of them")
+        raise UsageError(
+            f"--devices {said} names {number} GPUs, but --num-gpus is {request.num_gpus}; give one of them"
+        )
     return replace(request, devices=devices, num_gpus=number)
 
 

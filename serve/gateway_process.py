@@ -109,7 +109,7 @@ class Process:
                     self.drain_s = order.drain_s
                     self.ended.set()
         except ConnectionError as error:  # it was killed
-            say(f"its controller is heard no more: {error}")
+            say(f"its controller no longer answers: {error}")
         except msgspec.DecodeError as error:  # of code that is not ours
             say(f"its controller's orders cannot be read, so that another gateway has to take over: {error}")
             self.ended.set()

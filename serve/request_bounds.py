@@ -5,43 +5,47 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The bounds on one request: one that holds more is refused before an engine hears of it. Raises ValueError."""
+    """The bounds on one request: larger requests are refused by the gateway. Raises ValueError."""
 
     max_body_bytes: int = 8 << 20
+    """Bytes of a body."""
     max_bytes_per_client: int = 64 << 20
-    """Of the bodies of one key, and of one address, within a few seconds."""
+    """Bytes of all bodies of one key, and of one address, within a few seconds."""
     max_depth: int = 64
-    """Levels of JSON; engines read it with code of their own."""
+    """Levels of nesting in JSON."""
     max_containers: int = 16 << 10
-    """Lists and objects of a body."""
+    """Lists and objects in a body."""
     max_values: int = 256 << 10
-    """Of a body; a prompt of token ids has as many as tokens."""
+    """Values in a body; a prompt of token ids has one for each token."""
 
     max_tokens: int | None = None
-    """To generate, for each sequence. Who names no number is given as many by the engine at most. None = what fits."""
+    """Tokens to generate for each answer, also for requests that name no number. None = as many as fit."""
     max_sequences: int = 16
-    """Answers asked for at once: prompts times n (or best_of)."""
+    """Answers to one request: prompts times n (or best_of)."""
     max_inputs: int = 2048
     """Texts to embed at once."""
     max_logprobs: int = 20
+    """Log-probabilities for each token."""
 
     max_tools: int = 128
+    """Tools in a request."""
     max_tools_bytes: int = 128 << 10
+    """Bytes of all tools."""
     max_grammar_bytes: int = 16 << 10
-    """Of a regex, grammar or JSON schema that the answer must follow."""
+    """Bytes of a regex, grammar or JSON schema that the answer must follow."""
     max_stop_words: int = 16
-    """Texts to stop at, and texts that must not come."""
+    """Stop words and forbidden words."""
     max_stop_bytes: int = 4 << 10
-    """Of all of them."""
+    """Bytes of all stop words and forbidden words."""
     max_logit_bias: int = 300
-    """Token ids with a bias, or as the only ones allowed, or to stop at."""
+    """Token ids with a bias, allowed token ids, and token ids to stop at."""
     max_other_bytes: int = 64 << 10
-    """Of all that is neither read by the model nor named here."""
+    """Bytes of all other fields."""
 
     media_domains: tuple[str, ...] = ()
-    """Hosts from which an engine may fetch images, sounds and films; those that a request brings along are taken."""
+    """Hosts from which an engine may download images, audio and video; data inside a request is always accepted."""
     allow_chat_template: bool = False
-    """A request's own, which is a program."""
+    """Accept a chat template, which is a program, in a request."""
 
     @property
     def of_engine(self) -> tuple[object, ...]:

@@ -46,32 +46,40 @@ class Probe:
     """The readiness probe of a replica. The names are those of the file; seconds."""
 
     path: str
+    """Path to ask, such as /health or /v1/models."""
     post_data: dict[str, Any] | str | None = None
-    """Makes it a POST."""
+    """Body to send; the probe is then a POST."""
     headers: dict[str, str] = field(default_factory=dict)
+    """Headers to send."""
     initial_delay_seconds: float = 1200
-    """For which failures before the first success mean nothing, from the engine's start on: what is done before that
-    (its machine, its environment) does not count."""
+    """Failures before the first success are ignored for this long after the engine starts; making its machine and its
+    environment does not count."""
     timeout_seconds: float = 15
+    """How long one probe may take."""
     endpoint_probe_interval_seconds: float = 10
+    """Time between two probes."""
     consecutive_failure_threshold_timeout: float = 180
-    """A replica that was ready and then fails for so long is ended."""
+    """A replica that was ready is ended after failing for this long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaPolicy:
     min_replicas: int
+    """Replicas that are always on."""
     max_replicas: int | None = None
-    """None = as many as at least."""
+    """Replicas at the highest load. None = min_replicas."""
     target_qps_per_replica: float | dict[str, float] | None = None
-    """Requests per second that one replica is for; by kind of GPU where they differ."""
+    """Requests per second for one replica; by kind of GPU where they differ."""
     upscale_delay_seconds: float = 300
+    """How long the load must be higher before replicas are added."""
     downscale_delay_seconds: float = 1200
+    """How long the load must be lower before replicas are ended."""
     num_overprovision: int | None = None
+    """Replicas beyond those that the load needs."""
     base_ondemand_fallback_replicas: int | None = None
-    """Of all, so many are never spot."""
+    """Number of replicas that are never spot."""
     dynamic_ondemand_fallback: bool | None = None
-    """On-demand replicas stand in for spot ones that are not ready."""
+    """On-demand replicas replace spot replicas that are not ready."""
     spot_placer: str | None = None
 
     @property
@@ -82,14 +90,17 @@ class ReplicaPolicy:
 @dataclass(frozen=True, kw_only=True)
 class LoadBalancer:
     stream_timeout_seconds: float = 120
+    """How long a client waits for the first byte of an answer or the next one, and a replaced replica for its streams."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSection:
     readiness_probe: Probe | str = "/"
     replicas: int | None = None
+    """A fixed number of replicas, instead of replica_policy."""
     replica_policy: ReplicaPolicy | None = None
     load_balancing_policy: str | None = None
+    """For SkyServe; the gateway asks the least loaded replica."""
     load_balancer: LoadBalancer = field(default_factory=LoadBalancer)
     ports: int | None = None
     tls: Tls | None = None
@@ -102,23 +113,23 @@ class SlipwaySection:
     model: str = ""
     """A run or artifact of ours, a folder, hf://org/name or s3://bucket/path; reaches `run` as $MODEL."""
     served_name: str = ""
-    """How clients call it; reaches `run` as $SERVED_NAME. "" = the service's name."""
+    """Name of the model for clients; reaches `run` as $SERVED_NAME. "" = the service's name."""
     target_queue_per_replica: float | None = None
-    """Waiting requests that one replica is for: the second signal of the autoscaler."""
+    """Waiting requests for one replica: the second signal of the autoscaler."""
     hold_seconds: float = 0
-    """A request that finds no replica waits so long for one; for services that go down to none."""
+    """How long a request waits for a replica; for services that scale down to none."""
     affinity_chars: int = 0
-    """So much of a prompt's beginning decides which replica is asked first."""
+    """Characters at the start of a prompt that decide which replica is asked first."""
     spend_limit: str | float | None = None
-    """US dollars; no replica is started that would not fit."""
+    """US dollars for all replicas together; none is started that would exceed it."""
     engine: Tuning = PLAIN
-    """How the engine is run."""
+    """Options of the engine."""
     limits: Bounds = request_bounds.PLAIN
-    """What one request may hold."""
+    """Bounds on one request."""
     data_plane: str = GATEWAY
-    """Who chooses the replica of a request: our gateway, or vllm-router behind it; for the life of the service."""
+    """What chooses the replica of a request: gateway, or vllm-router behind it; fixed for the life of a service."""
     router_policy: str = "cache_aware"
-    """Of vllm-router."""
+    """Policy of vllm-router."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"trainer {flags.command}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else getattr(error, "exit_code", 1)
     except KeyboardInterrupt:
-        print(f"trainer {flags.command}: interrupted; the same command begins it again", file=sys.stderr)
+        print(f"trainer {flags.command}: interrupted; the same command starts it again", file=sys.stderr)
         return 130
     return 0
 

@@ -123,7 +123,7 @@ def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
             continue
         place = Path(parse(source).place).expanduser()
         if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
-            raise InputError(f"{folder} lies in the source {source}, which would grow by its shards; choose another")
+            raise InputError(f"{folder} is inside the source {source}, which would grow by its shards; choose another")
 
 
 class Run:

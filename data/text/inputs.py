@@ -49,7 +49,7 @@ class Share:
         for name, value in (("take", spec.take), ("dedup", spec.dedup), ("a mixture", inputs.mixture)):
             if value:
                 why = f"{name} looks at all documents, of which a rank reads its share"
-                raise InputError(f"{why}; go without it (--mode prod takes all)")
+                raise InputError(f"{why}; leave it out (--mode prod reads everything)")
         if len(inputs.files) < self.world:
             files = f"{len(inputs.files)} file" + "s" * (len(inputs.files) > 1)
             raise InputError(f"source {spec.source}: {files} for a world of {self.world}; a rank reads whole files")

@@ -344,7 +344,7 @@ class Lium(ByHttp):
             if found:
                 way = (found[1], found[2], int(found[3] or 22))
             else:
-                odd["ssh_connect_cmd"] = f"{rows.shown(one.ssh_connect_cmd)} is no address that can be trusted"
+                odd["ssh_connect_cmd"] = f"{rows.shown(one.ssh_connect_cmd)} is not an address that can be trusted"
         return self.pod(
             odd,
             marks=("pod_name",),

@@ -388,7 +388,7 @@ class Words:
             elif argument.optional:
                 argument.set_value(True, cast=False)
             else:
-                raise Exit(f"inv {here.name}: {flag} wants a value", code=2)
+                raise Exit(f"inv {here.name}: {flag} needs a value", code=2)
         elif flag in ("-h", "--help"):
             self.help_for = here.name
         else:

@@ -55,7 +55,7 @@ def ask_about_made(plan: Plan, yes: bool) -> str:
     )
     if yes or not sys.stdin.isatty():
         raise UsageError(
-            f"{named}; add --keep-made to take it as it is (its version says that the result is the same), "
+            f"{named}; add --keep-made to keep it (its version says that the result is the same), "
             "or --remake to make it again"
         )
     print(f"{named}.\nKeep it, or make it again? [K/r] ", end="", file=sys.stderr, flush=True)

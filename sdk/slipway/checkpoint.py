@@ -50,7 +50,7 @@ class Saver:
     def __init__(self, prefix: str = "checkpoint", save_dir: Union[str, Path] = "", keep: int = 5) -> None:
         """Keep the newest `keep` checkpoints, at least two, in the folder `prefix` of `save_dir`."""
         if not re.fullmatch(r"(?!\.)[A-Za-z0-9._-]{1,128}", prefix):
-            raise ValueError(f"{prefix!r} is no name of a folder: letters, digits, . _ -")
+            raise ValueError(f"{prefix!r} is not a valid folder name: letters, digits, . _ -")
         work = os.environ.get("SLIPWAY_WORK", "")
         self.folder = Path(save_dir or (Path(work, "checkpoints") if work else "checkpoints")) / prefix
         self.prefix, self.keep = prefix, max(LEAST, keep)

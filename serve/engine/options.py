@@ -11,27 +11,27 @@ class Tuning:
     """The options of an engine; a service file sets them under `slipway: engine:`."""
 
     max_model_len: int = 0
-    """Tokens of a prompt and its answer; 0 = what the model has learnt."""
+    """Most tokens of a prompt and its answer together; 0 = as many as the model was trained for."""
     max_seqs: int = 0
-    """Requests computed at once; 0 = as the engine chooses."""
+    """Requests computed at once; 0 = the engine's default."""
     max_queued: int = 64
-    """Requests that may wait; the next is told that the engine is busy, and the gateway asks elsewhere."""
+    """Requests that may wait; further ones are refused, and the gateway tries another replica."""
     shutdown_s: int = 60
-    """For which streams go on after SIGTERM."""
+    """Seconds that streams may go on after SIGTERM."""
     num_gpus: int = 1
-    """That hold the model together."""
+    """GPUs that share one copy of the model."""
     gpu_share: float = 0.9
-    """Of each GPU's memory."""
+    """Share of each GPU's memory that the engine uses."""
     kv_cache_bytes: int = 0
-    """For keys and values; 0 = a GPU's rest, or 1 GiB of a machine without one."""
+    """Memory for keys and values; 0 = the rest of the GPU, or 1 GiB without a GPU."""
     threads: int = 1
-    """Of an engine on a CPU; several replicas share a machine's cores."""
+    """Threads of an engine on a CPU; several replicas share the cores of a machine."""
     dtype: str = "auto"
-    """Of weights and activations: auto (16 bits), bfloat16, float16, float32."""
+    """Type of weights and activations: auto (16 bits), bfloat16, float16, float32."""
     tool_parser: str = ""
-    """In which form the model calls tools, as vLLM names it: hermes for Qwen's; "" = it calls none."""
+    """Format of tool calls, by vLLM's name for it, such as hermes for Qwen; "" = no tool calls."""
     eager: bool | None = None
-    """Without torch.compile: starts sooner, answers slower. None = on a CPU."""
+    """Run without torch.compile: starts sooner, answers more slowly. None = only on a CPU."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_seqs", "kv_cache_bytes"):
