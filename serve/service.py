@@ -90,7 +90,7 @@ class ReplicaPolicy:
 @dataclass(frozen=True, kw_only=True)
 class LoadBalancer:
     stream_timeout_seconds: float = 120
-    """How long a client waits for the first byte of an answer or the next one, and a replaced replica for its streams."""
+    """How long to wait for the next byte of an answer, and for the streams of a replica that is replaced."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -275,8 +275,8 @@ def files() -> str:
         *table(("key", "default", "meaning"), pods),
         "## A service (`./inv serve.up --config FILE`)",
         "",
-        "The keys are SkyServe's (those without a meaning here are described in its documentation), except for the section "
-        "`slipway`, which `./inv serve.export` leaves out. "
+        "The keys are SkyServe's (its documentation describes those without a meaning here), except for the "
+        "section `slipway`, which `./inv serve.export` leaves out. "
         "Examples: [examples/service.yaml](../../examples/service.yaml), "
         "[serve/service.yaml](../../serve/service.yaml).",
         "",
