@@ -52,10 +52,6 @@ class Place(Struct):
     city: str | None = None
 
 
-class Interconnect(Struct):
-    nvlink: bool | None = None
-
-
 class GpuDetail(Struct):
     capacity: int = 0  # MiB
 
@@ -150,11 +146,11 @@ class Lium(ByHttp):
     self_end_key: str = field(default="", repr=False)
 
     name = "lium"
+    one_path, gone = "/pods/{}", GONE
     can = Abilities(
         time_limit=True,
         time_grain_s=TIMER_GRAIN_S["lium"],
         spot=True,
-        idempotency_key=True,
         tells_limits=True,
         self_terminate="native",
         volumes=("/mnt/*",),
@@ -260,19 +256,6 @@ class Lium(ByHttp):
             raise Unclear(f"lium: rent: {reply.said}; it may have been done", reply)
         return Pod(provider=self.name, pod_id=pod_id, token=token, run=request.run, address="", name=token,
                    micro_usd_per_hour=offer.micro_usd_per_hour, state="booting")  # fmt: skip
-
-    def find(self, pod: str) -> Pod | None:
-        """Return the pod of that id, or the oldest with that token."""
-        if is_token(pod):
-            return next((one for one in self.list() if one.token == pod), None)
-        try:
-            row = self.api.read(self.path_of("/pods/{}", pod), dict[str, Any])
-        except VendorRefused as refused:
-            if refused.reply.status == 404:
-                return None
-            raise
-        found = self._pod(row, pod)
-        return found if found.state not in GONE else None
 
     def list(self) -> "list[Pod]":
         """Return all, oldest first; the vendor leaves out those that are being deleted, and has no pages."""

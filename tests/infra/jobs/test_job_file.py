@@ -78,7 +78,7 @@ BAD = {
     "run: x\nresources: {max_hourly_cost: .nan}": "line 2: max_hourly_cost is nan",
     "run: x\nresources:\n  job_recovery: {recover_on_exit_codes: 300}": "line 3: recover_on_exit_codes: 300 is no exit",
     "resources: {cpus: 2}": "line 1: it has neither `run` nor `setup`",
-    "run: x\nname: -bad": "line 2: name: '-bad' is no name",
+    "run: x\nname: -bad": "line 2: name: '-bad' is not a valid name",
     "run: x\nrun: y": "line 2 column 1: 'run' is given twice",
     "a: &a [*a]\nrun: x": "this contains itself",
     "- run": "line 1: expected lines of the form",
