@@ -51,7 +51,7 @@ def ask_about_made(plan: Plan, yes: bool) -> str:
     if not plan.doubtful:
         return ""
     named = "; ".join(
-        f"{one.name} was made by other code than today's: {', '.join(one.differs)}" for one in plan.doubtful
+        f"{one.name} was made by different code: {', '.join(one.differs)}" for one in plan.doubtful
     )
     if yes or not sys.stdin.isatty():
         raise UsageError(

@@ -181,7 +181,7 @@ def test_what_other_code_made_is_kept_and_the_file_is_named(checkout, module, di
     assert named == set(differing)
     assert {file for one in plan.artifacts for file in one.differs} == {module}
     assert [one.name for one in plan.doubtful] == (["chatsft_checkpoints/tiny"] if "chatsft" in differing else [])
-    said = [note for note in plan.notes if "is kept, though its code is another one today" in note]
+    said = [note for note in plan.notes if "is kept, although its code has changed" in note]
     assert len(said) == len(set(differing) - {"chatsft"}) and all(module in note for note in said)
 
 
