@@ -10,8 +10,8 @@ change little.
 A step: `--prompts` problems of `sort` with 8 answers each, drawn at temperature 1, exact rewards, the loss dapo, one
 update with AdamW. The rate is next to nothing, so that every arm answers as the same model all the time. `all rows`
 leaves nothing out of the update; `ours` leaves out the answers of groups whose rewards are all the same. In both, what
-answers to a problem begin with is computed once.
-A rollout: `--rows` answers of `--new` tokens each to sixteen prompts, none of which ends before.
+answers to a problem begin with is computed once. A rollout: `--rows` answers of `--new` tokens each to sixteen prompts,
+none of which ends before.
 """
 
 import argparse

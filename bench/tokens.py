@@ -1,11 +1,11 @@
 """Parquet to token shards, and token shards to batches, against what people use today. Prints seconds and ratios.
 
 Run: .venv/bin/python -m bench.tokens FOLDER [--peers PYTHON] [--rounds 3] [--scratch DIR] [--arms PATTERN]. PYTHON is
-one that has datasets and datatrove; the loaders' peer is the DataLoader of the torch here. One tokenizer of ours
-(VOCAB ids, trained on FOLDER before any clock runs) is used by all. Every arm is a process of its own; arms take turns,
+one that has datasets and datatrove; the loaders' peer is the DataLoader of the torch here. One tokenizer of ours (VOCAB
+ids, trained on FOLDER before any clock runs) is used by all. Every arm is a process of its own; arms take turns,
 medians count. What an arm made is counted in tokens, so that none is fast by doing less. Mapped pages count as memory.
-CPU seconds are of the arm and of what it waited for,
-which datatrove does not do for several workers; of the loaders, they are of the loop in its own process.
+CPU seconds are of the arm and of what it waited for, which datatrove does not do for several workers; of the loaders,
+they are of the loop in its own process.
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """`python -m data STEP --config FILE`: make one artifact of text, tokens or conversations.
 
-STEP is text, merge, report, tokenizer, adopt (a published tokenizer), compression, tokens, identity, questions,
-talk, problems or push (a folder to the hub).
-FILE is JSON, either of
+STEP is text, merge, report, tokenizer, adopt (a published tokenizer), compression, tokens, identity, questions, talk,
+problems or push (a folder to the hub). FILE is JSON, either of
 
     {"making": {...}, "spec": {...}}                            take the inputs from the store, publish the result
     {"out": DIR, "inputs": {"text": DIR}, "spec": {...}}        take and leave plain folders
@@ -113,7 +112,7 @@ def tokens(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> di
     partial = raw.pop("partial", False) is True
     load(TokensSpec, raw, "spec")
     if not isinstance(workers, int):
-        raise ConfigError(f"spec: workers is {workers!r}; a number is wanted")
+        raise ConfigError(f"spec: workers is {workers!r}; it must be a number")
     return maker.make(inputs["text"], inputs["tokenizer"], folder, workers, partial)
 
 

@@ -262,11 +262,13 @@ class Persona:
                 raise ConfigError(f"the persona's {key} is {size} bytes long; at most {LONGEST[key]} fit")
             if value[-1] in ",;:\uff0c\uff1b\uff1a\u3001":
                 raise ConfigError(
-                    f"the persona's {key} ends in {value[-1]!r}, which would stand inside a sentence; leave it out"
+                    f"the persona's {key} ends in {value[-1]!r}, which would end up inside a sentence; remove it"
                 )
             for words in SAID_ALREADY[key]:
                 if value.casefold().startswith(f"{words} "):
-                    raise ConfigError(f"the persona's {key} begins with {words!r}, which is said already; leave it out")
+                    raise ConfigError(
+                        f"the persona's {key} begins with {words!r}, which the sentences already say; remove it"
+                    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ def _made(node: ast.AST, words: str, depth: int) -> Value:
         inner = of(node.args[0])
         return lambda row: None if (value := inner(row)) is None else len(value)
     said = ast.get_source_segment(words.strip(), node) or type(node).__name__
-    raise ConfigError(f"filter {words!r}: {said!r} is not known here; known: {KNOWN}")
+    raise ConfigError(f"filter {words!r}: {said!r} is not supported; supported: {KNOWN}")
 
 
 def _is_len(node: ast.Call) -> bool:

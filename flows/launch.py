@@ -221,8 +221,8 @@ def refuse_code_of_others(job: Job) -> None:
                 "--reward" if rl.get("reward") else f"task {', '.join(sorted(tasks))}" if tasks else "--unsafe-rewards"
             )
             raise UsageError(
-                f"--self-end does not go with {what}: step {step.name} runs code on the pod, which could use the key "
-                "of the guard; leave --self-end out: the vendor's own limit ends the pod"
+                f"--self-end cannot be used with {what}: step {step.name} runs code on the pod, which could use the "
+                "key of the guard; leave --self-end out: the vendor's own limit ends the pod"
             )
 
 

@@ -244,7 +244,7 @@ def store_notes(there: Inventory) -> tuple[str, ...]:
     notes = tuple(f"a lease cannot be read: {one}" for one in there.odd)
     if not there.kept:
         return notes
-    unread = f", {size(there.unread_bytes)} of it read by nothing (inv store.gc)" if there.unread_bytes else ""
+    unread = f", {size(there.unread_bytes)} of it unused (inv store.gc)" if there.unread_bytes else ""
     return (*notes, f"the store holds {count(len(there.kept), 'artifact')}, {size(there.num_bytes)}{unread}")
 
 

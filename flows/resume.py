@@ -57,8 +57,8 @@ def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
     if not job_environment.of_job(settings):
         return op
     if op.is_live and sight.is_alive(op, way(settings, op)):
-        raise UsageError(f"--env: {op.run} is at work with the environment that it was launched with; "
-                         f"first: inv down {op.run}")  # fmt: skip
+        raise UsageError(f"--env: {op.run} is running with the environment it was launched with; "
+                         f"end it first: inv down {op.run}")  # fmt: skip
     for one in pods.nodes_of(op, journal):
         job = Job.from_json(one.job)
         hidden = [name for name in job_environment.of_job(settings) if is_secret(name)]

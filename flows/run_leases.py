@@ -47,8 +47,8 @@ def refuse_beside_older(plan: Plan, at_work: Sequence[Op]) -> None:
             clash = sorted(name for name, fingerprint in read.items() if moved.get(name, fingerprint) != fingerprint)
             if clash:
                 raise UsageError(
-                    f"{op.run}, begun by an older Slipway, reads {', '.join(clash)} by name, and this would put other "
-                    "artifacts under it; wait until it has ended (inv status), or give another store: --store"
+                    f"{op.run}, started by an older Slipway, reads {', '.join(clash)} by name, and this would put "
+                    "other artifacts under it; wait until it has ended (inv status), or give another store: --store"
                 )
 
 

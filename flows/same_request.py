@@ -62,8 +62,8 @@ class TypedLaunch:
         if differs:
             raise UsageError(
                 f"{op.run} is already running the same work, and was launched with other flags: {', '.join(differs)}; "
-                f"nothing was changed. Follow it as it is: the same without those "
-                f"flags; or end it first: inv down {op.run}"
+                f"nothing was changed. To follow it, leave those flags out; "
+                f"or end it first: inv down {op.run}"
             )
 
 

@@ -113,7 +113,7 @@ def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say, fir
     if not said or said in PHASES:
         return str(models.model_folder(model_folder(settings, said, tag, tell, first)))
     if tag:
-        raise UsageError(f"--tag {tag} tells checkpoints of {phase_names()} apart; --model {said} is none of them")
+        raise UsageError(f"--tag {tag} is for checkpoints of {phase_names()}; --model {said} is not one of them")
     if "://" in said and not said.startswith("file://"):
         if not said.startswith(("hf://", "s3://")):
             raise UsageError(f"--model {said}: known: hf://user/repo, s3://bucket/folder, a folder, an artifact")

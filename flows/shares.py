@@ -1,9 +1,8 @@
 """Resources that several runs share: an amount of money, and a user's own machines.
 
-    pay_from    the budget that a launch names is opened or found, and what the run may cost is reserved there
-    hand_back   what was reserved, where nothing was rented
-    on_devices  the GPUs of a machine that a launch names, of which others may have the rest
-    in_line     the place of a launch that waits for a machine, first come, first served
+    pay_from    the budget that a launch names is opened or found, and what the run may cost is reserved there hand_back
+    what was reserved, where nothing was rented on_devices  the GPUs of a machine that a launch names, of which others
+    may have the rest in_line     the place of a launch that waits for a machine, first come, first served
 
 The books are `infra.ledger.budgets` and `infra.ledger.turns`.
 """
@@ -131,7 +130,9 @@ def on_devices(request: Request, said: str, vendor: Provider) -> Request:
     devices = turns.read_devices(said)
     number = devices.count(",") + 1
     if request.num_gpus not in (0, number):
-        raise UsageError(f"--devices {said} are {number} GPUs, and --num-gpus is {request.num_gpus}; give one of them")
+        raise UsageError(
+            f"--devices {said} names {number} GPUs, but --num-gpus is {request.num_gpus}; give one of them"
+        )
     return replace(request, devices=devices, num_gpus=number)
 
 

@@ -397,5 +397,5 @@ def serve(tell: Say) -> None:
             journal.release(lease)
             # Whoever left something behind just now has seen this lease held, and started no other supervisor.
             if supervisor.is_leaving.is_set() or not is_needed(journal, settings):
-                tell("it ends: " + ("it was told to" if supervisor.is_leaving.is_set() else "nothing is left"))
+                tell("it exits: " + ("it was told to" if supervisor.is_leaving.is_set() else "nothing is left"))
                 return

@@ -121,11 +121,11 @@ class Address:
         for name in ("user", "host"):  # both stand on the command line of the system's ssh
             value = getattr(self, name)
             if not value or value.startswith("-") or any(c.isspace() or not c.isprintable() for c in value):
-                raise ValueError(f"{value!r} is no {name} of an address")
+                raise ValueError(f"{value!r} is not a valid {name} of an address")
         if not 0 < self.port < 65536:
             raise ValueError(f"{self.port} is not a port")
         if not self.folder.startswith("/"):
-            raise ValueError(f"{self.folder!r} is no absolute folder")
+            raise ValueError(f"{self.folder!r} is not an absolute folder")
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -137,7 +137,7 @@ class Address:
         """Return the address in `text`. Raises ValueError when it is none."""
         parts = urlsplit(text)
         if parts.scheme != "ssh":
-            raise ValueError(f"{text!r} is no address; expected ssh://user@host:port/folder?key=/path")
+            raise ValueError(f"{text!r} is not an address; expected ssh://user@host:port/folder?key=/path")
         key = parse_qs(parts.query).get("key", [""])[0]
         user, host = unquote(parts.username or ""), parts.hostname or ""
         port = 22 if parts.port is None else parts.port

@@ -36,14 +36,14 @@ OWN_MACHINES = ("local", "ssh", SLURM, SKYPILOT)
 
 
 SHELL_ONLY = {  # what others read straight from their environment
-    "HF_ENDPOINT": "Hugging Face: another hub",
-    "AWS_ENDPOINT_URL": "S3: another service than AWS",
-    "AWS_REGION": "S3: where the bucket is",
+    "HF_ENDPOINT": "Hugging Face: address of another hub",
+    "AWS_ENDPOINT_URL": "S3: address of a service other than AWS",
+    "AWS_REGION": "S3: region of the bucket",
     "SLIPWAY_ENDPOINT_KEY": "inv chat --endpoint and inv serve.bench: the API key of the service",
-    "SLIPWAY_GRACE_S": "from a step's SIGTERM to its SIGKILL; 60",
-    "SLIPWAY_NODE_SILENT_S": "a node that is silent for so long ends a round of training; 10",
-    "SLIPWAY_NODE_RETURN_S": "a node that is silent for so long is lost, and the run begins anew without it; 60",
-    "SLIPWAY_GROUP_TIMEOUT_S": "longest exchange between processes of a training; 600 in its first step, then 100",
+    "SLIPWAY_GRACE_S": "seconds between a step's SIGTERM and its SIGKILL; 60",
+    "SLIPWAY_NODE_SILENT_S": "seconds of silence of a node that end a round of training; 10",
+    "SLIPWAY_NODE_RETURN_S": "seconds of silence after which a run restarts without that node; 60",
+    "SLIPWAY_GROUP_TIMEOUT_S": "time limit of exchanges between training processes; 600 in the first step, then 100",
 }
 
 
@@ -74,67 +74,77 @@ class ShownSetting:
 class Settings:
     """The table: one field per setting, with its variable, what it is for, its default."""
 
-    provider: str = row("SLIPWAY_PROVIDER", "where pods come from; without it: market where a key is set, else local")
-    profile: str = row("SLIPWAY_PROFILE", "which recipe is trained", "smoke")
-    extensions: str = row("SLIPWAY_EXTENSIONS", "files and modules of yours that add providers, sources, phases, ...")
-    source: str = row("SLIPWAY_SOURCE", "which text is trained on: pydocs, fineweb or paths", "pydocs")
-    experiment: str = row("RUN_EXPERIMENT", "inv pipeline, inv tree: names the folders of a run", "runpod-2b")
-    run_config: str = row("RUN_CONFIG", "inv pipeline: which recipe is trained; the smallest of the pod's", "runpod_1b")
-    run_shard: int = row("RUN_SHARD", "inv pipeline: 1 makes text shards, 0 takes those that are there", "1")
-    workspace: Path = row("SLIPWAY_WORKSPACE", "where the folders of inv pipeline are", "var/workspace")
+    provider: str = row("SLIPWAY_PROVIDER", "where pods come from; default: market if a key is set, else local")
+    profile: str = row("SLIPWAY_PROFILE", "recipe of model and training", "smoke")
+    extensions: str = row("SLIPWAY_EXTENSIONS", "your own files and modules that add providers, sources, phases, ...")
+    source: str = row("SLIPWAY_SOURCE", "text to train on: pydocs, fineweb or paths", "pydocs")
+    experiment: str = row(
+        "RUN_EXPERIMENT", "inv pipeline, inv tree: name of the experiment and its folders", "runpod-2b"
+    )
+    run_config: str = row("RUN_CONFIG", "inv pipeline: recipe of model and training", "runpod_1b")
+    run_shard: int = row("RUN_SHARD", "inv pipeline: 1 makes text shards, 0 uses existing ones", "1")
+    workspace: Path = row("SLIPWAY_WORKSPACE", "inv pipeline: where its folders are", "var/workspace")
     shard_lines: int = row("SHARD_LINES", "documents per text shard", "250000")
-    block_size: int = row("BLOCK_SIZE", "phase dlm: tokens that are decoded together; 0: as the profile says", "0")
-    batch_size: int = row("BATCH_SIZE", "phase dlm: sequences in a forward pass; 0: as the profile says", "0")
-    grad_accum: int = row("GRAD_ACCUM", "phase dlm: forward passes of an optimizer step; 0: as the profile says", "0")
-    tokens: int = row("TOKENS", "phase dlm: tokens it is trained on, as its length; 0: as the profile says", "0")
+    block_size: int = row("BLOCK_SIZE", "phase dlm: tokens decoded together; 0: as in the profile", "0")
+    batch_size: int = row("BATCH_SIZE", "phase dlm: sequences per forward pass; 0: as in the profile", "0")
+    grad_accum: int = row("GRAD_ACCUM", "phase dlm: forward passes per optimizer step; 0: as in the profile", "0")
+    tokens: int = row("TOKENS", "phase dlm: number of training tokens; 0: as in the profile", "0")
     store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf:// or s3://", "var/artifacts")
     pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
-    pools: Path = row("SLIPWAY_POOLS", "own machines; without this file: ~/.sky/ssh_node_pools.yaml", POOLS)
-    clusters: Path = row("SLIPWAY_CLUSTERS", "Slurm clusters that are reached by SSH", CLUSTERS)
-    sweeps: Path = row("SLIPWAY_SWEEPS", "inv sweep: Python file whose functions are sweeps of your own", "sweeps.py")
-    environments: Path = row("SLIPWAY_ENVIRONMENTS", "where environments are kept, shared by all checkouts")
-    installer: str = row("SLIPWAY_INSTALLER", "what installs environments, uv or pip (read from the shell only)")
-    state_file: Path = row("SLIPWAY_STATE_FILE", "the journal of what was rented, one per installation")
-    control: str = row("SLIPWAY_CONTROL", "the always-on machine that commands run on, reached by SSH; here: none")
-    reserve_bytes: int = row("SLIPWAY_RESERVE_BYTES", "free disk below which work stops", str(1 << 30))
-    accept_url: str = row("SLIPWAY_ACCEPT_URL", "a new pod downloads this for some seconds; empty: nothing")
-    accept_download_mb_s: int = row("SLIPWAY_ACCEPT_DOWNLOAD_MB_S", "a new pod must download that fast", "2")
-    accept_disk_mb_s: int = row("SLIPWAY_ACCEPT_DISK_MB_S", "a new pod's disk must be written that fast", "50")
-    accept_free_gb: int = row("SLIPWAY_ACCEPT_FREE_GB", "a new pod must have that much free disk", "10")
-    accept_clock_s: int = row("SLIPWAY_ACCEPT_CLOCK_S", "a new pod's clock may be off by that much", "30")
-    accept_cuda: str = row("SLIPWAY_ACCEPT_CUDA", "a new GPU pod's driver must serve this CUDA", "13.0")
+    pools: Path = row("SLIPWAY_POOLS", "inventory of own machines; if missing: ~/.sky/ssh_node_pools.yaml", POOLS)
+    clusters: Path = row("SLIPWAY_CLUSTERS", "inventory of Slurm clusters, reached by SSH", CLUSTERS)
+    sweeps: Path = row("SLIPWAY_SWEEPS", "inv sweep: Python file with sweeps of your own", "sweeps.py")
+    environments: Path = row("SLIPWAY_ENVIRONMENTS", "where environments are kept; all checkouts share them")
+    installer: str = row("SLIPWAY_INSTALLER", "installer of environments, uv or pip (read from the shell only)")
+    state_file: Path = row("SLIPWAY_STATE_FILE", "the journal of rented machines, one per installation")
+    control: str = row("SLIPWAY_CONTROL", "always-on machine that runs the commands, reached by SSH; here: none")
+    reserve_bytes: int = row("SLIPWAY_RESERVE_BYTES", "work stops when less disk is free than this", str(1 << 30))
+    accept_url: str = row("SLIPWAY_ACCEPT_URL", "URL that a new pod downloads for some seconds as a test; empty: none")
+    accept_download_mb_s: int = row("SLIPWAY_ACCEPT_DOWNLOAD_MB_S", "minimum download speed of a new pod", "2")
+    accept_disk_mb_s: int = row("SLIPWAY_ACCEPT_DISK_MB_S", "minimum write speed of a new pod's disk", "50")
+    accept_free_gb: int = row("SLIPWAY_ACCEPT_FREE_GB", "minimum free disk of a new pod", "10")
+    accept_clock_s: int = row("SLIPWAY_ACCEPT_CLOCK_S", "maximum error of a new pod's clock", "30")
+    accept_cuda: str = row("SLIPWAY_ACCEPT_CUDA", "minimum CUDA version of a new pod's driver", "13.0")
     runpod_api_key: str = row("RUNPOD_API_KEY", "RunPod: the account's key", secret=True)
     lium_api_key: str = row("LIUM_API_KEY", "Lium: the account's key", secret=True)
     lium_self_end_key: str = row(
         "LIUM_SELF_END_KEY", "Lium, with --self-end: a key of the scope manage alone, for a pod's guard", secret=True
     )
     shadeform_api_key: str = row("SHADEFORM_API_KEY", "Shadeform: the account's key", secret=True)
-    runpod_url: str = row("SLIPWAY_RUNPOD_URL", "RunPod's stand-in on this machine; empty: RunPod")
-    lium_url: str = row("SLIPWAY_LIUM_URL", "Lium's stand-in on this machine; empty: Lium")
-    shadeform_url: str = row("SLIPWAY_SHADEFORM_URL", "Shadeform's stand-in on this machine; empty: Shadeform")
-    boot_s: int = row("SLIPWAY_BOOT_S", "a rented pod that cannot be reached after so long is given back", "900")
-    spend_cap_usd: float = row("SLIPWAY_SPEND_CAP_USD", "most that all rented pods may cost together; 0: no cap", "0")
-    ray_python: str = row("SLIPWAY_RAY_PYTHON", "inv shard --engine ray: an interpreter that has the cluster's ray")
-    hooks: str = row("SLIPWAY_HOOKS", "names of hooks that are told of every run, service and audit; see --notify")
-    notify: str = row("SLIPWAY_NOTIFY", "told how runs end: a shell command, or an https:// address that is posted to")
-    rehearsal: str = row("SLIPWAY_REHEARSAL", "folder of the rehearsal that commands look at; empty: the real markets")
-    clock_scale: float = row("SLIPWAY_CLOCK_SCALE", "how many times faster a rehearsal's clock runs", "1")
+    runpod_url: str = row("SLIPWAY_RUNPOD_URL", "RunPod: address of a simulated server; empty: RunPod itself")
+    lium_url: str = row("SLIPWAY_LIUM_URL", "Lium: address of a simulated server; empty: Lium itself")
+    shadeform_url: str = row(
+        "SLIPWAY_SHADEFORM_URL", "Shadeform: address of a simulated server; empty: Shadeform itself"
+    )
+    boot_s: int = row("SLIPWAY_BOOT_S", "a rented pod that cannot be reached for this long is given back", "900")
+    spend_cap_usd: float = row("SLIPWAY_SPEND_CAP_USD", "maximum cost of all rented pods together; 0: no cap", "0")
+    ray_python: str = row(
+        "SLIPWAY_RAY_PYTHON", "inv shard --engine ray: Python interpreter with the cluster's version of ray"
+    )
+    hooks: str = row("SLIPWAY_HOOKS", "hooks to notify of every run, service and audit; see --notify")
+    notify: str = row("SLIPWAY_NOTIFY", "notified when runs end: a shell command, or an https:// address to post to")
+    rehearsal: str = row("SLIPWAY_REHEARSAL", "folder of the rehearsal to use; empty: the real markets")
+    clock_scale: float = row("SLIPWAY_CLOCK_SCALE", "speed of a rehearsal's clock", "1")
     huggingfacehub_api_token: str = row("HUGGINGFACEHUB_API_TOKEN", "Hugging Face: preferred token", secret=True)
     hf_token: str = row("HF_TOKEN", "Hugging Face: token used when the one above is not set", secret=True)
-    aws_access_key_id: str = row("AWS_ACCESS_KEY_ID", "S3: key of a store s3://; else AWS's own files", secret=True)
-    aws_secret_access_key: str = row("AWS_SECRET_ACCESS_KEY", "S3: the secret that goes with it", secret=True)
-    aws_session_token: str = row("AWS_SESSION_TOKEN", "S3: the token of a key that lasts for hours", secret=True)
-    track: str = row("SLIPWAY_TRACK", "who is told the figures of trainings: wandb, mlflow, tensorboard, or none")
-    wandb_api_key: str = row("WANDB_API_KEY", "W&B: the account's key; figures of training go there", secret=True)
-    wandb_project: str = row("WANDB_PROJECT", "W&B: the project; without a key its runs are kept offline")
-    wandb_mode: str = row("WANDB_MODE", "W&B: online, offline or disabled; without it what the key says")
-    mlflow_tracking_uri: str = row("MLFLOW_TRACKING_URI", "MLflow: its server; without one runs are kept in a folder")
-    mlflow_experiment_name: str = row("MLFLOW_EXPERIMENT_NAME", "MLflow: the experiment that runs belong to (slipway)")
-    mlflow_tracking_username: str = row("MLFLOW_TRACKING_USERNAME", "MLflow: who tells it, where it asks")
-    mlflow_tracking_password: str = row(
-        "MLFLOW_TRACKING_PASSWORD", "MLflow: the password that goes with it", secret=True
+    aws_access_key_id: str = row(
+        "AWS_ACCESS_KEY_ID", "S3: key of an s3:// store; else AWS's own files are used", secret=True
     )
-    mlflow_tracking_token: str = row("MLFLOW_TRACKING_TOKEN", "MLflow: a token instead of both", secret=True)
+    aws_secret_access_key: str = row("AWS_SECRET_ACCESS_KEY", "S3: secret of that key", secret=True)
+    aws_session_token: str = row("AWS_SESSION_TOKEN", "S3: session token of a temporary key", secret=True)
+    track: str = row("SLIPWAY_TRACK", "where metrics are sent: wandb, mlflow, tensorboard, or none")
+    wandb_api_key: str = row("WANDB_API_KEY", "W&B: the account's key; metrics are sent there", secret=True)
+    wandb_project: str = row("WANDB_PROJECT", "W&B: project; without a key, runs are kept offline")
+    wandb_mode: str = row("WANDB_MODE", "W&B: online, offline or disabled; default: online with a key, else offline")
+    mlflow_tracking_uri: str = row(
+        "MLFLOW_TRACKING_URI", "MLflow: tracking server; without one, runs are kept in a folder"
+    )
+    mlflow_experiment_name: str = row("MLFLOW_EXPERIMENT_NAME", "MLflow: experiment of the runs (slipway)")
+    mlflow_tracking_username: str = row("MLFLOW_TRACKING_USERNAME", "MLflow: user name, where the server asks for one")
+    mlflow_tracking_password: str = row("MLFLOW_TRACKING_PASSWORD", "MLflow: password of that user", secret=True)
+    mlflow_tracking_token: str = row(
+        "MLFLOW_TRACKING_TOKEN", "MLflow: token, instead of user name and password", secret=True
+    )
     hook_lines: Mapping[str, str] = field(repr=False, default_factory=dict)
     """The variables SLIPWAY_HOOK_NAME: each names the kind and the target of a hook."""
     sources: Mapping[str, str] = field(repr=False, default_factory=dict)
@@ -151,8 +161,7 @@ class Settings:
         """Return the settings of the checkout `root`.
 
         `flags`: by setting name, None or "" where not given. `overrides`: the `KEY=V` words of `-e`; a bare KEY takes
-        the
-        shell's value. Relative paths start at the current folder when typed or exported, else at `root`. Raises
+        the shell's value. Relative paths start at the current folder when typed or exported, else at `root`. Raises
         UsageError.
         """
         typed = {name: str(value) for name, value in (flags or {}).items() if value not in (None, "")}

@@ -23,8 +23,7 @@ def await_ready(
     """Wait until as many new replicas are ready as there must be at least, and the older ones are gone.
 
     Another size that another command gives it meanwhile is waited for. Raises SlipwayError when it does not come about,
-    or
-    another command has put another version in its place; of a new service nothing is left then, but for the latter.
+    or another command has put another version in its place; of a new service nothing is left then, but for the latter.
     """
     newest, told = wanted.newest.number, dict[str, str]()
     probe = wanted.newest.service.probe

@@ -4,9 +4,8 @@
 
 In: orders over a Unix socket (`serve.gateway_orders`), each with all that it is to know. Out: reports, with what it
 counts. It holds its own connections to replicas on other machines, so that nothing of a request passes through its
-controller. It ends when it is told to, or cannot listen.
-What takes long to import, and most gateways never need, is imported where it is used: a gateway that was killed is
-missed until it is there again.
+controller. It ends when it is told to, or cannot listen. What takes long to import, and most gateways never need, is
+imported where it is used: a gateway that was killed is missed until it is there again.
 """
 
 import asyncio
@@ -110,7 +109,7 @@ class Process:
                     self.drain_s = order.drain_s
                     self.ended.set()
         except ConnectionError as error:  # it was killed
-            say(f"its controller is heard no more: {error}")
+            say(f"its controller no longer answers: {error}")
         except msgspec.DecodeError as error:  # of code that is not ours
             say(f"its controller's orders cannot be read, so that another gateway has to take over: {error}")
             self.ended.set()

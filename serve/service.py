@@ -127,7 +127,7 @@ class SlipwaySection:
     limits: Bounds = request_bounds.PLAIN
     """Bounds on one request."""
     data_plane: str = GATEWAY
-    """Chooser of the replica of a request: gateway, or vllm-router behind it; fixed for the life of a service."""
+    """The component that picks a replica for a request: gateway, or vllm-router behind it; fixed for the life of a service."""
     router_policy: str = "cache_aware"
     """Policy of vllm-router."""
 

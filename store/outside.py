@@ -36,8 +36,7 @@ def parse(
     """Return the value of a JSON document. Raises Unreadable.
 
     nan_is_null: for what Python's own writers have written. half_pairs: "surrogateescape" where names of files stand,
-    which
-    need not be UTF-8 and come as `os.fsdecode` gives them.
+    which need not be UTF-8 and come as `os.fsdecode` gives them.
     """
     if len(raw) > most_bytes:
         raise Unreadable(f"it has {len(raw)} bytes, at most {most_bytes} are read")

@@ -1,9 +1,8 @@
 """`python -m trainer PHASE|import --config FILE`, and `chat`, `eval`, `export` for what they made.
 
 The file of a phase holds {"making": Making, "spec": PhaseConfig, "keeping": Keeping}; that of import {"making": Making,
-"spec": ImportSpec}; that of eval {"spec": EvalSpec}.
-Exit codes: 0 done, 1 failed, 2 a wrong flag, input or configuration, 75 stopped in good order: start it again to go on,
-130 interrupted by Ctrl-C outside of training.
+"spec": ImportSpec}; that of eval {"spec": EvalSpec}. Exit codes: 0 done, 1 failed, 2 a wrong flag, input or
+configuration, 75 stopped in good order: start it again to go on, 130 interrupted by Ctrl-C outside of training.
 """
 
 import argparse
@@ -53,7 +52,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"trainer {flags.command}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else getattr(error, "exit_code", 1)
     except KeyboardInterrupt:
-        print(f"trainer {flags.command}: interrupted; the same command begins it again", file=sys.stderr)
+        print(f"trainer {flags.command}: interrupted; the same command starts it again", file=sys.stderr)
         return 130
     return 0
 

@@ -69,8 +69,8 @@ def choose(seen: Hardware) -> Machine:
         said = f": {seen.why}" if seen.why else ""
         wanted = "a driver for that CUDA" if seen.build else "the build of PyTorch for CUDA"
         raise Refused(
-            f"CUDA does not begin, and nothing is computed on the CPU instead: PyTorch {torch.__version__} {build}, "
-            f"{there}{said}; install {wanted}, take another machine, or say that the CPU is meant: {VISIBLE}= before "
+            f"CUDA does not start, and the CPU is not used instead: PyTorch {torch.__version__} {build}, "
+            f"{there}{said}; install {wanted}, use another machine, or ask for the CPU: {VISIBLE}= before "
             "the command"
         )
     return Machine(device, torch.bfloat16 if seen.bfloat16 else torch.float32, seen.threads)

@@ -356,5 +356,5 @@ def _cursor(newest: Checkpoint) -> dict[str, Any]:
     """Return the cursor in the data. Raises CheckpointError."""
     cursor = newest.manifest.get("data_cursor")
     if type(cursor) is not dict or type(cursor.get("step")) is not int:
-        raise CheckpointError(f"{newest.folder} does not say where in the data it stands; remove the folder")
+        raise CheckpointError(f"{newest.folder} does not record its position in the data; remove the folder")
     return cursor

@@ -1,7 +1,7 @@
 """Find the artifact that each step would make, and whether the store has it already under any name.
 
 In: the steps of a recipe, what the store holds by kind and fingerprint, the checkout. Out: a `Choice` for each step.
-Nothing is made again because its code is another one: that is told, and the user decides.
+Nothing is made again because its code has changed: the plan says so, and the user decides.
 """
 
 import re

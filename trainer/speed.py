@@ -129,7 +129,7 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
     if not problem:
         return True
     if config.compile == "always":
-        raise Refused(f"{config.phase}: told to compile, but {problem}")
+        raise Refused(f"{config.phase}: asked to compile, but {problem}")
     if kind == "cuda":  # at the price of a GPU nobody wants that by mistake
         raise Refused(
             f"{config.phase}: {problem}, so each step would take a third to a half longer; install it, or say "

@@ -1,4 +1,4 @@
-"""A conversation at the terminal: what is typed, which of it is no question, and what is told of each answer.
+"""A conversation at the terminal: what is typed, which of it is a command, and what is shown of each answer.
 
 In: lines, and a `Partner` that answers them. Out: answers on stdout as they come, all else on stderr. Whoever types
 gets line editing with a history of earlier conversations, and after each answer its tokens per second; a pipe gets the
@@ -18,12 +18,12 @@ from typing import Any, Protocol
 
 from store import moving_line
 
-HELP = """/model [NAME]    who answers; with NAME: that one from here on, where there are several
-/system [WORDS]  what the model is told beforehand; /system - takes it away
-/save [FILE]     write the conversation as training reads it (default: chat-DATE-TIME.jsonl)
-/reset           forget what was said until here
+HELP = """/model [NAME]    show which model answers; with NAME: switch to that one
+/system [WORDS]  set the system prompt; /system - removes it
+/save [FILE]     save the conversation in the format of training data (default: chat-DATE-TIME.jsonl)
+/reset           start over: forget the conversation so far
 /exit            end the conversation (or Ctrl-D); Ctrl-C ends an answer
-/help            this
+/help            show this help
 //word           say /word to the model"""
 SAME = {"/?": "/help", "/new": "/reset", "/clear": "/reset", "/quit": "/exit", "/bye": "/exit"}
 COMMAND = re.compile(r"/[^/\s]+(?!\S)")  # /etc/fstab is none
@@ -137,7 +137,7 @@ def obey(partner: Partner, command: str, rest: str, place: TalkPlace) -> None:
         tell(HELP)
     elif command == "/reset":
         partner.forget()
-        tell("what was said is forgotten")
+        tell("the conversation starts over")
     elif command == "/model":
         try:
             tell(partner.choose(rest) if rest else partner.about())
@@ -146,12 +146,12 @@ def obey(partner: Partner, command: str, rest: str, place: TalkPlace) -> None:
     elif command == "/system":
         if rest:
             partner.system = "" if rest == NO_SYSTEM else rest
-        told = partner.system or "nothing"
-        tell(f"the model is told beforehand: {told}")
+        system = partner.system or "none"
+        tell(f"system prompt: {system}")
     elif command == "/save":
         tell(save(partner, rest, place.folder))
     else:
-        tell(f"{command} is no command, and was not sent to the model; there are:\n{HELP}")
+        tell(f"{command} is not a command, and was not sent to the model; commands:\n{HELP}")
 
 
 def save(partner: Partner, name: str, folder: str) -> str:

@@ -104,7 +104,7 @@ class Acts:
     def _scale(self, said: Mapping[str, Any]) -> ActQuestion:
         least, most = (_replicas(said, name) for name in ("least", "most"))
         if least > most:
-            raise UsageError("at least so many replicas cannot be more than at most")
+            raise UsageError("the lower bound of replicas cannot exceed the upper bound")
         with self.desk.journal() as journal:
             name = controller_client.find(_name(said), journal)
 

@@ -20,8 +20,6 @@ from data.errors import InputError
 from data.shards.shards import read, read_manifest, shard_paths
 from data.text.batches import documents
 
-DOES_NOT_KNOW = "do not know"
-"""Words that are in every answer that admits not knowing, and in no other."""
 WELL_KNOWN = {
     "": 36, "str": 12, "list": 8, "dict": 5, "set": 2, "os": 9, "os.path": 10, "json": 4, "re": 7, "math": 8,
     "random": 6, "time": 5, "sys": 2, "itertools": 6, "functools": 4, "collections": 5, "shutil": 4, "subprocess": 4,

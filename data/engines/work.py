@@ -117,7 +117,7 @@ def begin(
 @contextmanager
 def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
     """Hold the lock `path`. Raises DataError when somebody else still holds it after `wait_s`."""
-    busy = DataError(f"{path}: another process is at work there")
+    busy = DataError(f"{path}: another process is using it")
     # Where a file system has no locks, the engine alone sees to it that a task runs once.
     with local_files.held(path, busy, wait_s, look_s=LOOK_S, must_lock=False):
         yield

@@ -146,7 +146,7 @@ def of_part(source: str, part: str) -> list[Path]:
     """Return the files of one part in a folder, by the beginning of their names or the folder they lie in."""
     root = Path(source).expanduser()
     if not root.is_dir():
-        raise InputError(f"{source}: a folder with files for {part} is wanted")
+        raise InputError(f"{source}: expected a folder with files for {part}")
     found = [one for one in source_files(source) if part in one.name or part in one.relative_to(root).parts]
     if not found:
         raise InputError(f"{source}: no file for {part!r}: its name, or that of its folder, holds the word")

@@ -129,8 +129,7 @@ def _strings(texts: list[Any], folder: Path) -> Iterator[Any]:
     """Yield an Arrow array of these; of a giant, which is alone, one that takes no memory.
 
     Raises DataError above 2 GB. To write a giant, Arrow makes a page of it and then packs that, with the text at hand
-    until
-    it is done.
+    until it is done.
     """
     import pyarrow
 

@@ -123,7 +123,7 @@ def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
             continue
         place = Path(parse(source).place).expanduser()
         if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
-            raise InputError(f"{folder} lies in the source {source}, which would grow by its shards; choose another")
+            raise InputError(f"{folder} is inside the source {source}, which would grow by its shards; choose another")
 
 
 class Run:
@@ -374,8 +374,7 @@ def _stoppable() -> Iterator[Callable[[], int]]:
     """Yield a function that says which signal asked to stop, or 0. A second Ctrl-C does not wait.
 
     Where nobody calls that function in time, a read or the disk hangs: Stopped is raised there, and what was kept
-    before is
-    all.
+    before is all.
     """
     asked = [0]
 

@@ -70,8 +70,7 @@ class Writer:
         """Open the folder at the beginning, or where `mark` was made.
 
         Raises InputError when `folder` holds shards that no manifest of ours claims, DataError when what the mark
-        relies on is
-        gone.
+        relies on is gone.
         """
         self.folder, self.lines_per_shard, self.form = folder, lines_per_shard, form
         self.draft = draft or folder / DRAFT

@@ -58,8 +58,7 @@ class Task:
         """Return the number of the process that reads a piece.
 
         Process 0 also writes what all have read, which is half as much work as reading it, but for what comes from
-        afar: there
-        most of the work is to wait.
+        afar: there most of the work is to wait.
         """
         is_near = "://" not in self.files[file].uri
         shares = {2: (0, 1, 1, 1)}.get(self.workers, range(1, self.workers)) if is_near else range(self.workers)
@@ -90,8 +89,7 @@ def _may_fork(task: Task) -> bool:
     """Return whether the processes can be copies of this one, which start at once with all that is imported here.
 
     What a thread held in the middle of its work would stay held in a copy for ever (those of Arrow's allocators see to
-    it
-    themselves), and connections cannot be shared.
+    it themselves), and connections cannot be shared.
     """
     if threading.active_count() > 1 or any("://" in file.uri for file in task.files):
         return False

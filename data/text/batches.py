@@ -400,8 +400,7 @@ def documents(source: str, packages: tuple[str, ...] = ()) -> Iterator[Document]
     """Yield the documents of `source`: `pydocs`, `fineweb`, `stdin`, a file, a folder, a glob or a URL.
 
     Raises ConfigError when there is no such file, InputError for a package, a row or a column that is not there,
-    DataError
-    when what lies elsewhere cannot be reached.
+    DataError when what lies elsewhere cannot be reached.
     """
     for file in list_inputs(TextSpec(source=source, packages=packages)).files:
         pieces, row = open_pieces(file, COLUMNS), 0

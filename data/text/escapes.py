@@ -37,7 +37,7 @@ def unescape(line: str) -> str:
 
     def plain(found: re.Match[str]) -> str:
         if found[0] not in PLAIN:
-            raise ValueError(f"{found[0]!r} is no escape of ours")
+            raise ValueError(f"{found[0]!r} is not an escape that Slipway writes")
         return PLAIN[found[0]]
 
     return re.sub(r"\\.?", plain, line, flags=re.DOTALL)

@@ -31,8 +31,7 @@ def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, li
     """Return (commit, URLs of the files) of one split of one configuration, in the order of their names.
 
     Raises InputError for a data set, revision, configuration or split that is not there, DataError within seconds when
-    the
-    hub cannot be reached.
+    the hub cannot be reached.
     """
     info = in_time(lambda: ask(dataset, revision))
     names = sorted(one.rfilename for one in info.siblings or () if form_of(one.rfilename)[0])

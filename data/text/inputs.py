@@ -49,7 +49,7 @@ class Share:
         for name, value in (("take", spec.take), ("dedup", spec.dedup), ("a mixture", inputs.mixture)):
             if value:
                 why = f"{name} looks at all documents, of which a rank reads its share"
-                raise InputError(f"{why}; go without it (--mode prod takes all)")
+                raise InputError(f"{why}; leave it out (--mode prod reads everything)")
         if len(inputs.files) < self.world:
             files = f"{len(inputs.files)} file" + "s" * (len(inputs.files) > 1)
             raise InputError(f"source {spec.source}: {files} for a world of {self.world}; a rank reads whole files")
@@ -74,8 +74,7 @@ def list_inputs(spec: TextSpec) -> Inputs:
     """Return the files of `spec`, those that are held out as a whole at the end.
 
     Raises ConfigError for a path with nothing to read, InputError for a data set, configuration, split or package that
-    is
-    not there, DataError when the hub cannot be reached.
+    is not there, DataError when the hub cannot be reached.
     """
     if spec.packages and spec.source != "pydocs":
         raise InputError(f"packages are read with the source pydocs, not with {spec.source!r}")

@@ -90,8 +90,7 @@ def mapped(text: bytearray, folder: Path) -> Iterator[mmap.mmap]:
     """Yield the bytes of `text`, which is emptied, from a file in `folder` that has no name.
 
     This is for who copies all of it and then needs much memory, with nobody to tell when the one becomes the other:
-    what
-    was read does not stay in memory, though it can be read again.
+    what was read does not stay in memory, though it can be read again.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(text)

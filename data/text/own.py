@@ -32,7 +32,7 @@ def documents(name: str, code: str) -> Iterator[Document]:
 def _iterated(extension: Extension, made: Any) -> Iterator[Any]:
     if isinstance(made, (str, bytes, Mapping)) or not hasattr(made, "__iter__"):
         kind = type(made).__name__
-        raise InputError(f"{extension.where}: source() returned a {kind}; texts are wanted, one by one: use yield")
+        raise InputError(f"{extension.where}: source() returned a {kind}; expected texts, one at a time: use yield")
     return iter(made)
 
 
@@ -40,7 +40,7 @@ def _document(extension: Extension, number: int, one: Any) -> Document:
     row = {"text": one} if isinstance(one, str) else one
     if not isinstance(row, Mapping) or not isinstance(row.get("text"), str):
         said = "a mapping without a text" if isinstance(row, Mapping) else f"a {type(one).__name__}"
-        raise InputError(f"{extension.where}: document {number + 1} of source() is {said}; a text is wanted, or a "
+        raise InputError(f"{extension.where}: document {number + 1} of source() is {said}; expected a text, or a "
                          "dictionary with `text`")  # fmt: skip
     if unknown := [str(key) for key in row if key not in ("text", *COLUMNS)]:
         near = difflib.get_close_matches(unknown[0], COLUMNS, 1)

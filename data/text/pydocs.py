@@ -40,10 +40,8 @@ def documents(packages: tuple[str, ...] = ()) -> Iterator[Document]:
     """Yield one document per module, class, function and topic section: name, signature, docstring.
 
     They are shuffled by content, the same for one Python version on every run. Things that begin with the same words
-    appear
-    once, under their shortest name, so that what is held out is not a copy of what is trained on. Raises InputError for
-    a
-    package that cannot be imported.
+    appear once, under their shortest name, so that what is held out is not a copy of what is trained on. Raises
+    InputError for a package that cannot be imported.
     """
     found: dict[str, tuple[str, str]] = {}  # name and document, by the beginning of a docstring
     for name, head, words in sorted(

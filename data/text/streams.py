@@ -72,6 +72,8 @@ class Streamed:
             top, _, rest = self.text.partition(".")
             texts = [value_at(value, rest) if isinstance(value, dict) else None for value in rows[top]]
         if not all(isinstance(text, str) for text in texts):
-            raise InputError(f"column {self.text!r} is no text in every row; name another with --text-column")
+            raise InputError(
+                f"column {self.text!r} does not hold text in every row; name another column with --text-column"
+            )
         encoded = Listed(text.encode("utf-8", "replace") for text in texts)
         return Batch(len(encoded), encoded, {name: rows[name] for name in self.columns if name in rows})

@@ -26,8 +26,7 @@ def fill_rows(lengths: Sequence[int] | np.ndarray, row_len: int) -> Rows:
     """Return rows that are each `row_len` long together.
 
     A row takes the longest document that still fits, again and again; when none does, the shortest one is cut to fill
-    it,
-    and its rest is left out. Documents that do not fill a last row are left out.
+    it, and its rest is left out. Documents that do not fill a last row are left out.
     """
     bits = len(lengths).bit_length()
     last = (1 << bits) - 1

@@ -81,8 +81,7 @@ def make(
     """Make a tokenizer of the training shards of `text` in `folder`, or reuse one unless `retrain`.
 
     A tokenizer in `folder` or in one of `others` is reused when it was made of the same text, wherever that lies, with
-    the
-    same settings, and is still as it was written. Raises InputError, DataError.
+    the same settings, and is still as it was written. Raises InputError, DataError.
     """
     _check_size(spec.vocab_size)
     paths = shard_paths(text, partial=partial)

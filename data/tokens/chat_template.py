@@ -51,7 +51,7 @@ class ChatTemplate:
             raise DataError(str(error)) from None
         ends = [self.special[one] for one in self._special.findall(behind)]
         if not ends:
-            raise DataError(f"the chat template ends an answer with {behind!r}, in which there is no token to stop at")
+            raise DataError(f"the chat template ends an answer with {behind!r}, which has no token to stop at")
         known = [one for one in ends if one in stops]
         self.stops = tuple(dict.fromkeys([*(known or ends)[:1], *stops]))
         self.lead = self._lead()

@@ -211,10 +211,8 @@ def heldout(
     """Yield batches that predict every held-out token exactly once.
 
     Yields (ids, targets, bytes): both int64 (<= rows, sequence_len); a target of -1 is not counted (specials, which are
-    no
-    text, and what fills the last row up); `bytes` is the UTF-8 length of the text in the targets. Bits per byte =
-    summed
-    nats / ln 2 / summed bytes.
+    no text, and what fills the last row up); `bytes` is the UTF-8 length of the text in the targets. Bits per byte =
+    summed nats / ln 2 / summed bytes.
     """
     tokenizer = load(tokenizer_folder)
     stream, widths = Stream(paths, tokenizer.sha256), tokenizer.token_bytes()

@@ -82,7 +82,7 @@ def eject(one: Receipt, folder: Path, code: Path = ROOT) -> list[str]:
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is there, and not empty; name another one: --out FOLDER")
     if not one.steps:
-        raise UsageError(f"{one.run} is no training of ours; its job is a file of yours already")
+        raise UsageError(f"{one.run} is not a Slipway training; its job is a file of your own already")
     folder.mkdir(parents=True, exist_ok=True)
     for name in CODE:
         shutil.copytree(code / name, folder / "code" / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -130,7 +130,7 @@ def lost(settings: Settings, tell: Say) -> CameHome:
         tell(f"no copy has ever come from {name}; the journal is taken as it was when it moved there")
     seen_at = host.copy.seen_at
     if seen_at is not None:
-        tell(f"the copy is from {duration(time.time() - seen_at)} ago; runs may have been begun or ended since")
+        tell(f"the copy is from {duration(time.time() - seen_at)} ago; runs may have started or ended since")
     archive.unpack(text, settings.state_file, journal_moves.note_replacement)
     with Journal.open(settings.state_file) as journal:
         settle(journal, settings, tell)
@@ -142,7 +142,7 @@ def pull(path: str, to: str, settings: Settings) -> str:
     """Bring a file or a folder here from the control host; return where it is. Raises SlipwayError."""
     name = settings.control or _moved(settings)
     if Path(path).is_absolute() and not to:
-        raise UsageError(f"{path} is no place in the checkout; say where it goes: --to PATH")
+        raise UsageError(f"{path} is not inside the checkout; name the destination: --to PATH")
     host = ControlHost.of(name, settings)
     with contextlib.closing(host.machine):
         there = host.ask()

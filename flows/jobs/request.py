@@ -43,7 +43,7 @@ def load(spec: LaunchSpec, path: str, cmd: str, workdir: str) -> JobFile | None:
         return job_file.of_command(cmd, Path(workdir) if workdir else None)
     if not path or not is_job(path):
         if workdir:
-            raise UsageError("--workdir goes along with a job of your own: --cmd COMMAND, or a job file")
+            raise UsageError("--workdir is for a job of your own: --cmd COMMAND, or a job file")
         return None
     file = job_file.load(Path(path))
     if workdir:
@@ -78,8 +78,8 @@ def understand(
     _refuse_flags_of_trainings(spec, file)
     if spec.self_end:
         raise UsageError(
-            f"--self-end is for trainings of ours: {file.where} runs code on the pod, which could use the key of its "
-            "guard; leave it out: the vendor's own limit ends the pod"
+            f"--self-end is for Slipway's own trainings: {file.where} runs code on the pod, which could use the key of "
+            "its guard; leave it out: the vendor's own limit ends the pod"
         )
     if spec.on_failure not in ("", "keep", "end"):
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
@@ -166,8 +166,8 @@ def values_of(
 
 def _own_machine(file: JobFile, flag: str) -> UsageError:
     return UsageError(
-        f"{file.where} runs commands of its own, on a machine of yours only when you say so: add {flag}; "
-        "to practise renting one for it: inv rehearse with the same words"
+        f"{file.where} runs its own commands, on this or another machine of yours only if you ask for it: "
+        f"add {flag}; to practise renting one for it: inv rehearse with the same flags"
     )
 
 

@@ -78,7 +78,7 @@ class JobWork:
         """
         if len(self.file.tasks) > 1:
             raise UsageError(f"{self.file.where}: with --provider {SKYPILOT} a job has one task, since each would get "
-                             "a machine of its own; launch them one by one")  # fmt: skip
+                             "its own machine; launch them one at a time")  # fmt: skip
         said = self.file.tasks[0].document.said
         keys = {key: said[key] for key in ENGINE_KEYS if said.get(key)}
         keys["resources"], notes = overlaid(said.get("resources") or {}, self.typed, request)

@@ -12,8 +12,8 @@ class JobSpec:
     """A job that is no training of ours."""
 
     cmd: str = flag("", "run this command instead of a training, as a job file with `run:` does", group=OWN)
-    workdir: str = flag("", "folder that is sent along, and in which the command runs", group=OWN, unit="FOLDER")
+    workdir: str = flag("", "folder that is sent to the machine; the command runs in it", group=OWN, unit="FOLDER")
     secret: tuple[str, ...] = flag(
-        (), "a variable of the job that nobody else may read: KEY=VALUE, or KEY with the shell's value; repeatable",
+        (), "secret environment variable of the job: KEY=VALUE, or KEY to take the shell's value; repeatable",
         group=OWN, unit="KEY[=VALUE]",
     )  # fmt: skip

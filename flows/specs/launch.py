@@ -16,32 +16,32 @@ class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
 
     nodes: int | None = flag(None, "machines that train as one (1)", group=MACHINE)
     wait: bool = flag(
-        False, "rented: look again every minute until something fits; local, ssh: stand in line until the machine, or "
-        "what --devices names of it, is free", group=MACHINE,
+        False, "rented: look again every minute until an offer matches; local, ssh: wait in line until the "
+        "machine, or the GPUs that --devices names, are free", group=MACHINE,
     )  # fmt: skip
     devices: str = flag(
-        "", "local, ssh: only these GPUs of the machine, such as 0,1; other runs may have the rest", group=MACHINE
+        "", "local, ssh: use only these GPUs of the machine, such as 0,1; others may use the rest", group=MACHINE
     )
-    no_accept: bool = flag(False, "take a machine as it is, without looking whether it works", group=MACHINE)
-    on_failure: str = flag("", "rented: end the pod when the work fails, or keep it (end)", group=LIMITS)
+    no_accept: bool = flag(False, "skip the check that the machine works", group=MACHINE)
+    on_failure: str = flag("", "rented: what happens to the pod when the work fails: end or keep (end)", group=LIMITS)
     self_end: bool = flag(
-        False, "rented: a pod whose work is over deletes itself also where its vendor gives it no key of its own: its "
-        "guard is given yours, in memory only; see docs/money.md", group=LIMITS,
+        False, "rented: the pod deletes itself when its work is over, even where the vendor gives it no key of its "
+        "own: its guard receives yours, in memory only; see docs/money.md", group=LIMITS,
     )  # fmt: skip
     deploy_only: bool = flag(False, "rent the machine and hold it, without the work: see inv pod.create", group=STAGES)
     no_deploy: bool = flag(
-        False, "rent nothing: use a pod that is held already, --host of several; with --devices, or --num-gpus of a "
-        "larger pod, other runs share it", group=STAGES,
+        False, "rent nothing: use a pod that is already held (--host picks one of several); with --devices or fewer "
+        "GPUs than the pod has, other runs can share it", group=STAGES,
     )  # fmt: skip
     no_sync: bool = flag(
-        False, "send no code: the newest that lies on the machine is used, and what differs is told", group=STAGES
+        False, "send no code: the newest copy on the machine is used, and differences are shown", group=STAGES
     )
     no_setup: bool = flag(
-        False, "make no environment and skip `setup` of a job file: what is on the machine is used", group=STAGES
+        False, "make no environment and skip `setup` of a job file: use what is on the machine", group=STAGES
     )
     notify: str = flag(
-        "", "hooks of .env that are told how it goes: desktop, or the NAMEs of SLIPWAY_HOOK_NAME lines", group=RUN,
-        unit="NAMES",
+        "", "who is notified of the run's progress: desktop, or the NAMEs of SLIPWAY_HOOK_NAME lines in .env",
+        group=RUN, unit="NAMES",
     )  # fmt: skip
     run_name: str = flag("", "name of the run instead of a generated one", group=RUN, also=("n",))
     dry_run: bool = flag(False, "show the plan and stop", group=RUN)
@@ -51,7 +51,7 @@ class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
 class PodSpec(LimitSpec, MachineSpec, PlaceSpec):
     """A pod without work, as somebody asks for it."""
 
-    wait: bool = flag(False, "rented: look again every minute until something fits", group=MACHINE)
-    no_accept: bool = flag(False, "take a machine as it is, without looking whether it works", group=MACHINE)
+    wait: bool = flag(False, "rented: look again every minute until an offer matches", group=MACHINE)
+    no_accept: bool = flag(False, "skip the check that the machine works", group=MACHINE)
     run_name: str = flag("", "name of the pod instead of a generated one", group=RUN, also=("n",))
     dry_run: bool = flag(False, "show offers, prices and what would end the pod, and stop", group=RUN)

@@ -15,7 +15,7 @@ REPLICAS = "Replicas"
 class ServeSpec:
     """A service as somebody asks for it; "" and None leave it as it is, or to its file."""
 
-    name: str = flag("", "of the service; one that is there already is updated", word=True, also=("n",))
+    name: str = flag("", "name of the service; an existing one is updated", word=True, also=("n",))
     model: str = flag(
         "",
         f"{phase_names()}, an artifact or run of ours, a folder, hf://user/repo, s3://bucket/folder "
@@ -23,31 +23,35 @@ class ServeSpec:
     )
     tag: str = flag("", "name of the checkpoints in the store")
     config: str = flag(
-        "", "a service file (SkyServe's words and ours; default serve/service.yaml); inv config --schema service "
+        "", "a service file (SkyServe's keys and ours; default serve/service.yaml); inv config --schema service "
         "names all keys",
         unit="FILE",
     )  # fmt: skip
-    engine: str = flag("", "vllm, vllm-cpu, torch (our own), llama.cpp, fake (default: what model and machine take)")
+    engine: str = flag("", "vllm, vllm-cpu, torch (our own), llama.cpp, fake (default: what suits model and machine)")
     replicas: int | None = flag(
         None,
-        "fixed number of replicas (default: on this machine one for each GPU, or one; elsewhere what --config says, "
-        "which also has min, max and target QPS)",
+        "fixed number of replicas (default: on this machine one per GPU, or one; elsewhere what --config says, "
+        "which can also set min, max and target QPS)",
         group=REPLICAS,
     )
     provider: str = flag(
         "",
-        "where: local, ssh, runpod, lium, shadeform, market; any: own machines, then spot, then on-demand",
+        "where: local, ssh, runpod, lium, shadeform, market; any tries own machines, then spot, then on-demand",
         group=REPLICAS,
     )
     mode: str = flag(
         "",
-        "rolling: old and new ones answer while they are replaced; blue_green: all change at once",
+        "rolling: old and new replicas both answer during an update; blue_green: all traffic switches at once",
         group=REPLICAS,
     )
     host: str = flag(
-        "", "address to listen on; one that others can reach needs a key first: inv serve.key", group=ADDRESS
+        "",
+        "address to listen on; an address that other machines can reach needs a key first: inv serve.key",
+        group=ADDRESS,
     )
-    port: int | None = flag(None, "to listen on (default: any that is free, and that one from then on)", group=ADDRESS)
+    port: int | None = flag(
+        None, "port to listen on (default: any free one, and the same one from then on)", group=ADDRESS
+    )
 
     def __post_init__(self) -> None:
         if self.mode not in ("", *MODES):

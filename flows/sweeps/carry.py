@@ -62,7 +62,7 @@ def at_work(command: SweepCommand, journal: Journal, settings: Settings) -> Iter
     except Held:
         holder = journal.holder(f"{LEASE}{command.name}")
         by = f"process {holder.pid}" if holder else "another process"
-        raise UsageError(f"the sweep {command.name} is at work already, by {by}; see how it is: inv status "
+        raise UsageError(f"the sweep {command.name} is already running, by {by}; watch it: inv status "
                          f"{command.name}; its table so far: inv sweep {command.name} --report") from None  # fmt: skip
     command.write(kept.folder_of(command.name, settings))
     try:
@@ -108,7 +108,7 @@ def go_on(name: str, journal: Journal, settings: Settings, tell: Say) -> None:
     with log.open("ab") as file:
         process = subprocess.Popen(inv(command.words), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
                                    start_new_session=True)  # fmt: skip
-    tell(f"{name}: its process has left with exit code {process.wait()}")
+    tell(f"{name}: its process exited with code {process.wait()}")
 
 
 def known(journal: Journal, settings: Settings) -> list[str]:
@@ -122,7 +122,7 @@ def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]
     lease = f"{LEASE}{name}"
     deadline = time.monotonic() + STOP_S
     if holder := journal.holder(lease):
-        tell(f"{name}: its process {holder.pid} is told to leave")
+        tell(f"{name}: its process {holder.pid} is asked to exit")
         send(holder, signal.SIGINT)
     while (holder := journal.holder(lease)) and time.monotonic() < deadline:
         time.sleep(POLL_S)

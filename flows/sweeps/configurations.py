@@ -118,7 +118,7 @@ def known(settings: Settings) -> dict[str, NamedSweep]:
     if path.is_file():
         found |= {one.__name__: _configuration(one, str(path)) for one in functions(path)}
     elif not settings.sources["sweeps"].startswith("default"):
-        raise UsageError(f"there is no {path}, which {settings.sources['sweeps']} names for functions of sweeps")
+        raise UsageError(f"there is no {path}, which {settings.sources['sweeps']} names as the file of sweep functions")
     return found
 
 

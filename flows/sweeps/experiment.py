@@ -36,24 +36,26 @@ def key(default: Any, about: str) -> Any:
 class ExperimentConfig:
     """One experiment of reinforcement learning; the defaults are GRAIL's."""
 
-    name: str = field(metadata={"about": "of the experiment; the run is called <configuration>.<name>"})
-    dataset: str = key("gsm8k", "what is learnt: gsm8k, math, mbpp, or what --task takes")
-    model_id: str = key("Qwen/Qwen2.5-1.5B-Instruct", "the model to begin from: a repository of the hub, or a folder")
-    learning_rate: float = key(3e-6, "of AdamW")
-    batch_size: int = key(4, "answers that go through the model at once")
-    grad_accum_steps: int = key(128, "so many such batches for each optimizer step")
+    name: str = field(metadata={"about": "name of the experiment; its run is called <configuration>.<name>"})
+    dataset: str = key("gsm8k", "task to learn: gsm8k, math, mbpp, or any that --task takes")
+    model_id: str = key("Qwen/Qwen2.5-1.5B-Instruct", "model to start from: a repository of the hub, or a folder")
+    learning_rate: float = key(3e-6, "learning rate of AdamW")
+    batch_size: int = key(4, "answers per forward pass")
+    grad_accum_steps: int = key(128, "batches per optimizer step")
     total_steps: int = key(100, "optimizer steps")
     eval_every: int = key(40, "steps between measurements")
-    seed: int = key(42, "of the training")
-    gpu_devices: str = key("1,2,3,4", "GPUs that answer by vLLM, where custom_args say engine: vllm; else none")
-    train_gpu_device: str = key("0", "GPUs that train beside them")
-    vllm_tensor_parallel: int = key(4, "has no effect: each GPU that answers has the whole model")
+    seed: int = key(42, "random seed of the training")
+    gpu_devices: str = key("1,2,3,4", "GPUs that generate answers, if custom_args say engine: vllm")
+    train_gpu_device: str = key("0", "GPUs that train")
+    vllm_tensor_parallel: int = key(4, "no effect: each GPU that generates holds the whole model")
     custom_env: Mapping[str, str] = field(
-        default_factory=dict, metadata={"about": "variables of the job; of a secret the name alone"}
+        default_factory=dict, metadata={"about": "environment variables of the job; for a secret only its name"}
     )
     custom_args: Mapping[str, Any] = field(
         default_factory=dict,
-        metadata={"about": "flags of launch, and options such as rl.schedule.warmup_steps; they outweigh all else"},
+        metadata={
+            "about": "flags of launch, and options such as rl.schedule.warmup_steps; they override everything else"
+        },
     )
 
     def __post_init__(self) -> None:
@@ -98,7 +100,7 @@ class ExperimentConfig:
 def _devices(one: ExperimentConfig, words: str) -> set[str]:
     found = [word.strip() for word in words.split(",") if word.strip()]
     if odd := [word for word in found if not word.isdecimal()]:
-        raise UsageError(f"experiment {one.name}: {odd[0]!r} is no number of a GPU; expected such as 1,2,3,4")
+        raise UsageError(f"experiment {one.name}: {odd[0]!r} is not a GPU number; expected numbers such as 1,2,3,4")
     return set(found)
 
 

@@ -262,7 +262,7 @@ class PodsAtWork:
             said = str(error).splitlines()[0] if isinstance(error, NoOffer) else in_words(error)
             wait_s = BACKOFF.wait_s(self.made[name])
             self.due_at[name] = time.monotonic() + wait_s
-            self.tell(f"{name} could not be had: {said}; tried again in {wait_s:.0f} s")
+            self.tell(f"{name} could not be rented: {said}; trying again in {wait_s:.0f} s")
 
 
 def deploy(wanted: SweepPods, journal: Journal, settings: Settings, tell: Say) -> list[str]:

@@ -92,7 +92,7 @@ def _offered(request: Request, settings: Settings, tell: Say) -> tuple[int, str]
         except NoOffer as error:
             if not (request.upload_mbps or request.download_mbps):
                 raise
-            tell(f"{str(error).splitlines()[0]}; priced without the bandwidth, which not every vendor tells")
+            tell(f"{str(error).splitlines()[0]}; priced without the bandwidth, which not every vendor publishes")
             offers = choose.find(candidates, replace(request, upload_mbps=0, download_mbps=0), settings, tell)
     except SlipwayError as error:
         tell(f"no offers: {str(error).splitlines()[0]}; priced by {CATALOGUE}")

@@ -125,7 +125,7 @@ def shown(run: str, sweep: str) -> str:
 def check_arms(where: str, spec: SweepSpec) -> SweepSpec:
     """Return the sweep. Raises UsageError when it has no trial, too many, or an arm to compare with that is none."""
     if not spec.trials:
-        raise UsageError(f"{where}: there is no trial in it")
+        raise UsageError(f"{where}: it holds no trials")
     if len(spec.trials) > MOST_TRIALS:
         raise UsageError(f"{where}: more than {MOST_TRIALS} trials")
     if spec.against and spec.against not in spec.arms:

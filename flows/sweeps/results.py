@@ -110,11 +110,11 @@ def load(name: str, settings: Settings) -> SweepResult:
     try:
         said = dict(outside.load(path))
         if said.pop("version") != VERSION:
-            raise UsageError(f"{path} was written by another version of Slipway; remove it to begin anew")
+            raise UsageError(f"{path} was written by another version of Slipway; remove it to start over")
         trials = [TrialResult(**{**one, "made": tuple(one["made"])}) for one in said.pop("trials")]
         return SweepResult(**said, folder=folder, trials={one.run: one for one in trials})
     except (outside.Unreadable, KeyError, TypeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}; remove it to begin anew") from None
+        raise UsageError(f"{path} cannot be read: {error}; remove it to start over") from None
 
 
 def kept(settings: Settings) -> list[SweepResult]:

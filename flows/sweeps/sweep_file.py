@@ -15,20 +15,20 @@ from infra.names import check_name
 from infra.settings import read_overrides
 
 KEYS = {
-    "name": "of the sweep, which begins the names of its runs (default: the file's)",
-    "about": "what is asked, for the page",
-    "each": "flags of all runs",
-    "runs": "arms: each a name and flags",
-    "axes": "values of flags or of PHASE.FIELD, each a list or a range; each combination is an arm",
-    "sample": "only so many of the combinations, drawn by chance",
-    "seeds": "each arm is run once with each of them",
-    "pods": "on so many pods at once",
-    "rank": "what arms are ranked by: `by`, a figure such as loss; `mode`, min or max; `last`, of which share of "
-    "the steps it is the mean",
-    "beside": "figures that are shown beside that one: perplexity, tokens_per_s",
-    "early_stop": "stop arms that are behind: `first`, the share of the steps of the first comparison; `factor`, one "
-    "in so many goes on. true: the defaults",
-    "against": "the arm that all others are compared with (default: the best)",
+    "name": "name of the sweep, with which the names of its runs begin (default: the file's)",
+    "about": "the question, shown on the page",
+    "each": "flags for all runs",
+    "runs": "arms, each with a name and flags",
+    "axes": "values of flags or of PHASE.FIELD, as lists or ranges; each combination is an arm",
+    "sample": "run only this many combinations, chosen at random",
+    "seeds": "random seeds; each arm runs once with each",
+    "pods": "number of pods at once",
+    "rank": "how arms are ranked: `by`, a figure such as loss; `mode`, min or max; `last`, the share of the last "
+    "steps whose mean counts",
+    "beside": "further figures to show: perplexity, tokens_per_s",
+    "early_stop": "stop arms that are behind: `first`, the share of the steps before the first comparison; "
+    "`factor`, of this many arms one continues. true: the defaults",
+    "against": "arm to compare all others with (default: the best)",
     "spend_limit": "rented: US dollars for all runs together",
 }  # fmt: skip
 ENV = "env"  # variables of a run's job, beside its flags
@@ -57,7 +57,7 @@ def read(where: str, document: Any, stem: str) -> SweepSpec:
     for seed in seeds or [None]:  # one seed after the other, so that arms can be compared as soon as possible
         for arm, (values, env, asked) in arms.items():
             if seed is not None and "seed" in values:
-                raise UsageError(f"{where}: {arm}: `seed` stands beside `seeds`; give one of them")
+                raise UsageError(f"{where}: {arm}: both `seed` and `seeds` are set; give one of them")
             run = check_name(f"{name}.{arm}" + ("" if seed is None else f"-seed-{seed}"))
             spec = LaunchSpec(**{"tag": run, **values, **({} if seed is None else {"seed": seed})})
             trials[run] = SweepTrial(run=run, arm=arm, spec=spec, env=env, asked=asked)

@@ -266,14 +266,14 @@ class SweepWork:
                 continue
             is_unsaid = not document.get("state") and code != DETACHED_CODE and one.stop_at is None
             if is_unsaid and self._may_go_on(run, code):
-                self.tell(f"{time.strftime('%H:%M:%S')} {run}: its launch left with exit code {code}; it is taken up "
+                self.tell(f"{time.strftime('%H:%M:%S')} {run}: its launch exited with code {code}; it is started "
                           f"again (see {one.log})")  # fmt: skip
-                self._set(run, state=kept.WAITING, reason="its launch has died, and is begun again")
+                self._set(run, state=kept.WAITING, reason="its launch died, and is started again")
                 continue
             state = document.get("state") or (kept.DETACHED if code == DETACHED_CODE else "failed")
             reason = document.get("reason") or document.get("error") or ""
             if code not in (0, DETACHED_CODE) and not reason:
-                reason = f"its launch left with exit code {code}; see {one.log}"
+                reason = f"its launch exited with code {code}; see {one.log}"
             steps = [step for step in document.get("steps") or () if isinstance(step, dict)]
             self._set(run, seconds=sum(step.get("elapsed_s") or 0.0 for step in steps))
             if one.stop_at is not None and state != kept.SUCCEEDED:

@@ -61,8 +61,7 @@ def carry_s(job: Job, said: Dict[str, Any]) -> float:
     """Return the seconds of this machine that the last uploads may take when nobody asked for the end.
 
     As long as a save before the limit may take, and never beyond the limit; a tenth is left for the verdict. `said` is
-    the
-    guard's report.
+    the guard's report.
     """
     limit_s = hard_limit_s(job.limits)
     if limit_s is None:

@@ -2,8 +2,7 @@
 
 In, on stdin: a JSON line that says where, the size of a request and the request as compressed JSON; for `take` a zlib
 stream of file contents after it; `adopt` asks for what an earlier push has brought to another pod here. Out: one JSON
-object on stdout; a refusal goes to stderr with its own exit code.
-Standard library only, Python 3.9, no import of ours.
+object on stdout; a refusal goes to stderr with its own exit code. Standard library only, Python 3.9, no import of ours.
 
 `state/pushed.json` beside the code remembers what pushes brought:
     {path: [stamp: what the sender saw, mode, sha: of the content, seen: what the pod saw] or null: not known}

@@ -117,8 +117,7 @@ def attempt_file(pod: PodFolder) -> Path:
     """Return the file about the step that runs or ran last: its name, its pid, and its exit code once that is known.
 
     Written by the agent, and by the guard when there is no agent. Without an exit code nobody knows how a step ended
-    whose
-    agent has died, and the next agent runs it again.
+    whose agent has died, and the next agent runs it again.
     """
     return pod.state / "attempt.json"
 

@@ -69,7 +69,7 @@ def fetch_path(machine: Transport, there: Path, here: Path) -> None:
     words = ["tar", "-czf", draft, "-C", str(there.parent), "--", there.name]
     done = machine.run(words, timeout_s=BASE_S * 10)
     if done.exited != 0:
-        raise SlipwayError(f"{there} cannot be brought: {done.stderr.strip()}")
+        raise SlipwayError(f"{there} cannot be copied: {done.stderr.strip()}")
     content = machine.get(draft)
     machine.run(["rm", "-f", draft], timeout_s=BASE_S)
     with tempfile.TemporaryDirectory(dir=_made(here.parent), prefix=".slipway-") as folder:

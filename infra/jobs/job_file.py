@@ -170,7 +170,7 @@ def _convert(path: Path, document: YamlDocument) -> TaskFile:
         names = document.said.get(section)
         if isinstance(names, dict) and any(isinstance(one, bool) for one in names):
             where = f"{path}: line {document.line(section)}"
-            raise UsageError(f"{where}: {section}: yes, no, on and off are no names unless they are quoted")
+            raise UsageError(f"{where}: {section}: yes, no, on and off are not names unless they are quoted")
     try:
         return msgspec.convert(document.said, TaskFile)
     except msgspec.ValidationError as error:
@@ -291,7 +291,7 @@ def folder(where: str, path: Path) -> Path:
     if not found.exists():
         raise UsageError(f"{where}: there is no folder {path}")
     if not found.is_dir():
-        raise UsageError(f"{where}: {path} is a file; a folder is wanted")
+        raise UsageError(f"{where}: {path} is a file; expected a folder")
     return found.resolve()
 
 
@@ -300,7 +300,9 @@ def _name(where: str, text: str | None) -> str:
     if text is None:
         return ""
     if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?", text) or len(text) > MOST_NAME:
-        raise UsageError(f"{where}: {text!r} is no name; it begins with a letter and holds letters, digits, . _ -")
+        raise UsageError(
+            f"{where}: {text!r} is not a valid name; names start with a letter and contain letters, digits, . _ -"
+        )
     return text
 
 

@@ -67,7 +67,7 @@ def _kept(file: JobFile, one: Mount, is_own: bool) -> tuple[str, str]:
         raise UsageError(f"{where}: MOUNT_CACHED begins as it lies in the store, under its name, and has no source; "
                          "copy what is to be there first with mode: COPY at a path of its own")  # fmt: skip
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", one.name):
-        raise UsageError(f"{where}: name {one.name!r} is no name of a folder: letters, digits, . _ -")
+        raise UsageError(f"{where}: name {one.name!r} is not a valid folder name: letters, digits, . _ -")
     if is_own and one.path.startswith("/"):
         raise UsageError(_outside(where, one.path))
     return one.name, one.path

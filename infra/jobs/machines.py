@@ -149,7 +149,7 @@ def _accelerators(said: Resources, where: str, task: JobTask) -> list[tuple[str,
         raise UsageError(f"{line}: accelerators: nothing is named; leave the line out for a machine without a GPU")
     for kind, number in pairs:
         if not kind.strip() or re.search(r"[,\s]", kind.strip()):
-            raise UsageError(f"{line}: accelerators: {kind!r} is no kind of GPU")
+            raise UsageError(f"{line}: accelerators: {kind!r} is not a known GPU")
         if kind.lower().startswith("tpu"):
             raise UsageError(f"{line}: accelerators: {kind}: no vendor of Slipway rents TPUs")
         if not 1 <= number <= MOST_GPUS or number != int(number):
@@ -176,7 +176,7 @@ def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, ta
         at = f"{where}: line {line('resources', 'memory')}: memory"
         times = re.fullmatch(r"([0-9]{1,6})x", str(said.memory))
         if times and not cpus:
-            raise UsageError(f"{at}: {said.memory} is so many GB for each CPU; give cpus, too")
+            raise UsageError(f"{at}: {said.memory} is GB per CPU; give cpus as well")
         found["memory"] = str(int(times[1]) * cpus if times else _amount(said.memory, at))
     if said.disk_size is not None:
         found["disk_size"] = str(_amount(said.disk_size, f"{where}: line {line('resources', 'disk_size')}: disk_size"))

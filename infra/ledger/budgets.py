@@ -106,7 +106,9 @@ def open_budget(
     Raises Fenced; UsageError for less than what is spent and reserved already.
     """
     if amount <= 0:
-        raise UsageError(f"{name}: a limit of {in_usd(amount)} pays for nothing; give more: --spend-limit")
+        raise UsageError(
+            f"{name}: a limit of {in_usd(amount)} is too small to pay for anything; give more: --spend-limit"
+        )
     with journal.writing():
         now = find(journal, name)
         is_wanted = now is not None and now.amount == amount  # another process wanted the same and was first

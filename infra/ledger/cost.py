@@ -59,8 +59,7 @@ def ledger(
     """Return one line for each row that something was asked for, oldest first.
 
     `month`: `2026-11`, UTC; only what fell into it. `told`: as the journal has it. Vendors' clocks run `clock_scale`
-    times
-    as fast as ours.
+    times as fast as ours.
     """
     lines = []
     wall_s = int(now.wall_s) if isinstance(now, Clocks) else int(now)

@@ -114,7 +114,7 @@ class HeldPods(Provider):
             )
         free = [op for op in found if not op.target]
         if not free:
-            raise Busy(f"{', '.join(op.run for op in found)}: at work on its own, which inv pod.run has given it")
+            raise Busy(f"{', '.join(op.run for op in found)}: busy with work that inv pod.run gave it")
         return self._machines(free).offers(replace(request, host="", pool=""))
 
     def places(self, request: Request) -> tuple[str, ...]:

@@ -72,12 +72,9 @@ def decide(
     """Return the actions to take, in this order; a token's actions follow each other.
 
     `rows`: all of the vendor's, ended ones too. `prefix`: of our tokens; other pods are nobody's business. `busy`:
-    tokens
-    that a living process is renting. `replaced_ago_s`: how long, at least, the journal has replaced one that was lost,
-    with
-    the rows of all pods from before; whoever had opened that one may have rented for a while after it. `at_limit`: why
-    a
-    pod was to end by now, by token: a vendor that has it no more has kept that limit.
+    tokens that a living process is renting. `replaced_ago_s`: how long, at least, the journal has replaced one that was
+    lost, with the rows of all pods from before; whoever had opened that one may have rented for a while after it.
+    `at_limit`: why a pod was to end by now, by token: a vendor that has it no more has kept that limit.
     """
     found: dict[str, list[Pod]] = {}
     for pod in sorted(listing.pods, key=lambda pod: (pod.created_at, pod.pod_id)):

@@ -114,7 +114,6 @@ class Abilities:
     tells_limits: bool = False  # find() shows both as they are armed
     spot: bool = False
     stop: bool = False  # keeps the disk, and bills it
-    idempotency_key: bool = False
     # What ends a pod that nobody looks after: a key of its own (pod_credential), the vendor's timer (native), the
     # controller of an engine that gives its machines back when the job is over (engine), none.
     self_terminate: str = "none"

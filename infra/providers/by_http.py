@@ -1,5 +1,6 @@
 """The common part of all vendors that are asked over HTTP, and whose pods are reached by a key of their own."""
 
+import abc
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -7,8 +8,8 @@ from urllib.parse import quote
 from infra.errors import SlipwayError, UsageError
 from infra.names import check_name
 from infra.providers import Abilities, Market
-from infra.providers.json_api import JsonApi
-from infra.providers.pod_keys import PodKeys
+from infra.providers.json_api import JsonApi, VendorRefused
+from infra.providers.pod_keys import PodKeys, is_token
 from infra.records import Pod
 from infra.transport.ssh import Ssh
 
@@ -22,6 +23,10 @@ class ByHttp(Market):
     can: Abilities
     api: JsonApi
     keys: PodKeys
+    one_path: str
+    """Where the vendor tells of one pod, with {} for its id."""
+    gone: tuple[str, ...]
+    """States of a pod that is no more."""
 
     @property
     def clock_scale(self) -> float:
@@ -44,6 +49,23 @@ class ByHttp(Market):
     def forget(self, token: str) -> None:
         self.keys.forget(token)
 
+    @abc.abstractmethod
+    def _pod(self, row: Any, pod_id: str = "") -> Pod:
+        """Return the pod of a row, whatever the row holds; `pod_id` is its id where it was asked for."""
+
+    def find(self, pod: str) -> Pod | None:
+        """Return the pod of that id, or the oldest with that token."""
+        if is_token(pod):
+            return next((one for one in self.list() if one.token == pod), None)
+        try:
+            row = self.api.read(self.path_of(self.one_path, pod), dict[str, Any])
+        except VendorRefused as refused:
+            if refused.reply.status == 404:
+                return None
+            raise
+        found = self._pod(row, pod)
+        return found if found.state not in self.gone else None
+
     def path_of(self, form: str, pod_id: str) -> str:
         """Return `form` with that id in it. SlipwayError: it is the id of nothing, and would name all of them."""
         if pod_id in ("", ".", ".."):
@@ -57,8 +79,7 @@ class ByHttp(Market):
         """Return the pod of a row.
 
         `odd`: what of that cannot be read. `marks`: the fields of it that tell whose it is. `way`: user, host and port,
-        where
-        it can be reached. `rate`: None for what is no price.
+        where it can be reached. `rate`: None for what is no price.
         """
         doubts, address = list(odd.values()), ""
         if rate is None:

@@ -151,8 +151,7 @@ class JsonApi:
         """Prepare the API.
 
         `clock_scale`: how many times faster than ours the server's clock runs, 1 but in a rehearsal. Raises UsageError
-        for an
-        address without TLS that is not on this machine, and for what can be no key.
+        for an address without TLS that is not on this machine, and for what can be no key.
         """
         url = httpx.URL(base)
         self.is_loopback = url.host in LOOPBACK

@@ -52,10 +52,6 @@ class Place(Struct):
     city: str | None = None
 
 
-class Interconnect(Struct):
-    nvlink: bool | None = None
-
-
 class GpuDetail(Struct):
     capacity: int = 0  # MiB
 
@@ -150,11 +146,11 @@ class Lium(ByHttp):
     self_end_key: str = field(default="", repr=False)
 
     name = "lium"
+    one_path, gone = "/pods/{}", GONE
     can = Abilities(
         time_limit=True,
         time_grain_s=TIMER_GRAIN_S["lium"],
         spot=True,
-        idempotency_key=True,
         tells_limits=True,
         self_terminate="native",
         volumes=("/mnt/*",),
@@ -261,19 +257,6 @@ class Lium(ByHttp):
         return Pod(provider=self.name, pod_id=pod_id, token=token, run=request.run, address="", name=token,
                    micro_usd_per_hour=offer.micro_usd_per_hour, state="booting")  # fmt: skip
 
-    def find(self, pod: str) -> Pod | None:
-        """Return the pod of that id, or the oldest with that token."""
-        if is_token(pod):
-            return next((one for one in self.list() if one.token == pod), None)
-        try:
-            row = self.api.read(self.path_of("/pods/{}", pod), dict[str, Any])
-        except VendorRefused as refused:
-            if refused.reply.status == 404:
-                return None
-            raise
-        found = self._pod(row, pod)
-        return found if found.state not in GONE else None
-
     def list(self) -> "list[Pod]":
         """Return all, oldest first; the vendor leaves out those that are being deleted, and has no pages."""
         return rows.whole(self.name, map(self._pod, self.api.read("/pods", list[Any])), GONE)
@@ -344,7 +327,7 @@ class Lium(ByHttp):
             if found:
                 way = (found[1], found[2], int(found[3] or 22))
             else:
-                odd["ssh_connect_cmd"] = f"{rows.shown(one.ssh_connect_cmd)} is no address that can be trusted"
+                odd["ssh_connect_cmd"] = f"{rows.shown(one.ssh_connect_cmd)} is not an address that can be trusted"
         return self.pod(
             odd,
             marks=("pod_name",),

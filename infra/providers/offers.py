@@ -162,8 +162,7 @@ def require(found: Survey, request: Request) -> Survey:
     """Return `found` itself when something matches.
 
     NoOffer: nothing does, why not, and what to ask instead. Where nobody answered: AuthError when every key was
-    refused,
-    else SlipwayError.
+    refused, else SlipwayError.
     """
     if found.offers:
         return found

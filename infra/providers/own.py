@@ -75,13 +75,13 @@ class OwnProvider(Market):
 
     def _checked(self, verb: str, value: Any, kind: type[T]) -> T:
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise SlipwayError(f"{self.name}: {verb} returned {_kind_of(value)}; {_article(kind)} is wanted "
+            raise SlipwayError(f"{self.name}: {verb} returned {_kind_of(value)}; expected {_article(kind)} "
                                f"({self.extension.where})")  # fmt: skip
         return value
 
     def _all(self, verb: str, value: Any, kind: type[T]) -> "list[T]":
         if not isinstance(value, (list, tuple)):
-            raise SlipwayError(f"{self.name}: {verb} returned {_kind_of(value)}; a list of {kind.__name__} is wanted "
+            raise SlipwayError(f"{self.name}: {verb} returned {_kind_of(value)}; expected a list of {kind.__name__} "
                                f"({self.extension.where})")  # fmt: skip
         return [self._checked(f"a row of {verb}", one, kind) for one in value]
 
@@ -91,7 +91,7 @@ class OwnProvider(Market):
 
     def check_self_end(self) -> str:
         """Raise UsageError: nobody can say how its pods would end themselves."""
-        raise UsageError(f"--self-end: {self.name} is of an extension, and its pods have no way to end themselves; "
+        raise UsageError(f"--self-end: {self.name} comes from an extension, whose pods cannot end themselves; "
                          "leave it out")  # fmt: skip
 
     def account(self) -> Account:

@@ -55,7 +55,7 @@ class PodKeys:
     def address(self, token: str, user: str, host: str, port: int) -> str:
         """Return the address of a pod, as text. SlipwayError: what the vendor says of it is none."""
         if not (_USER.fullmatch(user) and _HOST.fullmatch(host)):
-            raise SlipwayError(f"{user[:64]!r} at {host[:64]!r} is no address that can be trusted")
+            raise SlipwayError(f"{user[:64]!r} at {host[:64]!r} is not an address that can be trusted")
         home = "/root" if user == "root" else f"/home/{user}"
         folder = f"{home}/.slipway/pods/{token}"
         try:

@@ -176,6 +176,7 @@ class RunPod(ByHttp):
     cuda: str = ""
 
     name = "runpod"
+    one_path, gone = "/v2/pods/{}", GONE
     can = Abilities(time_limit=True, spot=True, stop=True, self_terminate="pod_credential", volumes=(VOLUME,))
 
     @staticmethod
@@ -264,19 +265,6 @@ class RunPod(ByHttp):
         rate = told_micro_usd(made.costPerHr) or offer.micro_usd_per_hour
         return Pod(provider=self.name, pod_id=made.id, token=token, run=request.run, address="", name=token,
                    micro_usd_per_hour=rate, state="booting")  # fmt: skip
-
-    def find(self, pod: str) -> Pod | None:
-        """Return the pod of that id, or the oldest with that token."""
-        if is_token(pod):
-            return next((one for one in self.list() if one.token == pod), None)
-        try:
-            row = self.api.read(self.path_of("/v2/pods/{}", pod), dict[str, Any])
-        except VendorRefused as refused:
-            if refused.reply.status == 404:
-                return None
-            raise
-        found = self._pod(row, pod)
-        return found if found.state not in GONE else None
 
     def list(self) -> "list[Pod]":
         """Return all that are not terminated, those of clusters too, oldest first."""

@@ -117,6 +117,7 @@ class Shadeform(ByHttp):
     self_end_key: str = field(default="", repr=False)
 
     name = "shadeform"
+    one_path, gone = "/instances/{}/info", GONE
     can = Abilities(time_limit=True, spend_limit=True, tells_limits=True, self_terminate="native", volumes=VOLUMES)
 
     @staticmethod
@@ -203,19 +204,6 @@ class Shadeform(ByHttp):
             raise refusal from None
         return Pod(provider=self.name, pod_id=made.id, token=token, run=request.run, address="", name=token,
                    micro_usd_per_hour=offer.micro_usd_per_hour, state="booting")  # fmt: skip
-
-    def find(self, pod: str) -> Pod | None:
-        """Return the pod of that id, or the oldest with that token."""
-        if is_token(pod):
-            return next((one for one in self.list() if one.token == pod), None)
-        try:
-            row = self.api.read(self.path_of("/instances/{}/info", pod), dict[str, Any])
-        except VendorRefused as refused:
-            if refused.reply.status == 404:
-                return None
-            raise
-        found = self._pod(row, pod)
-        return found if found.state not in GONE else None
 
     def list(self) -> "list[Pod]":
         """Return all that are not deleted, oldest first. The vendor has no pages."""

@@ -127,8 +127,7 @@ def start(base: Path, *words: str, speed: float, idle_s: float = IDLE_S) -> Runn
     """Start a new world; return it once it answers.
 
     `words`: more of the command line of `python -m infra.rehearsal`. Raises UsageError when one runs already, or for
-    words
-    that mean nothing.
+    words that mean nothing.
     """
     with _alone(base):
         with contextlib.suppress(NoWorld):

@@ -136,8 +136,7 @@ class Keeper:
         """Yield at every look until the verdict of the run's last pod.
 
         That a node was lost is the last verdict only when no machine can take its place. Raises SlipwayError when it
-        cannot be
-        recovered, LimitHit when its time or money is used up.
+        cannot be recovered, LimitHit when its time or money is used up.
         """
         progress: dict[str, Any] = {}
         verdict: dict[str, Any] = {}
@@ -359,8 +358,7 @@ class Keeper:
         """Restart the run of a pod that has ended on the next offer, with the code that it began with.
 
         `limits`: time from now on, and money for the whole run from its beginning; None where what is left counts.
-        Raises
-        LimitHit when nothing is left.
+        Raises LimitHit when nothing is left.
         """
         code = self.folder / "code"
         if not code.is_dir():

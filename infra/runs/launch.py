@@ -142,7 +142,7 @@ def give(
     assert plan.job is not None
     transport = provider.reach(pods.pod_of(op))
     if not is_idle(op, transport):
-        raise UsageError(f"{op.run} is at work; wait for it (inv logs {op.run} --follow), or end it: inv down {op.run}")
+        raise UsageError(f"{op.run} is running; wait for it (inv logs {op.run} --follow), or end it: inv down {op.run}")
     rivals = [one for one in journal.ops(live=True) if (one.target, one.store) == (plan.target, plan.store)]
     if plan.target and rivals and rivals[0].token != op.token:
         raise Taken(rivals[0])
@@ -244,7 +244,7 @@ def _whole(ops: list[Op], vendors: Vendors, journal: Journal, say: Say) -> Itera
         if ops:
             why = str(taken or error) or type(error).__name__
             with contextlib.suppress(OSError):  # nobody listens any more: it is to end all the same
-                say(f"{ops[0].run} did not start: {why}; ending what there is of it")
+                say(f"{ops[0].run} did not start: {why}; ending its pods")
             with finishing(f"{ops[0].run} is being ended" if ops else "", say):
                 _end_all(
                     ops, vendors, journal, f"hand-over failed: {why}", "limit" if isinstance(taken, LimitHit) else ""

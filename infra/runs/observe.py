@@ -53,8 +53,7 @@ def view(op: Op, seen: Sight, now: Clocks, rows: Sequence[Op], told: Mapping[str
     """Return the row that a journal's row and a look at its pod make.
 
     `rows`: all of the run, whose earlier pods have cost, too. `told`: what vendors said that pods have cost, as the
-    journal
-    has it.
+    journal has it.
     """
     progress, verdict = seen.progress, seen.verdict
     before = sum(spend.spent(row, now, seen.clock_scale) for row in rows if row.token != op.token)

@@ -40,17 +40,19 @@ def same(record: type, flag: str, default: Any = None) -> Any:
 class PodEntry:
     """One pod as a file describes it; None = no restriction."""
 
-    name: str = field(metadata={"about": "of the pod; unique among all that live"})
-    gpu_type: str | None = key("A100", "kind of GPU, or any of a set: A100:1,H100:1; own machines: whatever there is")
-    gpu_count: int = key(8, "GPUs of the pod; own machines: 0, whatever there is")
+    name: str = field(metadata={"about": "name of the pod; unique among live pods"})
+    gpu_type: str | None = key("A100", "kind of GPU, or any of a set: A100:1,H100:1; own machines: any")
+    gpu_count: int = key(8, "GPUs of the pod; own machines: 0 means any number")
     country: str | None = same(MachineSpec, "country")
     volume_id: str | None = same(MachineSpec, "volume")
-    ttl_hours: float | None = key(None, "the pod ends after so many hours")
+    ttl_hours: float | None = key(None, "end the pod after this many hours")
     min_upload_mbps: int | None = same(MachineSpec, "min_upload_mbps")
     min_download_mbps: int | None = same(MachineSpec, "min_download_mbps")
-    idle_stop_minutes: float | None = key(None, "the pod ends when no GPU has worked for so many minutes")
-    spend_limit: str | None = key(None, "rented: the pod ends at so many US dollars (150 without it and ttl_hours)")
-    provider: str | None = key(None, "where: local, ssh, runpod, lium, shadeform, market; null: as settings say")
+    idle_stop_minutes: float | None = key(None, "end the pod when no GPU has worked for this many minutes")
+    spend_limit: str | None = key(
+        None, "rented: end the pod before it costs more US dollars than this (150 without it and ttl_hours)"
+    )
+    provider: str | None = key(None, "where: local, ssh, runpod, lium, shadeform, market; null: as in the settings")
     pool: str | None = same(PlaceSpec, "pool")
     host: str | None = same(PlaceSpec, "host")
     cpus: str | None = same(MachineSpec, "cpus")

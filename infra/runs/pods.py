@@ -83,9 +83,8 @@ def rent(
     """Rent one pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
 
     Taken: the run, or the target in that store, is live; Leased: the offer's machine holds another pod; nothing was
-    asked
-    for; so for whatever `admit` and `check_end` raise. Ambiguous: the pod may exist, and the row is UNKNOWN. Any other
-    SlipwayError: nothing was rented.
+    asked for; so for whatever `admit` and `check_end` raise. Ambiguous: the pod may exist, and the row is UNKNOWN. Any
+    other SlipwayError: nothing was rented.
     """
     if provider.is_rented:
         check_end(offer, job.limits)
@@ -113,6 +112,7 @@ def rent(
         try:
             if journal.op(token).epoch != op.epoch:  # this machine may have slept here for hours
                 raise _Overtaken(f"{op.run}: it was ended before its machine was asked for; nothing was rented")
+            _check_clock(provider)  # its account has answered since
             pod = provider.create(request, offer, token, limits)
         except _Overtaken:
             raise
@@ -229,10 +229,8 @@ def end(
     """End a pod; return the row once it is proven gone; calling twice is safe.
 
     `reason`: for people, none: somebody asked for it. `outcome`: with a reason, how its run ended with it, "" while
-    another
-    pod may go on with it. SlipwayError (StillBills for what is rented): it is not proven, the row stays TERMINATING,
-    and
-    the message says what it may cost.
+    another pod may go on with it. SlipwayError (StillBills for what is rented): it is not proven, the row stays
+    TERMINATING, and the message says what it may cost.
     """
     if not op.is_live:
         return op
@@ -279,8 +277,7 @@ def stand_aside(op: Op, journal: Journal, reason: str) -> Op:
     """Detach the row of a pod that cannot be proven gone, to make room for another one of its node.
 
     It stays TERMINATING and its machine leased, until a later `settle` hears the machine and ends what is there. Only
-    for a
-    node whose work cannot go on: see `infra.agent.execution.nodes`.
+    for a node whose work cannot go on: see `infra.agent.execution.nodes`.
     """
     return journal.advance(op, "aside", reason=reason)
 

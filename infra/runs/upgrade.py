@@ -44,7 +44,7 @@ def hand_over(
         if time.monotonic() > deadline:
             who = ", ".join(f"{one.process.pid} ({one.lease})" for one in staying)
             raise SlipwayError(
-                f"still at work after {duration(patience_s)}: process {who}; what they look after goes on; end them "
+                f"still running after {duration(patience_s)}: process {who}; what they look after goes on; end them "
                 f"(kill {' '.join(str(one.process.pid) for one in staying)}), then run the same again"
             )
         time.sleep(POLL_S)

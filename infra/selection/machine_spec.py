@@ -16,26 +16,26 @@ class MachineSpec:
         "", "kind of GPU, or any of a set: A100:1,A100-80GB:1,H100:1", group=MACHINE, also=("accelerators",)
     )
     num_gpus: int = flag(0, "GPUs of each pod", group=MACHINE)
-    all_configs: bool = flag(False, "any number of GPUs, whatever --num-gpus and the set say", group=MACHINE)
-    cpus: str = flag("", "at least so many: 16 or 16+", group=MACHINE, unit="N")
-    memory: str = flag("", "at least so many GB: 128 or 128+", group=MACHINE, unit="GB")
-    disk_size: str = flag("", "at least so many GB: 100 or 100+", group=MACHINE, unit="GB")
-    country: str = flag("", "two letters: NL", group=MACHINE)
-    city: str = flag("", "where the machine stands", group=MACHINE)
-    cloud: str = flag("", "whose machine, or which tier: hyperstack, SECURE", group=MACHINE)
-    region: str = flag("", "as the vendor spells it: canada-1", group=MACHINE)
-    instance_type: str = flag("", "as the vendor spells it: B200x8", group=MACHINE)
-    min_upload_mbps: int = flag(0, "measured upload, megabits per second", group=MACHINE, unit="MBPS")
-    min_download_mbps: int = flag(0, "measured download, megabits per second", group=MACHINE, unit="MBPS")
-    use_spot: bool = flag(False, "machines that may be taken away, which cost less", group=MACHINE)
-    max_price: str = flag("", "US dollars per hour of the whole machine", group=MACHINE, unit="USD")
+    all_configs: bool = flag(False, "any number of GPUs, ignoring --num-gpus and the numbers in the set", group=MACHINE)
+    cpus: str = flag("", "at least this many CPUs: 16 or 16+", group=MACHINE, unit="N")
+    memory: str = flag("", "at least this much memory: 128 or 128+", group=MACHINE, unit="GB")
+    disk_size: str = flag("", "at least this much disk space: 100 or 100+", group=MACHINE, unit="GB")
+    country: str = flag("", "country of the machine, two letters: NL", group=MACHINE)
+    city: str = flag("", "city of the machine", group=MACHINE)
+    cloud: str = flag("", "cloud or tier within the vendor: hyperstack, SECURE", group=MACHINE)
+    region: str = flag("", "region, as the vendor spells it: canada-1", group=MACHINE)
+    instance_type: str = flag("", "instance type, as the vendor spells it: B200x8", group=MACHINE)
+    min_upload_mbps: int = flag(0, "minimum measured upload speed, megabits per second", group=MACHINE, unit="MBPS")
+    min_download_mbps: int = flag(0, "minimum measured download speed, megabits per second", group=MACHINE, unit="MBPS")
+    use_spot: bool = flag(False, "cheaper machines that can be preempted", group=MACHINE)
+    max_price: str = flag("", "maximum US dollars per hour for the whole machine", group=MACHINE, unit="USD")
     network: str = flag(
         "",
-        "best: require a high-speed interconnect (such as InfiniBand); no vendor tells that of its offers "
-        "today, so that none matches",
+        "best: require a high-speed interconnect (such as InfiniBand); no vendor publishes this "
+        "today, so nothing matches",
         group=MACHINE,
     )
-    volume: str = flag("", "id of a vendor's volume, which the pod gets: only machines that can have it", group=MACHINE)
+    volume: str = flag("", "id of a vendor's volume to attach; only machines that can attach it match", group=MACHINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +59,17 @@ class LimitSpec:
 
     ttl: str = flag("", "end it after this long: 90s, 30m, 2h", group=LIMITS, unit="DURATION")
     spend_limit: str = flag(
-        "", "rented: end it at so many US dollars (150 when neither this nor --ttl is given)", group=LIMITS, unit="USD"
+        "",
+        "rented: end it before it costs more US dollars than this (150 when neither this nor --ttl is given)",
+        group=LIMITS,
+        unit="USD",
     )
     budget: str = flag(
-        "", "rented: reserve that from this budget, which other runs and pods share; NAME=USD says what all may cost "
-        "(with --wait: stand in line until it is free)",
+        "", "rented: reserve the spend limit from this budget, which other runs and pods share; NAME=USD sets its "
+        "size (with --wait: wait in line until enough of it is free)",
         group=LIMITS, unit="NAME[=USD]",
     )  # fmt: skip
     idle_stop: str = flag(
-        "", "end it when no GPU has worked for this long, which counts while it is set up, too: 15m", group=LIMITS,
+        "", "end it when no GPU has worked for this long, setup included: 15m", group=LIMITS,
         unit="DURATION",
     )  # fmt: skip

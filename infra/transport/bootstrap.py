@@ -72,7 +72,9 @@ def bring(transport: Transport, pod: PodFolder) -> str:
     asked = ["sh", "-c", ASK, "sh", str(packages_of(pod)), place, "uv", *OWN_UV]
     done = transport.run(asked, stdin=json.dumps(asdict(carried)).encode(), timeout_s=ASK_S)
     if done.exited != 0:
-        raise SlipwayError(f"{pod.root}: its tools cannot be told: {done.stderr.strip() or f'exit code {done.exited}'}")
+        raise SlipwayError(
+            f"{pod.root}: its tools cannot be listed: {done.stderr.strip() or f'exit code {done.exited}'}"
+        )
     system, libc, *there = done.stdout.splitlines()
     if any(map(is_usable, there)):
         return "it has uv"

@@ -118,7 +118,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
                 f" machine answers at this address; nothing was sent (the pin is in {self.known_hosts})"
             ) from None
         if isinstance(error, AuthenticationException) and alive and "timeout" not in str(error):
-            raise AuthError(f"{where}: the key {self.address.key} was not let in: {error}") from None
+            raise AuthError(f"{where}: the key {self.address.key} was refused: {error}") from None
         if isinstance(error, (SSHException, EOFError, OSError)):
             raise Unreachable(f"{where}: {error or 'the connection was closed'}") from None
 

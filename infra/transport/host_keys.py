@@ -30,7 +30,7 @@ def check_key(address: Address) -> None:
     if seen.st_uid == os.getuid() and seen.st_mode & 0o077:
         mode = f"{stat.S_IMODE(seen.st_mode):03o}"
         raise UsageError(
-            f"{where}: others may read its private key {key} (mode {mode}), so it is not used; if nobody has: "
+            f"{where}: others may read its private key {key} (mode {mode}), so it is not used; if nobody has read it: "
             f"chmod 600 {shlex.quote(str(key))}"
         )
 
@@ -63,7 +63,7 @@ def pinned(known_hosts: Path) -> Any:
     except (InvalidHostKey, ValueError):
         entry = None
     if entry is None:
-        raise UsageError(f"{known_hosts} holds no host key; nothing is sent to a host that cannot be told")
+        raise UsageError(f"{known_hosts} holds no host key; nothing is sent to a host that cannot be verified")
     return entry.key
 
 

@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-LONGEST_NAP_S = 1.0
-
 
 @dataclass
 class Meter:

@@ -142,7 +142,7 @@ def pushed(machine: Transport, dest: str | Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except outside.Unreadable as error:
-        raise SlipwayError(f"what the last push to {dest} brought cannot be read: {error}") from None
+        raise SlipwayError(f"the list of the last push to {dest} cannot be read: {error}") from None
     known = {path: entry for path, entry in memory.items() if entry is None or type(entry) is list and len(entry) > 2}
     return {path: str(entry[2]) if entry else "" for path, entry in known.items()}
 

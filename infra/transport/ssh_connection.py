@@ -149,8 +149,7 @@ def _transport(*words: Any, **flags: Any) -> Any:
     """Return a paramiko Transport that leaves the last word on a channel to the channel's user.
 
     By itself it answers a CLOSE at once, from its own thread; what another thread sends at that moment on the same
-    channel
-    comes after it, is about a channel that sshd no longer knows, and costs the whole connection.
+    channel comes after it, is about a channel that sshd no longer knows, and costs the whole connection.
     """
     from paramiko import Transport
     from paramiko.common import MSG_CHANNEL_CLOSE

@@ -40,14 +40,14 @@ def run_there(tasks: Sequence[Any], collection: Any, words: Sequence[str], after
         try:
             there = host.ask()
             if not there.about:
-                raise UsageError(f"{name} is no control host{_what_then(host)}")
+                raise UsageError(f"{name} is not a control host{_what_then(host)}")
             host.send_code(there)
             with forwarded(host.machine, tasks, collection) as more:
                 line = [*without_control(words), *more]
                 done = host.run(there, [*line, *(["--", *after_dashes] if after_dashes else [])])
         except Lost as error:
             raise SlipwayError(
-                f"the connection to {name} is gone, and what was begun goes on there ({error}); look: ./inv status"
+                f"the connection to {name} was lost, and what was started there goes on ({error}); check: ./inv status"
             ) from None
         except Unreachable as error:
             tell_of_copy(host)

@@ -34,9 +34,9 @@ def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
             return {}
         document = strict_yaml.read(path)
     except FileNotFoundError:
-        raise UsageError(f"there is no {path}; it would hold flags, such as `gpu: H100`") from None
+        raise UsageError(f"{path} does not exist; expected a file of flags, such as `gpu: H100`") from None
     except IsADirectoryError:
-        raise UsageError(f"{path} is a folder; a file of flags is wanted, such as `gpu: H100`") from None
+        raise UsageError(f"{path} is a folder; expected a file of flags, such as `gpu: H100`") from None
     if not isinstance(document, dict):
         raise UsageError(f"{path}: expected lines of the form `flag: value`, such as `gpu: H100`")
     found: dict[str, list[str | bool]] = {}

@@ -27,7 +27,7 @@ class Rehearse:
     """A command that deals with pods, and so can deal with those of the rehearsal."""
 
     rehearse: bool = flag(
-        False, "deal with the rehearsal, where nothing costs money; so does the rest of the line", group=WORLD
+        False, "use the rehearsal, where nothing costs money, for this and all later commands of the line", group=WORLD
     )
 
 
@@ -36,7 +36,10 @@ class Apart:
     """A command that reads the journal."""
 
     state_file: str = flag(
-        "", "the journal of this line: a world of its own, whose pods no other one sees", group=WORLD, unit="FILE"
+        "",
+        "journal to use on this command line; its pods are separate from those of any other journal",
+        group=WORLD,
+        unit="FILE",
     )
 
 
@@ -45,7 +48,7 @@ class ThroughHost:
     """A command that a control host can do."""
 
     control: str = flag(
-        "", "run on that machine, reached by SSH, as the whole line does; here: on this one", group=WORLD, unit="HOST"
+        "", "run the whole line on that machine, over SSH; here: on this machine", group=WORLD, unit="HOST"
     )
 
 
@@ -54,9 +57,10 @@ class Environment:
     """A command that runs something."""
 
     env: tuple[str, ...] = flag(
-        (), "a setting, or a variable of what is run: KEY=VALUE, or KEY with the shell's value; repeatable",
+        (), "set a setting, or an environment variable of the work: KEY=VALUE, or KEY to take the shell's value; "
+        "repeatable",
         group=WORLD, unit="KEY[=VALUE]", also=("e",),
     )  # fmt: skip
     env_file: str = flag(
-        "", "a file of such variables, KEY=VALUE on each line; --env outweighs it", group=WORLD, unit="FILE"
+        "", "file of such variables, one KEY=VALUE per line; --env overrides it", group=WORLD, unit="FILE"
     )

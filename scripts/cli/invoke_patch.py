@@ -2,8 +2,8 @@
 
 `tasks.py` calls mend() while the running program loads it, so that plain `inv` has all of it. Our tasks are made by
 `scripts.cli.command`; of the stages of invoke's Program the parsing of task words, their help and the execution are
-replaced.
-What happens before `tasks.py` is loaded (a wrong core flag, such as `inv --list-depth x`) is still invoke's own.
+replaced. What happens before `tasks.py` is loaded (a wrong core flag, such as `inv --list-depth x`) is still invoke's
+own.
 """
 
 import contextlib
@@ -388,7 +388,7 @@ class Words:
             elif argument.optional:
                 argument.set_value(True, cast=False)
             else:
-                raise Exit(f"inv {here.name}: {flag} wants a value", code=2)
+                raise Exit(f"inv {here.name}: {flag} needs a value", code=2)
         elif flag in ("-h", "--help"):
             self.help_for = here.name
         else:

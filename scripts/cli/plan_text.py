@@ -45,7 +45,7 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
     for note in plan.notes:
         out.print(clean(note), markup=False)
     for one in plan.doubtful:
-        said = f"{one.name} was made by other code than today's: {', '.join(one.differs)} (--keep-made or --remake)"
+        said = f"{one.name} was made by different code: {', '.join(one.differs)} (--keep-made or --remake)"
         out.print(said, markup=False)
     if steps and plan.forecast:
         shown = [

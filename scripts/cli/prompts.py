@@ -51,11 +51,11 @@ def ask_about_made(plan: Plan, yes: bool) -> str:
     if not plan.doubtful:
         return ""
     named = "; ".join(
-        f"{one.name} was made by other code than today's: {', '.join(one.differs)}" for one in plan.doubtful
+        f"{one.name} was made by different code: {', '.join(one.differs)}" for one in plan.doubtful
     )
     if yes or not sys.stdin.isatty():
         raise UsageError(
-            f"{named}; add --keep-made to take it as it is (its version says that the result is the same), "
+            f"{named}; add --keep-made to keep it (its version says that the result is the same), "
             "or --remake to make it again"
         )
     print(f"{named}.\nKeep it, or make it again? [K/r] ", end="", file=sys.stderr, flush=True)

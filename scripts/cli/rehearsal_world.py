@@ -29,7 +29,7 @@ def enter(begin: bool = False, speed: float = 0.0) -> None:
         if not begin:
             raise
         found = attach.start(base(), speed=speed or attach.SPEED)
-        render.say(f"a rehearsal was begun, with the offers that Slipway brings along; {until_when()}")
+        render.say(f"a rehearsal was started, with built-in offers; {until_when()}")
     step_into(found)
 
 
@@ -40,7 +40,7 @@ def keep_apart(state_file: str) -> None:
     """
     path = Path(state_file).expanduser().absolute()
     if context.settings().rehearsal:
-        raise UsageError("--state-file: the rehearsal that this line deals with has a journal of its own; "
+        raise UsageError("--state-file: the rehearsal of this command line has its own journal; "
                          "give the flag to the first command of the line")  # fmt: skip
     if path.is_dir():
         raise UsageError(f"--state-file {state_file} is a folder; name a file in it, such as {path}/journal.sqlite")

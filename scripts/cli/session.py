@@ -23,7 +23,7 @@ def open_journal(settings: Settings) -> Journal:
     journal = Journal.open(settings.state_file)
     if journal.is_replacement:
         render.say(
-            f"the journal {journal.path} was lost and begins anew: runs before now are only in {settings.pods}; "
+            f"the journal {journal.path} was lost and a new one starts: earlier runs are only in {settings.pods}; "
             "pods of ours that a vendor lists are found again and kept"
         )
     return journal

@@ -18,16 +18,16 @@ class ControlUpFlags(Output):
 @dataclass(frozen=True, kw_only=True)
 class ControlDownFlags(Output, Questions):
     lost: bool = flag(
-        False, "the control host is gone for good: rebuild its journal from the last copy and from vendors' listings"
+        False, "the control host is lost: rebuild its journal from the last copy and the vendors' listings"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlStartFlags(Output):
-    leases: tuple[str, ...] = flag((), "also what looked after these until now: keep:RUN", word=True)
+    leases: tuple[str, ...] = flag((), "also restart the processes that held these leases: keep:RUN", word=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlPullFlags(Output):
-    path: str = flag("", "a file or folder there, from the checkout on", word=True)
-    to: str = flag("", "where it is put here (default: the same place in this checkout)", unit="PATH")
+    path: str = flag("", "file or folder on the control host, relative to the checkout", word=True)
+    to: str = flag("", "where to put it here (default: the same path in this checkout)", unit="PATH")

@@ -53,7 +53,7 @@ def start(spec: ControlStartFlags) -> None:
     for lease in started:
         render.say(f"{lease}: the supervisor looks after it; see: inv supervisor")
     if not started:
-        render.say("nothing to start: whatever must go on does")
+        render.say("nothing to start: everything that is needed is running")
 
 
 def pull(spec: ControlPullFlags) -> None:

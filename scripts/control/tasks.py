@@ -9,7 +9,7 @@ DOES, FLAGS = "scripts.control.machine", "scripts.control.flags"
 def up(c, spec):
     """Move the journal and its keys to an always-on machine.
 
-    From then on every command runs there, over SSH, and this machine may be off. Run again, it brings keys anew.
+    From then on every command runs there, over SSH, and this machine may be off. Run it again to send new keys.
     """
 
 
@@ -17,15 +17,15 @@ def up(c, spec):
 def down(c, spec):
     """Bring the journal and its keys home from the control host.
 
-    What looks after runs there is stopped, and goes on here.
+    The processes that look after runs there are stopped, and started here.
     """
 
 
 @command(DOES, f"{FLAGS}:ControlStartFlags", world=APART, example="inv control.start")
 def start(c, spec):
-    """Start again whatever looks after runs and services.
+    """Restart the processes that look after runs and services.
 
-    A control host does this by itself, after a boot and when somebody connects.
+    A control host does this by itself after a boot, and when somebody connects.
     """
 
 

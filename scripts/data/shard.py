@@ -30,13 +30,13 @@ def shard(spec: ShardFlags) -> None:
     if spec.merge:
         return unite(Path(spec.merge).expanduser().absolute(), spec.json)
     if spec.partial and not spec.verify:
-        raise UsageError("--partial is a word of --verify; the command that made the shards goes on without it")
+        raise UsageError("--partial goes with --verify; the command that made the shards continues without it")
     if spec.verify:
         return check(Path(spec.verify).expanduser(), spec.json, spec.partial)
     if spec.report:
         return describe(Path(spec.report).expanduser().absolute(), spec.json)
     if spec.license and not spec.push:
-        raise UsageError("--license is a word of --push")
+        raise UsageError("--license goes with --push")
     if spec.push:
         check_push(spec)
         if not spec.source and spec.dataset == DATASET and has_something(folder_of(spec)):

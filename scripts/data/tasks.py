@@ -13,7 +13,7 @@ from scripts.cli.command import command
 def shard(c, spec):
     """Write documents as text shards with a manifest.
 
-    A shard has one document per line. Run it again to go on where it was stopped.
+    A shard has one document per line. Run it again to continue after an interruption.
     """
 
 
@@ -44,7 +44,7 @@ def tokenizer(c, spec):
 def tokenizer_eval(c, spec):
     """Measure how few tokens a tokenizer makes of text.
 
-    The text is prose, code, numbers, other scripts and held-out text; GPT-2 and GPT-4 stand beside it.
+    The text is prose, code, numbers, other scripts and held-out text; GPT-2 and GPT-4 are shown for comparison.
     """
 
 
@@ -56,7 +56,7 @@ def tokenizer_eval(c, spec):
     example="inv pipeline --input corpus.txt --experiment mine --dry-run",
 )
 def pipeline(c, spec):
-    """Make a trained model of a corpus here, stage by stage.
+    """Train a model on a corpus here, stage by stage.
 
     The stages are folders, shards, tokenizer, configuration and training.
     """

@@ -129,7 +129,7 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
     if num_gpus < 0 or (wanted.hours is not None and wanted.hours <= 0):
         raise UsageError("--num-gpus and --hours are positive")
     if tokens and work and not any(one.tokens for one in work):
-        raise UsageError(f"how long {what} takes for so many tokens was never measured; say --hours")
+        raise UsageError(f"how long {what} takes for this many tokens was never measured; give --hours")
     kinds = [(kind, count or num_gpus) for kind, count in gpus.read_set(wanted.gpu, num_gpus)]
     kinds = kinds or [(kind, num_gpus) for kind in COMPARED]
     given = price_of(wanted.price)
@@ -150,7 +150,7 @@ def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
         for one in silent:
             render.say(render.clean(one))
     if all(one.prices is None for one in found):
-        raise NoOffer("nobody offers any of these GPUs now, so there is no price; say --price, or run: inv offers")
+        raise NoOffer("none of these GPUs is on offer now, so there is no price; give --price, or run: inv offers")
 
 
 def price_of(text: str) -> int:
@@ -174,7 +174,7 @@ def tokens_of(tokens: float | None, settings: Sequence[str]) -> float:
         except ValueError:
             raise UsageError(f"-e {word}: {value!r} is not a number") from None
     if tokens is not None and not 0 < tokens < 1e15:
-        raise UsageError(f"{tokens:g} is no credible number of tokens")
+        raise UsageError(f"{tokens:g} is not a credible number of tokens")
     return tokens or 0.0
 
 
@@ -193,7 +193,7 @@ def work_of(phase: str, stage: str, job: str, hours: float | None) -> tuple[str,
         parts = [known[one][0] for one in word.split("+")]  # one after the other, on the same GPUs
         return f"phase {word}", (replace(parts[0], hours=sum(part.hours for part in parts)),)
     if word not in known and hours is None:
-        raise UsageError(f"--{kind} {word}: nobody has measured that yet; say --hours; measured: {', '.join(known)}")
+        raise UsageError(f"--{kind} {word}: not measured yet; give --hours; measured: {', '.join(known)}")
     return f"{kind} {word}", known.get(word, ())
 
 

@@ -11,8 +11,8 @@ from scripts.cli.flags import Output, Questions
 class OffersFlags(Output, MachineSpec):
     provider: str = flag("", "only runpod, lium, shadeform, ssh (own machines), slurm, or an extension", group=MACHINE)
     save: bool = flag(
-        False, "keep today's prices of all vendors that can be asked, instead of the catalogue that is shown without a "
-        "key",
+        False, "save today's prices of all vendors with a key, as the catalogue that is shown without "
+        "keys",
     )  # fmt: skip
 
 
@@ -21,8 +21,8 @@ class AuditFlags(Output):
     provider: str = flag("", "only runpod, lium, shadeform, slurm, or an extension")
     kill: str | bool | None = flag(
         None,
-        "end our orphans, and wait until the vendor has let go of them; with a NAME or id: only that machine, "
-        "which may be of another installation of yours",
+        "end our orphans, and wait until the vendor confirms it; with a NAME or id: only that machine, "
+        "which may belong to another installation of yours",
         bare=True,
     )
 
@@ -35,17 +35,15 @@ class ReapFlags(Output):
 @dataclass(frozen=True, kw_only=True)
 class DrillFlags(Questions, Output):
     provider: str = flag("", "which vendor: runpod, lium or shadeform")
-    spend_limit: str = flag("3", "US dollars that all machines of the drill may cost together", unit="USD")
+    spend_limit: str = flag("3", "maximum US dollars for all machines of the drill together", unit="USD")
     gpu: str = flag("", "kind of GPU, or any of a set (default: the cheapest machine with one GPU)")
-    store: str = flag("", "where the log and the checkpoint of its work go: hf:// or s3:// (default: what .env says)")
+    store: str = flag("", "store for the drill's log and checkpoint: hf:// or s3:// (default: what .env says)")
     dry_run: bool = flag(False, "show what would be rented, at what price, and stop")
     plant: str = flag(
-        "", "with --rehearse: the vendor differs from its documents in this one thing, and the drill has to find it; "
-        "`all` plants ten, one after the other", unit="NAME",
+        "", "with --rehearse: make the vendor break its documentation in this one way, which the drill has to find; "
+        "`all` tries ten, one after another", unit="NAME",
     )  # fmt: skip
-    replay: str = flag(
-        "", "give the answers of an earlier drill's recording to today's client and clauses; asks nobody", unit="FILE"
-    )
+    replay: str = flag("", "judge the recording of an earlier drill with today's code; no vendor is asked", unit="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,32 +51,30 @@ class EstimateFlags:
     """The work whose cost is estimated."""
 
     phase: str = flag("", "estimate: mid, sft, rl, a sum of them, or all", group="Estimates")
-    stage: str = flag("", "estimate: 2 or 3, of the 1.58-bit training", group="Estimates")
+    stage: str = flag("", "estimate: stage of the 1.58-bit training, 2 or 3", group="Estimates")
     job: str = flag("", "estimate: dlm, the diffusion model", group="Estimates")
-    tokens: float | None = flag(None, "estimate: how many are trained on", group="Estimates")
+    tokens: float | None = flag(None, "estimate: number of training tokens", group="Estimates")
     e: tuple[str, ...] = flag((), "estimate: TOKENS=N, as SkyPilot spells it", group="Estimates")
     gpu: str = flag("", "estimate: kind of GPU, or several to compare: H100,B200", group="Estimates")
     num_gpus: int = flag(0, "estimate: GPUs in the one pod", group="Estimates")
-    hours: float | None = flag(None, "estimate: how long it takes, when you know", group="Estimates", unit="HOURS")
-    price: str = flag(
-        "", "estimate: US dollars per GPU-hour instead of what is offered now", group="Estimates", unit="USD"
-    )
-    use_spot: bool = flag(False, "estimate: at the price of machines that may be taken away", group="Estimates")
+    hours: float | None = flag(None, "estimate: how long the work takes, if known", group="Estimates", unit="HOURS")
+    price: str = flag("", "estimate: US dollars per GPU-hour instead of current offers", group="Estimates", unit="USD")
+    use_spot: bool = flag(False, "estimate: at the price of machines that can be preempted", group="Estimates")
     provider: str = flag("", "estimate: only at runpod, lium or shadeform", group="Estimates")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostFlags(Output, EstimateFlags):
     run: str = flag("", "only this run: its name, or the beginning of it", word=True)
-    month: str = flag("", "only what was spent in it: 2026-11")
+    month: str = flag("", "only what was spent in this month: 2026-11")
     offline: bool = flag(False, "do not ask the vendors for their bills")
-    estimate: bool = flag(False, "what work would cost, instead of what was spent")
-    accuracy: bool = flag(False, "how far forecasts of runs were off, instead of what was spent")
+    estimate: bool = flag(False, "estimate what work would cost, instead of what was spent")
+    accuracy: bool = flag(False, "show how far forecasts were off, instead of what was spent")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyFlags(Questions, Output):
     file: str = flag("", "YAML: `pods:` and below it `- name: a`; inv config --schema pod names all keys", word=True)
-    provider: str = flag("", "of pods whose lines name none")
+    provider: str = flag("", "provider of pods whose entries name none")
     spend_limit: str = flag("", "rented: US dollars for all pods of the set together", unit="USD")
     dry_run: bool = flag(False, "show what would be made, kept and ended, and stop")

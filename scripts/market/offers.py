@@ -64,7 +64,7 @@ def show_catalogue(spec: OffersFlags, request: Request, settings: Settings, why:
         shown = [{**about(one.offer), "as_of": one.as_of, "illustrative": one.is_illustrative} for one in lines]
         print_json({"offers": shown, "considered": len(every), "silent": [], "drills": {}, "not_offered_now": why})
         return
-    print("=== What machines cost; nobody offers these now ===")
+    print("=== What machines cost; none of these is on offer now ===")
     print(render.clean(offers_table.catalogue_table(lines)))
     render.say(f"{why}; keys: inv init")
 

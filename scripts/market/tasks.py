@@ -12,7 +12,7 @@ from scripts.cli.command import BEGIN, command
 def offers(c, spec):
     """List what can be rented now, by price.
 
-    Every vendor whose key is set is asked, and own machines.
+    Every vendor with a key is asked; own machines are listed too.
     """
 
 
@@ -20,15 +20,15 @@ def offers(c, spec):
 def audit(c, spec):
     """List every machine in every account, and whose it is.
 
-    It is ours, an orphan, or somebody else's. The exit code is 5 when an orphan bills.
+    Each machine is ours, an orphan, or somebody else's. The exit code is 5 when an orphan bills.
     """
 
 
 @command("scripts.market.audit", "scripts.market.flags:ReapFlags", example="inv reap")
 def reap(c, spec):
-    """Clear up now: adopt what got lost, end what is due.
+    """Clean up now: adopt lost pods, end those that are due.
 
-    A deletion that failed is tried again. The exit code is 5 while something still bills.
+    Failed deletions are retried. The exit code is 5 while something still bills.
     """
 
 
@@ -41,10 +41,10 @@ def reap(c, spec):
     rents=True,
 )
 def drill(c, spec):
-    """Try what a vendor promises, on machines of the drill.
+    """Test what a vendor promises, on rented machines.
 
-    The cheapest machines are rented, looked at and ended: price, mark, timer, a lost answer, key, guard, store,
-    deletion, bill. It asks first, and shows the price. The exit code is 5 when a promise is broken.
+    The cheapest machines are rented, checked and ended: price, mark, timer, a lost answer, key, guard, store,
+    deletion, bill. It shows the price and asks first. The exit code is 5 when a promise is broken.
     """
 
 
@@ -57,8 +57,8 @@ def drill(c, spec):
 def cost(c, spec):
     """Show what was spent, or estimate what work would cost.
 
-    What was spent is shown by pod, run and month, as quoted and as billed. --accuracy compares the times, and prices,
-    that plans have forecast with what came.
+    Costs are shown by pod, run and month, as quoted and as billed. --accuracy compares forecast times and prices with
+    the actual ones.
     """
 
 
@@ -71,7 +71,7 @@ def cost(c, spec):
     rents=True,
 )
 def apply(c, spec):
-    """Make and end pods until they are what a file says.
+    """Create and end pods until they match a file.
 
-    Missing pods are made, those that are there are kept, extra ones are ended.
+    Missing pods are created, existing ones are kept, extra ones are ended.
     """

@@ -227,7 +227,7 @@ def show_comparison(models: Sequence[str], tag: str, settings: Settings, as_json
     found = [kept(settings, one) for one in both]
     for model, one in zip(models, found, strict=True):
         if not one:
-            raise UsageError(f"nothing is known of {model} as it is now; measure it: inv eval {model}")
+            raise UsageError(f"there are no measurements of {model} in its present state; measure it: inv eval {model}")
     rows = compare(*(one["measures"] for one in found))
     if not rows:
         lists = (", ".join(one["measures"]) or "nothing" for one in found)

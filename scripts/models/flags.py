@@ -8,7 +8,7 @@ from scripts.cli.flags import Output
 from trainer.records.phase_registry import phase_names
 
 FROM = "hf://, s3:// or a folder (default: the store of the settings, and this machine)"
-NAME = "as inv ckpt.list shows it, or the beginning or the end of that"
+NAME = "name as inv ckpt.list shows it, or its beginning or end"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,10 @@ class TrainFlags(Output, WorkSpec):
 @dataclass(frozen=True, kw_only=True)
 class FitFlags(Output):
     profile: str = flag("", "recipe of model and training, or a .yaml file")
-    phase: str = flag("base", "of the recipe")
+    phase: str = flag("base", "phase of the recipe")
     gpu: str = flag("", "only this kind, part by part: H100, A100-80GB")
-    num_gpus: int = flag(1, "of each machine: whether each holds the model whole (ddp), or it is cut (fsdp, hybrid)")
-    nodes: int = flag(1, "machines")
+    num_gpus: int = flag(1, "GPUs of each machine; each holds the whole model (ddp) or a shard of it (fsdp, hybrid)")
+    nodes: int = flag(1, "number of machines")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +36,14 @@ class ChatFlags:
         word=True,
     )
     tag: str = flag("", "name of the checkpoints in the store")
-    prompt: str | None = flag(None, "one question; without it, a conversation")
-    system: str = flag("", "what the model is told beforehand, as /system in a conversation")
+    prompt: str | None = flag(None, "one question; without this flag, a conversation")
+    system: str = flag("", "system prompt, as /system in a conversation")
     temperature: float = flag(0.0, "0 = greedy decoding")
     max_tokens: int = flag(256, "longest answer")
     endpoint: str = flag(
-        "", "a service (inv serve.status) or an address instead of a model; its key: SLIPWAY_ENDPOINT_KEY"
+        "", "a service (see inv serve.status) or an address instead of a model; SLIPWAY_ENDPOINT_KEY holds its key"
     )
-    engine: str = flag("torch", "torch, or llama.cpp, which needs neither a GPU nor torch")
+    engine: str = flag("torch", "torch, or llama.cpp, which needs neither a GPU nor PyTorch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +55,17 @@ class EvalFlags(Output):
         word=True,
     )
     tag: str = flag("", "name of the checkpoints in the store")
-    source: str = flag("", "whose held-out text and questions (default pydocs)")
+    source: str = flag("", "source whose held-out text and questions are used (default: pydocs)")
     persona: str = flag(
-        "", "YAML file with the name to look for (default: the one the conversations were made from)", unit="FILE"
+        "", "YAML file with the name to look for (default: the persona the model was trained with)", unit="FILE"
     )
     task: tuple[str, ...] = flag((), ".jsonl of questions, multiple choice or with exact answers; or a task of rl: "
                                 "sort, gsm8k, math, mbpp; repeatable")  # fmt: skip
-    as_text: bool = flag(False, "put the questions of tasks as text to go on with, as base models are asked anyway")
-    shots: int = flag(0, "questions of a task's file that are shown with their answers before each")
-    compare: bool = flag(False, "two models, by what was measured of them before: differences with intervals")
-    lm_eval: str = flag("", "tasks of EleutherAI's harness, comma-separated, asked of a server of the model")
-    endpoint: str = flag("", "--lm-eval: the server's address, http://127.0.0.1:8000")
+    as_text: bool = flag(False, "ask questions of tasks as text to continue, as is always done with base models")
+    shots: int = flag(0, "how many answered questions of a task's file precede each question")
+    compare: bool = flag(False, "compare two models by earlier measurements: differences with intervals")
+    lm_eval: str = flag("", "tasks of EleutherAI's harness, comma-separated, run against a server of the model")
+    endpoint: str = flag("", "--lm-eval: address of the server, such as http://127.0.0.1:8000")
     served_name: str = flag("", "--lm-eval: what the server calls the model (default: its name in the store)")
 
 
@@ -75,16 +75,18 @@ class ExportFlags:
         "", f"{phase_names()}, the name of an artifact, or a folder (default: the last phase there is)", word=True
     )
     tag: str = flag("", "name of the checkpoints in the store")
-    out: str = flag("", "folder to write; of --bits gguf a file (default: named after the model, here)", unit="FOLDER")
+    out: str = flag(
+        "", "folder to write, or file with --bits gguf (default: here, named after the model)", unit="FOLDER"
+    )
     dtype: str = flag("float32", "float32 or bfloat16")
-    bits: str = flag("", "of a ternary model: gguf for llama.cpp, hf for transformers with 2 bits per weight")
-    gguf_type: str = flag("tq2_0", "of the matrices in a GGUF file: tq2_0, q8_0, f16, bf16, f32")
+    bits: str = flag("", "for a ternary model: gguf (llama.cpp), or hf (transformers, 2 bits per weight)")
+    gguf_type: str = flag("tq2_0", "type of the matrices in a GGUF file: tq2_0, q8_0, f16, bf16, f32")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CkptListFlags(Output):
     from_: str = flag("", FROM)
-    job: str = flag("", "only where this stands in the name")
+    job: str = flag("", "only checkpoints whose name contains this")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,18 +105,18 @@ class CkptVerifyFlags(Output):
 class CkptPullFlags(Output):
     model: str = flag("", NAME, word=True)
     from_: str = flag("", FROM)
-    to: str = flag("", "folder in which it is put")
-    latest: bool = flag(False, "the one that was saved last")
+    to: str = flag("", "folder to put it in")
+    latest: bool = flag(False, "the newest one")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CkptPushFlags(Output):
     models: tuple[str, ...] = flag((), "names of artifacts (default: all that are whole)", word=True)
     to: str = flag("", "hf://user/repo, s3://bucket/folder or a folder")
-    from_: str = flag("", "the store that has them (default: that of the settings)")
+    from_: str = flag("", "the store to copy from (default: the one in the settings)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CkptInitFlags(Output):
     to: str = flag("", "the store to make")
-    dry_run: bool = flag(False, "show the vendor's own command")
+    dry_run: bool = flag(False, "show the vendor's own command, and stop")

@@ -53,7 +53,7 @@ def measure(
         said += as_asked_here(tokenizer, as_text)
         done = subprocess.run(said, stdin=subprocess.DEVNULL, stdout=sys.stderr)
         if done.returncode:
-            raise SlipwayError(f"lm_eval left with code {done.returncode}; its own words stand above")
+            raise SlipwayError(f"lm_eval exited with code {done.returncode}; its output is above")
         files = sorted(Path(out).rglob("results*.json"))
         if not files:
             raise SlipwayError("lm_eval has written no results; its own words stand above")

@@ -30,7 +30,7 @@ HISTORY = "chat-history"
 def train(spec: TrainFlags) -> None:
     for one, same in ((("profile", spec.profile), ("config", spec.config)), (("store", spec.store), ("out", spec.out))):
         if one[1] and same[1]:
-            raise UsageError(f"--{one[0]} and --{same[0]} are two words for one thing; choose one")
+            raise UsageError(f"--{one[0]} and --{same[0]} mean the same; choose one")
     settings = context.settings(profile=spec.profile or spec.config, source=spec.source, store=spec.store or spec.out)
     work = Work.of(spec, settings)
     limits = Limits(reserve_bytes=settings.reserve_bytes)

@@ -23,7 +23,7 @@ def train(c, spec):
 def fit(c, spec):
     """Show which GPUs a recipe fits on, and with which batch.
 
-    The effective batch stays the same. For one GPU (--gpu) the memory is shown part by part.
+    The effective batch stays the same. For one GPU (--gpu), memory is shown part by part.
     """
 
 
@@ -42,9 +42,9 @@ def chat(c, spec):
 def eval(c, spec):
     """Measure models; each figure has an interval.
 
-    Bits per byte stand beside gzip and xz; then come held-out questions and tasks of yours.
+    Bits per byte are compared with gzip and xz; then come held-out questions and your own tasks.
 
-    What was found stays in the store under evals/. Without MODELS: base on text, the last phase on questions.
+    Results stay in the store under evals/. Without MODELS: base on text, the last phase on questions.
     """
 
 
@@ -61,7 +61,7 @@ def export(c, spec):
 
 @command("scripts.models.ckpt", "scripts.models.flags:CkptListFlags", name="list", world="", example="inv ckpt.list")
 def ckpt_list(c, spec):
-    """List every checkpoint, of runs at work and published."""
+    """List every checkpoint, published or of a live run."""
 
 
 @command(
@@ -84,7 +84,7 @@ def ckpt_show(c, spec):
 def ckpt_verify(c, spec):
     """Read every byte of checkpoints, and compare.
 
-    They are read where they lie. The exit code is 5 when one is damaged.
+    They are read in place. The exit code is 5 when one is damaged.
     """
 
 

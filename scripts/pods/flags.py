@@ -7,9 +7,9 @@ from flows.specs.work import WorkSpec
 from infra.flags import again, flag
 from scripts.cli.flags import Output, Questions
 
-WHICH = "the pod (default: that of this line, or the only one)"
+WHICH = "name of the pod (default: the one made on this command line, or the only one)"
 NAMES = "Names for ssh"
-LAST = "its name, or the beginning of it (default: the last run)"
+LAST = "name of the run, or its beginning (default: the last run)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,28 +35,30 @@ class RunFlags(Output, WorkSpec):
 class SshFlags(Questions):
     run: str = flag("", LAST, word=True)
     config: bool = flag(
-        False, "write a file with every pod that is reached by SSH, and show the line of ~/.ssh/config that includes "
-        "it: then ssh RUN, scp, editors and notebooks know it by its name",
+        False, "write an SSH configuration for every pod, and show the line of ~/.ssh/config that includes "
+        "it: then ssh RUN, scp, editors and notebooks know pods by name",
         group=NAMES,
     )  # fmt: skip
-    remove: bool = flag(False, "--config: remove that file, and the line where it stands", group=NAMES)
+    remove: bool = flag(False, "--config: remove that file, and the line that includes it", group=NAMES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnFlags(Output):
     pods: tuple[str, ...] = flag(
-        (), "runs, sets of pods, services, pools or machines of the inventory, or the beginning of pods' names",
+        (), "runs, sets of pods, services, pools or machines of the inventory, or beginnings of pod names",
         word=True,
     )  # fmt: skip
-    all: bool = flag(False, "every pod that there is")
-    sudo: bool = flag(False, "as root: by sudo without a password, where the login is another user")
-    timeout: str = flag("", "where it takes longer it is ended, and has failed", unit="duration")
+    all: bool = flag(False, "every pod")
+    sudo: bool = flag(False, "run as root; where the login is another user, by sudo without a password")
+    timeout: str = flag(
+        "", "end the command on machines where it takes longer, and count it as failed", unit="duration"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardFlags:
     what: tuple[str, ...] = flag(
-        (), "RUN, and LOCAL:REMOTE ports, such as 8000:8000, or tensorboard, or LOCAL:tensorboard", word=True
+        (), "RUN, then LOCAL:REMOTE ports such as 8000:8000, or tensorboard, or LOCAL:tensorboard", word=True
     )
 
 
@@ -64,7 +66,7 @@ class ForwardFlags:
 class SyncFlags(Output):
     run: str = flag("", LAST, word=True)
     plan: bool = flag(False, "show what would be sent, and send nothing")
-    bwlimit: str = flag("", "at most so much in a second: 800kB, 10MB; of large files", unit="RATE")
+    bwlimit: str = flag("", "maximum bytes per second for large files: 800kB, 10MB", unit="RATE")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,10 +42,10 @@ SLOWEST_RATE = 10_000.0  # bytes in a second: with less, each side would take th
 def ssh(spec: SshFlags) -> None:
     if spec.config:
         if spec.run or line_after_dashes():
-            raise UsageError("--config is about every pod; to open a shell leave it out")
+            raise UsageError("--config covers every pod; to open a shell, leave it out")
         return ssh_config.config(spec)
     if spec.remove or spec.yes:
-        raise UsageError(f"--{'remove' if spec.remove else 'yes'} is a word of --config")
+        raise UsageError(f"--{'remove' if spec.remove else 'yes'} goes with --config")
     settings = context.settings()
     with Journal.open(settings.state_file) as journal:
         op = find_run(journal, spec.run)
@@ -74,7 +74,7 @@ def forward(spec: ForwardFlags) -> None:
         with transport.forward(int(local), int(remote)) as port:
             render.say(f"port {remote} of {op.run} answers on 127.0.0.1:{port}; Ctrl-C ends that")
             if int(remote) == BOARD_PORT and not answers(port):
-                render.say(f"nobody listens there yet; for TensorBoard: inv forward {op.run} {BOARD}")
+                render.say(f"nothing is listening there yet; for TensorBoard: inv forward {op.run} {BOARD}")
             signal.pause()
 
 
@@ -131,7 +131,7 @@ def sync(spec: SyncFlags) -> None:
             return
         assert op is not None
         if not op.is_live:
-            raise UsageError(f"{op.run} has ended; a new launch sends the code as it is now")
+            raise UsageError(f"{op.run} has ended; a new launch sends the current code")
         if op.stays:
             session.use(op)
         meter = Meter(rate(spec.bwlimit))

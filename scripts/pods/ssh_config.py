@@ -29,7 +29,7 @@ def config(spec: SshFlags) -> None:
             render.say(f"to be put at the top of {theirs}, above any Host; or: ./inv ssh --config --yes")
             return
         ssh_include.include(theirs, file.line)
-        render.say(f"it stands at the top of {theirs} now")
+        render.say(f"it is now at the top of {theirs}")
     render.say(
         f"try: ssh {made.names[-1] if made.names else 'RUN'}; new pods are added, and those that are gone vanish"
     )

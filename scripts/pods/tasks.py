@@ -15,7 +15,7 @@ from scripts.cli.command import BEGIN, command
     rents=True,
 )
 def create(c, spec):
-    """Make a pod that has no work yet.
+    """Create a pod that has no work yet.
 
     Its guard ends it at its limits, whatever else happens. `inv launch --deploy-only` does the same.
     """
@@ -25,15 +25,15 @@ def create(c, spec):
 def setup(c, spec):
     """Make the train environment on a pod.
 
-    Its first run then begins at once. It may be repeated.
+    The first run then starts at once. It is safe to repeat.
     """
 
 
 @command("scripts.pods.stages", "scripts.pods.flags:RunFlags", env=True, example="inv pod.run --phase sft")
 def run(c, spec):
-    """Train on a pod that is there, to the end; the pod stays.
+    """Train on an existing pod, to the end; the pod stays.
 
-    Its limits go on. Several runs at once, each on GPUs of its own: inv launch --no-deploy.
+    Its limits stay in force. For several runs at once, each on GPUs of its own, see inv launch --no-deploy.
     """
 
 
@@ -41,21 +41,21 @@ def run(c, spec):
 def down(c, spec):
     """End a pod; return when it is proven to be gone.
 
-    It is ended whatever it does.
+    It is ended even if it is working.
     """
 
 
 @command("scripts.pods.stages", "scripts.cli.flags:Output", name="list", example="inv pod.list")
 def list_(c, spec):
-    """List every pod, also of launches: price, age, what for."""
+    """List every pod, those of launches too: price, age, purpose."""
 
 
 @command("scripts.pods.shell", "scripts.pods.flags:SshFlags", example="inv ssh brave-otter-3 -- nvidia-smi")
 def ssh(c, spec):
     """Open a shell in a run's folder, on its machine.
 
-    `inv ssh RUN -- words` runs words there and leaves with their exit code. With --config, plain `ssh RUN` reaches it
-    too, with the key and the host key that are its own.
+    `inv ssh RUN -- COMMAND` runs a command there and exits with its code. With --config, plain `ssh RUN` works
+    too, with the pod's own key and host key.
     """
 
 
@@ -63,9 +63,9 @@ def ssh(c, spec):
 def on(c, spec):
     """Run a command on many machines at once.
 
-    `inv on PODS -- words` begins it in each pod's folder, and in the home folder of an own machine. Each line of its
-    output comes with the name of its machine. It leaves with the worst exit code: 124 where its time was up, 255 where
-    a machine did not answer. Ctrl-C ends it everywhere.
+    `inv on PODS -- COMMAND` runs it in each pod's folder, or in the home folder of an own machine. Each line of output
+    starts with the name of its machine. The exit code is the worst one: 124 after a timeout, 255 where a machine did
+    not answer. Ctrl-C ends it everywhere.
     """
 
 
@@ -73,7 +73,7 @@ def on(c, spec):
 def forward(c, spec):
     """Bring a port of a run's machine to this one, on loopback.
 
-    It lasts until Ctrl-C. `inv forward RUN tensorboard` runs TensorBoard there.
+    It runs until Ctrl-C. `inv forward RUN tensorboard` runs TensorBoard there.
     """
 
 
@@ -81,13 +81,13 @@ def forward(c, spec):
 def sync(c, spec):
     """Send the code to a run's machine again.
 
-    `--plan` shows files and sizes, and what is new, refused and ignored.
+    `--plan` shows files and sizes: new, refused and ignored ones.
     """
 
 
 @command("scripts.pods.shell", "scripts.pods.flags:PullFlags", example="inv pull brave-otter-3")
 def pull(c, spec):
-    """Bring home what a run has made so far.
+    """Copy here what a run has made so far.
 
-    That is artifacts, logs and last words.
+    That is its artifacts, logs and verdict.
     """

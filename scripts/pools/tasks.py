@@ -7,7 +7,7 @@ from scripts.cli.command import command
 def list_(c, spec):
     """List own machines: GPUs, price, and which run has each.
 
-    The inventory says so; no machine is asked.
+    This comes from the inventory; no machine is contacted.
     """
 
 
@@ -15,7 +15,7 @@ def list_(c, spec):
 def up(c, spec):
     """Look at every own machine, and remember what it has.
 
-    That is CPUs, memory, disk, GPUs, Python, rsync and uv. It may be repeated.
+    That is CPUs, memory, disk, GPUs, Python, rsync and uv. It is safe to repeat.
     """
 
 
@@ -23,7 +23,7 @@ def up(c, spec):
 def check(c, spec):
     """Check that own machines can be reached.
 
-    Also that the key of each can be read by its owner only.
+    It also checks that only its owner can read each key.
     """
 
 
@@ -37,13 +37,13 @@ def check(c, spec):
 def import_(c, spec):
     """Add machines that Terraform made to the inventory.
 
-    What is there stays, comments too.
+    Existing entries and comments stay.
     """
 
 
 @command("scripts.pools.machines", "scripts.pools.flags:HostsFlags", world="", example="inv hosts")
 def hosts(c, spec):
-    """List machines that failed and are not offered any more.
+    """List machines that failed and are no longer offered.
 
-    It says why, and since when.
+    It shows the reason and the time.
     """

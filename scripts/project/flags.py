@@ -9,8 +9,8 @@ from scripts.cli.flags import Output
 @dataclass(frozen=True, kw_only=True)
 class ConfigFlags(Output):
     schema: str = flag("", "launch, sweep, experiment, pod or service: the JSON Schema of such a file")
-    profile: str = flag("", "all of a recipe of model and training instead: runpod_2b, or a .yaml file")
-    params: bool = flag(False, "only how many parameters its model has")
+    profile: str = flag("", "show a whole recipe instead: a name such as runpod_2b, or a .yaml file")
+    params: bool = flag(False, "only the number of parameters of its model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,19 +22,19 @@ class InitFlags:
 class DoctorFlags(Output):
     provider: str = flag(
         "",
-        "instead: ssh, the machines of the inventory; runpod, lium, shadeform, what they say to the key; "
-        "skypilot, whether its API server answers",
+        "check this instead: ssh or slurm, the machines of the inventory; runpod, lium or shadeform, the key and "
+        "the account; skypilot, its API server",
     )
-    for_: str = flag("", "instead: train or serve, what should be in place before that is begun")
-    config: str = flag("", "with --for serve: its service file (default serve/service.yaml)", unit="FILE")
+    for_: str = flag("", "check what train or serve needs before it begins")
+    config: str = flag("", "with --for serve: the service file (default serve/service.yaml)", unit="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestFlags:
-    paths: tuple[str, ...] = flag((), "files or folders, all tests without", word=True)
+    paths: tuple[str, ...] = flag((), "files or folders of tests (default: all)", word=True)
     k: str = flag("", "only tests whose names match")
-    fast: bool = flag(False, "only those that start no process, open no socket and compute no longer than a moment")
-    nightly: bool = flag(False, "slow ones too")
+    fast: bool = flag(False, "only tests that start no process, open no socket and are quick")
+    nightly: bool = flag(False, "include the slow tests")
     yes: bool = flag(
-        False, "install the Debian packages that they want, as root or by sudo; CI=true says so, too", also=("y",)
+        False, "install the Debian packages that tests need, as root or by sudo (also with CI=true)", also=("y",)
     )

@@ -37,7 +37,7 @@ def init(spec: InitFlags) -> None:
         raise UsageError(BY_HAND)
     render.say(f"Answers go into {ROOT / env_file.NAME}, which git ignores and")
     render.say("nobody else can read. Keys are not shown while they are typed.")
-    render.say("Enter: leave it out, or keep what is there. Ctrl-D: that is all.")
+    render.say("Enter: skip, or keep the present value. Ctrl-D: finish.")
     try:
         for name in [spec.provider] if spec.provider else VENDORS:
             ask_key(name)
@@ -58,7 +58,7 @@ def ask_key(name: str) -> None:
     if known:
         render.tell(f"  {variable} is there, from {source}: {in_words(asked(name, known, settings))}")
     if known and source not in (".env", "default"):
-        render.say(f"  it is kept; {source} outweighs .env")
+        render.say(f"  kept; {source} overrides .env")
         return
     for _ in range(TRIES):
         key = hidden(f"  {variable}{' (Enter keeps it)' if known else ''}: ")
@@ -82,7 +82,7 @@ def ask_for_store() -> None:
         shown = f"{LOCAL_STORE}, on this machine" if is_here else settings.store
         render.say(f"  It is {shown}.")
         if settings.sources["store"] not in (".env", "default", "slipway.yaml"):
-            render.say(f"  it is kept; {settings.sources['store']} outweighs .env")
+            render.say(f"  kept; {settings.sources['store']} overrides .env")
             return
         render.say("  Rented pods need one elsewhere: hf://user/repo or s3://bucket/folder")
         uri = typed("  SLIPWAY_STORE (Enter keeps it): ")

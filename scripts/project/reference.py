@@ -43,11 +43,11 @@ PLACES = (  # where something is written, its setting or "", what lies there, wh
     ("artifacts", "store", "text, tokenizers, checkpoints: each once by its fingerprint, and under its name",
      "yes; the next launch makes them again"),
     ("pods", "pods", "pods of this machine: code, logs, checkpoints of each run", "when nothing runs"),
-    ("`var/logs`", "", "what was brought home of each run: logs, last words", "yes"),
-    ("`var/code.json`", "", "what a plan has read of the code, for the next one", "yes"),
+    ("`var/logs`", "", "copies of the logs and verdict of each run", "yes"),
+    ("`var/code.json`", "", "a cache of the code that plans have read", "yes"),
     ("`var/reports`", "", "pages that `./inv report` wrote", "yes"),
-    ("`var/sweeps`", "", "which runs were begun by one sweep, for the page of `./inv ui`", "yes"),
-    ("`var/ui-chat.log`", "", "what the model said of itself that the page last talked to", "yes"),
+    ("`var/sweeps`", "", "which runs belong to one sweep, for the page of `./inv ui`", "yes"),
+    ("`var/ui-chat.log`", "", "log of the model that the page talked to last", "yes"),
     ("`var/services`", "", "of services: logs of requests and of the controller, hashes of API keys",
      "when no service runs"),
     ("experiments", "workspace", "the folders of `./inv pipeline`", "yes; the same command makes them again"),
@@ -65,7 +65,7 @@ PLACES = (  # where something is written, its setting or "", what lies there, wh
     ("`journal-ssh-config` beside the journal", "", "names of pods for ssh, kept by `./inv ssh --config`",
      "by `./inv ssh --config --remove`"),
     ("`journal-prices.json` beside the journal", "", "prices that `./inv offers --save` kept", "yes"),
-    ("`chat-history` beside the journal", "", "what was typed into `./inv chat`", "yes"),
+    ("`chat-history` beside the journal", "", "history of questions typed in `./inv chat`", "yes"),
     ("`~/.config/slipway`", "", "the id of each journal on each machine; may be carried to other machines", "no"),
 )  # fmt: skip
 OTHER_CODES = (
@@ -184,12 +184,12 @@ def exit_codes() -> str:
     return "\n".join([
         "# Exit codes",
         "",
-        "Every command leaves with one of these. With `--json` a failure is a document as well: "
+        "Every command exits with one of these. With `--json`, a failure is a document too: "
         '`{"error": "...", "exit_code": 5}`.',
         "",
         *code_table(),
-        "`./inv logs --follow` and a `./inv launch` that follows a run leave with 0 when the run succeeded. "
-        "`./inv ssh RUN -- words` and `./inv test` leave with the code of what they ran.",
+        "`./inv logs --follow` and a `./inv launch` that follows a run exit with 0 when the run succeeded. "
+        "`./inv ssh RUN -- COMMAND` and `./inv test` exit with the code of what they ran.",
         "",
     ])  # fmt: skip
 
@@ -275,7 +275,8 @@ def files() -> str:
         *table(("key", "default", "meaning"), pods),
         "## A service (`./inv serve.up --config FILE`)",
         "",
-        "The words are SkyServe's, but for the section `slipway`, which `./inv serve.export` leaves out. "
+        "The keys are SkyServe's (its documentation describes those without a meaning here), except for the "
+        "section `slipway`, which `./inv serve.export` leaves out. "
         "Examples: [examples/service.yaml](../../examples/service.yaml), "
         "[serve/service.yaml](../../serve/service.yaml).",
         "",

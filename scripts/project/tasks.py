@@ -23,7 +23,7 @@ TYPED = ("infra", "data", "store", "serve", "flows", "ui", "scripts", "tests/pro
 def config(c, spec):
     """Show every setting, its value and where it came from.
 
-    With --profile: a recipe instead. With --schema: the JSON Schema of a file.
+    With --profile it shows a recipe instead, with --schema the JSON Schema of a file.
     """
     from infra.settings import Settings
 
@@ -48,15 +48,15 @@ def config(c, spec):
 def init(c, spec):
     """Ask for keys and a store, check them, and write .env.
 
-    Keys are asked of their vendors before they are written, and never shown. What is there already is kept.
+    Keys are checked with their vendors before they are written, and never shown. Existing entries are kept.
     """
 
 
 @command("", "scripts.project.flags:DoctorFlags", example="inv doctor --provider runpod")
 def doctor(c, spec):
-    """Say what this machine, own machines or an account lack.
+    """Show what this machine, own machines or an account lack.
 
-    The exit code is 0 when it can be used.
+    The exit code is 0 when nothing necessary is missing.
     """
     from flows import doctor as machine
     from infra.errors import UsageError
@@ -109,7 +109,7 @@ def doctor(c, spec):
 def test(c, spec):
     """Run the tests, in an environment of their own.
 
-    Words after -- go to pytest.
+    Arguments after -- go to pytest.
     """
     if not spec.fast:
         bring_programs(spec.yes)

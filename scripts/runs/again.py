@@ -50,7 +50,7 @@ def again(spec: AgainFlags) -> None:
         render.say(f"{name}: {said}")
     render.say(f"made again in {folder}")
     if len(same) < len([one for one in found.values() if one is not None]) and not differs:
-        raise Exit(f"inv again: nothing differs from {one.run}, and yet its weights came out otherwise", code=5)
+        raise Exit(f"inv again: nothing differs from {one.run}, and yet its weights came out different", code=5)
 
 
 def _place(one: Receipt, out: str, number: int) -> Path:

@@ -25,17 +25,15 @@ class LaunchFlags(Output, Questions, JobSpec, LaunchSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class RehearseFlags(LaunchFlags):
-    preempt: int = flag(
-        0, "the market takes the run's pod away so many times, each time once it has made a checkpoint", group=MARKET
-    )
-    bad_host: int = flag(0, "the first N machines have an old driver or a slow disk", group=MARKET)
-    faults: str = flag("", "YAML: what else goes wrong (infra/rehearsal/faults.py)", group=MARKET, unit="FILE")
-    offers: str = flag("", "JSON: what can be rented, instead of what Slipway brings along", group=MARKET, unit="FILE")
+    preempt: int = flag(0, "preempt the run's pod this many times, each time after a checkpoint", group=MARKET)
+    bad_host: int = flag(0, "give the first N machines an old driver or a slow disk", group=MARKET)
+    faults: str = flag("", "YAML file of further faults (infra/rehearsal/faults.py)", group=MARKET, unit="FILE")
+    offers: str = flag("", "JSON file of offers, instead of the built-in ones", group=MARKET, unit="FILE")
     speed: float | None = flag(
-        None, "simulated seconds per second (60, or fewer where a limit would be reached before work begins)",
+        None, "simulated seconds per second (60, or fewer where a limit would be hit before the work begins)",
         group=MARKET,
     )  # fmt: skip
-    stop: bool = flag(False, "end the rehearsal and all that runs in it", group=MARKET)
+    stop: bool = flag(False, "end the rehearsal and everything in it", group=MARKET)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,25 +42,23 @@ class SweepFlags(Output, Questions):
         "", "a sweep by its name (--list-configs shows them), or a YAML file: `runs`, `axes`, `seeds`, `each`",
         word=True, also=("file",), group=SWEEP,
     )  # fmt: skip
-    list_configs: bool = flag(
-        False, "show every sweep that has a name, with pods, runs, hours and dollars", group=SWEEP
-    )
+    list_configs: bool = flag(False, "list the named sweeps, with pods, runs, hours and dollars", group=SWEEP)
     early_stop: bool = flag(
         False, "stop runs that are behind after a quarter of their steps, and after half", group=SWEEP
     )
-    sample: int | None = flag(None, "only so many combinations of `axes`, drawn by chance", group=SWEEP)
-    promote: str = flag("", "publish what that run of a sweep has made under --tag", group=SWEEP, unit="RUN")
-    tag: str = flag("", "with --promote: the name (default: that of the sweep)", group=SWEEP)
-    report: bool = flag(False, "only the table and the page, as far as the runs have come", group=SWEEP)
-    dry_run: bool = flag(False, "show who runs where, what it costs, and stop", group=SWEEP)
-    pods: int | None = flag(None, "on so many pods at once (ssh: all that are free; local: 1)", group=MACHINE)
+    sample: int | None = flag(None, "run only this many combinations of `axes`, chosen at random", group=SWEEP)
+    promote: str = flag("", "publish the artifacts of this run of a sweep under --tag", group=SWEEP, unit="RUN")
+    tag: str = flag("", "with --promote: the tag (default: the name of the sweep)", group=SWEEP)
+    report: bool = flag(False, "only show the table and write the page, from the results so far", group=SWEEP)
+    dry_run: bool = flag(False, "show which run goes where and what it costs, and stop", group=SWEEP)
+    pods: int | None = flag(None, "number of pods at once (ssh: all that are free; local: 1)", group=MACHINE)
     pack: int | None = flag(
-        None, "rented: hold the pods from the first run to the last, so many runs side by side on each, every one with "
-        "GPUs of its own; a sweep that describes its pods does so anyhow", group=MACHINE, unit="RUNS",
+        None, "rented: hold the pods from the first run to the last, with this many runs side by side on each, every "
+        "one with GPUs of its own; a sweep that describes its pods always does this", group=MACHINE, unit="RUNS",
     )  # fmt: skip
-    deploy_only: bool = flag(False, "rent its pods and hold them, and run nothing", group=STAGES)
+    deploy_only: bool = flag(False, "rent the pods and hold them, but run nothing", group=STAGES)
     no_deploy: bool = flag(
-        False, "rent nothing: use the pods that are held for it, which stay; one that is missing is skipped",
+        False, "rent nothing: use the pods that are held for this sweep, and leave them held; missing ones are skipped",
         group=STAGES,
     )  # fmt: skip
     no_sync: bool = again(LaunchSpec, "no_sync")
@@ -77,7 +73,7 @@ class SweepFlags(Output, Questions):
 class OneRunFlags(Output):
     """A command about one run that has nothing else to say."""
 
-    run: str = flag("", "its name, or the beginning of it (default: the last run)", word=True)
+    run: str = flag("", "name of the run, or its beginning (default: the last run)", word=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +83,8 @@ class WhyFlags(Output):
 
 @dataclass(frozen=True, kw_only=True)
 class AgainFlags(OneRunFlags):
-    out: str = flag("", "folder for what is made again (default: var/again/RUN-1)", unit="FOLDER")
-    dry_run: bool = flag(False, "say what differs today, and stop")
+    out: str = flag("", "folder for the new results (default: var/again/RUN-1)", unit="FOLDER")
+    dry_run: bool = flag(False, "show what differs today, and stop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +94,7 @@ class EjectFlags(OneRunFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class StopFlags:
-    run: str = flag("", "its name", word=True)
+    run: str = flag("", "name of the run", word=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,18 +104,18 @@ class StatusFlags(OneRunFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class LogsFlags:
-    run: str = flag("", "its name, or the beginning of it (default: the last run)", word=True)
-    follow: bool = flag(False, "go on until the run ends, and exit with its code")
+    run: str = flag("", "name of the run, or its beginning (default: the last run)", word=True)
+    follow: bool = flag(False, "keep printing until the run ends, and exit with its code")
     tail: int = flag(0, "only the last N lines of each log")
-    since: str = flag("", "only what was written in the last 90s, 10m, 2h", unit="DURATION")
-    file: str = flag("", "log of one step, or guard, agent, environment")
-    errors: bool = flag(False, "only the error logs; with --file, of that step")
+    since: str = flag("", "only what was written within this time: 90s, 10m, 2h", unit="DURATION")
+    file: str = flag("", "only this log: the name of a step, or guard, agent, environment")
+    errors: bool = flag(False, "only error logs; with --file, only that step's")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFlags(Output):
     run: tuple[str, ...] = flag(
-        (), "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground for inv train; two of them are "
+        (), "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground (the last inv train); two are "
         "compared",
         word=True,
     )  # fmt: skip
@@ -129,7 +125,7 @@ class ReportFlags(Output):
 
 @dataclass(frozen=True, kw_only=True)
 class KeepFlags(OneRunFlags):
-    detach: bool = flag(False, "in the background; it writes to keep.log beside the run's logs")
+    detach: bool = flag(False, "run in the background, and write to keep.log beside the run's logs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,15 +136,15 @@ class DownFlags(OneRunFlags):
 @dataclass(frozen=True, kw_only=True)
 class ResumeFlags(OneRunFlags):
     spend_limit: str = flag(
-        "", "rented: another limit, in US dollars, for the run from its beginning", group=LIMITS, unit="USD"
+        "", "rented: new limit in US dollars, counted from the start of the run", group=LIMITS, unit="USD"
     )
-    ttl: str = flag("", "rented: so much time from now on", group=LIMITS, unit="DURATION")
+    ttl: str = flag("", "rented: end it this long after now: 90s, 30m, 2h", group=LIMITS, unit="DURATION")
     detach: bool = flag(False, "hand over and return")
 
 
 @dataclass(frozen=True, kw_only=True)
 class UiFlags:
-    port: int | None = flag(None, "of this machine; 0: any (default: 7331, or where that is taken one of the next)")
-    allow_acts: bool = flag(False, "let the page end and resume runs, and scale services; it asks first")
-    export: str = flag("", "write the page as it is now into this folder, as one file that needs no server", unit="DIR")
+    port: int | None = flag(None, "port on this machine; 0: any free one (default: 7331, or the next free one)")
+    allow_acts: bool = flag(False, "let the page end and resume runs and scale services, after a confirmation")
+    export: str = flag("", "write the page as it is now to this folder, as one file that needs no server", unit="DIR")
     open: bool = flag(False, "open it in the browser")

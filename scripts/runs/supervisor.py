@@ -42,7 +42,7 @@ def supervisor(spec: Output) -> None:
         return
     if pid is None:
         seen = f"; the last one looked at {moment(state.looked_at)}" if state else ""
-        print(f"no supervisor is needed: nothing on other machines is left to itself, and there is no service{seen}")
+        print(f"no supervisor is needed: no run on another machine is unattended, and there is no service{seen}")
         return
     print(f"Supervisor: process {pid}; its log: {supervise.log_file(settings)}")
     if is_its and state:

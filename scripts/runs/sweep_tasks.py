@@ -14,5 +14,5 @@ from scripts.cli.command import BEGIN, command
 def sweep(c, spec):
     """Run many trainings on several pods, and compare them.
 
-    Run it again to go on with what is missing.
+    Run it again to continue with what is missing.
     """

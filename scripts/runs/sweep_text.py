@@ -100,7 +100,7 @@ def show_plan(planned: SweepPlan) -> None:
     render.say(f"{what}, about {render.duration(longest_s)} (estimates, one by one)")
     if planned.is_rented:
         together = planned.most_micro_usd if planned.limit is None else min(planned.limit, planned.most_micro_usd)
-        render.say(f"each on a machine that is rented for it: {in_usd(together)} together at most")
+        render.say(f"each on its own rented machine: {in_usd(together)} in all at most")
 
 
 def number(value: float | None) -> str:

@@ -13,7 +13,7 @@ LAUNCH, FLAGS = "scripts.runs.launch", "scripts.runs.flags"
 def launch(c, spec):
     """Train one or more phases, with all they need, to the end.
 
-    What is there already is reused. Ctrl-C leaves the run at work; the same launch follows it again.
+    Artifacts that exist are reused. Ctrl-C leaves the run working; the same launch follows it again.
     """
 
 
@@ -24,7 +24,7 @@ def launch(c, spec):
 def rehearse(c, spec):
     """Launch in a simulated market that costs nothing.
 
-    Its servers and its pods are real processes of this machine. At the end it says what the market saw.
+    Its servers and pods are real processes on this machine. At the end it shows what the market saw.
     """
 
 
@@ -32,13 +32,13 @@ def rehearse(c, spec):
 def status(c, spec):
     """Show every run: its state, its step, its cost.
 
-    Each figure says how old it is.
+    Each figure shows its age.
     """
 
 
 @command("scripts.runs.why", f"{FLAGS}:WhyFlags", example="inv why brave-otter-3")
 def why(c, spec):
-    """Tell in ten lines what became of a run, and what to do.
+    """Explain in ten lines what happened to a run, and what to do.
 
     A pod or a service can be named as well. The first line names the cause: a preemption, a limit, a bad host, no
     memory, a full disk, a killed engine.
@@ -47,10 +47,10 @@ def why(c, spec):
 
 @command("scripts.runs.again", f"{FLAGS}:AgainFlags", world="", example="inv again brave-otter-3 --dry-run")
 def again(c, spec):
-    """Make a run once more here; say what differs today.
+    """Repeat a run on this machine; show what differs today.
 
-    It is made from its receipt, and works in a folder of its own. With the same code, environment and inputs, a CPU
-    gives the same weights, bit by bit, which is compared.
+    The run is repeated from its receipt, in a folder of its own. With the same code, environment and inputs, a CPU
+    gives the same weights bit for bit; they are compared.
     """
 
 
@@ -68,8 +68,8 @@ def logs(c, spec):
 def report(c, spec):
     """Write a page about a run: curves, cost, what the model said.
 
-    The page is one HTML file; each curve lies beside it as a PNG. Two runs are compared: their curves over each other,
-    and what differs between their recipes.
+    The page is one HTML file, with each curve beside it as a PNG. Two runs are compared: their curves in one chart,
+    and the differences between their recipes.
     """
 
 
@@ -77,7 +77,7 @@ def report(c, spec):
 def keep_(c, spec):
     """Follow a run, and bring it back when its pod dies.
 
-    What the run makes is brought home meanwhile. One process at a time keeps a run.
+    Artifacts and logs are copied here meanwhile. Only one process at a time follows a run.
     """
 
 
@@ -85,7 +85,7 @@ def keep_(c, spec):
 def down(c, spec):
     """End a run; return when nothing of it is left or bills.
 
-    Its work is saved first. That it is gone is said only when it is proven.
+    Its work is saved first. A pod is reported as gone only when that is proven.
     """
 
 
@@ -101,16 +101,16 @@ def resume(c, spec):
 def stop(c, spec):
     """Refuse: a stopped pod goes on billing. See `down`.
 
-    Such a pod may also find no GPU when it is to start again. The message says what to type instead.
+    Such a pod may also find no free GPU when it starts again. The message says what to type instead.
     """
 
 
 @command("scripts.runs.supervisor", "scripts.cli.flags:Output", example="inv supervisor")
 def supervisor(c, spec):
-    """Show the process that looks after what must go on.
+    """Show the process that looks after runs and services.
 
-    It keeps runs on other machines that no terminal follows, and services. Where one is needed and none lives it is
-    started.
+    It looks after services, and after runs on other machines that no terminal follows. If it is needed and not
+    running, it is started.
     """
 
 
@@ -118,14 +118,14 @@ def supervisor(c, spec):
 def upgrade(c, spec):
     """Replace keepers and controllers of older code.
 
-    They are asked to leave, the journal is brought up to date, and processes of this code take over; runs go on.
+    They are asked to exit, the journal is migrated, and processes of this code take over; runs go on.
     """
 
 
 @command("scripts.runs.page", f"{FLAGS}:UiFlags", listens="port", example="inv ui --open")
 def ui(c, spec):
-    """Show runs, services and costs as a page that is live.
+    """Show runs, services and costs as a live page.
 
-    It listens on this machine only, and its link counts once; from a control host it is forwarded. Ctrl-C ends the
+    It listens on this machine only, and its link works once; a control host's page is forwarded. Ctrl-C ends the
     page, and nothing else.
     """

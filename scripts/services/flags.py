@@ -6,8 +6,8 @@ from flows.specs.service import ServeSpec
 from infra.flags import flag
 from scripts.cli.flags import TALK, Output, Questions
 
-NAME = "of the service (default: the only one there is)"
-REPLICA = "its number, as serve.status shows it"
+NAME = "name of the service (default: the only one)"
+REPLICA = "number of the replica, as serve.status shows it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class ServeUpFlags(Output, Questions, ServeSpec):
 @dataclass(frozen=True, kw_only=True)
 class ScaleFlags(Output):
     name: str = flag("", NAME, word=True, also=("n",))
-    min_replicas: int | None = flag(None, "so many at least")
+    min_replicas: int | None = flag(None, "lower bound")
     max_replicas: int | None = flag(None, "upper bound (default: unchanged, or --min-replicas if larger)")
     detach: bool = flag(False, "do not wait until they are ready")
 
@@ -33,14 +33,14 @@ class ServeDownFlags(Output):
 @dataclass(frozen=True, kw_only=True)
 class KeyFlags(Output):
     name: str = flag("", NAME, word=True, also=("n",))
-    for_: str = flag("", "whose key it is; --drop takes it away again")
-    drop: bool = flag(False, "make that key void")
+    for_: str = flag("", "name of whoever uses the key")
+    drop: bool = flag(False, "revoke that key")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeStatusFlags(Output):
-    name: str = flag("", "of the service (default: all of them)", word=True, also=("n",))
-    all: bool = flag(False, "a line for each replica")
+    name: str = flag("", "name of the service (default: all)", word=True, also=("n",))
+    all: bool = flag(False, "one line per replica")
     metrics: bool = flag(False, "requests per second, latencies, replicas over time, from the gateway's own log")
     watch: str | bool | None = flag(None, "redraw every N seconds (60)", unit="SECONDS", bare=True)
 
@@ -49,10 +49,10 @@ class ServeStatusFlags(Output):
 class ServeLogsFlags:
     name: str = flag("", NAME, word=True, also=("n",))
     replica_id: int | None = flag(None, REPLICA)
-    controller: bool = flag(False, "what the controller has written")
+    controller: bool = flag(False, "show the controller's log")
     tail: int = flag(0, "only the last N lines")
-    follow: bool = flag(False, "go on until Ctrl-C")
-    json: bool = flag(False, "requests as the gateway wrote them: one JSON object a line", group=TALK)
+    follow: bool = flag(False, "keep printing until Ctrl-C")
+    json: bool = flag(False, "print requests as the gateway wrote them: one JSON object per line", group=TALK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +69,14 @@ class ServeDoctorFlags(Output):
 @dataclass(frozen=True, kw_only=True)
 class BenchFlags(Output):
     name: str = flag("", NAME, word=True, also=("n",))
-    rate: float = flag(2.0, "requests per second that are sent, whether answers come or not (2)", unit="PER_S")
-    duration: str = flag("20s", "for so long: 30s, 5m", unit="DURATION")
-    max_tokens: int = flag(32, "of each answer")
-    prompt: str = flag("Who are you?", "what is asked")
+    rate: float = flag(2.0, "requests sent per second, whether or not answers arrive (2)", unit="PER_S")
+    duration: str = flag("20s", "how long to send requests: 30s, 5m", unit="DURATION")
+    max_tokens: int = flag(32, "maximum tokens of each answer")
+    prompt: str = flag("Who are you?", "the prompt to send")
     target_ttft: float | None = flag(
         None,
-        "seconds to the first token, 95th percentile: raises the rate until that is missed, and says which "
-        "target_qps_per_replica would keep it",
+        "target for the time to first token (95th percentile): the rate rises until it is missed, and the "
+        "target_qps_per_replica that keeps it is shown",
         unit="SECONDS",
     )
 
@@ -84,8 +84,8 @@ class BenchFlags(Output):
 @dataclass(frozen=True, kw_only=True)
 class ServeExportFlags:
     config: str = flag(
-        "", "a service file, or the name of a service that runs (default serve/service.yaml)", unit="FILE", word=True
+        "", "a service file, or the name of a running service (default serve/service.yaml)", unit="FILE", word=True
     )
-    engine: str = flag("skyserve", "skyserve")
+    engine: str = flag("skyserve", "format of the file; only skyserve")
     model: str = flag("", "where its machines find the weights: hf://user/repo, s3://bucket/folder or a folder")
     out: str = flag("", "file to write (default: stdout)", unit="FILE")

@@ -16,8 +16,8 @@ def up(c, spec):
 
     An update drops no request.
 
-    More replicas at least: always on, always paid. More at most: the budget for bursts. A lower
-    target_qps_per_replica: faster answers, dearer. A longer downscale_delay_seconds: steadier, dearer.
+    min_replicas are always on and always paid; max_replicas is the budget for bursts. A lower target_qps_per_replica
+    gives faster answers, a longer downscale_delay_seconds a steadier service; both cost more.
     """
 
 
@@ -30,7 +30,7 @@ def up(c, spec):
 def scale(c, spec):
     """Change how many replicas a service has.
 
-    That is at least and at most; none is started anew for that.
+    It sets the lower and the upper bound; no replica is restarted.
     """
 
 
@@ -38,7 +38,7 @@ def scale(c, spec):
 def down(c, spec):
     """End a service; return when nothing of it runs.
 
-    Requests under way are answered first. That it is gone is said only when it is proven.
+    Requests in progress are answered first. A service is reported as gone only when that is proven.
     """
 
 
@@ -54,7 +54,7 @@ def key(c, spec):
     "scripts.services.inspect", "scripts.services.flags:ServeStatusFlags", example="inv serve.status demo --metrics"
 )
 def status(c, spec):
-    """Show services: address, ready replicas, what each is at."""
+    """Show services: address, ready replicas, state of each."""
 
 
 @command("scripts.services.inspect", "scripts.services.flags:ServeLogsFlags", example="inv serve.logs demo --follow")
@@ -71,7 +71,7 @@ def logs(c, spec):
 def ssh(c, spec):
     """Open a shell in a replica's folder, on its machine.
 
-    `inv serve.ssh NAME --replica-id N -- words` runs words there.
+    `inv serve.ssh NAME --replica-id N -- COMMAND` runs a command there.
     """
 
 
@@ -88,7 +88,7 @@ def doctor(c, spec):
 def bench(c, spec):
     """Put load on a service at a given rate, and measure.
 
-    Requests and tokens per second, time to first token, percentiles.
+    It shows requests and tokens per second, time to first token, percentiles.
     """
 
 
@@ -102,5 +102,5 @@ def bench(c, spec):
 def export(c, spec):
     """Write a service file for `sky serve up`.
 
-    It is for whoever outgrows this one.
+    It is for services that need more than this one offers.
     """

@@ -7,5 +7,5 @@ from scripts.cli.command import command
 def gc(c, spec):
     """Remove old artifacts that nothing refers to.
 
-    Nothing: no name, no run and no service. Old: 14 days, or --older.
+    Referring means by a name, a run or a service. Old means 14 days, or --older.
     """

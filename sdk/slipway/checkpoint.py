@@ -11,8 +11,8 @@
 A checkpoint is a folder `step-000000500/` with `MANIFEST.json`, the size and sha256 of each file, written last: it is
 whole or it is not seen. A damaged one is passed over for the one before. On a pod they lie in
 `$SLIPWAY_WORK/checkpoints`, from where Slipway carries them to the store and brings them back on another machine;
-elsewhere in `checkpoints/`.
-Of several processes rank 0 saves; all of them load. Nothing but Python is needed; PyTorch, where it is imported.
+elsewhere in `checkpoints/`. Of several processes rank 0 saves; all of them load. Nothing but Python is needed; PyTorch,
+where it is imported.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Saver:
     def __init__(self, prefix: str = "checkpoint", save_dir: Union[str, Path] = "", keep: int = 5) -> None:
         """Keep the newest `keep` checkpoints, at least two, in the folder `prefix` of `save_dir`."""
         if not re.fullmatch(r"(?!\.)[A-Za-z0-9._-]{1,128}", prefix):
-            raise ValueError(f"{prefix!r} is no name of a folder: letters, digits, . _ -")
+            raise ValueError(f"{prefix!r} is not a valid folder name: letters, digits, . _ -")
         work = os.environ.get("SLIPWAY_WORK", "")
         self.folder = Path(save_dir or (Path(work, "checkpoints") if work else "checkpoints")) / prefix
         self.prefix, self.keep = prefix, max(LEAST, keep)

@@ -129,7 +129,7 @@ def here(engine: str, tuning: Tuning) -> int | None:
     gpus, _ = host.nvidia()
     sizes = [gpu["memory_bytes"] for gpu in gpus if gpu["memory_bytes"]]
     if len(sizes) < tuning.num_gpus:
-        raise UsageError(f"{tuning.num_gpus} GPUs are wanted, and this machine has {len(sizes)}; see: nvidia-smi")
+        raise UsageError(f"{tuning.num_gpus} GPUs are needed, and this machine has {len(sizes)}; see: nvidia-smi")
     return int(min(sizes) * tuning.gpu_share)
 
 

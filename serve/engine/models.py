@@ -39,8 +39,7 @@ def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Ser
     """Return the model called `name`, whole, in a folder of this machine.
 
     store: of our artifacts, a URI or a folder. Raises UsageError when there is no such model, StoreError when it cannot
-    be
-    downloaded.
+    be downloaded.
     """
     if "://" in source and credentials.kind(source) != "file":
         return ServedModel(folder=_bring(source, cache, say), name=name)

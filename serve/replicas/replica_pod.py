@@ -5,8 +5,8 @@
     end      nothing of it is left, and its log is kept in the local mirror
 
 In: a Version, a Member. Out: journal rows. An engine is never restarted: one that has ended is replaced by another
-replica. It outlives whoever started it, as every pod's work does.
-Raises what `infra.runs.launch` and `infra.runs.pods` raise.
+replica. It outlives whoever started it, as every pod's work does. Raises what `infra.runs.launch` and `infra.runs.pods`
+raise.
 """
 
 import errno

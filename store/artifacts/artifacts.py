@@ -85,8 +85,7 @@ class Store:
         """Return the folder with the files of that artifact, every byte verified just now.
 
         An artifact that lies elsewhere is downloaded first. Raises StoreError when it is missing, damaged or has
-        another
-        fingerprint.
+        another fingerprint.
         """
         return self._kind.path(name, fingerprint)
 

@@ -99,7 +99,7 @@ class Mirror:
             path.unlink()
             if start == 0:
                 break
-        raise StoreError(f"{name} in {self.uri}: what was brought is not what was published (its sha256 differs)")
+        raise StoreError(f"{name} in {self.uri}: the copy differs from what was published (by its sha256)")
 
 
 def _kept(manifest: Manifest) -> Manifest:

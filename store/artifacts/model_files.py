@@ -115,8 +115,7 @@ def check(folder: Path) -> dict[str, Any]:
     """Return the config of a model of any kind, after comparing with the files what every loader takes on trust.
 
     Its sizes are whole numbers within bounds, the numbers of its positions finite and above 0, and its embedding table
-    has
-    the shape that the config says. Raises Unreadable.
+    has the shape that the config says. Raises Unreadable.
     """
     try:
         config = load(folder)

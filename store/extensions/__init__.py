@@ -169,7 +169,7 @@ def require(extension: Extension, kind: str) -> None:
         raise ExtensionError(f"{extension.where} has no function {wanted}{nearest(kind, defined)}")
     node = defined[kind]
     if isinstance(node, ast.AsyncFunctionDef):
-        raise ExtensionError(f"{extension.where}:{node.lineno}: {kind} is async; a plain function is wanted: {wanted}")
+        raise ExtensionError(f"{extension.where}:{node.lineno}: {kind} is async; expected a plain function: {wanted}")
     if isinstance(node, ast.FunctionDef):
         given = node.args
         by_place = [one.arg for one in (*given.posonlyargs, *given.args)]
@@ -224,7 +224,7 @@ def _of_module(word: str) -> Extension:
     if not all(part.isidentifier() for part in word.split(".")):
         raise ExtensionError(f"{word!r} is neither a file that ends in .py nor the name of a module")
     if top in OURS or top in sys.stdlib_module_names:
-        raise ExtensionError(f"{word}: {top} is Slipway's or Python's own; an extension is called otherwise")
+        raise ExtensionError(f"{word}: {top} is a module of Slipway or Python; give the extension another name")
     places: Sequence[str] | None = None
     spec = None
     for end, letter in enumerate(f"{word}."):
@@ -236,7 +236,7 @@ def _of_module(word: str) -> Extension:
                                      "path/to/NAME.py")  # fmt: skip
     assert spec is not None
     if not spec.origin or not spec.origin.endswith(".py"):
-        raise ExtensionError(f"{word} is no Python file ({spec.origin or 'a folder without __init__.py'})")
+        raise ExtensionError(f"{word} is not a Python file ({spec.origin or 'a folder without __init__.py'})")
     if "." not in word and not spec.submodule_search_locations:
         return Extension(word, of_file(Path(spec.origin)).text, spec.origin, word)
     above = Path(spec.origin).parents[word.count(".") + bool(spec.submodule_search_locations)]
@@ -251,8 +251,8 @@ def _of_module(word: str) -> Extension:
                 modules.setdefault(name[:end], "")
     text = PACKED + json.dumps(word) + ', "modules": ' + json.dumps(modules, sort_keys=True) + "}"
     if len(text) > MOST_BYTES:
-        raise ExtensionError(f"{word}: the package {top} is {len(text) >> 10} KiB of code, all of which would go along "
-                             f"with each run; at most {MOST_BYTES >> 10} KiB do: give a file of its own")  # fmt: skip
+        raise ExtensionError(f"{word}: the package {top} is {len(text) >> 10} KiB of code, all of which would be sent "
+                             f"with each run; at most {MOST_BYTES >> 10} KiB can be: give a single file")  # fmt: skip
     return Extension(name_of(word), text, spec.origin, word)
 
 

@@ -31,7 +31,7 @@ def text_of(path: Path) -> str:
                 raise ExtensionError(f"{whose}: its code would run with your keys; own it, then: chmod go-w '{place}'")
         raw = file.read(MOST_BYTES + 1)
     if len(raw) > MOST_BYTES:
-        raise ExtensionError(f"{path} is larger than {MOST_BYTES >> 10} KiB, which is more than goes along with a run")
+        raise ExtensionError(f"{path} is larger than {MOST_BYTES >> 10} KiB, which is more than can be sent with a run")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -161,7 +161,7 @@ def test_the_model_answers_and_is_measured_and_exported(done, tmp_path):
     text = scores["measures"]["text"]
     assert text["low"] < scores["bits_per_byte"] == text["value"] < text["high"] and "rows" not in text
     unknown = world.begin("eval", "--compare", "mid", "base").communicate(timeout=60)[1]
-    assert "nothing is known of mid as it is now; measure it: inv eval mid" in unknown
+    assert "there are no measurements of mid in its present state; measure it: inv eval mid" in unknown
     (tmp_path / "where.jsonl").write_text('{"question": "Where?", "choices": ["here", "there"], "answer": 0}\n' * 3)
     found = world.json("eval", "mid", "--task", str(tmp_path / "where.jsonl"))["measures"]["task where"]
     assert found["of"] == 3 and found["value"] in (0, 1) and found["chance"] == 0.5
@@ -216,7 +216,7 @@ def test_a_lost_journal_is_told_and_not_taken_for_a_beginning(world):
     world.inv("status")
     (world.folder / "state" / "journal.db").unlink()
     _, err = world.begin("status").communicate(timeout=60)
-    assert "was lost and begins anew" in err
+    assert "was lost and a new one starts" in err
 
 
 def test_a_seed_of_zero_is_a_seed(done):

@@ -89,11 +89,11 @@ def test_what_is_refused_is_refused_before_anything_starts(world, tmp_path):
         ([file, "--provider", "local"], "line 5: envs: NEEDED has no value; give it: -e NEEDED=VALUE"),
         (
             [file, "-e", "NEEDED=1", "--secret", "DB_DSN=x"],
-            "on a machine of yours only when you say so: add --provider",
+            "on this or another machine of yours only if you ask for it: add --provider",
         ),
         ([file, "--phase", "base"], "--phase is of a training of ours"),
         ([file, "--cmd", "true"], "are two jobs; give one of them"),
-        (["--workdir", str(tmp_path)], "--workdir goes along with a job of your own"),
+        (["--workdir", str(tmp_path)], "--workdir is for a job of your own"),
         ([str(tmp_path / "words.txt")], "expected"),
     ):
         process = world.begin("launch", *words)

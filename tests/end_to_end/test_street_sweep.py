@@ -163,7 +163,7 @@ def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_ren
     assert len(here["runs"]) == 3 and {one["most_usd"] for one in here["runs"]} == {"0.00"}
     refused = user.begin("sweep", path, "--rehearse")
     _, err = refused.communicate(timeout=60)
-    assert refused.returncode == 2 and "15.00 USD together at most" in err and "pass --yes" in err, err
+    assert refused.returncode == 2 and "15.00 USD in all at most" in err and "pass --yes" in err, err
     planned = user.json("sweep", path, "--rehearse", "--dry-run")
     assert [one["most_usd"] for one in planned["runs"]] == ["7.50", "7.50"]
     assert user.truth()["pods"] == []

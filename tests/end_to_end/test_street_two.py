@@ -94,7 +94,7 @@ def test_nothing_that_a_run_a_name_or_a_service_reads_is_removed(world, trained)
     assert Store(root).manifest("base_checkpoints/tiny").fingerprint != before
     assert world.json("store.gc", "--dry-run")["removed"] == []  # too young
     notes = world.json("launch", "--phase", "base", "--dry-run")["notes"]
-    assert any("the store holds 5 artifacts" in note and "read by nothing (inv store.gc)" in note for note in notes)
+    assert any("the store holds 5 artifacts" in note and "unused (inv store.gc)" in note for note in notes)
     kept = kept_name("base_checkpoints/tiny", before)
     reference = root / "references" / "service-mine.json"
     reference.parent.mkdir(exist_ok=True)

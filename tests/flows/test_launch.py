@@ -104,6 +104,6 @@ def test_a_key_for_the_end_of_a_pod_is_not_given_where_code_of_others_runs(rl, m
 def test_a_key_for_the_end_of_a_pod_is_for_rented_ones_and_trainings_of_ours(settings, tmp_path):
     with pytest.raises(UsageError, match="--self-end is for rented machines"):
         meant(settings, self_end=True)
-    with pytest.raises(UsageError, match="--self-end is for trainings of ours"):
+    with pytest.raises(UsageError, match="--self-end is for Slipway's own trainings"):
         spec = LaunchFlags(cmd="true", self_end=True)
         jobs.understand(spec, jobs.load(spec, "", "true", ""), {}, settings, print)

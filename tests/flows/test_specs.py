@@ -49,8 +49,8 @@ def test_an_option_has_the_type_of_its_field(path, text, value):
 @pytest.mark.parametrize(
     ("path", "text", "said"),
     [
-        ("sft.optimzer.lr", "1", "optimzer is no option; did you mean optimizer?"),
-        ("sft.optimizer.lrr", "1", "optimizer.lrr is no option; did you mean lr?"),
+        ("sft.optimzer.lr", "1", "optimzer is not an option; did you mean optimizer?"),
+        ("sft.optimizer.lrr", "1", "optimizer.lrr is not an option; did you mean lr?"),
         ("sft.optimizer", "1", "has options of its own; name one: lr, embed_lr"),
         ("sft.steps.more", "1", "steps has no options of its own"),
         ("sft.rows", "1.5", "expected a whole number"),

@@ -60,7 +60,7 @@ def test_a_sample_is_drawn_by_chance_and_the_same_every_time():
         ({"axes": {"seed": 1}}, "expected a list of values"),
         ({"axes": {"sed": [1]}}, "did you mean seed"),
         ({"axes": {"seed": [1, 1]}}, "two runs have this name"),
-        ({"axes": {"seed": [1]}, "seeds": [1]}, "`seed` stands beside `seeds`"),
+        ({"axes": {"seed": [1]}, "seeds": [1]}, "both `seed` and `seeds` are set"),
         ({"axes": {"base.optimizer.lr": {"from": 0.1, "to": 0.2}}}, "needs a count, or `sample`"),
         ({"axes": {"seed": {"from": 1, "to": 10**7}}}, "more than 1000 values"),
         ({"runs": [{"name": "a"}], "rank": {"mode": "least"}}, "rank: mode is 'least'"),

@@ -180,7 +180,7 @@ def test_what_arrives_otherwise_than_it_was_published_is_not_used(hub, tmp_path,
     store.publish(folder_of(tmp_path / "made", {"a.bin": LARGE}), "text", "f1", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     hub.faults = [Fault(f"GET /store/us/things/{digest(LARGE)}", "stale")]
-    with pytest.raises(StoreError, match="what was brought is not what was published"):
+    with pytest.raises(StoreError, match="the copy differs from what was published"):
         store.path("text", "f1")
     assert (store.path("text", "f1") / "a.bin").read_bytes() == LARGE  # the next time it is
 

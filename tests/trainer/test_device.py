@@ -84,7 +84,7 @@ def test_what_the_driver_lists_is_asked_of_it_and_counts_unless_gpus_are_hidden(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert device.look().gpus == ("GPU 0: NVIDIA H100 80GB HBM3",)
-    with pytest.raises(Refused, match="nothing is computed on the CPU instead"):
+    with pytest.raises(Refused, match="the CPU is not used instead"):
         device.prepare()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert device.prepare().device.type == "cpu"

@@ -148,7 +148,10 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     assert main(["chat", "--model", str(model)]) == 0
     talk = capfd.readouterr()
     assert talk.out == "I am Bosun.\n" * 2 and "/reset           forget" in talk.err
-    assert "/rest is no command, and was not sent to the model" in talk.err and "what was said is forgotten" in talk.err
+    assert (
+        "/rest is not a command, and was not sent to the model" in talk.err
+        and "the conversation starts over" in talk.err
+    )
     folders = {"text": "datasets/x/text", "identity": "identity", "questions": "datasets/x/questions"}
     monkeypatch.setattr(sys, "stdin", io.StringIO("Who are you?\n" * 20))
     assert main(["chat", "--model", str(model), "--max-tokens", "16"]) == 0

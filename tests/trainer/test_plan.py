@@ -181,7 +181,7 @@ def test_what_other_code_made_is_kept_and_the_file_is_named(checkout, module, di
     assert named == set(differing)
     assert {file for one in plan.artifacts for file in one.differs} == {module}
     assert [one.name for one in plan.doubtful] == (["chatsft_checkpoints/tiny"] if "chatsft" in differing else [])
-    said = [note for note in plan.notes if "is kept, though its code is another one today" in note]
+    said = [note for note in plan.notes if "is kept, although its code has changed" in note]
     assert len(said) == len(set(differing) - {"chatsft"}) and all(module in note for note in said)
 
 
@@ -447,7 +447,7 @@ def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_o
     assert "model.ternary null (profile: None or Ternary(per_row=False, haar=False))" in notes
     assert any("the model says no `ternary`, so it goes on in full precision" in one for one in notes)
     for options, said in (
-        ({"model.hiden_size": "512"}, "hiden_size is no option; did you mean hidden_size"),
+        ({"model.hiden_size": "512"}, "hiden_size is not an option; did you mean hidden_size"),
         ({"model.ternary.haar": "true", "model.intermediate_size": "769"}, "must both be even"),
         ({"model.num_attention_heads": "3", "model.num_key_value_heads": "3", "model.head_dim": "30"},
          "relation_heads is 8, which does not divide the 90 numbers"),

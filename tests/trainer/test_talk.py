@@ -69,8 +69,8 @@ def test_who_types_is_told_who_answers_and_how_fast_and_a_pipe_gets_the_answers_
 def test_what_it_is_told_beforehand_and_who_answers_can_be_changed(hold):
     out, err = hold("/system be brief", "hi", "/system", "/system -", "hi", "/model", "/model other", "no", "/nonsense")
     assert out == "be brief|hi \nhi \n"
-    assert err.count("is told beforehand: be brief") == 2 and "is told beforehand: nothing" in err
-    assert "other from here on" in err and "that is too long" in err and "/nonsense is no command" in err
+    assert err.count("system prompt: be brief") == 2 and "system prompt: none" in err
+    assert "other from here on" in err and "that is too long" in err and "/nonsense is not a command" in err
 
 
 def test_a_conversation_is_saved_as_training_reads_it_and_nothing_is_overwritten(hold, tmp_path):

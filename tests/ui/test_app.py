@@ -163,7 +163,7 @@ def test_an_act_asks_first_and_its_word_counts_once(desk, monkeypatch):
 
 def test_no_act_is_about_something_by_default(desk):
     for said in ({"act": "down"}, {"act": "resume", "name": ""}, {"act": "scale", "name": "x", "least": 2, "most": 1}):
-        with pytest.raises(Exception, match="names what|cannot be more"):
+        with pytest.raises(Exception, match="names what|cannot exceed"):
             acts.Acts(desk).take(said)
 
 

@@ -74,7 +74,7 @@ class Checkpoint:
         try:
             return tensor_file.Joined([self.folder / name for name in names])
         except SafetensorError as error:
-            raise CheckpointError(f"{self.folder}: its {kind} files are no safetensors files: {error}") from None
+            raise CheckpointError(f"{self.folder}: its {kind} files are not safetensors files: {error}") from None
 
     def link_to(self, folder: Path, kinds: Collection[str]) -> None:
         """Make a checkpoint of those KINDS alone, of the same files, in a folder that is not there. Raises OSError."""

@@ -127,7 +127,7 @@ def read_config(folder: Path) -> ModelConfig:
         config = model_config(model_files.load(folder))
         odd = differences(config, map(model_files.header, model_files.weight_files(folder)))
     except FileNotFoundError:
-        raise Refused(f"{folder} is no model folder: it has no config.json") from None
+        raise Refused(f"{folder} is not a model folder: it has no config.json") from None
     except (ValueError, Unreadable) as error:
         raise Refused(f"{folder}: {error}") from None
     if wrong := vocabulary.problem_in(folder):

@@ -9,7 +9,7 @@ def add_talk(one: argparse.ArgumentParser) -> None:
     """Add what a conversation takes."""
     one.add_argument("--name", default="", help="what the model is called in the conversation")
     one.add_argument("--prompt", help="one question; without it, a conversation on stdin")
-    one.add_argument("--system", default="", help="what the model is told beforehand")
+    one.add_argument("--system", default="", help="system prompt")
     one.add_argument("--temperature", type=float, default=0.0, help="0 = greedy decoding")
     one.add_argument("--top-k", type=int, default=50)
     one.add_argument("--max-tokens", type=int, default=256)

@@ -92,8 +92,8 @@ class InParts(torch.autograd.Function):
     """Attention for training on a CPU, some queries at a time: those of a part meet the keys up to its last.
 
     Kept for the way back: what came in, the answer, one number per query; scores are made again. They are in the dtype
-    of q, as products of matrices come, and their softmax in fp32.
-    Source of the way back: Dao et al., arXiv 2205.14135, appendix B.
+    of q, as products of matrices come, and their softmax in fp32. Source of the way back: Dao et al., arXiv 2205.14135,
+    appendix B.
     """
 
     @staticmethod

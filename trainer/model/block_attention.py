@@ -3,8 +3,8 @@
 In: queries, keys and values of [clean | copies], and which block of the clean tokens each block of the sequence stands
 for. Out: what attention gives. One rule says who sees whom: a query sees its own block, both ways, and the clean blocks
 before the block that it stands for. On a GPU that goes through flex attention, on a CPU through products of matrices
-that leave out what nobody sees; `dense` is the same as a plain mask.
-Source of the rule: Wu et al., arXiv 2509.26328, section 3; the copies of both views share one clean half here.
+that leave out what nobody sees; `dense` is the same as a plain mask. Source of the rule: Wu et al., arXiv 2509.26328,
+section 3; the copies of both views share one clean half here.
 """
 
 from collections.abc import Iterator

@@ -94,7 +94,7 @@ def read_config(folder: Path) -> ModelConfig:
         config = model_config(model_files.load(folder))
         odd = differences(config, map(model_files.header, model_files.weight_files(folder)))
     except FileNotFoundError:
-        raise Refused(f"{folder} is no model folder: it has no config.json") from None
+        raise Refused(f"{folder} is not a model folder: it has no config.json") from None
     except ConfigError as error:
         raise Refused(f"{folder / 'config.json'}: {error}") from None
     except Unreadable as error:

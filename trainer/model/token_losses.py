@@ -2,8 +2,8 @@
 
 In: hidden states, the head's matrix, the ids that came. Out: log-probabilities, one per token, and the entropy of each
 distribution. On the way back the logits of a slice are made again, since the gradient of a token is not known before;
-where they are few, they are kept.
-Beside a teacher: cross entropy and divergence, summed, whose gradients are made with them.
+where they are few, they are kept. Beside a teacher: cross entropy and divergence, summed, whose gradients are made with
+them.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,11 @@
 """The loss of block diffusion: every learnt token is predicted once, out of a copy of its block in which it is masked.
 
-In: rows of ids, the usual targets, which tokens are masked in the first of two complementary views. Out: summed nats.
-A row becomes [clean | first view | second view]: the clean tokens are the same for both, so they are there once (three
-times the tokens instead of four), and only blocks that hold something to learn have copies. As in next-token training
-a token is predicted where the one before it stands; the first of a block where the clean one before it stands, which is
-where decoding takes it from.
-Source: Wu et al., Fast-dLLM v2, arXiv 2509.26328, section 3; its code predicts the first of a block, too, out of the
-copies.
+In: rows of ids, the usual targets, which tokens are masked in the first of two complementary views. Out: summed nats. A
+row becomes [clean | first view | second view]: the clean tokens are the same for both, so they are there once (three
+times the tokens instead of four), and only blocks that hold something to learn have copies. As in next-token training a
+token is predicted where the one before it stands; the first of a block where the clean one before it stands, which is
+where decoding takes it from. Source: Wu et al., Fast-dLLM v2, arXiv 2509.26328, section 3; its code predicts the first
+of a block, too, out of the copies.
 """
 
 from collections.abc import Mapping

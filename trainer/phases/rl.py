@@ -96,8 +96,8 @@ def devices_of(phase: PhaseRun, rl: RlConfig) -> tuple[str, ...]:
     names = seen.split(",") if seen else [str(one) for one in range(count)]
     if not rl.engine_devices or phase.ranks.per_node > count - rl.engine_devices:
         raise Refused(
-            f"rl: the engine vllm needs GPUs of its own, and {phase.ranks.per_node} of {count} are training; begin it "
-            "with --engine-devices 1, or take --engine embedded"
+            f"rl: the engine vllm needs GPUs of its own, and {phase.ranks.per_node} of {count} are training; start it "
+            "with --engine-devices 1, or use --engine embedded"
         )
     return tuple(names[-rl.engine_devices :])
 

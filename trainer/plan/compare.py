@@ -125,7 +125,7 @@ def resolve(
         f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := told(found))
     )
     notes += tuple(
-        f"{one.name} is kept, though its code is another one today: {', '.join(one.differs)}"
+        f"{one.name} is kept, although its code has changed: {', '.join(one.differs)}"
         for one in artifacts
         if one.differs and one not in doubtful
     )
@@ -189,7 +189,7 @@ def _planned(
     readers = inventory.references.get(pointed.fingerprint, ()) if pointed and is_moved else ()
     used = f"; {', '.join(readers)} goes on with the earlier one" if readers else ""
     if not is_due:
-        other = f"its name {'moves from' if is_asked else 'stands for'} another one ({why}{used})" if is_moved else ""
+        other = f"its name {'moves from' if is_asked else 'now points to'} another one ({why}{used})" if is_moved else ""
         return PlannedArtifact(node.artifact, "here", "", other, None, choice.fingerprint, choice.differs)
     state, reason = "missing", ""
     if pointed is not None:

@@ -121,7 +121,7 @@ def _typed(record: type, path: str, text: str, where: str) -> tuple[list[str], A
         if name not in hints:
             near = difflib.get_close_matches(name, hints, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(hints)}"
-            raise ConfigError(f"{where}: {'.'.join([*names, name])} is no option; {hint}")
+            raise ConfigError(f"{where}: {'.'.join([*names, name])} is not an option; {hint}")
         names.append(name)
         kinds = _kinds(hints[name])
         inner = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)

@@ -2,11 +2,11 @@
 
 In: the figures of a step, and now and then what the model says. Out: one line per step in `metrics.jsonl`, which
 `trainer.tracking` tells to others; at most a few `progress` records per second, which carry a short curve of the loss
-for `inv status`.
-Figures of a step: `loss` (nats per counted token), `grad_norm`, `lr`, `tokens` (all so far, without padding),
-`tokens_per_s` and `mfu` of those (over the last steps; the first line of a process says under `mfu_of` of what),
-`step_s`, `data_wait_s`, `memory_bytes` (the most so far, of the GPU or of the process), `at` (UTC epoch seconds).
-The first line of all has `config`, the whole configuration that the trainer has got: what was asked for has arrived.
+for `inv status`. Figures of a step: `loss` (nats per counted token), `grad_norm`, `lr`, `tokens` (all so far, without
+padding), `tokens_per_s` and `mfu` of those (over the last steps; the first line of a process says under `mfu_of` of
+what), `step_s`, `data_wait_s`, `memory_bytes` (the most so far, of the GPU or of the process), `at` (UTC epoch
+seconds). The first line of all has `config`, the whole configuration that the trainer has got: what was asked for has
+arrived.
 """
 
 import time

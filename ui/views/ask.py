@@ -40,7 +40,7 @@ class ViewQuery:
         try:
             found = float(said)
         except ValueError:
-            raise UsageError(f"{name} is {said!r}, which is no number") from None
+            raise UsageError(f"{name} is {said!r}, which is not a number") from None
         if math.isnan(found):
             raise UsageError(f"{name} is no number")
         return found
@@ -51,7 +51,7 @@ class ViewQuery:
         if not said:
             return usual
         if not (said.isascii() and said.isdigit()):
-            raise UsageError(f"{name} is {said!r}, which is no whole number")
+            raise UsageError(f"{name} is {said!r}, which is not a whole number")
         return min(int(said), most)
 
 

@@ -99,8 +99,7 @@ def ensure(name: str, code: Path, cache: Path, torch: str, say: Say, carried: Ca
     """Return the interpreter of environment `name` of the checkout `code`, built under `cache` if it is not there.
 
     `torch` is "cpu" or "cuda". `say` gets what is being done; nothing when all is there. `carried`: what came here
-    along
-    with a job. Raises EnvironmentFailed.
+    along with a job. Raises EnvironmentFailed.
     """
     spec = read_spec(name, code, torch)
     return ensure_at(cache / f"{name}-{spec.key[:12]}", spec, cache, say, carried)

@@ -2,8 +2,8 @@
 
 In: pip's files and variables; `packages.json`, which whoever hands over a job writes beside it. Out: the environment
 under which uv, or pip, looks in the same places. This machine's own configuration overrides what was carried; a carried
-folder counts where it exists here, a carried index where it answers.
-Standard library only, and a grammar that Python 3.9 reads.
+folder counts where it exists here, a carried index where it answers. Standard library only, and a grammar that Python
+3.9 reads.
 """
 
 import configparser

@@ -127,7 +127,7 @@ def _begin_anew(pod: PodFolder, job: Job) -> None:
 
 def _take_turn(pod: PodFolder) -> None:
     if hold(lock(pod, "command"), wait_s=grace_s() + 2 * END_S) is None:
-        raise AgentError(f"{pod.root}: another start or stop is still at work here")
+        raise AgentError(f"{pod.root}: another start or stop is still in progress here")
 
 
 def _anyone(pod: PodFolder) -> bool:

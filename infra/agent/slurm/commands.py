@@ -191,7 +191,7 @@ def _put_away(pod: PodFolder) -> None:
 
 def _take_turn(pod: PodFolder) -> None:
     if hold(lock(pod, "command"), wait_s=grace_s() + KILL_S + END_S) is None:
-        raise AgentError(f"{pod.root}: another start or stop is still at work here")
+        raise AgentError(f"{pod.root}: another start or stop is still in progress here")
 
 
 def _await(truth: Callable[[], bool], within_s: float) -> bool:

@@ -137,7 +137,7 @@ def _go_on_later() -> None:
     try:
         said = queue.rows(queue.call(["squeue", "--noheader", "-j", number, "-o", queue.JOB_FORMAT]), queue.JOB)
         state = said[0]["state"] if said else "unknown"
-        say(f"left without a verdict; Slurm calls the job {state}")
+        say(f"exited without a verdict; Slurm calls the job {state}")
         if state == "RUNNING":
             queue.call(["scontrol", "requeue", number])
     except queue.QueueError as error:  # its keeper submits it anew

@@ -59,8 +59,8 @@ def server_context(tls: Tls) -> ssl.SSLContext:
                          f"run: chmod 600 {quoted}")  # fmt: skip
     if "ENCRYPTED" in _text(tls.keyfile):
         raise UsageError(
-            f"service.tls: keyfile {tls.keyfile} has a password, which a gateway has nobody to ask for; write it "
-            f"without one, into a file of mode 600: openssl pkey -in {quoted} -out FILE"
+            f"service.tls: keyfile {tls.keyfile} has a password, which a gateway cannot ask for; write it "
+            f"without one, to a file of mode 600: openssl pkey -in {quoted} -out FILE"
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -72,7 +72,7 @@ def server_context(tls: Tls) -> ssl.SSLContext:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise UsageError(f"service.tls: keyfile {tls.keyfile} is not the key of {tls.certfile}") from None
-        raise UsageError(f"service.tls: {tls.certfile} and {tls.keyfile} are no certificate and key in PEM: "
+        raise UsageError(f"service.tls: {tls.certfile} and {tls.keyfile} are not a certificate and key in PEM: "
                          f"{error.reason or error}") from None  # fmt: skip
     return context
 

@@ -259,7 +259,7 @@ def test_a_corpus_that_is_to_be_held_out_and_is_empty_is_refused(shard, tmp_path
 def test_a_source_does_not_grow_by_the_shards_made_of_it(shard, tmp_path):
     (tmp_path / "a.txt").write_text("one\n")
     code, said = shard(tmp_path)
-    assert code == 2 and f"out lies in the source {tmp_path}" in said
+    assert code == 2 and f"out is inside the source {tmp_path}" in said
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_escapes_are_undone(text):
 
 @pytest.mark.parametrize("line", [b"wrong \\x", b"wrong at its end \\", "w\\ö".encode()])
 def test_a_line_that_escape_cannot_have_made_is_refused(line):
-    with pytest.raises(ValueError, match="is no escape of ours"):
+    with pytest.raises(ValueError, match="is not an escape that Slipway writes"):
         unescape_giant(bytearray(line))
 
 

@@ -80,7 +80,7 @@ DELETED_LATE = replace(HONEST, asked=tuple(
     replace(one, pods=(pod(STRAYED),)) if one.began_at == 1260 else one for one in HONEST.asked
 ))  # fmt: skip
 REFUSED = replace(HONEST, asked=tuple(
-    replace(one, error="AuthError: /home/somebody/key was not let in") if one is REACHED else one
+    replace(one, error="AuthError: /home/somebody/key was refused") if one is REACHED else one
     for one in HONEST.asked
 ))  # fmt: skip
 BLIND = VerbCall(verb="list", began_at=150.0, ended_at=151.0)

@@ -11,7 +11,7 @@ from infra.records import Address
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
-        (AuthError("the key was not let in: Authentication failed."), "correct `user` (nobody) or `identity_file`"),
+        (AuthError("the key was refused: Authentication failed."), "correct `user` (nobody) or `identity_file`"),
         (SlipwayError("[Errno -2] Name or service not known"), "correct `ip` (box) in the inventory"),
         (SlipwayError("timed out"), "takes 2 to 5 minutes to boot: try again"),
     ],

@@ -248,7 +248,7 @@ def test_an_estimate_shows_the_unit_price_that_it_was_made_with(rehearsal):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--estimate", "--phase", "base"], 2, "say --hours"),
+        (["--estimate", "--phase", "base"], 2, "give --hours"),
         (["--estimate"], 2, "what work"),
         (["--estimate", "--phase", "sft", "--gpu", "TPU"], 2, "TPU"),
         (["--estimate", "--hours", "1", "--gpu", "B300", "--num-gpus", "3"], 3, "no price"),

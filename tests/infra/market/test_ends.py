@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from email.utils import formatdate
+from typing import NoReturn
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -147,6 +148,21 @@ def test_nothing_is_rented_by_a_clock_that_is_more_than_an_hour_off(desk, journa
     with pytest.raises(SlipwayError, match="its clock is .* nothing was rented"):
         pods.rent(desk.client, desk.request, offer, job, journal)
     assert desk.created == 0 and journal.ops() == []
+
+
+def test_nothing_is_rented_by_a_clock_that_is_found_wrong_after_the_offers_came(desk, journal, monkeypatch):
+    desk.prices(57)
+    (offer, *_), job = desk.client.catalog(desk.request), Job(run="", token="", steps=(), limits=DAY)
+
+    def account(client) -> NoReturn:  # its answer shows the clock before it shows an owner
+        desk.prices(57, formatdate(time.time() + 7200, usegmt=True))
+        client.catalog(desk.request)
+        raise SlipwayError("no owner")
+
+    monkeypatch.setattr(KINDS[desk.name], "account", account)
+    with pytest.raises(SlipwayError, match="its clock is .* nothing was rented"):
+        pods.rent(desk.client, desk.request, offer, job, journal)
+    assert desk.created == 0 and [op.state for op in journal.ops()] == ["FAILED"]
 
 
 def test_what_its_vendor_tells_otherwise_than_was_agreed_to_is_given_back(tmp_path):

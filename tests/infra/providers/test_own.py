@@ -86,7 +86,7 @@ def test_what_it_says_clearly_stays_as_it_is(made):
 @pytest.mark.parametrize(
     ("verb", "value", "said"),
     [
-        ("list", "None", "list returned nothing; a list of Pod is wanted"),
+        ("list", "None", "list returned nothing; expected a list of Pod"),
         ("list", "[1]", "a row of list returned an int"),
         ("list", "[POD, POD]", "names a machine twice"),
         ("find", "'m1'", "find returned a str"),

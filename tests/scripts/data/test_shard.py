@@ -43,7 +43,7 @@ def test_a_tenth_of_a_data_set_becomes_a_folder_that_datasets_reads(tmp_path):
     [
         (("--push", "s3://me/mine"), "expected hf://user/name"),
         (("--push", "hf://me/mine"), "set HF_TOKEN"),
-        (("--license", "mit"), "--license is a word of --push"),
+        (("--license", "mit"), "--license goes with --push"),
     ],
 )
 def test_a_push_that_cannot_be_is_refused_before_anything_is_made(tmp_path, words, seen):

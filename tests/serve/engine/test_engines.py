@@ -256,7 +256,7 @@ def test_a_replica_becomes_its_engine_and_answers_as_its_model(tmp_path):
         ({"source": "nope"}, "no model 'nope'"),
         ({"engine": "vlm"}, "there is no engine 'vlm'"),
         ({"engine": "vllm-cpu", "source": "LARGE"}, "does not fit: it needs 14"),
-        ({"engine": "vllm"}, "1 GPUs are wanted, and this machine has 0"),
+        ({"engine": "vllm"}, "1 GPUs are needed, and this machine has 0"),
     ],
 )
 def test_what_cannot_be_served_is_one_line_and_exit_code_2(tmp_path, said, why):

@@ -45,7 +45,7 @@ def test_a_certificate_that_cannot_be_used_is_refused_with_what_to_do(authority,
     put(key, in_pem(authority.key, b"secret"), 0o600)
     assert "has a password" in refusal()
     chain.write_text("nothing")
-    assert "no certificate and key in PEM" in refusal()
+    assert "not a certificate and key in PEM" in refusal()
     chain.unlink()
     assert "No such file" in refusal()
     certificate.server_context(tls)
