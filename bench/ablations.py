@@ -32,6 +32,7 @@ from trainer.config import PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.evaluation.evaluate import bits_per_byte
 from trainer.loop import accumulate
+from trainer.model.conversion import converted
 from trainer.model.decoder import Decoder, initialise
 from trainer.model.ternary import layers_of, relative_error
 from trainer.objectives import CrossEntropy, Objective
@@ -120,9 +121,7 @@ class Bench:
         layerwise, second, first = self.phases["bits1.9"], self.phases["bits2"], self.phases["base"].steps
         steps = layerwise.steps + second.steps
         shape: ModelConfig = replace(base.config, ternary=arm.ternary, sub_norm=arm.sub_norm)
-        model = Decoder(shape, base.compute_dtype)
-        gains = {name: one for name, one in model.state_dict().items() if one.dim() == 1}
-        model.load_state_dict({**gains, **base.state_dict()})
+        model = converted(base, shape, base.compute_dtype)
         self.tokens, self.spent_s = 0, 0.0
         assert layerwise.bits and second.bits
         bits = replace(second.bits, saliency=arm.saliency, saliency_warmup=max(1, second.steps // 10))
