@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trainer.model.decoder import Decoder
 from trainer.records.model_config import ModelConfig
 
+NORMS = {"o_proj": "attn_sub_norm", "down_proj": "ffn_sub_norm"}  # by the matrix in front of which it stands
 ROWS, TOKENS = 2, 256  # drawn to measure with
 
 
@@ -20,11 +21,10 @@ def converted(before: Decoder, shape: ModelConfig, dtype: torch.dtype) -> Decode
     model = Decoder(shape, dtype)
     model.load_state_dict({**model.state_dict(), **before.state_dict()})
     if shape.sub_norm and not before.config.sub_norm:
-        sizes = read_sizes(before)
         with torch.no_grad():
-            for number, block in enumerate(model.model.layers):
-                block.self_attn.attn_sub_norm.weight.fill_(sizes[f"model.layers.{number}.self_attn.o_proj"])
-                block.mlp.ffn_sub_norm.weight.fill_(sizes[f"model.layers.{number}.mlp.down_proj"])
+            for name, size in read_sizes(before).items():
+                block, _, matrix = name.rpartition(".")
+                model.get_parameter(f"{block}.{NORMS[matrix]}.weight").fill_(size)
     return model
 
 
@@ -45,7 +45,7 @@ def read_sizes(model: Decoder) -> dict[str, float]:
 
     modules, hooks = dict(model.named_modules()), list[torch.utils.hooks.RemovableHandle]()
     for name in modules:
-        if name.endswith((".o_proj", ".down_proj")):
+        if name.rpartition(".")[2] in NORMS:
             looking(name)
     length = min(TOKENS, config.max_position_embeddings)
     ids = torch.randint(config.vocab_size, (ROWS, length), generator=torch.Generator().manual_seed(0))

@@ -32,7 +32,7 @@ def test_norms_in_front_of_matrices_leave_what_these_read_as_large_as_it_was(bef
     ids = torch.randint(TINY.vocab_size, (4, 64), generator=torch.Generator().manual_seed(5))
     found = {}
     for name, block in (("before", before), ("model", model)):
-        last = block.model.layers[-1].mlp.down_proj
+        last = block.get_submodule("model.layers.1.mlp.down_proj")
         hook = last.register_forward_pre_hook(lambda _, given, name=name: found.update({name: given[0].detach()}))
         with torch.no_grad():
             found[f"{name} says"] = block(ids)
@@ -41,9 +41,9 @@ def test_norms_in_front_of_matrices_leave_what_these_read_as_large_as_it_was(bef
     assert sizes["before"] < 0.5  # with a gain of one it would be one
     assert sizes["model"] == pytest.approx(sizes["before"], rel=0.15)
     with torch.no_grad():
-        for block in model.model.layers:
-            block.self_attn.attn_sub_norm.weight.fill_(1.0)
-            block.mlp.ffn_sub_norm.weight.fill_(1.0)
+        for name, one in model.named_parameters():
+            if "sub_norm" in name:
+                one.fill_(1.0)
         ones = model(ids)
     near, far = (float((one - found["before says"]).square().mean()) for one in (found["model says"], ones))
     assert near < far / 4
@@ -51,13 +51,13 @@ def test_norms_in_front_of_matrices_leave_what_these_read_as_large_as_it_was(bef
 
 def test_a_norm_is_never_switched_off_by_what_cannot_be_measured(before):
     with torch.no_grad():
-        before.model.layers[0].self_attn.v_proj.weight.zero_()
-        before.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
+        before.get_parameter("model.layers.0.self_attn.v_proj.weight").zero_()
+        before.get_parameter("model.layers.1.mlp.up_proj.weight")[0, 0] = float("nan")
     sizes = read_sizes(before)
     assert sizes["model.layers.0.self_attn.o_proj"] == 1.0 and sizes["model.layers.1.mlp.down_proj"] == 1.0
     assert 0 < sizes["model.layers.0.mlp.down_proj"] < 1
     shape = replace(TINY, sub_norm=True)
     once = converted(before, shape, torch.float32)
     twice = converted(once, shape, torch.float32)  # norms that were there stay as they are
-    gains = [one.model.layers[0].mlp.ffn_sub_norm.weight[0].item() for one in (once, twice)]
+    gains = [one.get_parameter("model.layers.0.mlp.ffn_sub_norm.weight")[0].item() for one in (once, twice)]
     assert gains == pytest.approx([sizes["model.layers.0.mlp.down_proj"]] * 2)
