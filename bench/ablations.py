@@ -6,8 +6,8 @@ a small model; --profile takes a file, too, such as examples/sweeps/profiles/sma
 A base model of each seed is made first. Every arm goes on from it, over the same batches in the same order, for as many
 tokens; the arm `fp` is that model trained on in full precision, which is what a ternary one is to be compared with.
 Differences are taken seed by seed; their interval is Student's of 95 %. --share shortens every phase to that part.
-Prints a table in Markdown: loss (nats per token) and perplexity on held-out text, bits per byte, the difference of bits
-per byte to the arm `baseline`, tokens per CPU second, and what rounding takes from the matrices.
+Prints a table in Markdown: loss (nats per token) and perplexity on held-out text, bits per byte, how many more of them
+than the arms `fp` and `baseline` need, tokens per CPU second, and what rounding takes from the matrices.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from trainer.config import PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.evaluation.evaluate import bits_per_byte
 from trainer.loop import accumulate
+from trainer.model.conversion import converted
 from trainer.model.decoder import Decoder, initialise
 from trainer.model.ternary import layers_of, relative_error
 from trainer.objectives import CrossEntropy, Objective
@@ -120,9 +121,7 @@ class Bench:
         layerwise, second, first = self.phases["bits1.9"], self.phases["bits2"], self.phases["base"].steps
         steps = layerwise.steps + second.steps
         shape: ModelConfig = replace(base.config, ternary=arm.ternary, sub_norm=arm.sub_norm)
-        model = Decoder(shape, base.compute_dtype)
-        gains = {name: one for name, one in model.state_dict().items() if one.dim() == 1}
-        model.load_state_dict({**gains, **base.state_dict()})
+        model = converted(base, shape, base.compute_dtype)
         self.tokens, self.spent_s = 0, 0.0
         assert layerwise.bits and second.bits
         bits = replace(second.bits, saliency=arm.saliency, saliency_warmup=max(1, second.steps // 10))
@@ -148,26 +147,34 @@ class Bench:
         return Result(found["loss"], found["bits_per_byte"], rate, statistics.mean(errors or (0.0,)), errors)
 
 
-def table(results: dict[str, list[Result]], against: str = "baseline") -> str:
+def table(results: dict[str, list[Result]]) -> str:
     """Markdown: one line for each arm."""
-    lines = ["| arm | what | loss | perplexity | bits per byte | to baseline | tokens per CPU s | rounding error |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| arm | what | loss | perplexity | bits per byte | to `fp`, % | to `baseline`, % | tokens per CPU s | "
+             "rounding error |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for name, found in results.items():
 
         def mean(of: Callable[[Result], float], some: list[Result] = found) -> float:
             return statistics.mean(of(one) for one in some)
 
-        apart = ""
-        if against in results and name != against:
-            pairs = zip(found, results[against], strict=True)
-            middle, half = student([one.bits_per_byte - other.bits_per_byte for one, other in pairs])
-            apart = f"{middle:+.4f} ± {half:.4f}" + ("" if abs(middle) > half else " (inside the noise)")
+        apart = " | ".join(
+            difference(found, results[other]) if other in results and name != other else ""
+            for other in ("fp", "baseline")
+        )
         bpb = " ".join(f"{one.bits_per_byte:.3f}" for one in found)
         loss, bits = mean(lambda one: one.loss), mean(lambda one: one.bits_per_byte)
         rate, error = mean(lambda one: one.tokens_per_cpu_s), mean(lambda one: one.error)
         scores = f"{loss:.3f} | {math.exp(loss):.1f} | {bits:.4f} ({bpb})"
         lines.append(f"| {name} | {ARMS[name].what} | {scores} | {apart} | {rate:.0f} | {error:.3f} |")
     return "\n".join(lines)
+
+
+def difference(ours: Sequence[Result], theirs: Sequence[Result]) -> str:
+    """Return how many more bits per byte some need than others, in %, by the pairs of their seeds."""
+    shares = [100 * (one.bits_per_byte / other.bits_per_byte - 1) for one, other in zip(ours, theirs, strict=True)]
+    middle, half = student(shares)
+    if len(shares) == 1:
+        return f"{middle:+.2f}"
+    return f"{middle:+.2f} ± {half:.2f}" + ("" if abs(middle) > half else " (inside the noise)")
 
 
 def main() -> None:

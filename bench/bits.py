@@ -69,9 +69,9 @@ def decoded(gguf: Path, config: ModelConfig, new: int) -> tuple[float, float]:
     """Return tokens per CPU second and per second of the wall, of one answer to one prompt."""
     engine = LlamaCpp(gguf, 512, temperature=0.0, top_k=1)
     prompt = list(range(100, 100 + PROMPT))
-    list(engine.tokens(prompt, 2))  # weights are mapped, the prompt is in the cache
+    list(engine.tokens(prompt, (), 2))  # weights are mapped, the prompt is in the cache
     cpu, wall = time.process_time(), time.perf_counter()
-    count = len(list(engine.tokens(prompt, new)))
+    count = len(list(engine.tokens(prompt, (), new)))
     return count / (time.process_time() - cpu), count / (time.perf_counter() - wall)
 
 
@@ -102,7 +102,9 @@ def main() -> None:
                 for kind, file in files.items():
                     words = [sys.executable, "-m", "bench.bits", "--one", str(file), "--shapes", name]
                     words += ["--tokenizer", str(given.tokenizer), "--new", str(given.new)]
-                    done = subprocess.run(words, capture_output=True, text=True, check=True)
+                    done = subprocess.run(words, capture_output=True, text=True, check=False)
+                    if done.returncode:
+                        raise SystemExit(f"{kind} of {name}: {done.stderr[-900:]}")
                     rates[kind].append(tuple(json.loads(done.stdout.splitlines()[-1])))
             sizes = {kind: file.stat().st_size for kind, file in files.items()}
         print(f"\n{name}: {config.num_params:,} parameters, {threads} threads, medians of {given.rounds} rounds, "

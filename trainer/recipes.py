@@ -78,7 +78,7 @@ def smoke() -> Profile:
         steps=200,
         sequence_len=512,
         turns=8,
-        blocks=BlocksConfig(block_size=16, sub_block_size=8),
+        blocks=BlocksConfig(block_size=8, sub_block_size=8),
     )
     rl = PhaseConfig(
         phase="rl",

@@ -30,6 +30,7 @@ from trainer.device import Machine, prepare
 from trainer.errors import Refused
 from trainer.loop import Training
 from trainer.model import export
+from trainer.model.conversion import converted
 from trainer.model.decoder import Decoder, initialise
 from trainer.model.mask_token import fill_smaller, with_mask
 from trainer.objectives import CrossEntropy, Objective
@@ -205,7 +206,7 @@ class PhaseRun:
         """Return the model of the phase before in the shape of this one, and its checkpoint, of step 0.
 
         It is None on all processes but the first. What that shape has beside the weights that are there are gains of
-        norms, which begin at one. Raises Refused when the shapes differ in anything else.
+        norms. Raises Refused when the shapes differ in anything else.
         """
         if not self.ranks.is_first:
             return None
@@ -214,10 +215,9 @@ class PhaseRun:
             raise Refused(
                 f"{self.config.phase} cannot go on from {self.making.inputs[self.before].name}: its shape is {given}"
             )
-        before, model = Decoder(given), Decoder(wanted, self.machine.dtype(self.config))
+        before = Decoder(given)
         self._fill_from(before, self.before)
-        gains = {name: one for name, one in model.state_dict().items() if one.dim() == 1}
-        model.load_state_dict({**gains, **before.state_dict()})
+        model = converted(before, wanted, self.machine.dtype(self.config))
         facts = {
             **self._facts(),
             "config": asdict(self.config),

@@ -69,6 +69,8 @@ def test_llama_cpp_gives_the_next_token_the_chances_that_we_give(config, python,
         assert (ours.exp() * (ours - theirs)).sum() < most  # it rounds activations in blocks, or not at all
         assert theirs.argmax() in ours.topk(2).indices
     assert file.stat().st_size < 0.2 * (tmp_path / "f32.gguf").stat().st_size
+    rates = say(python, "-m", "bench.bits", "--one", file, "--tokenizer", tmp_path, "--new", 8)
+    assert min(json.loads(rates.splitlines()[-1])) > 0
 
 
 def test_two_replicas_of_a_model_make_its_file_once_and_answer_as_our_decoder_does(python, inputs, tmp_path):

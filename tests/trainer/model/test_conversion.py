@@ -1,0 +1,63 @@
+"""What a model of full precision is in the shape of one of 1.58 bits, before anything has trained it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.trainer.conftest import TINY
+from trainer.model.conversion import converted, read_sizes
+from trainer.model.decoder import Decoder, initialise
+
+
+@pytest.fixture
+def before():
+    """A model whose layers do something, none of it of size one."""
+    model = Decoder(TINY)
+    initialise(model, 3)
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                one.normal_(std=4 * one.shape[1] ** -0.5, generator=torch.Generator().manual_seed(4))
+            elif name.endswith("up_proj.weight"):
+                one.mul_(0.2)
+    return model
+
+
+def test_norms_in_front_of_matrices_leave_what_these_read_as_large_as_it_was(before):
+    shape = replace(TINY, sub_norm=True)
+    model = converted(before, shape, torch.float32)
+    weights = model.state_dict()
+    assert all(torch.equal(weights[name], one) for name, one in before.state_dict().items())
+    ids = torch.randint(TINY.vocab_size, (4, 64), generator=torch.Generator().manual_seed(5))
+    found = {}
+    for name, block in (("before", before), ("model", model)):
+        last = block.get_submodule("model.layers.1.mlp.down_proj")
+        hook = last.register_forward_pre_hook(lambda _, given, name=name: found.update({name: given[0].detach()}))
+        with torch.no_grad():
+            found[f"{name} says"] = block(ids)
+        hook.remove()
+    sizes = {name: float(found[name].square().mean(dim=-1).sqrt().mean()) for name in ("before", "model")}
+    assert sizes["before"] < 0.5  # with a gain of one it would be one
+    assert sizes["model"] == pytest.approx(sizes["before"], rel=0.15)
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            if "sub_norm" in name:
+                one.fill_(1.0)
+        ones = model(ids)
+    near, far = (float((one - found["before says"]).square().mean()) for one in (found["model says"], ones))
+    assert near < far / 4
+
+
+def test_a_norm_is_never_switched_off_by_what_cannot_be_measured(before):
+    with torch.no_grad():
+        before.get_parameter("model.layers.0.self_attn.v_proj.weight").zero_()
+        before.get_parameter("model.layers.1.mlp.up_proj.weight")[0, 0] = float("nan")
+    sizes = read_sizes(before)
+    assert sizes["model.layers.0.self_attn.o_proj"] == 1.0 and sizes["model.layers.1.mlp.down_proj"] == 1.0
+    assert 0 < sizes["model.layers.0.mlp.down_proj"] < 1
+    shape = replace(TINY, sub_norm=True)
+    once = converted(before, shape, torch.float32)
+    twice = converted(once, shape, torch.float32)  # norms that were there stay as they are
+    gains = [one.get_parameter("model.layers.0.mlp.ffn_sub_norm.weight")[0].item() for one in (once, twice)]
+    assert gains == pytest.approx([sizes["model.layers.0.mlp.down_proj"]] * 2)
