@@ -39,6 +39,7 @@ SHELL_ONLY = {  # what others read straight from their environment
     "HF_ENDPOINT": "Hugging Face: another hub",
     "AWS_ENDPOINT_URL": "S3: another service than AWS",
     "AWS_REGION": "S3: where the bucket is",
+    "GOOGLE_CLOUD_PROJECT": "gs://: the project that inv ckpt.init makes a bucket in",
     "SLIPWAY_ENDPOINT_KEY": "inv chat --endpoint and inv serve.bench: the API key of the service",
     "SLIPWAY_GRACE_S": "from a step's SIGTERM to its SIGKILL; 60",
     "SLIPWAY_NODE_SILENT_S": "a node that is silent for so long ends a round of training; 10",
@@ -87,7 +88,7 @@ class Settings:
     batch_size: int = row("BATCH_SIZE", "phase dlm: sequences in a forward pass; 0: as the profile says", "0")
     grad_accum: int = row("GRAD_ACCUM", "phase dlm: forward passes of an optimizer step; 0: as the profile says", "0")
     tokens: int = row("TOKENS", "phase dlm: tokens it is trained on, as its length; 0: as the profile says", "0")
-    store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf:// or s3://", "var/artifacts")
+    store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf://, s3:// or gs://", "var/artifacts")
     pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
     pools: Path = row("SLIPWAY_POOLS", "own machines; without this file: ~/.sky/ssh_node_pools.yaml", POOLS)
     clusters: Path = row("SLIPWAY_CLUSTERS", "Slurm clusters that are reached by SSH", CLUSTERS)
@@ -124,6 +125,9 @@ class Settings:
     aws_access_key_id: str = row("AWS_ACCESS_KEY_ID", "S3: key of a store s3://; else AWS's own files", secret=True)
     aws_secret_access_key: str = row("AWS_SECRET_ACCESS_KEY", "S3: the secret that goes with it", secret=True)
     aws_session_token: str = row("AWS_SESSION_TOKEN", "S3: the token of a key that lasts for hours", secret=True)
+    google_credentials: str = row(
+        "GOOGLE_CREDENTIALS", "gs://: the key file of a service account, its path or its content", secret=True
+    )
     track: str = row("SLIPWAY_TRACK", "who is told the figures of trainings: wandb, mlflow, tensorboard, or none")
     wandb_api_key: str = row("WANDB_API_KEY", "W&B: the account's key; figures of training go there", secret=True)
     wandb_project: str = row("WANDB_PROJECT", "W&B: the project; without a key its runs are kept offline")

@@ -100,7 +100,7 @@ class SlipwaySection:
     """The section `slipway:`: what SkyServe has no word for."""
 
     model: str = ""
-    """A run or artifact of ours, a folder, hf://org/name or s3://bucket/path; reaches `run` as $MODEL."""
+    """A run or artifact of ours, a folder, hf://org/name, s3:// or gs://bucket/path; reaches `run` as $MODEL."""
     served_name: str = ""
     """How clients call it; reaches `run` as $SERVED_NAME. "" = the service's name."""
     target_queue_per_replica: float | None = None
@@ -251,7 +251,7 @@ def _mounted(model: str) -> tuple[str, dict[str, str]]:
     if re.match(r"(s3|gs|r2|cos|oci|nebius)://", model) or model.startswith(("/", "./", "../", "~")):
         return MODEL_MOUNT, {MODEL_MOUNT: model}
     raise UsageError(
-        f"{model!r} is not reachable from there; give hf://org/name, s3://bucket/path or a folder (./{model})"
+        f"{model!r} is not reachable from there; give hf://org/name, s3:// or gs://bucket/path or a folder (./{model})"
     )
 
 

@@ -37,7 +37,9 @@ class DrillFlags(Questions, Output):
     provider: str = flag("", "which vendor: runpod, lium or shadeform")
     spend_limit: str = flag("3", "US dollars that all machines of the drill may cost together", unit="USD")
     gpu: str = flag("", "kind of GPU, or any of a set (default: the cheapest machine with one GPU)")
-    store: str = flag("", "where the log and the checkpoint of its work go: hf:// or s3:// (default: what .env says)")
+    store: str = flag(
+        "", "where the log and the checkpoint of its work go: hf://, s3:// or gs:// (default: what .env says)"
+    )
     dry_run: bool = flag(False, "show what would be rented, at what price, and stop")
     plant: str = flag(
         "", "with --rehearse: the vendor differs from its documents in this one thing, and the drill has to find it; "

@@ -10,6 +10,9 @@ from scripts.cli.flags import Output
 class ConfigFlags(Output):
     schema: str = flag("", "launch, sweep, experiment, pod or service: the JSON Schema of such a file")
     profile: str = flag("", "all of a recipe of model and training instead: runpod_2b, or a .yaml file")
+    config: str = flag(
+        "", "of a recipe, a job file or a file of flags instead: which of the files that it names are there", unit="X"
+    )
     params: bool = flag(False, "only how many parameters its model has")
 
 
@@ -26,6 +29,7 @@ class DoctorFlags(Output):
         "skypilot, whether its API server answers",
     )
     for_: str = flag("", "instead: train or serve, what should be in place before that is begun")
+    lint: str = flag("", "instead: what goes wrong later in a job file: Ray, quotes, ports", unit="FILE")
     config: str = flag("", "with --for serve: its service file (default serve/service.yaml)", unit="FILE")
 
 
