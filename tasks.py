@@ -39,7 +39,8 @@ namespace = Collection(
     *(models.train, models.fit, models.eval, models.chat, models.export),
     Collection(
         "ckpt",
-        *(models.ckpt_list, models.ckpt_show, models.ckpt_push, models.ckpt_pull, models.ckpt_verify, models.ckpt_init),
+        *(models.ckpt_list, models.ckpt_show, models.ckpt_status, models.ckpt_push, models.ckpt_pull),
+        *(models.ckpt_verify, models.ckpt_init),
     ),
     *(pods.ssh, pods.on, pods.forward, pods.pull),
     *(pools.hosts, market.offers, market.audit, market.reap, market.cost, market.drill, market.apply),

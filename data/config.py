@@ -59,6 +59,15 @@ def form_of(name: str) -> tuple[str, str]:
     return (suffix, packed) if known else ("", "")
 
 
+def filled_files(source: str) -> list[Path]:
+    """Return the same as `source_files`. Raises ConfigError also for an empty file, which is a shard that got lost."""
+    found = source_files(source)
+    for one in found:
+        if not one.stat().st_size:
+            raise ConfigError(f"source {source}: {one} is empty; remove it, or make it again")
+    return found
+
+
 def source_files(source: str) -> list[Path]:
     """Return the files behind a path, folder or glob, in a fixed order.
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.installation import first_keys
 from infra.agent.environments import environment, packages
-from infra.errors import SlipwayError
+from infra.errors import SlipwayError, UsageError
+from infra.jobs import lint as lines
 from infra.ledger.timings import Timings
 from infra.money import dollars, in_usd
 from infra.settings import SKYPILOT, VENDORS, Settings
@@ -257,7 +259,7 @@ def _made(root: Path, settings: Settings) -> Path | None:
 def _store(settings: Settings) -> list[DoctorLine]:
     """Tell which token the hub is asked with, and whether the store can be written; nothing is left in it."""
     tokens = [name for name in credentials.HUB if getattr(settings, name.lower())]
-    credentials.lend({name: getattr(settings, name.lower()) for name in (*credentials.HUB, *credentials.S3)})
+    credentials.lend({name: getattr(settings, name.lower()) for name in credentials.EVERY})
     found = []
     if tokens or credentials.kind(settings.store) == "hf":
         used = f"{tokens[0]} from {settings.sources[tokens[0].lower()]}" if tokens else "neither is set"
@@ -287,11 +289,23 @@ def _uploads(settings: Settings) -> list[DoctorLine]:
     return [DoctorLine("uploads", "ok" if is_well else "off", f"{logs[-1].parent.name}: {words}")]
 
 
+def lint(path: str) -> list[DoctorLine]:
+    """Tell which lines of a job file go wrong later. Raises UsageError for what cannot be read as one."""
+    try:
+        found = lines.lint(Path(path))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    told = [DoctorLine(f"{path}:{one.line}", "bad", one.text) for one in found]
+    return told or [DoctorLine(path, "ok", "nothing to mend")]
+
+
 def _vendor(name: str, settings: Settings) -> DoctorLine:
     key = VENDORS[name]
     if getattr(settings, key):
         return DoctorLine(name, "ok", f"enabled: {key.upper()} from {settings.sources[key]}")
-    return DoctorLine(name, "off", f"disabled: {key.upper()} is not set")
+    saved = first_keys.saved(name)[1]
+    then = f"; {saved} has one, which is taken by: inv init {name}" if saved else ""
+    return DoctorLine(name, "off", f"disabled: {key.upper()} is not set{then}")
 
 
 def account(name: str, settings: Settings) -> list[DoctorLine]:

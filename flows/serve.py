@@ -115,8 +115,10 @@ def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say, fir
     if tag:
         raise UsageError(f"--tag {tag} is for checkpoints of {phase_names()}; --model {said} is not one of them")
     if "://" in said and not said.startswith("file://"):
-        if not said.startswith(("hf://", "s3://")):
-            raise UsageError(f"--model {said}: known: hf://user/repo, s3://bucket/folder, a folder, an artifact")
+        if not said.startswith(("hf://", "s3://", "gs://")):
+            raise UsageError(
+                f"--model {said}: known: hf://user/repo, s3://bucket/folder, gs://bucket/folder, a folder, an artifact"
+            )
         open_place(said)  # which says what is wrong with its name
         return said
     found = models.resolve(said, name, store=settings.store, cache=models.default_cache(), say=tell)

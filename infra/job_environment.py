@@ -19,6 +19,8 @@ def secrets(settings: Settings) -> dict[str, str]:
              "MLFLOW_TRACKING_TOKEN": settings.mlflow_tracking_token}  # fmt: skip
     if "s3" in asked_at(settings):
         found |= {name: getattr(settings, name.lower()) for name in credentials.S3}
+    if "gs" in asked_at(settings):
+        found["GOOGLE_CREDENTIALS"] = credentials.google_key(settings.google_credentials)
     found |= {name: value for name, value in of_job(settings).items() if is_secret(name)}
     return {name: value for name, value in found.items() if value}
 

@@ -39,6 +39,7 @@ SHELL_ONLY = {  # what others read straight from their environment
     "HF_ENDPOINT": "Hugging Face: address of another hub",
     "AWS_ENDPOINT_URL": "S3: address of a service other than AWS",
     "AWS_REGION": "S3: region of the bucket",
+    "GOOGLE_CLOUD_PROJECT": "gs://: project in which inv ckpt.init makes a bucket",
     "SLIPWAY_ENDPOINT_KEY": "inv chat --endpoint and inv serve.bench: the API key of the service",
     "SLIPWAY_GRACE_S": "seconds between a step's SIGTERM and its SIGKILL; 60",
     "SLIPWAY_NODE_SILENT_S": "seconds of silence of a node that end a round of training; 10",
@@ -89,7 +90,7 @@ class Settings:
     batch_size: int = row("BATCH_SIZE", "phase dlm: sequences per forward pass; 0: as in the profile", "0")
     grad_accum: int = row("GRAD_ACCUM", "phase dlm: forward passes per optimizer step; 0: as in the profile", "0")
     tokens: int = row("TOKENS", "phase dlm: number of training tokens; 0: as in the profile", "0")
-    store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf:// or s3://", "var/artifacts")
+    store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf://, s3:// or gs://", "var/artifacts")
     pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
     pools: Path = row("SLIPWAY_POOLS", "inventory of own machines; if missing: ~/.sky/ssh_node_pools.yaml", POOLS)
     clusters: Path = row("SLIPWAY_CLUSTERS", "inventory of Slurm clusters, reached by SSH", CLUSTERS)
@@ -132,6 +133,9 @@ class Settings:
     )
     aws_secret_access_key: str = row("AWS_SECRET_ACCESS_KEY", "S3: secret of that key", secret=True)
     aws_session_token: str = row("AWS_SESSION_TOKEN", "S3: session token of a temporary key", secret=True)
+    google_credentials: str = row(
+        "GOOGLE_CREDENTIALS", "gs://: key file of a service account, its path or its content", secret=True
+    )
     track: str = row("SLIPWAY_TRACK", "where metrics are sent: wandb, mlflow, tensorboard, or none")
     wandb_api_key: str = row("WANDB_API_KEY", "W&B: the account's key; metrics are sent there", secret=True)
     wandb_project: str = row("WANDB_PROJECT", "W&B: project; without a key, runs are kept offline")

@@ -111,7 +111,7 @@ class SlipwaySection:
     """The section `slipway:`, with the options that SkyServe does not have."""
 
     model: str = ""
-    """A run or artifact of ours, a folder, hf://org/name or s3://bucket/path; reaches `run` as $MODEL."""
+    """A run or artifact of ours, a folder, hf://org/name, s3:// or gs://bucket/path; reaches `run` as $MODEL."""
     served_name: str = ""
     """Name of the model for clients; reaches `run` as $SERVED_NAME. "" = the service's name."""
     target_queue_per_replica: float | None = None
@@ -127,7 +127,7 @@ class SlipwaySection:
     limits: Bounds = request_bounds.PLAIN
     """Bounds on one request."""
     data_plane: str = GATEWAY
-    """The component that picks a replica for a request: gateway, or vllm-router behind it; fixed for the life of a service."""
+    """Router of requests to replicas: gateway, or vllm-router behind it; fixed for the life of a service."""
     router_policy: str = "cache_aware"
     """Policy of vllm-router."""
 
@@ -262,7 +262,7 @@ def _mounted(model: str) -> tuple[str, dict[str, str]]:
     if re.match(r"(s3|gs|r2|cos|oci|nebius)://", model) or model.startswith(("/", "./", "../", "~")):
         return MODEL_MOUNT, {MODEL_MOUNT: model}
     raise UsageError(
-        f"{model!r} is not reachable from there; give hf://org/name, s3://bucket/path or a folder (./{model})"
+        f"{model!r} is not reachable from there; give hf://org/name, s3:// or gs://bucket/path or a folder (./{model})"
     )
 
 

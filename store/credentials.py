@@ -3,18 +3,23 @@
 Whoever has settings lends them (`lend`); the stores ask (`of`). Nothing here is written down or handed on.
 """
 
+import contextlib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from store.masking import Mask
 
 HUB = ("HUGGINGFACEHUB_API_TOKEN", "HF_TOKEN")
 S3 = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+GS = ("GOOGLE_CREDENTIALS",)
 PLACES = {  # no secrets: where a store is asked for, by the kind of its address; a pod must ask at the same place
     "hf": ("HF_ENDPOINT",),
     "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"),
+    "gs": ("STORAGE_EMULATOR_HOST",),
 }
-KEYS = {"hf": HUB, "s3": S3}
+KEYS = {"hf": HUB, "s3": S3, "gs": GS}
+EVERY = (*HUB, *S3, *GS)
 _lent: dict[str, str] = {}
 
 
@@ -27,6 +32,16 @@ def of(name: str) -> str:
     return _lent.get(name) or os.environ.get(name, "")
 
 
+def google_key(said: str) -> str:
+    """Return the content of the key file that `said` is or names, else GOOGLE_APPLICATION_CREDENTIALS; "" for none."""
+    said = said or os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
+    if not said or said.lstrip().startswith("{"):
+        return said
+    with contextlib.suppress(OSError, ValueError):
+        return Path(said).expanduser().read_text(encoding="utf-8")
+    return ""
+
+
 def kind(uri: str) -> str:
     """Return the scheme of a URI: `hf`, `s3`, ..., or "" for a folder."""
     return uri.partition("://")[0] if "://" in uri else ""
@@ -34,5 +49,5 @@ def kind(uri: str) -> str:
 
 def struck_out(text: str) -> str:
     """Return `text` with every value of a credential as stars."""
-    mask = Mask(of(name) for name in (*HUB, *S3))
+    mask = Mask(of(name) for name in EVERY)
     return b"".join(mask([text.encode()])).decode()

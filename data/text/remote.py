@@ -1,6 +1,6 @@
 """Remote files, read by byte ranges.
 
-HTTP goes by the Hugging Face client, buckets of S3 as the artifact store reads them, everything else by fsspec.
+HTTP goes by the Hugging Face client, buckets of S3 and of Google as the artifact store reads them, else by fsspec.
 A range that breaks off resumes at the byte that it reached. An answer of 429 or 5xx is retried after what Retry-After
 says, else with growing pauses, and given up after PATIENCE_S without a byte. A host that has never answered this
 process is given up after STRANGER_S: there may be no network at all, or no such machine.
@@ -25,6 +25,7 @@ ANSWER_S, STRANGER_ANSWER_S = 30.0, 8.0
 LONGEST_PAUSE_S = 60.0
 STRANGER = (STRANGER_ANSWER_S, 2 * STRANGER_ANSWER_S, 4)  # patience of a store that has not answered yet
 BLOCK = 8 << 20
+BUCKETS = ("s3://", "gs://")
 AGAIN = {408, 429, 500, 502, 503, 504}
 _answered: set[str] = set()
 """Machines, by their part of an address."""
@@ -44,7 +45,7 @@ def open_remote(uri: str) -> BinaryIO:
     """Return a seekable file. Raises InputError when it is not there, DataError when it cannot be reached."""
     if uri.startswith(("http://", "https://")):
         return RemoteFile(uri, token_headers() if uri.startswith(hub() + "/") else {})  # type: ignore[return-value]
-    if uri.startswith("s3://"):
+    if uri.startswith(BUCKETS):
         return BucketFile(uri)  # type: ignore[return-value]
     import fsspec
 
@@ -57,16 +58,14 @@ def open_remote(uri: str) -> BinaryIO:
 
 
 def list_remote(uri: str) -> list[str]:
-    """Return the URIs behind one: of a file, or of all files in a folder or of a pattern of s3:// or another store.
+    """Return the URIs behind one: of a file, or of all files in a folder or of a pattern of a bucket or another store.
 
     Raises InputError when there are none, DataError when it cannot be reached.
     """
     if uri.startswith(("http://", "https://")):
         return [uri]
-    if uri.startswith("s3://"):
+    if uri.startswith(BUCKETS):
         return _list_bucket(uri)
-    if uri.startswith(("gs://", "gcs://")):
-        raise InputError(f"source {uri}: {google(uri)}")
     import fsspec
 
     try:
@@ -83,31 +82,33 @@ def is_pattern(path: str) -> bool:
     return any(one in path for one in "*?[")
 
 
-def google(uri: str) -> str:
-    """Return an address that works without a client of Google's, which is in no environment of ours."""
-    kind, _, path = uri.partition("://")
-    keys = "with AWS_ENDPOINT_URL=https://storage.googleapis.com and HMAC keys of the bucket"
-    return f"{kind}:// is not spoken here; type s3://{path}, {keys}"
-
-
 def _list_bucket(uri: str) -> list[str]:
     from fsspec.utils import glob_translate
 
-    bucket, _, path = uri.removeprefix("s3://").partition("/")
+    bucket, path = _parts(uri)
     if form_of(path)[0] and not is_pattern(path):
         return [uri]
     folder = re.split(r"[*?[]", path)[0].rpartition("/")[0] if is_pattern(path) else path.rstrip("/")
     with in_words(uri):
         names = sorted(_bucket(bucket, STRANGER).listing(folder))
     wanted = glob_translate(path) if is_pattern(path) else ".*"
-    return [f"s3://{bucket}/{name}" for name in names if re.fullmatch(wanted, name)]
+    return [f"{bucket}/{name}" for name in names if re.fullmatch(wanted, name)]
 
 
-def _bucket(name: str, patience: Any) -> Any:
-    from store.backends.s3 import Bucket
+def _parts(uri: str) -> tuple[str, str]:
+    """Return the address of the bucket, and the name in it."""
+    kind, _, rest = uri.partition("://")
+    bucket, _, path = rest.partition("/")
+    return f"{kind}://{bucket}", path
+
+
+def _bucket(address: str, patience: Any) -> Any:
+    from store.backends.by_uri import open_place
     from store.patience import Patience as Waiting
 
-    return Bucket(f"s3://{name}", Waiting(*patience))
+    found = open_place(address)
+    found.patience = Waiting(*patience)  # type: ignore[attr-defined]
+    return found
 
 
 @contextmanager
@@ -166,7 +167,7 @@ class BucketFile(Ranges):
     def __init__(self, uri: str):
         super().__init__()
         self.uri = uri
-        bucket, _, self.name = uri.removeprefix("s3://").partition("/")
+        bucket, self.name = _parts(uri)
         with in_words(uri):
             entry = _bucket(bucket, STRANGER).entry(self.name)
         self.size, self.version = entry.size, entry.version

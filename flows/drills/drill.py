@@ -95,7 +95,7 @@ def plan(provider: str, gpu: str, spend_micro_usd: int, journal: Journal, settin
     if not settings.rehearsal and "://" not in settings.store:
         raise UsageError(
             f"the drill's log and checkpoint would go to {settings.store}, which no rented machine can reach; "
-            "give a store off the pod: --store hf://user/repo or s3://bucket/folder"
+            "give a store off the pod: --store hf://user/repo, s3://bucket/folder or gs://bucket/folder"
         )
     Store(settings.store).check_writable()
     settle(journal, settings, tell)

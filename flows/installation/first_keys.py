@@ -3,9 +3,12 @@
 In: a key, or the address of a store. Out: what was found out about it, in words without the key. `inv init` calls it.
 """
 
+import contextlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from flows.installation import env_file
@@ -17,7 +20,11 @@ from store import Store, StoreError, credentials
 from store.masking import Mask
 
 NAMES = {"runpod": "RunPod", "lium": "Lium", "shadeform": "Shadeform"}
-STORE_KEYS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+STORE_KEYS = {"hf": ("HF_TOKEN",), "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+              "gs": ("GOOGLE_CREDENTIALS",)}  # fmt: skip
+
+OWN_TOOLS = {"runpod": ("~/.runpod/config.toml", "~/.runpod.yaml")}  # runpodctl's, of today and of before
+KEY_LINE = re.compile(r"""(?im)^\s*api_?key\s*[=:]\s*["']?([^"'\s#]+)""")
 
 
 class Verdict(Enum):
@@ -35,6 +42,19 @@ class Found:
 
     verdict: Verdict
     said: str
+
+
+def saved(name: str) -> tuple[str, str]:
+    """Return the key that a vendor's own tool keeps in this home, and the file; "" and "" where there is none.
+
+    It is not used by itself: with a key, commands may rent.
+    """
+    for file in OWN_TOOLS.get(name, ()):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            found = KEY_LINE.search(Path(file).expanduser().read_text(encoding="utf-8"))
+            if found:
+                return found[1], file
+    return "", ""
 
 
 def ask_vendor(name: str, key: str, settings: Settings) -> Found:

@@ -18,7 +18,7 @@ class ServeSpec:
     name: str = flag("", "name of the service; an existing one is updated", word=True, also=("n",))
     model: str = flag(
         "",
-        f"{phase_names()}, an artifact or run of ours, a folder, hf://user/repo, s3://bucket/folder "
+        f"{phase_names()}, an artifact or run of ours, a folder, hf://user/repo, s3:// or gs://bucket/folder "
         "(default: what --config says, else the last phase there is)",
     )
     tag: str = flag("", "name of the checkpoints in the store")

@@ -17,8 +17,10 @@ class WorkSpec:
     """The work that somebody asks for, as flags; "" and None leave it to the profile and to the settings."""
 
     phase: str = flag("sft", f"{phase_names()}, a sum such as mid+sft, or all", group=WORK)
-    profile: str = flag("", "recipe of model and training: a name that inv config --profile takes, or a .yaml file",
-                        group=WORK)  # fmt: skip
+    profile: str = flag(
+        "", "recipe of model and training: a name that inv config --profile takes, or a .yaml file; of those for "
+        "rented GPUs begin with the smallest: runpod_1b, then 2b and 4b", group=WORK
+    )  # fmt: skip
     tag: str = flag("", "name of the checkpoints in the store (default: the profile)", group=WORK)
     init: str = flag("", "start from somebody else's model: a Hugging Face folder, or hf://user/repo[@revision]",
                      group=WORK)  # fmt: skip

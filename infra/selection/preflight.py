@@ -5,6 +5,7 @@ for the balance only.
 """
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from infra.selection.choose import Tell, payable
 from infra.selection.machine_spec import LimitSpec
 from infra.settings import Settings
 from infra.units import duration, seconds, size
+from store import credentials
 
 SPEND_LIMIT = "150"  # US dollars, of what is rented when nothing is said
 LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # size of checkpoints, and of a volume with data and caches
@@ -86,7 +88,13 @@ def check_work(plan: Plan, settings: Settings, with_missing: bool, again: str) -
     if not settings.rehearsal and "://" not in plan.store:
         raise UsageError(
             f"artifacts would go to {plan.store}, which no rented machine can reach; "
-            "give a store off the pod: --store hf://user/repo or s3://bucket/folder"
+            "give a store off the pod: --store hf://user/repo, s3://bucket/folder or gs://bucket/folder"
+        )
+    is_google = credentials.kind(plan.store) == "gs" and not os.environ.get("STORAGE_EMULATOR_HOST")
+    if is_google and plan.job and "GOOGLE_CREDENTIALS" not in plan.job.secrets:
+        raise UsageError(
+            f"a rented machine has no key to {plan.store}: what gcloud knows here stays here; "
+            "set GOOGLE_CREDENTIALS to the key file of a service account"
         )
     missing = [one.name for one in plan.artifacts if one.step and not one.name.split("/")[0].endswith("_checkpoints")]
     if (missing or plan.untyped) and not settings.rehearsal and not with_missing:

@@ -11,6 +11,8 @@ read as if they had been typed first, so that command-line flags override the fi
 """
 
 import difflib
+import re
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from infra.errors import UsageError
 from infra.jobs import job_file
 
 RUNPOD = {"gpuType": "gpu", "gpuCount": "num-gpus", "cpu": "cpus", "volumeMounts": "volume"}
-NO_FLAG = {"command": "a launch runs the phases of a training; write for example `phase: base+sft`"}
+SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh")
 
 
 def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
@@ -45,8 +47,10 @@ def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
         if key == "phases" and "set" in known:
             found.setdefault("set", []).extend(phase_words.flatten(f"{path}: phases", value))
             continue
-        if key in NO_FLAG:
-            raise UsageError(f"{path}: {key}: {NO_FLAG[key]}")
+        if key == "command":
+            key, value = "cmd", _command(path, value)
+        if key == "env":
+            value = _variables(path, value)
         flag = RUNPOD.get(str(key), str(key).replace("_", "-"))
         if flag not in known:
             near = difflib.get_close_matches(flag, known, 1)
@@ -69,6 +73,28 @@ def _word(path: Path, key: Any, value: Any) -> str | bool:
     if isinstance(value, (str, int, float)):
         return str(value)
     raise UsageError(f"{path}: {key}: expected one word or number, not {value!r}")
+
+
+def _command(path: Path, said: Any) -> str:
+    """Return the text of a `command` block: a text, or words as a container has them. Raises UsageError."""
+    words = [said] if isinstance(said, str) else said
+    if not isinstance(words, list) or not words or not all(isinstance(one, str) for one in words):
+        raise UsageError(f"{path}: command: expected a text, or a list of words: [bash, -c, TEXT]")
+    if len(words) == 3 and words[0] in SHELLS and re.fullmatch("-[a-z]*c", words[1]):
+        return words[2]
+    return words[0] if isinstance(said, str) else shlex.join(words)
+
+
+def _variables(path: Path, said: Any) -> list[str]:
+    """Return `KEY=VALUE` for each of an `env` block: a mapping, a list of name and value, or such words."""
+    if isinstance(said, dict):
+        said = [{"name": name, "value": value} for name, value in said.items()]
+    try:
+        pairs = [one if isinstance(one, str) else f"{one['name']}={one['value']}"
+                 for one in (said if isinstance(said, list) else [said])]  # fmt: skip
+    except (TypeError, KeyError):
+        raise UsageError(f"{path}: env: expected KEY: VALUE, or a list of name and value") from None
+    return pairs
 
 
 def _volume(path: Path, mounts: Any) -> Any:

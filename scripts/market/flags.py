@@ -37,7 +37,7 @@ class DrillFlags(Questions, Output):
     provider: str = flag("", "which vendor: runpod, lium or shadeform")
     spend_limit: str = flag("3", "maximum US dollars for all machines of the drill together", unit="USD")
     gpu: str = flag("", "kind of GPU, or any of a set (default: the cheapest machine with one GPU)")
-    store: str = flag("", "store for the drill's log and checkpoint: hf:// or s3:// (default: what .env says)")
+    store: str = flag("", "store for the drill's log and checkpoint: hf://, s3:// or gs:// (default: what .env says)")
     dry_run: bool = flag(False, "show what would be rented, at what price, and stop")
     plant: str = flag(
         "", "with --rehearse: make the vendor break its documentation in this one way, which the drill has to find; "

@@ -13,25 +13,30 @@ from typing import Any
 
 from invoke import Exit
 
+from flows import status as runs
 from infra.checkout import ROOT
 from infra.errors import UsageError
+from infra.runs.lookup import find_run
 from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
+from scripts.cli.session import open_journal
 from scripts.models.flags import (
     CkptInitFlags,
     CkptListFlags,
     CkptPullFlags,
     CkptPushFlags,
     CkptShowFlags,
+    CkptStatusFlags,
     CkptVerifyFlags,
 )
-from store import Store, catalogue, credentials
+from store import Store, catalogue, credentials, moving_line
 from store.backends.by_uri import open_place
 from store.catalogue import FoundCheckpoint
 from store.manifest import Manifest
 
+AT_WORK = ("planned", "idle", "running")
 FOUND = 5  # an audit found something
 
 
@@ -44,6 +49,27 @@ def ckpt_list(spec: CkptListFlags) -> None:
         print(render.clean(columns([*rows, *(row(one) for one in found)])))
     else:
         render.say(f"No checkpoints found in {where(spec.from_)}; make one: inv train --phase base")
+
+
+def ckpt_status(spec: CkptStatusFlags) -> None:
+    settings = context.settings()
+    with open_journal(settings) as journal, moving_line.waiting("every pod is asked"):
+        name = find_run(journal, spec.run).run if spec.run else ""
+        views = [one for one in runs.status(journal, settings, name)
+                 if (one.run == name if name else one.state in AT_WORK)]  # fmt: skip
+    if spec.json:
+        print_json([{"run": one.run, "pending": list(one.pending), "problem": one.upload_problem or None,
+                     "in_store": dict(one.in_store)} for one in views])  # fmt: skip
+        return
+    if not views:
+        render.say("no run is at work")
+    for one in views:
+        saved = ", ".join(one.in_store) or "none"
+        print(render.clean(f"{one.run}: pending {len(one.pending)}; newest checkpoints in the store: {saved}"))
+        for name in one.pending:
+            print(render.clean(f"  {name}"))
+        if one.upload_problem:
+            render.say(render.clean(f"  the store cannot be written just now: {one.upload_problem}"))
 
 
 def ckpt_show(spec: CkptShowFlags) -> None:
@@ -99,7 +125,7 @@ def ckpt_pull(spec: CkptPullFlags) -> None:
 
 def ckpt_push(spec: CkptPushFlags) -> None:
     if not spec.to:
-        raise UsageError("--to is missing: hf://user/repo, s3://bucket/folder or a folder")
+        raise UsageError("--to is missing: hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
     settings = context.settings()
     source, target = Store(spec.from_ or settings.store), Store(spec.to)
     lend_for(spec.to, settings)
@@ -130,7 +156,7 @@ def ckpt_push(spec: CkptPushFlags) -> None:
 
 def ckpt_init(spec: CkptInitFlags) -> None:
     if not spec.to:
-        raise UsageError("--to is missing: hf://user/repo, s3://bucket/folder or a folder")
+        raise UsageError("--to is missing: hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
     lend_for(spec.to, context.settings())
     place = open_place(spec.to)
     if spec.dry_run:
@@ -164,8 +190,8 @@ def everything(settings: Settings, uri: str, job: str = "") -> list[FoundCheckpo
 
 def lend_for(uri: str, settings: Settings) -> None:
     """Lend what the settings know of a store's keys to a store that is named on the command line too."""
-    if credentials.kind(uri) == "s3":
-        credentials.lend({name: getattr(settings, name.lower()) for name in credentials.S3})
+    if credentials.kind(uri) in ("s3", "gs"):
+        credentials.lend({name: getattr(settings, name.lower()) for name in credentials.KEYS[credentials.kind(uri)]})
 
 
 def named(found: Sequence[FoundCheckpoint], name: str, uri: str) -> FoundCheckpoint:

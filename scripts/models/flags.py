@@ -7,7 +7,7 @@ from infra.flags import again, flag
 from scripts.cli.flags import Output
 from trainer.records.phase_registry import phase_names
 
-FROM = "hf://, s3:// or a folder (default: the store of the settings, and this machine)"
+FROM = "hf://, s3://, gs:// or a folder (default: the store of the settings, and this machine)"
 NAME = "name as inv ckpt.list shows it, or its beginning or end"
 
 
@@ -96,6 +96,11 @@ class CkptShowFlags(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CkptStatusFlags(Output):
+    run: str = flag("", "a run (default: all that are at work)", word=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CkptVerifyFlags(Output):
     model: str = flag("", f"{NAME} (default: all)", word=True)
     from_: str = flag("", FROM)
@@ -112,7 +117,7 @@ class CkptPullFlags(Output):
 @dataclass(frozen=True, kw_only=True)
 class CkptPushFlags(Output):
     models: tuple[str, ...] = flag((), "names of artifacts (default: all that are whole)", word=True)
-    to: str = flag("", "hf://user/repo, s3://bucket/folder or a folder")
+    to: str = flag("", "hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder")
     from_: str = flag("", "the store to copy from (default: the one in the settings)")
 
 

@@ -79,6 +79,19 @@ def ckpt_show(c, spec):
 
 
 @command(
+    "scripts.models.ckpt",
+    "scripts.models.flags:CkptStatusFlags",
+    name="status",
+    example="inv ckpt.status brave-otter-3",
+)
+def ckpt_status(c, spec):
+    """Show what of runs is in their store, and what is pending.
+
+    Pending are checkpoints, and files of folders that a job mounts, which the store does not have yet.
+    """
+
+
+@command(
     "scripts.models.ckpt", "scripts.models.flags:CkptVerifyFlags", name="verify", world="", example="inv ckpt.verify"
 )
 def ckpt_verify(c, spec):

@@ -10,6 +10,9 @@ from scripts.cli.flags import Output
 class ConfigFlags(Output):
     schema: str = flag("", "launch, sweep, experiment, pod or service: the JSON Schema of such a file")
     profile: str = flag("", "show a whole recipe instead: a name such as runpod_2b, or a .yaml file")
+    config: str = flag(
+        "", "show which of the files named by a recipe, a job file or a file of flags exist", unit="FILE"
+    )
     params: bool = flag(False, "only the number of parameters of its model")
 
 
@@ -26,6 +29,7 @@ class DoctorFlags(Output):
         "the account; skypilot, its API server",
     )
     for_: str = flag("", "check what train or serve needs before it begins")
+    lint: str = flag("", "report what goes wrong later in a job file: Ray, quotes, ports", unit="FILE")
     config: str = flag("", "with --for serve: the service file (default serve/service.yaml)", unit="FILE")
 
 

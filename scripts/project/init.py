@@ -60,6 +60,14 @@ def ask_key(name: str) -> None:
     if known and source not in (".env", "default"):
         render.say(f"  kept; {source} overrides .env")
         return
+    kept, file = first_keys.saved(name) if not known else ("", "")
+    if kept and agrees(f"  {file} has a key; take it?"):
+        found = asked(name, kept, settings)
+        render.tell(f"  {in_words(found)}")
+        if found.verdict is Verdict.GOOD:
+            env_file.put(ROOT, {variable: kept})
+            render.say("  written")
+            return
     for _ in range(TRIES):
         key = hidden(f"  {variable}{' (Enter keeps it)' if known else ''}: ")
         if not key:
@@ -84,7 +92,7 @@ def ask_for_store() -> None:
         if settings.sources["store"] not in (".env", "default", "slipway.yaml"):
             render.say(f"  kept; {settings.sources['store']} overrides .env")
             return
-        render.say("  Rented pods need one elsewhere: hf://user/repo or s3://bucket/folder")
+        render.say("  Rented pods need one elsewhere: hf://user/repo, s3://bucket/folder or gs://bucket/folder")
         uri = typed("  SLIPWAY_STORE (Enter keeps it): ")
         if not uri:
             return

@@ -23,10 +23,16 @@ TYPED = ("infra", "data", "store", "serve", "flows", "ui", "scripts", "tests/pro
 def config(c, spec):
     """Show every setting, its value and where it came from.
 
-    With --profile it shows a recipe instead, with --schema the JSON Schema of a file.
+    With --profile it shows a recipe instead, with --schema the JSON Schema of a file, and with --config which of the
+    files that a file names exist.
     """
     from infra.settings import Settings
 
+    if spec.config:
+        from scripts.data import found_paths
+
+        found_paths.show(spec.config, spec.json)
+        return
     if spec.profile or spec.params:
         from scripts.models.fit import show
 
@@ -64,6 +70,8 @@ def doctor(c, spec):
     from infra.settings import SKYPILOT, VENDORS, Settings
 
     provider, for_ = spec.provider, spec.for_
+    if spec.lint and (provider or for_):
+        raise UsageError("--lint looks at a file alone; leave --provider and --for out")
     if provider not in ("", *registry.KNOWN):
         raise UsageError(f"--provider is {provider!r}; known: {', '.join(registry.KNOWN)}")
     if for_ not in ("", "serve", "train") or (for_ == "serve" and provider) or (spec.config and for_ != "serve"):
@@ -71,7 +79,9 @@ def doctor(c, spec):
                          "--provider NAME")  # fmt: skip
     settings = Settings.load(ROOT, {"provider": provider})
     with moving_line.waiting(f"{provider or for_ or 'this machine'} is looked at"):
-        if for_ == "train":
+        if spec.lint:
+            found = machine.lint(spec.lint)
+        elif for_ == "train":
             from flows.installation import checklist
             from scripts.cli.session import open_journal
 
@@ -99,6 +109,8 @@ def doctor(c, spec):
             "": "this machine cannot run the street yet",
         }
         which = known.get(provider.removeprefix("local"), f"nothing can be rented at {provider}")
+        if spec.lint:
+            raise Exit(f"inv doctor: {spec.lint} has lines to mend", code=1)
         which = {"serve": "a service could not run yet", "train": "a training should not be rented yet"}.get(
             for_, which
         )

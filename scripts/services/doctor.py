@@ -62,7 +62,7 @@ def _model(service: Service, shipped: Service, name: str, settings: Settings) ->
         if "://" in source:
             where, size = "every machine can fetch it", models.size_there(source)
         else:
-            where = "this machine and own ones; rented ones need hf:// or s3://: inv ckpt.push"
+            where = "this machine and own ones; rented ones need hf://, s3:// or gs://: inv ckpt.push"
             size = sum(path.stat().st_size for path in Path(source).iterdir() if path.is_file())
         return DoctorLine("model", "ok", f"{source}, {size / 1e9:.2f} GB: {where}")
     except (SlipwayError, StoreError, OSError) as error:

@@ -87,5 +87,7 @@ class ServeExportFlags:
         "", "a service file, or the name of a running service (default serve/service.yaml)", unit="FILE", word=True
     )
     engine: str = flag("skyserve", "format of the file; only skyserve")
-    model: str = flag("", "where its machines find the weights: hf://user/repo, s3://bucket/folder or a folder")
+    model: str = flag(
+        "", "where its machines find the weights: hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder"
+    )
     out: str = flag("", "file to write (default: stdout)", unit="FILE")

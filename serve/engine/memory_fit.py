@@ -49,7 +49,7 @@ class Room:
 
 
 def needed(model: str | Path, engine: str, tuning: Tuning) -> Room:
-    """Return the memory of a model in a folder, or elsewhere (`hf://`, `s3://`), of which little is fetched.
+    """Return the memory of a model in a folder, or elsewhere (`hf://`, `s3://`, `gs://`), of which little is fetched.
 
     Raises UsageError when it cannot be read as a model, StoreError when it cannot be reached.
     """

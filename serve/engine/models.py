@@ -1,7 +1,7 @@
 """The model of a service: from its source to a folder of this machine that an engine loads.
 
-In: a run or an artifact of a store of ours, a folder, `hf://user/repo[@revision]`, `s3://bucket/folder`. Out: a
-ServedModel. What lies elsewhere is downloaded once to a folder that all replicas of a machine share: by content, so
+In: a run or an artifact of a store of ours, a folder, `hf://user/repo[@revision]`, `s3://` or `gs://bucket/folder`.
+Out: a ServedModel. A remote model is downloaded once, to a folder that all replicas of a machine share: by content, so
 that a new release is another folder, and file by file, so that an interrupted start resumes where it ended.
 """
 
@@ -52,7 +52,7 @@ def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Ser
     if folder.is_dir():
         return ServedModel(folder=model_folder(folder), name=name)
     raise UsageError(
-        f"no model {source!r}: {_known(store)}; a folder or hf://user/repo or s3://bucket/folder are accepted"
+        f"no model {source!r}: {_known(store)}; a folder or hf://user/repo, s3:// or gs://bucket/folder are accepted"
     )
 
 

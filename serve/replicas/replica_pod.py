@@ -140,6 +140,8 @@ class Landing:
         """Return the secrets that an engine needs to fetch its model, by variable."""
         names = credentials.KEYS.get(credentials.kind(version.model), ())
         found = {name: getattr(self.settings, name.lower()) for name in names}
+        if "GOOGLE_CREDENTIALS" in found:
+            found["GOOGLE_CREDENTIALS"] = credentials.google_key(found["GOOGLE_CREDENTIALS"])
         return {name: value for name, value in found.items() if value}
 
     def reach(self, op: Op) -> Transport:

@@ -17,7 +17,7 @@ from store.manifest import Artifact, Manifest, StoreError, is_kept
 
 
 class Store:
-    """Artifacts under one folder or URI: `hf://user/repo/folder`, `s3://bucket/folder`."""
+    """Artifacts under one folder or URI: `hf://user/repo/folder`, `s3://bucket/folder`, `gs://bucket/folder`."""
 
     def __init__(self, uri: str | Path) -> None:
         """Open the store at `uri`, touching nothing. Raises StoreError when no backend here speaks to that URI."""

@@ -22,6 +22,10 @@ def open_place(uri: str) -> Backend:
         from store.backends.s3 import Bucket
 
         return Bucket(uri)
+    if kind == "gs":
+        from store.backends.gs import GoogleBucket
+
+        return GoogleBucket(uri)
     if kind == "hf":
         from store.backends.hub import Repository
 
@@ -31,6 +35,5 @@ def open_place(uri: str) -> Backend:
 
         return Other(uri)
     said = re.sub("//[^/]*@", "//", clean(uri))
-    google = "; of Google's buckets, the S3 interface keeps no two writers apart" if kind in ("gs", "gcs") else ""
-    raise NoStore(f"store {said}: {kind}:// is not spoken here; a store is a folder, hf://user/repo or "
-                  f"s3://bucket/folder{google}")  # fmt: skip
+    raise NoStore(f"store {said}: {kind}:// is not spoken here; a store is a folder, hf://user/repo, "
+                  "s3://bucket/folder or gs://bucket/folder")  # fmt: skip

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 
 from data.chat.imported import make as talk
-from data.config import TalkSpec, TokenizerSpec, source_files
-from data.errors import DataError, InputError
+from data.config import TalkSpec, TokenizerSpec, filled_files, source_files
+from data.errors import ConfigError, DataError, InputError
 from data.manifest import MANIFEST, read_manifest, write_manifest
 from data.shards.shards import Writer, shard_paths
 from data.text.batches import open_pieces
@@ -197,3 +197,11 @@ def test_a_folder_of_shards_as_a_source_is_its_whole_shards(tmp_path):
     assert len(source_files(str(text))) == 4  # somebody else's
     write_manifest(tmp_path, [], True, {"source": "", "options": {}})
     assert json.loads((tmp_path / MANIFEST).read_text())["shards"] == []
+
+
+def test_a_shard_that_is_empty_is_refused_by_who_plans(tmp_path):
+    (tmp_path / "shard-00000.txt").write_text("a line\n")
+    assert len(filled_files(str(tmp_path))) == 1
+    (tmp_path / "shard-00001.txt").touch()
+    with pytest.raises(ConfigError, match="shard-00001.txt is empty; remove it, or make it again"):
+        filled_files(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Stores on loopback: a bucket of moto's server, and a repository of our hub, spoken to by their real clients."""
+"""Stores on loopback, spoken to by their real clients: buckets of moto's server and of our own, and our hub."""
 
 import hashlib
 import uuid
@@ -11,11 +11,13 @@ import pytest
 from store import credentials
 from store.backends.backend import Backend
 from store.patience import Patience
+from tests.store import google as googles
 from tests.store import hub as hubs
 
 QUICK = Patience(answer_s=5.0, total_s=15.0, first_wait_s=0.01)
 KEY = {"AWS_ACCESS_KEY_ID": "canary-key-91", "AWS_SECRET_ACCESS_KEY": "canary-secret-92", "AWS_REGION": "eu-west-1"}
 TOKEN = "hf_canary-write-93"
+GOOGLES = ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT")
 
 
 class S3:
@@ -47,7 +49,7 @@ def s3_server() -> Iterator[S3]:
 @pytest.fixture(autouse=True)
 def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Tests have no keys but their own, and leave nothing in the user's cache."""
-    for name in (*credentials.HUB, *credentials.S3, "AWS_PROFILE", "AWS_ENDPOINT_URL", "HF_ENDPOINT"):
+    for name in (*credentials.EVERY, "AWS_PROFILE", "AWS_ENDPOINT_URL", "HF_ENDPOINT", *GOOGLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(credentials, "_lent", {})
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "aws"))
@@ -71,7 +73,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hubs.RepositoryHub]:
         yield hub
 
 
-@pytest.fixture(params=["folder", "s3", "hf"])
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[googles.Google]:
+    with googles.serving() as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        yield server
+
+
+@pytest.fixture(params=["folder", "s3", "gs", "hf"])
 def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of a store of each kind, empty and ready."""
     if request.param == "folder":
@@ -79,7 +88,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return away(request.param, request)
 
 
-@pytest.fixture(params=["s3", "hf"])
+@pytest.fixture(params=["s3", "gs", "hf"])
 def away_uri(request: pytest.FixtureRequest) -> str:
     return away(request.param, request)
 
@@ -89,6 +98,8 @@ def away(kind: str, request: pytest.FixtureRequest) -> str:
 
     if kind == "s3":
         found: str = request.getfixturevalue("s3").bucket()
+    elif kind == "gs":
+        found = request.getfixturevalue("google").bucket()
     else:
         request.getfixturevalue("hub")
         found = "hf://us/things/some/folder"
@@ -98,10 +109,12 @@ def away(kind: str, request: pytest.FixtureRequest) -> str:
 
 def quick(uri: str, **words: Any) -> Backend:
     """The place, with little patience."""
+    from store.backends.gs import GoogleBucket
     from store.backends.hub import Repository
     from store.backends.s3 import Bucket
 
-    return Bucket(uri, QUICK, **words) if uri.startswith("s3://") else Repository(uri, QUICK)
+    kinds: dict[str, Any] = {"s3": Bucket, "gs": GoogleBucket, "hf": Repository}
+    return kinds[credentials.kind(uri)](uri, QUICK, **words)  # type: ignore[no-any-return]
 
 
 def digest(content: bytes) -> str:

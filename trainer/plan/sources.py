@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 
 from data import references
-from data.config import source_files
+from data.config import filled_files
 from data.references import HUB
 from store import extensions
 from trainer.fingerprints import digest
@@ -54,7 +54,7 @@ def source_fingerprint(source: str) -> str:
     """Return a fingerprint of the source now: for pydocs the Python that is read, for files their content.
 
     A file over 64 MiB counts by size and modification time, since hashing it would hold up every plan.
-    Raises ConfigError when there is no file to read.
+    Raises ConfigError when there is no file to read, or an empty one.
     """
     if source == "fineweb":
         return ""
@@ -68,7 +68,7 @@ def source_fingerprint(source: str) -> str:
     if reference.is_hub:
         return ""
     parts = []
-    for file in source_files(reference.place):
+    for file in filled_files(reference.place):
         stat = file.stat()
         large = stat.st_size > 64 << 20
         content = [stat.st_size, stat.st_mtime_ns] if large else hashlib.sha256(file.read_bytes()).hexdigest()

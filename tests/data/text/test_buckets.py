@@ -1,4 +1,4 @@
-"""Sources in a bucket of S3: the real client against moto's server."""
+"""Sources in a bucket of S3, of moto's server, and in one of Google's, of our own."""
 
 import gzip
 import json
@@ -8,23 +8,14 @@ import pyarrow.parquet
 import pytest
 
 from data.__main__ import main
-from data.errors import InputError
 from data.shards.shards import read, shard_paths
-from data.text.remote import list_remote
 from store.backends.by_uri import open_place
-from tests.store.conftest import no_keys, s3, s3_server  # noqa: F401 fixtures
+from tests.store.conftest import google, no_keys, s3, s3_server  # noqa: F401 fixtures
 
 
-def test_an_address_of_google_s_is_refused_with_what_to_type_instead():
-    with pytest.raises(
-        InputError, match="gs:// is not spoken here; type s3://bucket/part/x.txt, with AWS_ENDPOINT_URL=https://s"
-    ):
-        list_remote("gs://bucket/part/x.txt")
-
-
-@pytest.fixture
-def bucket(s3, tmp_path):  # noqa: F811
-    uri = s3.bucket()
+@pytest.fixture(params=["s3", "gs"])
+def bucket(request, tmp_path):
+    uri = request.getfixturevalue("s3" if request.param == "s3" else "google").bucket()
     place = open_place(uri)
     place.create()
     for number in range(2):
@@ -66,7 +57,7 @@ def test_files_a_folder_and_a_pattern_are_read_in_the_order_of_their_names(
     [("part/9.parquet", "no such file"), ("nothing/*.parquet", "no file to read there"), ("", "no file to read there")],
 )
 def test_what_is_not_in_a_bucket_is_told_in_one_line(bucket, tmp_path, capsys, name, told):
-    source = f"{bucket}/{name}" if name else "s3://no-such-bucket-91/folder/"
+    source = f"{bucket}/{name}" if name else f"{bucket[:2]}://no-such-bucket-91/folder/"
     code, said = shard(tmp_path, capsys, source)
     assert (code, said.count("\n")) == (2, 1)
     assert told in said if name else "there is no such bucket" in said

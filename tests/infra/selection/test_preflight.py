@@ -1,11 +1,13 @@
 """Checks before money is spent: whether an offer has room for the work, and whether the limits last."""
 
+from dataclasses import replace
+
 import pytest
 
 from infra.agent.job import Job, Limits
 from infra.errors import UsageError
 from infra.records import Offer, Plan, Request
-from infra.selection.preflight import lasting, roomy
+from infra.selection.preflight import check_work, lasting, roomy
 from infra.settings import Settings
 from tests.world import ROOT
 
@@ -43,3 +45,14 @@ def test_limits_that_end_a_pod_before_its_work_begins_are_refused_with_what_woul
     assert lasting(plan(Limits(spend_micro_usd=1_200_000)), [dear, cheap], settings) == [cheap]
     with pytest.raises(UsageError, match="after 1 min 40 s at most, .* about 2 min 00 s, 1.20 USD; give more"):
         lasting(plan(Limits(spend_micro_usd=1_000_000)), [dear, cheap], settings)
+
+
+def test_a_rented_machine_without_a_key_to_a_bucket_of_google_s_is_not_rented(monkeypatch):
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    job = Job(run="r", token="t", steps=(), limits=NONE)
+    asked = Plan(target="", store="gs://bucket/runs", artifacts=(), job=job, request=Request())
+    with pytest.raises(UsageError, match="no key to gs://bucket/runs.*set GOOGLE_CREDENTIALS to the key file"):
+        check_work(asked, Settings.load(ROOT, environ={}), False, "again")
+    check_work(
+        replace(asked, job=replace(job, secrets=("GOOGLE_CREDENTIALS",))), Settings.load(ROOT, environ={}), False, ""
+    )

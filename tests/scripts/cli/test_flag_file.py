@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from scripts.cli import flag_file
 from tests.world import World
 
 pytestmark = pytest.mark.process
@@ -41,7 +42,10 @@ def test_the_flags_of_a_file_are_those_of_the_line_unless_it_says_otherwise(worl
         ("yes: 3", "yes: expected true or false"),
         ("country: NO", "country: expected one word or number (quote yes, no, on, off)"),
         ("phase: {base: 1}", "phase: expected one word or number"),
-        ("command: [bash, -c, x]", "a launch runs the phases of a training"),
+        ("command: {a: b}", "command: expected a text, or a list of words"),
+        ("command: []", "command: expected a text, or a list of words"),
+        ("env: [{nam: A}]", "env: expected KEY: VALUE"),
+        ("command: [bash, -c, x]\nphase: base\nprovider: local", "--phase is of a training of ours"),
         ("gpu: A100\ngpuType: A100", "--gpu is given twice"),
         ("volumeMounts: []", "expected one entry with volumeName"),
         ("file: again.yaml", "no such flag"),
@@ -82,3 +86,18 @@ def test_two_state_files_never_see_each_others_pods(world):
     assert "is a folder; name a file in it" in world.begin("status", "--state-file", str(world.folder)).communicate()[1]
     world.inv("down", "--all", "--state-file", one)
     assert world.json("pod.list", "--state-file", one) == [] and world.processes() == []
+
+
+@pytest.mark.parametrize(
+    ("said", "command"),
+    [
+        ("command: [bash, -lc, 'cd x && ./train']", "cd x && ./train"),
+        ("command: [python, my train.py]", "python 'my train.py'"),
+        ("command: |\n  mkdir -p runs\n  ./train", "mkdir -p runs\n  ./train".replace("  ", "") + "\n"),
+    ],
+)
+def test_a_command_block_is_a_job_of_ones_own_with_the_variables_of_the_file(tmp_path, said, command):
+    path = tmp_path / "pod.yaml"
+    path.write_text(f"gpuType: A100\nenv:\n  - {{name: RUN_SHARD, value: 1}}\n  - RUN_CONFIG=smoke\n{said}\n")
+    found = flag_file.read(path, ("gpu", "cmd", "env"))
+    assert found == {"gpu": ["A100"], "cmd": [command], "env": ["RUN_SHARD=1", "RUN_CONFIG=smoke"]}

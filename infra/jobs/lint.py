@@ -1,0 +1,86 @@
+"""What is allowed in a job file and goes wrong later, above all under SkyPilot: lines with what to write instead.
+
+In: a YAML file of a job or a service. Out: findings by line. What is refused anyway is one of them.
+Source: SkyPilot's guides on distributed training and on Ray.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra import strict_yaml
+from infra.errors import UsageError
+from infra.jobs import job_file
+from infra.strict_yaml import YamlDocument
+
+TEXTS = ("setup", "run")
+LISTS = "SKYPILOT_NODE_IPS|SKYPILOT_SETUP_NODE_IPS|SKYPILOT_TASK_IDS"
+RULES = (
+    (r"\bray\s+stop\b", "`ray stop` ends SkyPilot's own Ray, too; write ray.shutdown() in Python, or: "
+                        "pkill -f 'ray start --head --port=PORT'"),
+    (r"ray\.init\(\s*(address\s*=\s*)?[\"']auto[\"']|RAY_ADDRESS=[\"']?auto\b", "`auto` finds SkyPilot's own Ray; "
+     "give the address of yours, such as HEAD:6379"),
+    (r"\bray\s+start\b.*--port[= ]6380\b", "6380 is the port of SkyPilot's own Ray; leave --port out (6379)"),
+    (rf"(?<![\"'\w])\$\{{?(?:{LISTS})\b\}}?(?![\"'\w])", "without quotes its lines become one; write \"$NAME\""),
+    (r"--master[-_]port[= ]\d+|\bMASTER_PORT=\d+", "two jobs on one machine would meet at a port that is written out; "
+     "write $MASTER_PORT"),
+)  # fmt: skip
+LISTENS = re.compile(r"--port[= ](\d{2,5})\b")
+
+
+@dataclass(frozen=True)
+class LintFinding:
+    line: int
+    text: str
+
+
+def lint(path: Path) -> list[LintFinding]:
+    """Return what is to be mended, by line. Raises UsageError for a file that is no job's, OSError."""
+    documents = strict_yaml.documents(path)
+    if not any(isinstance(one.said, dict) and {*job_file.schema.JOB_KEYS, "service"} & set(one.said)
+               for one in documents):  # fmt: skip
+        raise UsageError(f"{path}: it is no job file: it has neither `run`, `setup`, `resources` nor `service`")
+    written = path.read_text(encoding="utf-8").splitlines()
+    found = [each for one in documents if isinstance(one.said, dict) for each in _findings(one, written)]
+    if not any("service" in one.said for one in documents if isinstance(one.said, dict)):
+        try:
+            job_file.load(path)
+        except UsageError as error:
+            line, _, words = str(error).removeprefix(f"{path}: line ").partition(": ")
+            found.append(LintFinding(int(line), words) if line.isdecimal() else LintFinding(1, str(error)))
+    return sorted(dict.fromkeys(found), key=lambda one: one.line)
+
+
+def _findings(document: YamlDocument, written: Sequence[str]) -> Iterator[LintFinding]:
+    said = document.said
+    listens: list[tuple[int, str]] = []
+    for key in TEXTS:
+        text = said.get(key)
+        words_of = text.splitlines() if isinstance(text, str) else []
+        begins = document.line(key)
+        if words_of and words_of[0].strip() not in written[begins - 1]:
+            begins += 1  # a block begins below its key
+        for line, words in enumerate(words_of, begins):
+            if words.lstrip().startswith("#"):
+                continue
+            yield from (LintFinding(line, f"{key}: {told}") for rule, told in RULES if re.search(rule, words))
+            if key == "setup" and re.search(r"\bray\s+start\b", words):
+                yield LintFinding(line, "setup: it runs once per machine, and a Ray that it starts is not there when "
+                                        "`run` begins again; start it in `run`")  # fmt: skip
+            listens += [(line, one) for one in LISTENS.findall(words) if "ray start" not in words]
+    resources = said.get("resources")
+    ports = str(resources.get("ports", "")) if isinstance(resources, dict) else ""
+    for line, one in listens:
+        if one not in re.findall(r"\d+", ports) and "-" not in ports:
+            yield LintFinding(line, f"port {one} is not among resources.ports, so SkyPilot does not open it (here one "
+                                    f"reaches it with: inv forward RUN {one})")  # fmt: skip
+    if "service" in said and not ports:
+        yield LintFinding(document.line("service"), "service: resources.ports is missing, so no replica can be reached")
+    for section in ("envs", "secrets"):
+        values = said.get(section)
+        for name, value in values.items() if isinstance(values, dict) else ():
+            as_written = document.texts.get((section, name))
+            if isinstance(value, (bool, int, float)) and as_written is not None and str(value) != as_written:
+                yield LintFinding(document.line(section, name),
+                                  f"{section}: SkyPilot reads {name} as {value}; write '{as_written}'")  # fmt: skip

@@ -1,0 +1,116 @@
+"""A bucket of Google's where the network and the keys are bad; what it shares with other stores is in test_places."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+from infra.job_environment import secrets
+from infra.settings import Settings
+from store.backends.by_uri import open_place
+from store.backends.gs import STEP_BYTES, GoogleBucket
+from store.manifest import Denied, NoStore
+from store.patience import Conflict, Patience, StoreAway
+from tests.store.conftest import QUICK, digest
+
+pytestmark = pytest.mark.process
+LARGE = random.Random(5).randbytes(5 * STEP_BYTES + 1234)
+
+
+@pytest.fixture
+def place(google):
+    found = GoogleBucket(google.bucket(), QUICK, part_bytes=2 * STEP_BYTES)
+    assert found.create() and not found.create()
+    return found
+
+
+def test_what_arrived_of_a_cut_upload_is_not_sent_again(google, place, tmp_path):
+    (tmp_path / "large").write_bytes(LARGE)
+    google.faults = [("PUT /session", 503), ("PUT /session", "cut"), ("PUT /session", "lost")]
+    place.put({"large": tmp_path / "large"}, guard=("large", ""))
+    assert place.sha256("large") == digest(LARGE) and not google.faults
+    assert google.sent_bytes < len(LARGE) + 5 * STEP_BYTES
+
+
+def test_a_write_whose_answer_was_lost_is_no_conflict_and_one_of_somebody_else_is(google, place):
+    google.faults = [("uploadType=media", "lost")]
+    place.put({"note": b"first"}, guard=("note", ""))
+    seen = place.listing()["note"].version
+    place.put({"note": b"second"}, guard=("note", seen))
+    for before in (seen, ""):
+        with pytest.raises(Conflict, match="somebody else has written there meanwhile"):
+            place.put({"note": b"third"}, guard=("note", before))
+    with pytest.raises(Conflict):
+        place.get("note", 0, 9, version=seen)
+    assert place.get("note", 0, 9) == b"second"
+
+
+@pytest.mark.parametrize("fault", [429, 500, 503, "cut", "lost"])
+def test_a_bucket_that_stumbles_is_asked_again(google, place, fault):
+    place.put({f"deep/{number}": b"x" * number for number in range(20)})
+    google.faults = [(f"GET /storage/v1/b/{place.bucket}/o?", fault)]
+    assert len(place.listing("deep")) == 20
+    google.faults = [("alt=media", fault)]
+    assert place.get("deep/9", 0, 99) == b"x" * 9 and not google.faults
+
+
+def test_a_bucket_that_answers_nothing_but_503_is_given_up(google, place):
+    google.faults = [("GET", 503)] * 99
+    place.patience = Patience(answer_s=0.5, total_s=1.5, first_wait_s=0.1, tries=4)
+    with pytest.raises(StoreAway, match="listing it: it answers 503 backendError; given up after 4 tries"):
+        place.listing()
+
+
+def test_names_of_any_letters_are_kept(place):
+    names = ["a b/c+d?e#f%20", "ü/ß&=.json", "x"]
+    place.put({name: name.encode() for name in names})
+    assert sorted(place.listing()) == sorted(names) and place.get(names[0], 0, 99) == names[0].encode()
+    place.put({}, gone=names)
+    assert place.listing() == {}
+
+
+@pytest.mark.parametrize("form", ["content", "path"])
+def test_the_key_of_an_account_signs_for_a_token_and_neither_is_told(google, tmp_path, monkeypatch, form):
+    google.wants_token = True
+    (tmp_path / "key.json").write_text(google.key_file())
+    said = google.key_file() if form == "content" else str(tmp_path / "key.json")
+    monkeypatch.setenv("GOOGLE_CREDENTIALS", said)
+    place = open_place(google.bucket())
+    assert place.create()
+    place.put({"a": b"hello"})
+    assert place.get("a", 0, 9) == b"hello" and google.asked.count("POST /token") == 1
+    google.tokens.clear()
+    with pytest.raises(Denied, match="Anonymous caller.*set GOOGLE_CREDENTIALS") as seen:
+        place.listing()
+    assert "ya29" not in str(seen.value) and "PRIVATE" not in str(seen.value)
+
+
+@pytest.mark.parametrize("said", ["{}", "{", "/no/such/file", '{"type": "service_account"}', "nonsense"])
+def test_what_is_no_key_file_is_told_in_one_line(google, monkeypatch, said):
+    monkeypatch.setenv("GOOGLE_CREDENTIALS", said)
+    with pytest.raises(Denied, match="GOOGLE_CREDENTIALS is no key file, nor the path of one") as seen:
+        open_place(google.bucket()).listing()
+    assert "\n" not in str(seen.value) and seen.value.exit_code == 4
+
+
+def test_a_bucket_that_is_not_there_says_how_to_make_it(google):
+    with pytest.raises(NoStore, match="there is no such bucket; make it: inv ckpt.init --to gs://nowhere"):
+        open_place("gs://nowhere/x").listing()
+    with pytest.raises(NoStore, match="expected gs://bucket/folder"):
+        open_place("gs:///x").listing()
+
+
+def test_a_job_is_given_the_content_of_the_key_file_and_only_where_its_store_is_there(google, tmp_path, monkeypatch):
+    (tmp_path / "key.json").write_text(google.key_file())
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    settings = Settings.load(tmp_path, {"store": "gs://bucket/runs"}, environ={})
+    assert json.loads(secrets(settings)["GOOGLE_CREDENTIALS"])["project_id"] == "canary-project"
+    assert "GOOGLE_CREDENTIALS" not in secrets(Settings.load(tmp_path, {"store": "s3://bucket/runs"}, environ={}))
+
+
+def test_nothing_of_google_s_is_imported_before_a_bucket_is_asked():
+    probe = "import sys, store.backends.gs; print([one for one in sys.modules if one.split('.')[0] == 'google'])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
