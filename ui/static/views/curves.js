@@ -68,7 +68,7 @@ export function open(place, query) {
       const marks = parts.length < 4 ? parts.flatMap((one) => one.marks.map((mark) => ({ ...mark, words: parts.length > 1 ? `${one.run}: ${mark.words}` : mark.words }))) : [];
       chart.set(with_.map((one) => ({ name: one.run, index: index.get(one.run), ...one.figures[key] })), marks);
       const last = parts.length === 1 ? parts[0].last[key] : undefined;
-      chart.value_.textContent = last === undefined ? "" : `now ${number(last * (chart.options.factor ?? 1))}${chart.options.unit ?? ""}`;
+      chart.value_.textContent = last === undefined ? "" : `${runs.find((one) => one.run === about.chosen[0])?.is_live ? "now" : "last"} ${number(last * (chart.options.factor ?? 1))}${chart.options.unit ?? ""}`;
     }
     if (!names.length) put(below, "none", () => empty(about.phase ? `${about.phase} has told nothing yet.` : "No phase of training belongs to this run."));
     else put(below, [about, found.samples, parts.map((one) => one.marks), parts[0]?.mfu_of], () => beneath(about, found.samples, parts));
