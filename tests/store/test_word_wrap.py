@@ -36,9 +36,10 @@ def test_a_command_is_never_cut(terminal, command):
 
 def test_columns_stay_columns(terminal):
     said = "/model [NAME]    who answers; with NAME: that one from here on, where there are several\n/help  this"
-    assert word_wrap.fitted(said, terminal).split("\n") == [
-        "/model [NAME]    who answers; with NAME: that one from here", f"{' ' * 17}on, where there are several", "/help  this",
-    ]  # fmt: skip
+    first, second, third = word_wrap.fitted(said, terminal).split("\n")
+    assert first == "/model [NAME]    who answers; with NAME: that one from here"
+    assert second == f"{' ' * 17}on, where there are several"
+    assert third == "/help  this"
 
 
 def test_a_program_gets_what_was_said(terminal):
