@@ -2,7 +2,7 @@
 
 In: lines, and a `Partner` that answers them. Out: answers on stdout as they come, all else on stderr. Whoever types
 gets line editing with a history of earlier conversations, and after each answer its tokens per second; a pipe gets the
-answers alone. Standard library and `store.moving_line` only: engines without torch talk by this as well.
+answers alone. Standard library and two modules of `store` only: engines without torch talk by this as well.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from store import moving_line
+from store import moving_line, word_wrap
 
 HELP = """/model [NAME]    show which model answers; with NAME: switch to that one
 /system [WORDS]  set the system prompt; /system - removes it
@@ -244,4 +244,4 @@ class TypedLines:
 
 def tell(said: str) -> None:
     moving_line.clear()
-    print(said, file=sys.stderr, flush=True)
+    print(word_wrap.fitted(said, sys.stderr), file=sys.stderr, flush=True)

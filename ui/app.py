@@ -36,6 +36,7 @@ from ui.views.ask import View, ViewQuery
 STATIC = Path(__file__).parent / "static"
 BEAT_S = 15.0  # without news, so that a browser that has gone is noticed
 MOST_BODY_BYTES = 1 << 20
+LOOK_ENDS = b'data: {"part":"","value":null}\n\n'  # a browser draws what belongs together at once
 DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; sandbox"
 
 Expired = Callable[[], None]
@@ -190,7 +191,7 @@ def _pieces(view: View, desk: Desk, asked: ViewQuery, known: dict[str, bytes]) -
         if known.get(name) != mark:
             known[name] = mark
             found.append(b'data: {"part":%s,"value":%s}\n\n' % (json.dumps(name).encode(), text))
-    return found
+    return [*found, LOOK_ENDS] if found else []
 
 
 def _plain(reply: Response) -> Callable[[Scope, Receive, Send], Awaitable[None]]:

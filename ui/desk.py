@@ -33,6 +33,11 @@ class Fresh(Generic[T]):
         self._until = -1.0
         self._value: T | None = None
 
+    @property
+    def is_made(self) -> bool:
+        """Tell whether it was made before, so that it is soon there."""
+        return self._value is not None
+
     def get(self) -> T:
         with self._turn:
             if time.monotonic() >= self._until:

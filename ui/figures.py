@@ -25,8 +25,8 @@ DIGITS = 5
 class FigureColumn:
     """One figure, where a line has it: the numbers of those lines, and its values."""
 
-    rows: array = field(default_factory=lambda: array("l"))
-    values: array = field(default_factory=lambda: array("d"))
+    rows: array = field(default_factory=lambda: array("i"))
+    values: array = field(default_factory=lambda: array("f"))  # seven digits, of which five are shown
 
 
 @dataclass
@@ -48,7 +48,10 @@ class FigureTable:
             found = msgspec.json.decode(line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return
-        if type(found) is not dict or not _is_step(found):
+        if type(found) is not dict:
+            return
+        numbers = {name: value for name, value in found.items() if type(value) is float or type(value) is int}
+        if not _is_step(found, numbers):
             return
         row = len(self.steps)
         self.steps.append(found["step"])
@@ -56,10 +59,10 @@ class FigureTable:
         self.at.append(float(found.get("at") or 0.0))
         if type(found.get("mfu_of")) is str:
             self.peaks[found["mfu_of"]] = None
-        if found.get("step_s") and found.get("data_wait_s") is not None:
-            found["data_share"] = found["data_wait_s"] / found["step_s"]
-        for name, value in found.items():
-            if name not in NO_FIGURES and type(value) in (int, float):
+        if numbers.get("step_s") and "data_wait_s" in numbers:
+            numbers["data_share"] = numbers["data_wait_s"] / numbers["step_s"]
+        for name, value in numbers.items():
+            if name not in NO_FIGURES:
                 column = self.columns.get(name) or self.columns.setdefault(name, FigureColumn())
                 column.rows.append(row)
                 column.values.append(value)
@@ -142,10 +145,9 @@ def _short(value: float, digits: int = DIGITS) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def _is_step(found: dict[str, Any]) -> bool:
+def _is_step(found: dict[str, Any], numbers: dict[str, float]) -> bool:
     if type(found.get("step")) is not int or type(found.get("tokens")) is not int:
         return False
     if type(found.get("loss")) is not float or not 0 <= found["step"] < 1 << 62 or abs(found["tokens"]) >= 1 << 62:
         return False
-    numbers = (one for one in found.values() if type(one) in (int, float))
-    return all(abs(one) < MOST for one in numbers)
+    return min(numbers.values()) > -MOST and max(numbers.values()) < MOST

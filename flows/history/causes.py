@@ -12,6 +12,7 @@ from typing import Any
 
 from infra.ledger.journal import Op
 from infra.ledger.life_cycle import ASKED, TERMINATED
+from infra.runs import sight
 from infra.units import count
 
 GPU_MEMORY = re.compile(r"GPU's memory is full|CUDA out of memory|OutOfMemoryError|CUDA error: out of memory", re.I)
@@ -42,6 +43,8 @@ class RunEvidence:
     is_engine: bool = False
     """True if it is a replica of a service: a process that answers, and has no end of its own."""
     recoveries: int = 0
+    money: str = ""
+    """What of its limit is spent, where it has one."""
 
     @property
     def reason(self) -> str:
@@ -136,9 +139,10 @@ def _limit(one: RunEvidence) -> Cause | None:
     if one.state != "limit" and outcome != "limit":
         return None
     said = one.reason or (one.rows[-1].reason if one.rows else "")
+    spent = one.money and f" ({one.money} spent)"
     return Cause(
         "limit",
-        f"its limit was reached: {said or 'time or money'}; it saved before that",
+        f"its limit was reached: {said or 'time or money'}{spent}; it saved before that",
         f"go on with more: inv resume {one.run} --spend-limit USD, or --ttl TIME",
     )
 
@@ -147,7 +151,9 @@ def _preempted(one: RunEvidence) -> Cause | None:
     gone = taken_away(one)
     if not gone or one.state == "failed" and one.verdict:
         return None
-    said = f"its pod was taken away {count(len(gone), 'time')} ({gone[-1].reason or gone[-1].vendor})"
+    last = gone[-1]
+    how = last.vendor if last.reason in ("", sight.GONE) else last.reason
+    said = f"its pod was taken away {count(len(gone), 'time')} ({how})"
     if one.state in ("running", "succeeded"):
         return Cause(
             "preemption",
@@ -167,7 +173,7 @@ def _host(one: RunEvidence) -> Cause | None:
     return Cause(
         "bad host",
         said,
-        f"launch again, which asks others; what is checked: inv config (accept_...); {one.run} is over",
+        "launch again, which rents another machine; those that were no good are in: inv hosts",
     )
 
 

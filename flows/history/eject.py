@@ -29,13 +29,15 @@ cd "$(dirname "$0")"
 here=$PWD
 if [ -z "${{PYTHON:-}}" ]; then
     if [ ! -e venv/whole ]; then
+        uv=uv  # it can choose the build of PyTorch, which pip cannot
         if command -v uv >/dev/null; then
             uv venv --allow-existing venv
-            uv pip install --python venv/bin/python --torch-backend {backend} -r requirements.txt
         else
             python3 -m venv venv
-            venv/bin/pip install -r requirements.txt
+            venv/bin/pip install -q uv
+            uv=venv/bin/uv
         fi
+        "$uv" pip install --python venv/bin/python --torch-backend {backend} -r requirements.txt
         : > venv/whole
     fi
     PYTHON=$here/venv/bin/python

@@ -21,11 +21,13 @@ from infra.ledger.journal import Journal, JournalEvent, Op
 from infra.ledger.life_cycle import FAILED
 from infra.money import in_usd, per_hour
 from infra.records import PodView
+from infra.runs import sight
 from infra.runs.lookup import find_run
 from infra.runs.pods import folder_of
 from infra.settings import Settings
 from infra.units import count, duration, moment
 from serve.policy import service_state
+from serve.policy.replica_states import State
 from serve.policy.service_state import Member, ServiceRecord
 
 MOST_LINES = 10
@@ -75,13 +77,14 @@ def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyS
         why=said or ("" if verdict else view.note),
         is_engine=bool(op.service),
         recoveries=view.recoveries,
+        money=view.limit_micro_usd and f"{in_usd(view.spent_micro_usd)} of {in_usd(view.limit_micro_usd)}" or "",
     )
     return WhyStory(op.run, causes.cause_of(evidence), tuple(_lines(evidence, events, view)))
 
 
 def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Settings) -> WhyStory:
     """Return the story of a service: that of its newest replica in trouble, else how it is."""
-    ill = [one for one in seen.members if one.state in watch.ILL]
+    ill = [one for one in seen.members if one.state in watch.ILL or one.state == State.SHUTTING_DOWN]
     lines = [f"replica {one.number}: {_member(one)}" for one in seen.members[-MOST_LINES + 3 :]]
     if seen.problem:
         return WhyStory(name, Cause("controller", seen.problem, f"inv serve.status {name}"), tuple(lines))
@@ -89,7 +92,10 @@ def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Sett
         with contextlib.suppress(UsageError, StopIteration):
             story = of_run(find_run(journal, one.run), journal, settings, one.why)
             cause = story.cause
-            says = f"replica {one.number}: {cause.says}"
+            if one.state == State.SHUTTING_DOWN and cause.name != "killed engine":
+                continue  # it is not wanted any more
+            now = f"; {count(len(seen.serving), 'replica')} answer now" if seen.serving else ""
+            says = f"replica {one.number}: {cause.says}{now}"
             then = cause.then if cause.name != "killed engine" else (
                 f"its last words: inv serve.logs {name}; the controller begins another one by itself"
             )  # fmt: skip
@@ -180,7 +186,8 @@ def _pod(number: int, op: Op, events: Sequence[JournalEvent]) -> str:
     if not op.is_live:
         ended = op.ended_at or op.del_requested_at
         lived = f" after {duration(ended - op.intent_at)}" if ended else ""
-        parts.append(f"gone{lived}: {op.reason or 'nobody asked'}")
+        is_taken = op.reason in ("", sight.GONE)
+        parts.append(f"taken away{lived}" if is_taken else f"gone{lived}: {op.reason}")
     return ", ".join(parts)
 
 

@@ -83,7 +83,7 @@ def full_disk(folder: Path, limits: Limits) -> str:
     free = shutil.disk_usage(folder).free
     if free >= limits.reserve_bytes:
         return ""
-    return f"disk nearly full: {free} bytes free, {limits.reserve_bytes} needed"
+    return f"disk nearly full: {free / 1e9:.2f} GB free, {limits.reserve_bytes / 1e9:.2f} GB needed"
 
 
 class IdleGpu:

@@ -34,7 +34,7 @@ from infra.agent.process import leave_no_core
 from infra.errors import SlipwayError
 from infra.interrupts import ToldToLeave, heed
 from scripts.cli import command_hints, completion, front_page
-from store import StoreError
+from store import StoreError, word_wrap
 
 STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 MOST = 1 << 63  # numbers on a command line are below this
@@ -240,7 +240,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
         said = command_hints.as_typed(said)
         if as_json and not is_closed(1):
             print_json({"error": said, "exit_code": code})
-        return Exit(f"inv {name}: {said}", code=code)
+        return Exit(word_wrap.fitted(f"inv {name}: {said}", sys.stderr), code=code)
 
     try:
         try:
@@ -248,7 +248,8 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
         finally:
             sys.stdout.flush()  # here, where a closed pipe can still be answered
     except Exit as leaving:
-        raise Exit(leaving.message and command_hints.as_typed(leaving.message), code=leaving.code) from None
+        said = command_hints.as_typed(leaving.message or "")
+        raise Exit(word_wrap.fitted(said, sys.stderr) or None, code=leaving.code) from None
     except SystemExit:
         raise
     except KeyboardInterrupt:

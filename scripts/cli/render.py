@@ -16,7 +16,7 @@ from infra.units import duration as duration
 from infra.units import iso as iso
 from infra.units import size as size
 from scripts.cli import command_hints
-from store import moving_line
+from store import moving_line, word_wrap
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -29,7 +29,7 @@ RIGHT = set("time about cost age at loss tok/s MFU left GPU memory".split()) | {
 def say(words: str) -> None:
     """Talk: to stderr, at once."""
     moving_line.clear()
-    print(command_hints.as_typed(words), file=sys.stderr, flush=True)
+    print(word_wrap.fitted(command_hints.as_typed(words), sys.stderr), file=sys.stderr, flush=True)
 
 
 def clean(text: str) -> str:

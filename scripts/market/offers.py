@@ -66,7 +66,7 @@ def show_catalogue(spec: OffersFlags, request: Request, settings: Settings, why:
         return
     print("=== What machines cost; none of these is on offer now ===")
     print(render.clean(offers_table.catalogue_table(lines)))
-    render.say(f"{why}; keys: inv init")
+    render.say(why)
 
 
 def save(found: Survey, settings: Settings) -> None:

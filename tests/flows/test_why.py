@@ -37,7 +37,7 @@ KILLED = "step sft was killed by SIGKILL, as happens when the machine runs out o
         state="failed", rows=[ENDED],
         verdict=failed("step sft failed with exit code 1", "sft: the GPU's memory is full: take 4 rows"))),
     ("full disk", "disk nearly full", dict(
-        state="failed", rows=[ENDED], verdict=failed("disk nearly full: 5 bytes free, 10 needed"))),
+        state="failed", rows=[ENDED], verdict=failed("disk nearly full: 0.50 GB free, 1.07 GB needed"))),
     ("full disk", "No space left", dict(
         state="failed", rows=[ENDED], words="OSError: [Errno 28] No space left on device",
         verdict=failed("step sft failed with exit code 1"))),

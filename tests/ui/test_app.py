@@ -133,12 +133,13 @@ def test_a_stream_sends_each_part_once_until_it_changes():
     def news():
         return [json.loads(one.split(b"data: ", 1)[1]) for one in app._pieces(view, None, ViewQuery({}), known)]
 
-    assert [one["part"] for one in news()] == ["error", "a", "b"]
+    end = {"part": "", "value": None}
+    assert [one["part"] for one in news()] == ["error", "a", "b", ""]
     assert news() == []
     parts["b"] = [1, 2, 3]
-    assert news() == [{"part": "b", "value": [1, 2, 3]}]
+    assert news() == [{"part": "b", "value": [1, 2, 3]}, end]
     del parts["a"]
-    assert news() == [{"part": "a", "value": None}]
+    assert news() == [{"part": "a", "value": None}, end]
 
 
 def test_an_act_asks_first_and_its_word_counts_once(desk, monkeypatch):

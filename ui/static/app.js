@@ -23,6 +23,7 @@ function show() {
   shown?.close?.();
   place.replaceChildren();
   for (const one of document.querySelectorAll("nav a")) one.toggleAttribute("aria-current", one.dataset.view === (view.under ?? name));
+  document.querySelector("nav a[aria-current]")?.scrollIntoView({ inline: "nearest", block: "nearest" });
   title(view.name);
   command("");
   shown = view.open(place, query);

@@ -31,14 +31,11 @@ export class Live {
     }
     const words = new URLSearchParams({ ...query, live: "1" });
     this.source = new EventSource(`/api/${name}?${words}`);
-    let waiting = false;
     this.source.onmessage = (event) => {
       const { part, value } = JSON.parse(event.data);
-      if (value === null) delete this.parts[part];
+      if (part === "") changed(this.parts); // the end of a look, whose parts are drawn together
+      else if (value === null) delete this.parts[part];
       else this.parts[part] = value;
-      if (waiting) return;
-      waiting = true; // all parts of one look are drawn together
-      setTimeout(() => { waiting = false; if (this.source) changed(this.parts); }, 0);
     };
     this.source.onopen = () => tell(true);
     this.source.onerror = () => tell(false);

@@ -33,7 +33,7 @@ def shown(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     if file and file not in paths:
         raise UsageError(f"{op.run} has no log {file!r}; available: {', '.join(paths)}")
     meant = [paths[file]] if file else found
-    command = f"inv logs {op.run} --follow" + (f" --file {file}" if file else "")
+    command = f"inv logs {op.run}" + (" --follow" if op.is_live else "") + (f" --file {file}" if file else "")
     about = {"run": op.run, "runs": runs, "files": list(paths), "is_live": op.is_live, "command": command}
     return {**about, **searched(meant, asked)}
 

@@ -6,6 +6,7 @@ from typing import Any
 from flows.reading import spending
 from infra.errors import MissingKey
 from infra.ledger.cost import PodCost
+from infra.market import catalogue
 from infra.money import dollars
 from infra.providers import offers as market
 from infra.records import Offer, Request
@@ -101,7 +102,11 @@ def _offers(desk: Desk) -> dict[str, Any]:
     try:
         found = market.survey(market.sources(desk.settings), Request(run="new"))
     except MissingKey as error:
-        return {"offers": [], "silent": [], "why": str(error), **command}
+        priced = catalogue.read(catalogue.file_beside(desk.settings.state_file))
+        priced.sort(key=lambda one: one.offer.micro_usd_per_hour)
+        rows = [{**_offer(one.offer), "mark": one.mark} for one in priced[:MOST_OFFERS]]
+        why = f"Nobody offers these now; each price has its date. {error}"
+        return {"offers": rows, "count": len(priced), "silent": [], "why": why, **command}
     silent = [f"{one.provider}: {one.error}" for one in found.silent]
     rows = [_offer(one) for one in found.offers[:MOST_OFFERS]]
     return {"offers": rows, "count": len(found.offers), "silent": silent, "seen_at": round(time.time()), **command}

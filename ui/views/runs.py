@@ -1,5 +1,6 @@
 """The views of runs: the list, and the curves of those that are chosen, laid over each other."""
 
+import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ MOST_RUNS = 50  # laid over each other
 MOST_POINTS = 6000  # points of one figure, over all runs: more than any screen shows
 LEAST_EACH, MOST_EACH = 120, 600
 SHOWN_SAMPLES = 200
+READ_S = 1.0  # of runs that nobody has looked at yet, in one look of a stream: 100,000 steps take half a second
 FIRST = ("loss", "tokens_per_s", "mfu", "memory_bytes", "gpu_percent", "lr", "grad_norm", "data_share")
 GPU_EVERY_S = 1.0
 
@@ -56,8 +58,8 @@ def row(view: PodView, now: float) -> dict[str, Any]:
         "state": view.state,
         "step": view.step,
         "steps": steps,
-        "train_step": record.get("step") if is_training else None,
-        "loss": record.get("loss"),
+        "train_step": record.get("step") if is_training else record.get("steps"),
+        "loss": record.get("loss", record.get("train_loss")),
         "tokens_per_s": record.get("tokens_per_s"),
         "mfu": record.get("mfu"),
         "eta_s": record.get("eta_s") if is_training else None,
@@ -128,10 +130,15 @@ def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     since, until = asked.number("since"), asked.number("until")
     each = max(LEAST_EACH, min(MOST_EACH, MOST_POINTS // max(1, len(sources))))
     parts: dict[str, Any] = {}
+    unread, enough = 0, time.monotonic() + READ_S if asked.word("live") else math.inf
     for one in sources:
         if phase not in one.phases:
             continue
-        table, version = figures_of(desk, one, phase).get()
+        growing = figures_of(desk, one, phase)
+        if parts and not growing.is_made and time.monotonic() > enough:
+            unread += 1  # the next look goes on
+            continue
+        table, version = growing.get()
         key = ("thinned", one.token, phase, by, since, until, each)
         kept = desk.kept.get(key)
         if kept is None or kept[0] != version:
@@ -154,6 +161,7 @@ def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
         "phases": phases,
         "by": by,
         "chosen": [one.run for one in sources],
+        "unread": unread,
         "differences": differences(configs) if len(sources) > 1 else [],
         "config": [(name, str(value)) for name, value in flattened(recipe)],
     }
@@ -222,17 +230,13 @@ def _bytes_of(desk: Desk, source: FigureSource, phase: str, file: str) -> tuple[
                 return b""
 
         return read, 0.5 if op.vendor == "local" else ELSEWHERE_S
-    return _of_ended(desk, op, phase, file), 3600.0
+    return _of_ended(desk, op, phase, file), math.inf
 
 
 def _of_ended(desk: Desk, op: Op, phase: str, file: str) -> Any:
-    content: list[bytes] = []
-
-    def read(offset: int) -> bytes:
-        if not content:
-            places = run_figures.places(op, desk.settings, desk.tell)
-            content.append(next((found for place in places if (found := place(phase, file))), b""))
-        return content[0][offset:]
+    def read(offset: int) -> bytes:  # once: what it holds is kept in columns, which take a tenth of it
+        places = run_figures.places(op, desk.settings, desk.tell)
+        return next((found for place in places if (found := place(phase, file))), b"")[offset:]
 
     return read
 

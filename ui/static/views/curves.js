@@ -44,13 +44,13 @@ export function open(place, query) {
       others.length > 0 && h("select", { "aria-label": "Lay another run over these", onchange: (event) => change({ runs: [...about.chosen, event.target.value].join(",") }) },
         h("option", { value: "" }, "+ compare with …"), others.map((one) => h("option", { value: one }, one))),
     ]);
-    put(tools, [about.phase, about.phases, about.by, query], () => [
+    put(tools, [about.phase, about.phases, about.by, about.unread, query], () => [
       h("div", { class: "tabs", role: "group", "aria-label": "Phase" }, about.phases.map((one) => h("button", { type: "button", "aria-pressed": String(one === about.phase), onclick: () => change({ phase: one, since: "", until: "" }) }, one))),
       h("label", {}, "over", select(about.by, [["step", "steps"], ["time", "time"], ["tokens", "tokens"]], (by) => change({ by, since: "", until: "" }))),
       h("label", {}, "lines", select(query.smooth ?? "0", SMOOTH, (smooth) => change({ smooth }))),
       h("label", {}, h("input", { type: "checkbox", checked: query.log === "1", onchange: (event) => change({ log: event.target.checked ? "1" : "" }) }), "logarithmic loss"),
       (query.since || query.until) && h("button", { type: "button", onclick: () => change({ since: "", until: "" }) }, "Whole chart"),
-      h("span", { class: "soft small" }, "drag to look closer"),
+      h("span", { class: "soft small", role: "status" }, about.unread ? `${about.unread} more are being read …` : "drag to look closer"),
     ]);
     const parts = about.chosen.map((one) => found[`run ${one}`]).filter(Boolean);
     const names = [...new Set(parts.flatMap((one) => Object.keys(one.figures)))].filter((one) => !["step_s", "data_wait_s"].includes(one));
@@ -68,7 +68,7 @@ export function open(place, query) {
       const marks = parts.length < 4 ? parts.flatMap((one) => one.marks.map((mark) => ({ ...mark, words: parts.length > 1 ? `${one.run}: ${mark.words}` : mark.words }))) : [];
       chart.set(with_.map((one) => ({ name: one.run, index: index.get(one.run), ...one.figures[key] })), marks);
       const last = parts.length === 1 ? parts[0].last[key] : undefined;
-      chart.value_.textContent = last === undefined ? "" : `now ${number(last * (chart.options.factor ?? 1))}${chart.options.unit ?? ""}`;
+      chart.value_.textContent = last === undefined ? "" : `${runs.find((one) => one.run === about.chosen[0])?.is_live ? "now" : "last"} ${number(last * (chart.options.factor ?? 1))}${chart.options.unit ?? ""}`;
     }
     if (!names.length) put(below, "none", () => empty(about.phase ? `${about.phase} has told nothing yet.` : "No phase of training belongs to this run."));
     else put(below, [about, found.samples, parts.map((one) => one.marks), parts[0]?.mfu_of], () => beneath(about, found.samples, parts));

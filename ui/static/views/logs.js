@@ -35,7 +35,7 @@ export function open(place, query) {
       found.files && select("Log", query.file ?? "", [...(found.run ? [["", "all steps"]] : []), ...found.files.map((one) => [one, one])], (file) => change({ file })),
     ]);
     const shown = found.lines.length, sought = search.value;
-    count.textContent = sought ? `${found.total} lines hold it${found.total > shown ? `, the last ${shown} are here` : ""}` : found.total > shown ? `the last ${shown} of ${found.total} lines` : "";
+    count.textContent = sought ? `${found.total} ${found.total === 1 ? "line holds" : "lines hold"} it${found.total > shown ? `, the last ${shown} are here` : ""}` : found.total > shown ? `the last ${shown} of ${found.total} lines` : "";
     put(text, [found.lines, sought], () => {
       if (!shown) return empty(sought ? "No line holds that." : whose ? `${whose} has written no log yet.` : "There are no runs yet; begin with: ./inv launch --phase sft");
       let last = "";

@@ -81,11 +81,12 @@ const listing = (found) => {
     && (!filter.spot || String(one.spot) === filter.spot) && (!filter.most || Number(one.usd_per_hour) <= Number(filter.most)));
   const words = [filter.gpu && /^[\w-]+$/.test(filter.gpu) && `--gpu ${filter.gpu}`, filter.provider && `--provider ${filter.provider}`, filter.spot === "true" && "--use-spot", Number(filter.most) > 0 && `--max-price ${Number(filter.most)}`].filter(Boolean);
   command(["inv offers", ...words].join(" "));
-  const rows = shown.slice(0, 200).map((one) => [one.gpu ? `${one.num_gpus}× ${one.gpu}` : "no GPU", usd(one.usd_per_hour), one.usd_per_gpu_hour ? usd(one.usd_per_gpu_hour) : "", one.provider, one.spot ? "spot" : "on demand", one.where, size(one.gpu_memory_bytes), one.cpus ?? "", size(one.memory_bytes), size(one.disk_bytes)]);
+  const marks = shown.some((one) => one.mark);
+  const rows = shown.slice(0, 200).map((one) => [...(marks ? [one.mark] : []), one.gpu ? `${one.num_gpus}× ${one.gpu}` : "no GPU", usd(one.usd_per_hour), one.usd_per_gpu_hour ? usd(one.usd_per_gpu_hour) : "", one.provider, one.spot ? "spot" : "on demand", one.where, size(one.gpu_memory_bytes), one.cpus ?? "", size(one.memory_bytes), size(one.disk_bytes)]);
   return [
     found.why && h("p", { class: "card" }, found.why), ...found.silent.map((one) => h("p", { class: "card error" }, one)),
-    rows.length ? card("", table(["GPUs", ["per hour", "number"], ["per GPU-hour", "number"], "provider", "kind", "where", ["GPU memory", "number"], ["CPUs", "number"], ["memory", "number"], ["disk", "number"]], rows, "Offers")) : empty(found.offers.length ? "No offer is like that." : "Nobody has an offer."),
-    h("p", { class: "soft small" }, `${shown.length} of ${found.count ?? 0} offers, seen ${moment(found.seen_at) || "never"}; asked for again every minute`),
+    rows.length ? card("", table([...(marks ? ["price of"] : []), "GPUs", ["per hour", "number"], ["per GPU-hour", "number"], "provider", "kind", "where", ["GPU memory", "number"], ["CPUs", "number"], ["memory", "number"], ["disk", "number"]], rows, "Offers")) : empty(found.offers.length ? "No offer is like that." : "Nobody has an offer."),
+    h("p", { class: "soft small" }, found.seen_at ? `${shown.length} of ${found.count} offers, seen ${moment(found.seen_at)}; asked for again every minute` : `${shown.length} of ${found.count ?? 0} prices`),
   ];
 };
 listing.key = () => ({ ...filter });

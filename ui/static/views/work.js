@@ -63,6 +63,7 @@ export const report = {
 function framed(place, source, words, typed) {
   title(words);
   command(typed);
-  place.append(h("p", {}, h("a", { href: source, target: "_blank", rel: "noreferrer" }, "Open it alone")), h("iframe", { src: source, title: words, sandbox: "" }));
+  const waiting = empty("Making the report …");
+  place.append(h("p", {}, h("a", { href: source, target: "_blank", rel: "noreferrer" }, "Open it alone")), waiting, h("iframe", { src: source, title: words, sandbox: "", onload: () => waiting.remove() }));
   return { close() {} };
 }

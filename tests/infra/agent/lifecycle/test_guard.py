@@ -214,7 +214,7 @@ def test_a_disk_without_its_reserve_stops_the_work_and_names_the_bytes(world: Wo
     world.job(module("wait"), limits=Limits(reserve_bytes=1 << 60))
     world.start()
     verdict = world.verdict()
-    assert verdict["state"] == "failed" and "bytes free, 1152921504606846976 needed" in verdict["reason"]
+    assert verdict["state"] == "failed" and "GB free, 1152921504.61 GB needed" in verdict["reason"]
 
 
 def test_a_gpu_that_idles_ends_the_run(world: World) -> None:
