@@ -78,12 +78,15 @@ class Linear(nn.Linear):
 
     in_float8 = False
     held: float8.Weight | None = None  # the weight in 8 bits, for all passes of a step
+    laid_out: Tensor | None = None  # the weight as oneDNN reads it best, as long as nothing changes it
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
+        if self.laid_out is not None:
+            return torch.ops.mkldnn._linear_pointwise(x, self.laid_out, bias, "none", [], "")
         if self.in_float8 and x.requires_grad and float8.fits(x.numel() // x.shape[-1]):
             product = float8.linear(x, self.weight, self.held)
             return product if bias is None else product + bias

@@ -4,7 +4,7 @@ In: prompts that were read, the id that each row goes on with. Out: hidden state
 it reads from memory, and most of that are prompts. All rows are equally far behind their prompts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,8 @@ class Branches(Kept):
     length: int = 0  # length of the answers so far
     slots: Tensor = None  # type: ignore[assignment]  # (N,), where each row stands among P * most: those of a prompt together
     most: int = 0  # rows of a prompt
+    of: Tensor | None = None  # (N,), the prompts of the rows for which that was found
+    order: Tensor | None = None  # (N,), which row stands at each of P * most, where all of these are taken
 
     @staticmethod
     def empty(prompts: Cache, lengths: Tensor, rows: int, new: int) -> "Branches":
@@ -39,16 +41,22 @@ class Branches(Kept):
 
     def read(self, model: Decoder, ids: Tensor, prompts: Tensor) -> Tensor:
         """Return hidden states (N, d) of the next ids (N,) of the first N rows; prompts (N,): to which each belongs."""
-        count = prompts.bincount(minlength=len(self.lengths))
-        order, first = prompts.argsort(stable=True), count.cumsum(0) - count
-        self.most, self.slots = int(count.max()), torch.empty_like(prompts)
-        ranks = torch.arange(len(prompts)) - first[prompts[order]]
-        self.slots[order] = prompts[order] * self.most + ranks
-        at = self.lengths[prompts] + self.length
+        if prompts is not self.of:
+            self._find_slots(prompts)
+        each = model.positions((self.lengths + self.length)[:, None])  # of a prompt: its rows are equally far
+        at = replace(each, cos=each.cos[prompts], sin=each.sin[prompts])
         if self.length == self.keys.shape[3]:
             more = (0, 0, 0, min(max(FIRST, self.length // 2), self.most_new - self.length))
             self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
-        return model.hidden(ids[:, None], self, at=model.positions(at[:, None]))[:, 0]
+        return model.hidden(ids[:, None], self, at=at)[:, 0]
+
+    def _find_slots(self, prompts: Tensor) -> None:
+        count = prompts.bincount(minlength=len(self.lengths))
+        order, first = prompts.argsort(stable=True), count.cumsum(0) - count
+        self.of, self.most, self.slots = prompts, int(count.max()), torch.empty_like(prompts)
+        ranks = torch.arange(len(prompts)) - first[prompts[order]]
+        self.slots[order] = prompts[order] * self.most + ranks
+        self.order = order if len(prompts) == len(count) * self.most else None
 
     def place(self, parents: Tensor) -> tuple[Tensor, Tensor]:
         """Have the first N rows hold the branches that go on from rows `parents` (N,), which are in order.
@@ -85,7 +93,7 @@ class Branches(Kept):
         rows, heads, _, size = k.shape
         own = q.reshape(rows, heads, -1, size)  # (N, KV, H / KV, D)
         theirs = (self._together(own) @ self.prompts.keys[layer].mT).float().masked_fill_(self.beyond, float("-inf"))
-        scores = torch.cat((self._apart(theirs, own.shape[2]), (own @ k.mT).float()), dim=-1).mul_(size**-0.5)
+        scores = torch.cat((self._apart(theirs, own.shape[2]), _met(own, k)), dim=-1).mul_(size**-0.5)
         scores[..., theirs.shape[-1] + self.length + 1 :] = float("-inf")
         weights = scores.softmax(dim=-1).to(v.dtype)
         shared, rest = weights.split((theirs.shape[-1], k.shape[2]), dim=-1)
@@ -95,8 +103,11 @@ class Branches(Kept):
     def _together(self, x: Tensor) -> Tensor:
         """Return (P, KV, most * G, X) for x (N, KV, G, X); where a prompt has fewer rows, nothing that counts."""
         _, heads, group, size = x.shape
-        padded = x.new_zeros((len(self.lengths) * self.most, heads, group, size))
-        padded[self.slots] = x
+        if self.order is None:
+            padded = x.new_zeros((len(self.lengths) * self.most, heads, group, size))
+            padded[self.slots] = x
+        else:
+            padded = x[self.order]
         return (
             padded.view(-1, self.most, heads, group, size).transpose(1, 2).reshape(-1, heads, self.most * group, size)
         )
@@ -105,3 +116,11 @@ class Branches(Kept):
         """Return (N, KV, G, X) for x (P, KV, most * G, X)."""
         _, heads, _, size = x.shape
         return x.view(-1, heads, self.most, group, size).transpose(1, 2).flatten(0, 1)[self.slots]
+
+
+def _met(q: Tensor, k: Tensor) -> Tensor:
+    """Return fp32 (N, KV, G, T), the products of q (N, KV, G, D) and k (N, KV, T, D).
+
+    Vectors of float32 are quicker from the right: from the left, the library has a slow way on some processors.
+    """
+    return (k @ q.mT).mT if q.dtype == torch.float32 else (q @ k.mT).float()

@@ -17,6 +17,7 @@ from torch import Tensor
 from trainer.model.decoder import Cache, Decoder
 from trainer.model.losses import capped
 from trainer.rollouts.branches import Branches
+from trainer.rollouts.laid_out import Product, laid_out
 from trainer.rollouts.sampling import Sampling, draw
 
 ROUND_TO = 16  # tokens: caches are looked at up to a multiple of it
@@ -94,8 +95,9 @@ def answer_all(
     found = _Found.empty(len(prompts) * each, how.max_new, device)
     prefix = read(model, prompts)
     if device.type in BRANCHING:
-        for jobs in torch.arange(len(prompts) * each).split(rows):
-            _answer_branching(model, prefix, jobs, jobs // each, uniform[jobs], ends, how, found)
+        with laid_out(model, rows) as logits_of:
+            for jobs in torch.arange(len(prompts) * each).split(rows):
+                _answer_branching(model, logits_of, prefix, jobs, jobs // each, uniform[jobs], ends, how, found)
     else:
         _answer_in_rows(model, prefix, each, uniform.to(device), ends, how, rows, found)
     return found.whole()
@@ -131,8 +133,8 @@ class _Found:
 
 
 def _answer_branching(
-    model: Decoder, prefix: Prefix, jobs: Tensor, asked: Tensor, uniform: Tensor, ends: Tensor, how: Sampling,
-    found: _Found,
+    model: Decoder, logits_of: Product, prefix: Prefix, jobs: Tensor, asked: Tensor, uniform: Tensor, ends: Tensor,
+    how: Sampling, found: _Found,
 ) -> None:  # fmt: skip
     """Answer side by side, all from their first id on: one row for all answers to a prompt that are the same so far.
 
@@ -141,20 +143,26 @@ def _answer_branching(
     some, rows = asked.unique(return_inverse=True)  # some: prompts; rows: of each answer that is going
     cache = Cache(prefix.cache.keys[:, some], prefix.cache.values[:, some], prefix.cache.starts[some])
     branches = Branches.empty(cache, prefix.lengths[some], len(jobs), how.max_new - 1)
-    prompts, hidden, weight = torch.arange(len(some)), prefix.last[some], model.head.to(model.compute_dtype)
+    prompts, hidden, are_apart = torch.arange(len(some)), prefix.last[some], False
     for place in range(how.max_new):
-        logits = capped(F.linear(hidden, weight).float(), model.shape.softcap)
+        logits = capped(logits_of(hidden).float(), model.shape.softcap)
         chosen, logprobs = draw(logits, uniform[:, place], how, rows)
         is_end = ends[chosen]
         found.note(jobs, place, chosen, logprobs, is_end)
         going = (~is_end).nonzero().squeeze(1)
         if not len(going) or place + 1 == how.max_new:
             return
+        if are_apart and len(going) == len(rows):
+            hidden = branches.read(model, chosen, prompts)
+            continue
         jobs, uniform = jobs[going], uniform[going]
         different, rows = (rows[going] * len(ends) + chosen[going]).unique(return_inverse=True)
         parents, ids = different // len(ends), different % len(ends)
         place_of, branch_in = branches.place(parents)
         rows, prompts = place_of[rows], prompts[parents[branch_in]]
+        if are_apart := len(prompts) == len(rows):  # each has a row: they are put in the order of these
+            order, rows = rows.argsort(), torch.arange(len(rows))
+            jobs, uniform = jobs[order], uniform[order]
         hidden = branches.read(model, ids[branch_in], prompts)
 
 

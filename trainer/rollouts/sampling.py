@@ -48,13 +48,9 @@ def draw(logits: Tensor, uniform: Tensor, how: Sampling, rows: Tensor | None = N
         return best.indices[rows], (best.values - logits.logsumexp(dim=1))[rows]
     if how.temperature != 1:
         logits.div_(how.temperature)
-    logits.sub_(logits.amax(dim=1, keepdim=True))
-    chances = logits.exp()  # (B, V), the largest is 1
-    total = chances.sum(dim=1)
-    if how.top_k or how.top_p < 1:
-        chances = _likeliest(chances, how)
-    ids = _inverse(chances, uniform, rows)
-    return ids, logits[rows, ids] - total.log()[rows]
+    chances = logits.softmax(dim=1)
+    ids = _inverse(_likeliest(chances, how) if how.top_k or how.top_p < 1 else chances, uniform, rows)
+    return ids, chances[rows, ids].log()
 
 
 def _likeliest(chances: Tensor, how: Sampling) -> Tensor:
@@ -71,7 +67,8 @@ def _inverse(chances: Tensor, uniform: Tensor, rows: Tensor) -> Tensor:
 
     Sums of parts are added up instead of single chances, which cannot be done side by side.
     """
-    parts = F.pad(chances, (0, -chances.shape[1] % PART)).view(len(chances), -1, PART)
+    missing = -chances.shape[1] % PART
+    parts = (F.pad(chances, (0, missing)) if missing else chances).view(len(chances), -1, PART)
     sums = parts.sum(dim=2)[rows]
     place, left = _passed(sums, uniform[:, None].float() * sums.sum(dim=1, keepdim=True))
     inside = parts[rows, place.squeeze(1)]
