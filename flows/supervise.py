@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -191,6 +191,17 @@ def hand_on(op: Op, settings: Settings) -> str:
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
     log = settings.homes / op.run / "keep.log"
     return f"{who} brings it home, and back if its machine fails; it writes to {log}; see: inv supervisor"
+
+
+@contextlib.contextmanager
+def handing_on(settings: Settings) -> Iterator[None]:
+    """Leave what is at work, and what is to end, to the supervisor when an error or a signal ends this block."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(SlipwayError, OSError):
+            ensure(settings, waits=False)
+        raise
 
 
 def leave_if_done(settings: Settings) -> None:

@@ -60,7 +60,8 @@ def settle_rows(
                 if not now.is_live:
                     ended.append(now)
             except Exception as error:  # the others are looked after all the same
-                tell(f"{op.run}: {in_words(error)}")
+                if waits or not isinstance(error, pods.StillBills):  # who does not wait has only just asked
+                    tell(f"{op.run}: {in_words(error)}")
     return ended
 
 
@@ -71,7 +72,9 @@ def to_end(journal: Journal) -> list[Op]:
     """
     held, found = journal.held(), []
     for op in journal.ops(live=True):
-        owners = {pods.lease(op.token), lease_name(pods.run_of(op)), service_lease(op.service)}
+        owners = {lease_name(pods.run_of(op)), service_lease(op.service)}
+        if op.state != TERMINATING:  # which may be asked for by several
+            owners.add(pods.lease(op.token))
         if op.state in TO_END and is_rented(op.vendor) and op.vendor != SKYPILOT and not owners & held:
             found.append(op)
     return found

@@ -10,7 +10,6 @@ Each says what became of every run; it fails at the first machine that nobody kn
 """
 
 import argparse
-import json
 import shutil
 import signal
 import subprocess
@@ -18,11 +17,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from infra.ledger.journal import Op
 from tests import seeds
-from tests.faults.control_site import ENDED, GPU, Site, Wrong, chance_of, kill, say, site, wait
+from tests.faults.control_site import GPU, Site, Wrong, chance_of, kill, say, site, wait
 from tests.hosts import call
 
 SPEED = 20.0
@@ -52,7 +52,7 @@ class Rig:
             return "never begun"
         if rows[-1].is_live or self.is_kept(name):
             return ""
-        if rows[-1].outcome == "" and not self.here.said(name, "begun"):
+        if rows[-1].outcome == "" and not self.here.was_handed_over(name):
             return "cut off before the hand-over"
         return rows[-1].outcome or "lost"
 
@@ -70,9 +70,9 @@ class Rig:
             raise Wrong(f"{name} is called succeeded, and its work was never done")
         self.counts[how] += 1
 
-    def wait_for(self, names: "dict[str, str]") -> None:
-        wait(lambda: all(self.end(one) for one in names), f"the end of {list(names)}", END_S)
-        wait(lambda: not self.here.billing(), "that nothing bills", END_S)
+    def wait_for(self, names: "dict[str, str]", look: "Callable[[], None] | None" = None) -> None:
+        wait(lambda: all(self.end(one) for one in names), f"the end of {list(names)}", END_S, look)
+        wait(lambda: not self.here.billing(), "that nothing bills", END_S, look)
 
     def tell(self, done: int, what: str) -> None:
         counts = ", ".join(f"{count} {how}" for how, count in sorted(self.counts.items()))
@@ -111,16 +111,16 @@ class Rig:
                 here.laptop.json(*here.launch(name, vendor, WORK_S, "--detach"))
             time.sleep(self.chance.uniform(0, 8))
             here.switch_off()
-            if there := [one["id"] for one in here.market.truth()["pods"] if one["state"] == "running"]:
-                if self.chance.random() < 0.5:
-                    here.market.tell("/preempt", {"id": self.chance.choice(there)})
-                    self.counts["machines taken meanwhile"] += 1
+            there = [one["id"] for one in here.market.truth()["pods"] if one["state"] == "running"]
+            if there and self.chance.random() < 0.5:
+                here.market.tell("/preempt", {"id": self.chance.choice(there)})
+                self.counts["machines taken meanwhile"] += 1
             time.sleep(self.chance.uniform(0, 5))
             began = time.monotonic()
             is_needed = any(row.is_live for name in names for row in here.rows(run=name))
             here.boot()
             if is_needed:
-                wait(lambda: here.is_supervised() or all(map(self.end, names)), "a supervisor", BOOT_S)
+                wait(lambda: here.is_supervised() or all(map(self.end, names)), "a supervisor", BOOT_S)  # noqa: B023
                 slowest = max(slowest, time.monotonic() - began)
             self.wait_for(names)
             for name in names:
@@ -139,7 +139,7 @@ class Rig:
                 if not at:
                     (copy,) = (here.laptop.folder / "state").glob("journal-control/*/copy")
                     older = copy.read_bytes()
-            wait(lambda: all(here.said(name, "begun") for name in names), "work", END_S)
+            wait(lambda: all(here.said(name, "begun") for name in names), "work", END_S)  # noqa: B023
             is_old = self.chance.random() < 0.5
             if is_old:  # what came back of the second was lost
                 copy.write_bytes(older)
@@ -177,7 +177,7 @@ class Rig:
             same = [self.type(laptop, here.launch(one, vendor, WORK_S)) for laptop in (0, 1)]
             beside = self.type(1, here.launch(other, vendor, 60))
             looks = [self.type(laptop, ["status", "--json"]) for laptop in (0, 1)]
-            wait(lambda: here.said(other, "begun") or beside.poll() is not None, "work", END_S)
+            wait(lambda: here.said(other, "begun") or beside.poll() is not None, "work", END_S)  # noqa: B023
             downs = [self.type(laptop, ["down", other, "--json"]) for laptop in (0, 1)]
             for process in (*same, *looks, *downs, beside):
                 _, err = process.communicate(timeout=END_S)
@@ -225,8 +225,7 @@ class Rig:
                     raise Wrong(err)
                 self.counts[f"launches left with {process.returncode}"] += 1
             here.settle()
-            wait(lambda: all(self.end(one) for one in names), f"the end of {list(names)}", END_S, here.settle)
-            wait(lambda: not here.billing(), "that nothing bills", END_S, here.settle)
+            self.wait_for(names, here.settle)
             for name in names:
                 self.judge(name, "never begun", "cut off before the hand-over", "failed")
             here.check_nothing_left()

@@ -28,7 +28,7 @@ from tests.world import ROOT
 
 BRIDGE = "10.77.0.1"  # where the control host is reached; see tests/hosts.py
 GPU = {"runpod": "L40S", "lium": "RTX4090,L40S", "shadeform": "L40S,A6000"}
-ENDED = ("succeeded", "failed", "limit")
+SPARED = ("infra.rehearsal", "sshd: ", "/usr/sbin/sshd ")  # the market, and the servers on the way
 QUIET = {"SLIPWAY_BOOT_S": "6000", "SLIPWAY_ACCEPT_DISK_MB_S": "0", "SLIPWAY_RESERVE_BYTES": "0",
          "SLIPWAY_PROFILE": "tiny"}  # fmt: skip
 WORK = """
@@ -110,6 +110,10 @@ class Site:
     def row(self, run: str) -> Op | None:
         return next(iter(self.rows(run=run)[-1:]), None)
 
+    def was_handed_over(self, run: str) -> bool:
+        """Whether a pod of the run has ever had its job."""
+        return any(one.event == "armed" for one in self.journal.events(run))
+
     def is_supervised(self) -> bool:
         """Whether a supervisor lives."""
         return self.journal.holder(SUPERVISOR) is not None
@@ -123,7 +127,7 @@ class Site:
                 continue
             with contextlib.suppress(OSError):
                 line = f" {(folder / 'cmdline').read_bytes().replace(bytes(1), b' ').decode(errors='replace')} "
-                if all(word in line for word in words) and "infra.rehearsal" not in line and "sshd" not in line:
+                if all(word in line for word in words) and not any(word in line for word in SPARED):
                     environ = (folder / "environ").read_bytes()
                     is_ours = (
                         home in environ.split(b"\0") if is_on_host else ours in environ or str(self.folder) in line
