@@ -56,6 +56,8 @@ def rows(ops: list[Op], journal: Journal, settings: Settings, tell: Say) -> Iter
             yield Ended(op.run)
         except Exception as error:  # likewise
             yield Ended(op.run, as_told(error, op.run))
+    if supervise.pods_to_end(journal, settings):
+        supervise.ensure(settings, waits=False)  # it asks again until they are gone
     supervise.leave_if_done(settings)
 
 

@@ -1,7 +1,9 @@
 """The supervisor of an installation: one process for all that must go on when whoever began it is gone.
 
-    observe   the journal: runs elsewhere that nobody keeps, services without a controller, sweeps that were left
-    act       a keeper for each such run, in a thread of this process; a process for each service and sweep; notices
+    observe   the journal: runs elsewhere that nobody keeps, services without a controller, sweeps that were left, rented
+              pods that are to end and that nobody ends
+    act       a keeper for each such run, in a thread of this process; a process for each service and sweep; ends, until
+              they are proven; notices
 
 In: the journal. Out: runs brought home and back, by the same `infra.runs.keeper` that a launch runs in its terminal;
 controllers begun again. Whoever leaves something behind calls `ensure`; it ends by itself when nothing is left. The
@@ -16,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -35,18 +37,22 @@ from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
 from infra.providers import registry
 from infra.providers.local import Local
+from infra.rehearsal import attach
 from infra.runs import pods, sight
 from infra.runs.keeper import GivenUp, lease_name
 from infra.runs.lookup import way
 from infra.runs.recovery import RUN
+from infra.runs.settle import settle_rows, to_end
 from infra.runs.timing import Say
 from infra.settings import SKYPILOT, Settings
 from infra.units import moment
 from serve import controller_client
 from store import credentials, local_files
+from store.backoff import Backoff
 
 EVERY_S = 1.0  # between two looks
 WRITE_EVERY_S = 5.0  # where nothing has changed
+ENDS = Backoff(first_s=2.0, longest_s=60.0)  # between two requests to end what a vendor does not let go
 RECENT_S = 900.0  # a run whose pod was gone for longer when nobody looked is somebody's to resume
 START_S = 60.0
 LEAVE_S = 30.0
@@ -118,7 +124,13 @@ def _is_dead(op: Op, settings: Settings) -> bool:
 def is_needed(journal: Journal, settings: Settings) -> bool:
     """Return whether there is anything that somebody has to look after."""
     is_left = bool(service_rows.every(journal) or runs_to_keep(journal, settings) or carry.due(journal, settings))
+    is_left = is_left or bool(pods_to_end(journal, settings))
     return is_left or carry.is_at_work(journal) or watch.is_wanted(journal, settings)
+
+
+def pods_to_end(journal: Journal, settings: Settings) -> list[Op]:
+    """Return the rented pods that are to end and that nobody ends, none once the market of a rehearsal has ended."""
+    return [] if attach.has_ended(settings.rehearsal) else to_end(journal)
 
 
 # For commands.
@@ -143,10 +155,10 @@ def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
     return due
 
 
-def ensure(settings: Settings) -> int | None:
+def ensure(settings: Settings, waits: bool = True) -> int | None:
     """Return the process id of the supervisor, started where one is needed and none lives; None: none is needed.
 
-    Raises SlipwayError when it does not come up.
+    `waits`: until it has come up. Raises SlipwayError when it does not.
     """
     with Journal.open(settings.state_file) as journal:
         if holder := journal.holder(SUPERVISOR):
@@ -154,6 +166,8 @@ def ensure(settings: Settings) -> int | None:
         if not is_needed(journal, settings):
             return None
         process = _start(settings)
+        if not waits:
+            return process.pid
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if holder := journal.holder(SUPERVISOR):
@@ -177,6 +191,17 @@ def hand_on(op: Op, settings: Settings) -> str:
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
     log = settings.homes / op.run / "keep.log"
     return f"{who} brings it home, and back if its machine fails; it writes to {log}; see: inv supervisor"
+
+
+@contextlib.contextmanager
+def handing_on(settings: Settings) -> Iterator[None]:
+    """Leave what is at work, and what is to end, to the supervisor when an error or a signal ends this block."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(SlipwayError, OSError):
+            ensure(settings, waits=False)
+        raise
 
 
 def leave_if_done(settings: Settings) -> None:
@@ -230,6 +255,7 @@ class Supervisor:
         self.written: tuple[float, SupervisorState] | None = None
         self.concluding = threading.Lock()
         self.watching: threading.Thread | None = None
+        self.ending: threading.Thread | None = None
 
     def run(self) -> None:
         """Look after what is to go on, until there is nothing left or this process is to leave."""
@@ -252,12 +278,32 @@ class Supervisor:
         for name in sweeps:
             self._begin(f"{carry.LEASE}{name}", (name, 0), self._carry, name)
         self._watch()
+        ends = pods_to_end(self.journal, self.settings)
+        if ends and (self.ending is None or not self.ending.is_alive()):
+            self.ending = threading.Thread(target=self._end, name="ends", daemon=True)
+            self.ending.start()
         self._write(services.keys())
         at_work = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
         cares = [self.cares[lease] for lease in (*runs, *(f"{carry.LEASE}{name}" for name in sweeps))]
         waits = [one for one in cares if not (one.is_done or one.given_up)]
         is_wanted = carry.is_at_work(self.journal) or watch.is_wanted(self.journal, self.settings)
-        return bool(at_work or services or waits) or is_wanted
+        return bool(at_work or services or waits or ends) or is_wanted
+
+    def _end(self) -> None:
+        """End what is to end, and ask again, less and less often, until all of it is proven gone."""
+        tries, told = 0, set[str]()
+
+        def tell(text: str) -> None:
+            if text not in told:  # a vendor that is deaf for hours fills no log
+                told.add(text)
+                self.tell(text)
+
+        with Journal.open(self.settings.state_file) as journal:
+            while ops := pods_to_end(journal, self.settings):
+                settle_rows(journal, load(), tell, [op.token for op in ops])
+                tries += 1
+                if self.is_leaving.wait(ENDS.wait_s(tries)):
+                    return
 
     def _watch(self) -> None:
         """Run the watch for events worth a notice in a thread, as a hook may take its time."""

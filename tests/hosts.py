@@ -217,21 +217,21 @@ def _knows_penalties() -> bool:
 
 
 @contextlib.contextmanager
-def loopback(folder: Path, more: str = "") -> Iterator[Host]:
+def loopback(folder: Path, more: str = "", listen: str = "127.0.0.1") -> Iterator[Host]:
     """A real OpenSSH server on loopback with its own keys, and a home of its own where environments are shared.
 
-    `more`: variables of its sessions, as NAME=value.
+    `more`: variables of its sessions, as NAME=value. `listen`: another address of this thread's network.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server((listen, 0)) as free:
         port = free.getsockname()[1]
     home = folder / "sshd"
     home.mkdir()
     make_key(home / "host")
     key = make_key(home / "user")
-    address = Address(getpass.getuser(), "127.0.0.1", port, str(key), str(folder / "pod"))
+    address = Address(getpass.getuser(), listen, port, str(key), str(folder / "pod"))
     # A home of its own, so that no start-up file of the user's is read, nor its time measured.
     shared = f"SetEnv=HOME={home} SLIPWAY_ENVIRONMENTS={environment.default_cache()} {more}".rstrip()
-    host = Host(home, address, "127.0.0.1", options=["-o", shared])
+    host = Host(home, address, listen, options=["-o", shared])
     try:
         host.start()
         yield host

@@ -26,7 +26,12 @@ def main(words: list[str]) -> int:
         from infra.control.relay import Relay
 
         host_side.settle_in(places, ROOT)
-        return Relay(line_of=lambda about: host_side.line_of(about, ROOT), copy_of=lambda: _copy(places)).run()
+        relay = Relay(
+            line_of=lambda about: host_side.line_of(about, ROOT),
+            copy_of=lambda: _copy(places),
+            look_after=lambda: host_side.look_after(places, ROOT),
+        )
+        return relay.run()
     jobs = {
         "state": lambda: {"is_in_use": host_side.is_in_use(places)},
         "accept": lambda: host_side.accept(places, ROOT, json.load(sys.stdin)),

@@ -47,12 +47,17 @@ def settle_in(places: HostPlaces, code: Path) -> None:
         return
     _link(places.current, code.parent)
     if is_due(places):
-        note_start(places)
-        with places.log.open("ab") as log:
-            subprocess.Popen(
-                [sys.executable, "-m", "invoke", "--search-root", str(code), "control.start"], cwd=code,
-                env=_environ({}), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+        look_after(places, code)
+
+
+def look_after(places: HostPlaces, code: Path) -> None:
+    """Start again what must go on and has nobody, in the background."""
+    note_start(places)
+    with places.log.open("ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "invoke", "--search-root", str(code), "control.start"], cwd=code,
+            env=_environ({}), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
 
 
 def state_of(state_file: Path) -> str:

@@ -40,6 +40,7 @@ class Relay:
 
     line_of: Callable[[dict[str, Any]], tuple[list[str], str, dict[str, str]]]
     copy_of: Callable[[], tuple[str, str]]  # the archive and its digest
+    look_after: Callable[[], None]  # what a command has left whose terminal has vanished
     source: int = 0
     sink: int = 1
     heard_at: float = field(default_factory=time.monotonic)
@@ -68,7 +69,9 @@ class Relay:
         self._serve(child, ends)
         code = child.returncode if child.returncode >= 0 else 128 - child.returncode
         digest, problem = "", ""
-        if not self.is_gone:
+        if self.is_gone:
+            self.look_after()
+        else:
             try:
                 archive, digest = self.copy_of()
                 if digest != about["holds"]:

@@ -172,6 +172,14 @@ def stop(base: Path) -> Running:
     return found
 
 
+def has_ended(folder: str) -> bool:
+    """Tell whether that is the folder of a world that runs no more."""
+    try:
+        return bool(folder) and not is_alive(Identity(**json.loads((Path(folder) / ABOUT).read_text())["process"]))
+    except (OSError, ValueError):
+        return bool(folder) and (Path(folder) / ENDED).exists()
+
+
 def _last_words(folder: Path) -> str:
     try:
         ended = json.loads((folder / ENDED).read_text())

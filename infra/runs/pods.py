@@ -291,26 +291,28 @@ def stop_work(provider: Provider, op: Op) -> None:
         raise SlipwayError(f"{op.run}: stopping its work: exit code {done.exited}: {done.stderr.strip()}")
 
 
-def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = None) -> Op:
+def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = None, waits: bool = True) -> Op:
     """Settle a live row that nobody looked after: end it when its work has ended, or when its renter died.
 
     A pod that has its verdict, one that was to be ended, one that never got its job, one that is gone and a rented one
     that has reached a limit are ended; an active one, or one still being rented by a living process (this one too),
     stays as it is, as does one that outlives its work, whose verdict frees it for other work. `seen`: the pod as it was
-    seen just now. Raises as `end`, and SlipwayError where nobody can tell.
+    seen just now. `waits`: False where somebody wants an answer, and another process proves what is not proven at once.
+    Raises as `end`, and SlipwayError where nobody can tell.
     """
+    patience_s = PATIENCE_S if waits else SETTLE_S
     if op.state == TERMINATING:
-        return end(provider, op, journal, patience_s=SETTLE_S)
+        return end(provider, op, journal, patience_s=SETTLE_S if waits else 0.0)
     rented = market(provider)
     if rented and (why := spend.due(op, read_clocks(), rented.clock_scale)):  # its vendor may have seen that, too
-        return end(provider, op, journal, why, "limit")
+        return end(provider, op, journal, why, "limit", patience_s)
     if op.state in (PLANNED, CREATING, UNKNOWN):
-        return _cut_off(provider, op, journal)
+        return _cut_off(provider, op, journal, patience_s)
     seen = look(op, provider, LOOK) if seen is None else seen
     if seen.is_there is False:
-        return end(provider, op, journal, seen.why)
+        return end(provider, op, journal, seen.why, patience_s=patience_s)
     if op.state == BOOTING:
-        return _cut_off(provider, op, journal)
+        return _cut_off(provider, op, journal, patience_s)
     verdict = seen.verdict
     if seen.is_there is None and not verdict or not verdict and seen.why:
         raise SlipwayError(seen.why or f"{op.run}: nobody can tell how it is")
@@ -320,16 +322,16 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = No
         with contextlib.suppress(Fenced):  # other work has come meanwhile
             return journal.note(op, target="") if op.target else op
         return op
-    return end(provider, op, journal, said_by(verdict), verdict["state"]) if verdict else op
+    return end(provider, op, journal, said_by(verdict), verdict["state"], patience_s) if verdict else op
 
 
-def _cut_off(provider: Provider, op: Op, journal: Journal) -> Op:
+def _cut_off(provider: Provider, op: Op, journal: Journal, patience_s: float) -> Op:
     """End a pod whose renter has died; one that is still being rented stays as it is."""
     try:
         journal.take(lease(op.token))
     except Held:
         return op
-    return end(provider, op, journal, "its launch was cut off")
+    return end(provider, op, journal, "its launch was cut off", patience_s=patience_s)
 
 
 def said_by(verdict: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, in_words
 from infra.ledger.journal import Journal, Op
-from infra.ledger.life_cycle import ASKED, LOST, READY, TERMINATING
+from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile
 from infra.ledger.service_rows import service_lease
 from infra.notices.tell import tell_end
@@ -23,39 +23,61 @@ from infra.runs.keeper import lease_name
 from infra.runs.lookup import way
 from infra.runs.sync import mirror
 from infra.runs.timing import Say
-from infra.settings import VENDORS, Settings, is_rented
+from infra.settings import SKYPILOT, VENDORS, Settings, is_rented
 from infra.transport.meter import Meter
 from store import Store, StoreError
 
 OTHERS_S = 20.0
+TO_END = (PLANNED, CREATING, UNKNOWN, BOOTING, TERMINATING)  # states of a pod that nobody is to leave alone
 ALARM_S = 900.0  # on the vendor's clock: whoever is asked to delete a pod has done it by then
 
 
 def settle(
     journal: Journal, settings: Settings, tell: Say, only: Collection[str] | None = None,
-    own: Collection[str] | None = None,
+    own: Collection[str] | None = None, waits: bool = True,
 ) -> list[Op]:  # fmt: skip
     """Look after what nobody follows: bring home what it made, then end the rows whose work has ended; return those.
 
     `only`: tokens; all live rows without. A pod that cannot be asked stays as it is, and is told. `own`: the providers
-    of extensions whose code may be run, beside those that have live pods; all without.
+    of extensions whose code may be run, beside those that have live pods; all without. `waits`: see `pods.settle`.
     """
     reconcile_accounts(journal, settings, tell, own)
     tokens = [op.token for op in journal.ops(live=True) if only is None or op.token in only]
-    return settle_rows(journal, settings, tell, tokens)
+    return settle_rows(journal, settings, tell, tokens, waits)
 
 
-def settle_rows(journal: Journal, settings: Settings, tell: Say, tokens: Collection[str]) -> list[Op]:
+def settle_rows(
+    journal: Journal, settings: Settings, tell: Say, tokens: Collection[str], waits: bool = True
+) -> list[Op]:
     """Do the same for these rows, without asking vendors what there is besides."""
     ended = []
     for op in journal.ops(live=True):
         if op.token in tokens:
             try:
-                if not is_kept(op, journal, settings) and not (now := _settle(op, journal, settings, tell)).is_live:
+                if is_kept(op, journal, settings):
+                    continue
+                now = _settle(op, journal, settings, tell, waits)
+                if not now.is_live:
                     ended.append(now)
             except Exception as error:  # the others are looked after all the same
-                tell(f"{op.run}: {in_words(error)}")
+                if waits or not isinstance(error, pods.StillBills):  # who does not wait has only just asked
+                    tell(f"{op.run}: {in_words(error)}")
     return ended
+
+
+def to_end(journal: Journal) -> list[Op]:
+    """Return the rented pods that are to end and that nobody looks after, oldest first.
+
+    They were asked to end and are not proven gone, or their launch died before the hand-over.
+    """
+    held, found = journal.held(), []
+    for op in journal.ops(live=True):
+        owners = {lease_name(pods.run_of(op)), service_lease(op.service)}
+        if op.state != TERMINATING:  # which may be asked for by several
+            owners.add(pods.lease(op.token))
+        if op.state in TO_END and is_rented(op.vendor) and op.vendor != SKYPILOT and not owners & held:
+            found.append(op)
+    return found
 
 
 def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
@@ -66,7 +88,7 @@ def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
     return costs and op.slot >= 0 and is_kept_by_another(op, journal)
 
 
-def _settle(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
+def _settle(op: Op, journal: Journal, settings: Settings, tell: Say, waits: bool) -> Op:
     """Settle a row; return it as it is then. Raises what speaking to the pod and its vendor raises."""
     vendor = registry.provider(settings, op.vendor)
     seen = sight.look(op, vendor, pods.LOOK) if op.slot >= 0 and op.state in (READY, LOST) else None
@@ -75,7 +97,7 @@ def _settle(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
         return op  # the keeper starts it anew
     if verdict:
         bring_home(op, vendor, settings)
-    ended = pods.settle(vendor, op, journal, seen)
+    ended = pods.settle(vendor, op, journal, seen, waits)
     if vendor.fleeting and not (ended.is_live or verdict):  # perhaps by itself
         verdict = keep_last_words(ended, settings, tell)
     if not ended.is_live and op.slot == 0:

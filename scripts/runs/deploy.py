@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flows import pods
+from flows import pods, supervise
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.flags import given
@@ -47,8 +47,9 @@ def deploy(requests: Sequence[Request], is_ordered: bool, limits: Limits, spec: 
             if not payable:
                 render.say("nothing was rented")
                 return
-        op = pods.make(request, limits, payable, journal, settings, render.tell, unchecked=spec.no_accept,
-                       budget=spec.budget)  # fmt: skip
+        with supervise.handing_on(settings):
+            op = pods.make(request, limits, payable, journal, settings, render.tell, unchecked=spec.no_accept,
+                           budget=spec.budget)  # fmt: skip
         session.use(op)
     if spec.json:
         print_json(about(op, settings))

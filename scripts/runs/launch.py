@@ -102,13 +102,14 @@ def launch(spec: LaunchFlags) -> None:
             for warning in found.warnings:
                 render.say(warning)
                 prompts.confirm(spec.yes)
-        op = use_case.start(found, journal, settings, render.tell)
-        if watch.is_wanted(journal, settings):
-            supervise.ensure(settings)
-        if spec.detach:
-            leave(op, settings, spec.json)
-            return
-        conclude(op, journal, settings, spec.json)
+        with supervise.handing_on(settings):
+            op = use_case.start(found, journal, settings, render.tell)
+            if watch.is_wanted(journal, settings):
+                supervise.ensure(settings)
+            if spec.detach:
+                leave(op, settings, spec.json)
+                return
+            conclude(op, journal, settings, spec.json)
 
 
 def own_job(file: JobFile, spec: LaunchFlags, settings: Settings) -> use_case.Meant:
@@ -292,7 +293,7 @@ def stop(spec: StopFlags) -> None:
 
 def resume(spec: ResumeFlags) -> None:
     settings = context.settings()
-    with open_journal(settings) as journal:
+    with open_journal(settings) as journal, supervise.handing_on(settings):
         settle(journal, settings, render.tell)
         op = resuming.resume(spec.run, spec.spend_limit, spec.ttl, journal, settings, render.tell)
         if spec.detach:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 
-from flows import shares
+from flows import shares, supervise
 from flows import status as use_case
 from flows.sweeps import carry
 from flows.sweeps import results as kept
@@ -81,9 +81,14 @@ def sweeps(settings: Settings) -> dict[str, SweepResult]:
 
 
 def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bool:
-    """Settle what has ended, and tell it; return whether anything had."""
+    """Settle what has ended, and tell it; return whether anything had.
+
+    Nobody waits for a vendor that is slow to let go of a pod: the supervisor asks it until the pod is gone.
+    """
     due = use_case.due(views, journal)
-    ended = settle(journal, settings, render.tell, due) if due else []
+    ended = settle(journal, settings, render.tell, due, waits=False) if due else []
+    if supervise.pods_to_end(journal, settings):
+        supervise.ensure(settings, waits=False)
     for op in ended:
         render.tell(f"{op.run} has been settled: {op.reason or op.outcome or 'it has ended'}")
     return bool(ended)

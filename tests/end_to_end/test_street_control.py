@@ -225,6 +225,12 @@ def renting(tmp_path, sshd):
     attach.stop(tmp_path / "market")
 
 
+@pytest.fixture(scope="session")
+def control_environment():
+    """What the commands of a control host need, made before a test is in networks from which nothing can be had."""
+    environment.ensure("control", ROOT, environment.default_cache(), "", print)
+
+
 def billing(world):
     return [pod["id"] for pod in world.truth()["pods"] if pod["ended_at"] is None]
 
@@ -275,7 +281,7 @@ def test_a_control_host_that_is_gone_for_good_costs_no_pod_and_its_runs_go_on(re
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_a_laptop_that_is_cut_off_after_the_hand_over_is_not_missed(request, tmp_path, hosts):
+def test_a_laptop_that_is_cut_off_after_the_hand_over_is_not_missed(request, tmp_path, control_environment, hosts):
     box, cable = hosts(2)
     cache = environment.default_cache()
     share(box, cache)

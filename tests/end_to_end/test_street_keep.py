@@ -17,6 +17,7 @@ from infra.runs.keeper import lease_name
 from tests.end_to_end.test_street_ssh import world as world
 from tests.hosts import Host
 from tests.hosts import sshd as sshd
+from tests.programs import source
 from tests.world import ONE_THREAD, ROOT, World, until
 
 pytestmark = pytest.mark.process
@@ -109,6 +110,18 @@ def test_a_terminal_that_is_closed_leaves_a_keeper(world, sshd, stock):
     os.close(controller)
     launch.wait(60)
     until(lambda: (holder := keeper(world, run)) and holder.pid != launch.pid, "a keeper in the background")
+    world.inv("down", run)
+
+
+@pytest.mark.timeout(200)
+def test_a_terminal_that_is_closed_between_the_hand_over_and_the_first_look_leaves_a_keeper(world, stock):
+    world.take(stock)
+    words = ["launch", "--provider", "ssh", "--phase", "base", "--steps", "200", "--no-accept", "--yes"]
+    launch = subprocess.run([sys.executable, "-c", source("hung_up_after_hand_over"), *words], cwd=ROOT, text=True,
+                            env=world.environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=150)  # fmt: skip
+    assert launch.returncode == 128 + signal.SIGHUP, launch.stderr
+    (run,) = [row["run"] for row in world.json("status")]
+    until(lambda: keeper(world, run), "a keeper, which nobody has asked for")
     world.inv("down", run)
 
 

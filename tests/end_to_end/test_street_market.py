@@ -371,3 +371,15 @@ def typed(user: Rehearsed, answers: list[str], *words: str) -> str:
     os.close(controller)
     assert process.wait(60) == 0, said
     return said
+
+
+def test_what_a_killed_launch_has_rented_is_ended_by_the_supervisor(user):
+    """It was not handed over yet, so that it is no run that goes on, and the vendor's own limit is hours away."""
+    process = user.begin(*line("lium", "--run-name", "halfway", "--spend-limit", "5", "--yes"), "--rehearse")
+    until(lambda: user.truth()["billing"], "a machine")
+    process.kill()
+    process.communicate()
+    assert user.json("supervisor", "--rehearse")["state"] == "running"
+    until(lambda: not user.truth()["billing"], "its end, which nobody has typed")
+    until(lambda: user.json("supervisor", "--rehearse")["state"] == "not needed", "the end of the supervisor")
+    assert user.status()["halfway"]["state"] == "stopped"

@@ -1,0 +1,268 @@
+"""What can befall a control host and its laptops, again and again.
+
+    python -m tests.faults.control laptops --times 200 --seed 5    a laptop is cut off for good at a random moment
+    python -m tests.faults.control boots --times 20     the control host goes down, and comes up through cron's @reboot
+    python -m tests.faults.control disks --times 50     its disk is gone, and `control.down --lost` rebuilds the journal
+    python -m tests.faults.control pairs --times 20     two laptops type the same at the same time
+    python -m tests.faults.control full --times 10      its disk is full at a random moment, and has room again
+
+Each says what became of every run; it fails at the first machine that nobody knows of, or that was ended at its work.
+"""
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from infra.ledger.journal import Op
+from tests import seeds
+from tests.faults.control_site import GPU, Site, Wrong, chance_of, kill, say, site, wait
+from tests.hosts import call
+
+SPEED = 20.0
+AT_ONCE = 6  # laptops' launches that one cut ends
+WORK_S = 5.0
+LONGEST_S = 45.0  # between the first word that is typed and the cut
+END_S = 900.0
+BOOT_S = 60.0  # within which a host that came up is supervised again
+
+
+class Rig:
+    def __init__(self, here: Site, seed: int) -> None:
+        self.here, self.chance, self.counts = here, chance_of(seed), Counter[str]()
+        self.numbers = iter(range(1, 1_000_000))
+
+    def names(self, count: int) -> dict[str, str]:
+        """That many new runs, and the vendor of each."""
+        return {f"run-{next(self.numbers)}": self.chance.choice(list(GPU)) for _ in range(count)}
+
+    def type(self, laptop: int, words: list[str]) -> "subprocess.Popen[str]":
+        return self.here.laptops[laptop].begin(*words)
+
+    def end(self, name: str) -> str:
+        """How a run has ended, "" while it has not."""
+        rows = self.here.rows(run=name)
+        if not rows:
+            return "never begun"
+        if rows[-1].is_live or self.is_kept(name):
+            return ""
+        if rows[-1].outcome == "" and not self.here.was_handed_over(name):
+            return "cut off before the hand-over"
+        return rows[-1].outcome or "lost"
+
+    def is_kept(self, name: str) -> bool:
+        return f"keep:{name}" in self.here.journal.held() or f"keep:{name}" in self.here.journal.abandoned()
+
+    def judge(self, name: str, *allowed: str) -> None:
+        """Raise Wrong where a run did not end as one that nobody disturbs, or as `allowed`."""
+        how = self.end(name)
+        if self.here.said(name, "twice"):
+            raise Wrong(f"{name}: two worked on it at the same time")
+        if how not in ("succeeded", *allowed):
+            raise Wrong(f"{name}: {how}: {[told(row) for row in self.here.rows(run=name)]}")
+        if how == "succeeded" and not self.here.said(name, "done"):
+            raise Wrong(f"{name} is called succeeded, and its work was never done")
+        self.counts[how] += 1
+
+    def wait_for(self, names: "dict[str, str]", look: "Callable[[], None] | None" = None) -> None:
+        wait(lambda: all(self.end(one) for one in names), f"the end of {list(names)}", END_S, look)
+        wait(lambda: not self.here.billing(), "that nothing bills", END_S, look)
+
+    def tell(self, done: int, what: str) -> None:
+        counts = ", ".join(f"{count} {how}" for how, count in sorted(self.counts.items()))
+        say(f"{done} {what}: {counts}; 0 orphans, 0 duplicates, 0 early ends")
+
+    def laptops(self, times: int) -> None:
+        """The laptop is cut off for good; what happened is seen without it, and without any command from elsewhere."""
+        here, done = self.here, 0
+        while done < times:
+            names = self.names(min(AT_ONCE, times - done))
+            begun = []
+            cut_at = time.monotonic() + self.chance.uniform(1.0, LONGEST_S)
+            for name, vendor in names.items():
+                begun.append(self.type(0, here.launch(name, vendor, WORK_S)))
+                time.sleep(max(0.0, min(self.chance.uniform(0, 6), cut_at - time.monotonic())))
+            time.sleep(max(0.0, cut_at - time.monotonic()))
+            here.cables[0].cut()
+            at = Counter(row.state if (row := here.row(name)) else "not begun" for name in names)
+            for process in begun:
+                kill(process.pid, signal.SIGKILL)
+                process.communicate()
+            self.wait_for(names)
+            for name in names:
+                self.judge(name, "never begun", "cut off before the hand-over")
+            here.check_nothing_left()
+            here.cables[0].restore()
+            done += len(names)
+            self.counts.update({f"at {state}": count for state, count in at.items()})
+            self.tell(done, "moments of a laptop that was cut off")
+
+    def boots(self, times: int) -> None:
+        here, slowest = self.here, 0.0
+        for number in range(1, times + 1):
+            names = self.names(2)
+            for name, vendor in names.items():
+                here.laptop.json(*here.launch(name, vendor, WORK_S, "--detach"))
+            time.sleep(self.chance.uniform(0, 8))
+            here.switch_off()
+            there = [one["id"] for one in here.market.truth()["pods"] if one["state"] == "running"]
+            if there and self.chance.random() < 0.5:
+                here.market.tell("/preempt", {"id": self.chance.choice(there)})
+                self.counts["machines taken meanwhile"] += 1
+            time.sleep(self.chance.uniform(0, 5))
+            began = time.monotonic()
+            is_needed = any(row.is_live for name in names for row in here.rows(run=name))
+            here.boot()
+            if is_needed:
+                wait(lambda: here.is_supervised() or all(map(self.end, names)), "a supervisor", BOOT_S)  # noqa: B023
+                slowest = max(slowest, time.monotonic() - began)
+            self.wait_for(names)
+            for name in names:
+                self.judge(name)
+            here.check_nothing_left()
+            self.tell(number, f"boots, supervised again after {slowest:.1f} s at most")
+
+    def disks(self, times: int) -> None:
+        """All that the control host knew is gone; a copy is on the laptop, sometimes an old one."""
+        here = self.here
+        for number in range(1, times + 1):
+            names = self.names(2)
+            for at, (name, vendor) in enumerate(names.items()):
+                (here.folder / "said" / f"{name}.hold").touch()
+                here.laptop.json(*here.launch(name, vendor, WORK_S, "--detach"))
+                if not at:
+                    (copy,) = (here.laptop.folder / "state").glob("journal-control/*/copy")
+                    older = copy.read_bytes()
+            wait(lambda: all(here.said(name, "begun") for name in names), "work", END_S)  # noqa: B023
+            is_old = self.chance.random() < 0.5
+            if is_old:  # what came back of the second was lost
+                copy.write_bytes(older)
+            here.switch_off()
+            shutil.rmtree(here.places.root)
+            before = here.billing()
+            here.host.start()
+            here.laptop.json("control.down", "--lost", "--yes")
+            rows = {row["run"]: row["state"] for row in here.laptop.json("status")}
+            listed = {one["id"] for one in here.laptop.json("audit", code=5 if is_old else 0)["machines"]}
+            now = here.billing()
+            if now.keys() != before.keys():
+                raise Wrong(f"ended that worked: {before.keys() - now.keys()}; begun: {now.keys() - before.keys()}")
+            if missing := before.keys() - listed:
+                raise Wrong(f"not listed: {missing}")
+            if missing := names.keys() - rows.keys():
+                raise Wrong(f"no row: {missing} ({rows})")
+            self.counts["old copies" if is_old else "new copies"] += 1
+            for name in names:
+                (here.folder / "said" / f"{name}.hold").unlink()
+            self.counts.update(rows[name] for name in names)
+            here.laptop.json("down", *names)
+            if left := here.billing():
+                raise Wrong(f"it bills after `down`: {left}")
+            if number < times:
+                here.up()
+            self.tell(number, "disks gone")
+
+    def pairs(self, times: int) -> None:
+        """Two laptops launch, end and look at the same runs at the same time."""
+        here = self.here
+        for number in range(1, times + 1):
+            names = self.names(2)
+            (one, vendor), (other, _) = names.items()
+            same = [self.type(laptop, here.launch(one, vendor, WORK_S)) for laptop in (0, 1)]
+            beside = self.type(1, here.launch(other, vendor, 60))
+            looks = [self.type(laptop, ["status", "--json"]) for laptop in (0, 1)]
+            wait(lambda: here.said(other, "begun") or beside.poll() is not None, "work", END_S)  # noqa: B023
+            downs = [self.type(laptop, ["down", other, "--json"]) for laptop in (0, 1)]
+            for process in (*same, *looks, *downs, beside):
+                _, err = process.communicate(timeout=END_S)
+                if "Traceback" in err:
+                    raise Wrong(err)
+            if 0 not in [process.returncode for process in same]:
+                raise Wrong(f"neither launch of {one} succeeded: {[process.returncode for process in same]}")
+            if [process.returncode for process in looks] != [0, 0]:
+                raise Wrong("a look failed")
+            self.wait_for(names)
+            self.judge(one)
+            rented = len([row for row in here.rows(run=one) if row.sent_at])
+            if rented != 1:
+                raise Wrong(f"{one} was rented {rented} times")
+            self.counts["launches of one name by two"] += 1
+            self.counts.update(f"second leaves with {process.returncode}" for process in same)
+            here.check_nothing_left()
+            self.tell(number, "rounds of two laptops")
+
+    def full(self, times: int) -> None:
+        """The folder of the control host is on a small disk, which is full at a random moment of two launches."""
+        here = self.here
+        for number in range(1, times + 1):
+            names = self.names(3)
+            begun = [self.type(0, here.launch(name, vendor, WORK_S)) for name, vendor in names.items()]
+            time.sleep(self.chance.uniform(0, 30))
+            ballast = here.places.root / "ballast"
+            with ballast.open("wb") as file:
+                try:
+                    while True:
+                        file.write(b"x" * (1 << 16))
+                        file.flush()
+                except OSError:
+                    pass
+            look = here.laptop.begin("status", "--json")
+            _, said = look.communicate(timeout=END_S)
+            if "Traceback" in said:
+                raise Wrong(said)
+            self.counts[f"status leaves with {look.returncode}"] += 1
+            time.sleep(self.chance.uniform(0, 20))
+            ballast.unlink()
+            for process in begun:
+                _, err = process.communicate(timeout=END_S)
+                if "Traceback" in err:
+                    raise Wrong(err)
+                self.counts[f"launches left with {process.returncode}"] += 1
+            here.settle()
+            self.wait_for(names, here.settle)
+            for name in names:
+                self.judge(name, "never begun", "cut off before the hand-over", "failed")
+            here.check_nothing_left()
+            self.tell(number, "full disks")
+
+
+def told(row: Op) -> str:
+    return f"{row.token} {row.state} {row.outcome!r} {row.reason!r} recoveries {row.recoveries}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["laptops", "boots", "disks", "pairs", "full"])
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--seed", type=int)
+    words = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix=f"{words.what}-"))
+    is_lost = words.what == "disks"  # whoever rebuilds the journal asks the market itself
+    with site(folder, SPEED, laptops=2 if words.what == "pairs" else 1, are_apart=not is_lost) as here:
+        rig = Rig(here, seeds.seed() if words.seed is None else words.seed)
+        is_small = words.what == "full"
+        if is_small:
+            here.places.root.mkdir(parents=True)
+            call("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", here.places.root)
+        try:
+            here.up()
+            getattr(rig, words.what)(words.times)
+        except Wrong as wrong:
+            say(f"WRONG: {wrong}; see {folder}")
+            return 1
+        finally:
+            if is_small:
+                here.forget_journal()
+                call("umount", "-l", here.places.root)
+    shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
