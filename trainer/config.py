@@ -335,6 +335,10 @@ class EvalSpec:
     """Put the questions of tasks as text to go on with, as a base model needs it; else as talk."""
     shots: int = 0
     """Questions of the same file that are shown with their answers before each."""
+    core: str = ""
+    """Folder of the tasks of CORE, as nanochat unpacks them."""
+    core_most: int = 0
+    """Questions of each of these tasks at most; 0 = all."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "shots", 0)
+        in_bounds(self, "shots core_most", 0)

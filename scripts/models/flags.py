@@ -63,6 +63,10 @@ class EvalFlags(Output):
                                 "sort, gsm8k, math, mbpp; repeatable")  # fmt: skip
     as_text: bool = flag(False, "put the questions of tasks as text to go on with, as base models are asked anyway")
     shots: int = flag(0, "questions of a task's file that are shown with their answers before each")
+    core: str = flag(
+        "", "folder of the tasks of CORE, as nanochat unpacks it (eval_bundle): CORE and each task", unit="FOLDER"
+    )
+    core_most: int = flag(0, "--core: questions of each task at most; 0 = all")
     compare: bool = flag(False, "two models, by what was measured of them before: differences with intervals")
     lm_eval: str = flag("", "tasks of EleutherAI's harness, comma-separated, asked of a server of the model")
     endpoint: str = flag("", "--lm-eval: the server's address, http://127.0.0.1:8000")
