@@ -103,6 +103,8 @@ class PhaseConfig:
     `micro_rows`, yours are taken."""
     recompute: bool = rounding(False)
     """Keep of each block only what goes in, and compute the rest again on the way back: less memory, a third slower."""
+    keep_products: bool = rounding(False)
+    """With `recompute`: keep what matrices and attention give, and compute only what lies between them twice."""
     deterministic: bool = rounding(False)
     """On a GPU: the same bits each time, by slower kernels; a step without such a kernel ends the run. A CPU gives the
     same bits in any case."""

@@ -42,7 +42,9 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
     compiled = is_compiled(config, machine)
     before = model.shape
     model.shape = replace(model.shape, z_loss=config.optimizer.z_loss, compiled=compiled)
-    model.recompute = config.recompute
+    model.recompute = config.recompute and not config.keep_products
+    for one in model.model.layers:
+        one.keeps_products = config.recompute and config.keep_products
     matrices = [one for one in model.model.layers.modules() if isinstance(one, Linear)]
     for one in matrices:
         one.in_float8 = config.dtype == "float8" and float8.fits(*one.weight.shape)
@@ -58,6 +60,8 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
             yield
     finally:
         model.shape, model.recompute = before, False
+        for block in model.model.layers:
+            block.keeps_products = False
         for one in matrices:
             one.in_float8, one.held = False, None
         model.held = ()
@@ -69,8 +73,9 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
 def fast_attention(machine: Machine, deterministic: bool) -> Iterator[str]:
     """Have the quickest attention of a Hopper or Blackwell GPU come first while inside; its name.
 
-    "" = as PyTorch has it. Where whoever made the environment has put FlashAttention 3 into it, that is for Hopper; else cuDNN's, unless it is
-    switched off (TORCH_CUDNN_SDPA_ENABLED=0). What either cannot do goes to the next one. Neither adds up in one order.
+    "" = as PyTorch has it. On Hopper it is FlashAttention 3, where somebody has put that into the environment, else
+    cuDNN's, unless that is switched off (TORCH_CUDNN_SDPA_ENABLED=0). What it cannot do goes to the next one. None of
+    them adds up in the same order each time.
     """
     from torch.nn import attention
 
