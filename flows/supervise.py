@@ -1,9 +1,9 @@
 """The supervisor of an installation: one process for all that must go on when whoever began it is gone.
 
-    observe   the journal: runs elsewhere that nobody keeps, services without a controller, sweeps that were left, rented
-              pods that are to end and that nobody ends
-    act       a keeper for each such run, in a thread of this process; a process for each service and sweep; ends, until
-              they are proven; notices
+    observe   the journal: runs elsewhere that nobody keeps, services without a controller, sweeps that were left,
+              rented pods that are due to end and that nobody ends
+    act       a keeper for each such run, in a thread of this process; a process for each service and sweep; deletes
+              each pod until the vendor proves that it is gone; sends notices
 
 In: the journal. Out: runs brought home and back, by the same `infra.runs.keeper` that a launch runs in its terminal;
 controllers begun again. Whoever leaves something behind calls `ensure`; it ends by itself when nothing is left. The

@@ -86,6 +86,8 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--task", action="append", default=[], help="a .jsonl of questions; repeatable")
     one.add_argument("--as-text", action="store_true", help="put its questions as text, to a model that does not talk")
     one.add_argument("--shots", type=int, default=0, help="others of its questions that are shown with their answers")
+    one.add_argument("--core", default="", help="a folder of the tasks of CORE, as nanochat unpacks it")
+    one.add_argument("--core-most", type=int, default=0, help="questions of each of them at most; 0 = all")
     one = command(commands, "export", write_folder, "write a Hugging Face folder")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
     one.add_argument("--out", type=Path, required=True)
@@ -195,8 +197,8 @@ def evaluate(flags: argparse.Namespace) -> None:
     if flags.config:
         spec = load(EvalSpec, read_config(flags.config, {"spec"}).get("spec", {}), "spec")
     elif flags.model:
-        folders = {name: getattr(flags, name) for name in ("model", "text", "identity", "questions", "name")}
-        spec = EvalSpec(**folders, tasks=tuple(flags.task), as_text=flags.as_text, shots=flags.shots)
+        names = ("model", "text", "identity", "questions", "name", "as_text", "shots", "core", "core_most")
+        spec = EvalSpec(**{name: getattr(flags, name) for name in names}, tasks=tuple(flags.task))
     else:
         raise Refused("eval needs --model or --config")
     found = scores(spec)

@@ -103,6 +103,8 @@ class PhaseConfig:
     `micro_rows`, yours are taken."""
     recompute: bool = rounding(False)
     """Keep only the input of each block and recompute the rest in the backward pass: less memory, a third slower."""
+    keep_products: bool = rounding(False)
+    """With `recompute`: keep the outputs of matrix products and attention, and recompute only what lies between."""
     deterministic: bool = rounding(False)
     """Bitwise the same results each time on a GPU, by slower kernels; a step without such a kernel ends the run. A CPU
     gives the same bits in any case."""
@@ -335,6 +337,10 @@ class EvalSpec:
     """Put the questions of tasks as text to go on with, as a base model needs it; else as talk."""
     shots: int = 0
     """Questions of the same file that are shown with their answers before each."""
+    core: str = ""
+    """Folder of the tasks of CORE, as nanochat unpacks them."""
+    core_most: int = 0
+    """Questions of each of these tasks at most; 0 = all."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "shots", 0)
+        in_bounds(self, "shots core_most", 0)

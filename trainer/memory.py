@@ -98,7 +98,11 @@ def estimate(
     small = 4 * (model.num_attention_heads * (3 if model.qk_norm else 1) + 2)
     per_token = width * block + small
     blocks = model.num_hidden_layers
-    kept = blocks * d * width + per_token if config.recompute else blocks * per_token
+    products = width * (3 * d + 2 * q + 2 * kv + (inner - 2) * f) + 4 * model.num_attention_heads
+    if config.recompute and config.keep_products:
+        kept = blocks * (d * width + products) + per_token
+    else:
+        kept = blocks * d * width + per_token if config.recompute else blocks * per_token
     ends = 3 * d * width  # embedded, normed for the head, and the gradient of that
     copies = 0 if width == 4 and not model.ternary else width * in_blocks  # each matrix as it was multiplied
     if config.recompute:

@@ -4,6 +4,7 @@ In: a decoder, a `PhaseConfig`, the `Machine`. Out: the same decoder, faster or 
 changes results by more than rounding, except float8, which a phase must name.
 """
 
+import importlib.util
 import os
 import shutil
 import sysconfig
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from data.events import emit
 from trainer.config import PhaseConfig
@@ -23,6 +26,8 @@ from trainer.model.decoder import Decoder, Linear
 PAYS_AFTER_S = {"cpu": 600.0, "cuda": 240.0}
 KERNELS, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # useful work of a thread, or of a GPU: the decision must not hang on a clock
+HOPPER, CUDNN_FIRST = 9, (9, 10)  # compute capability
+FLASH_3 = "flash_attn_interface"  # the module that FlashAttention 3 installs
 LEAST_THREADS = 2  # with one thread compiling takes twice as long, too, which is more than it saves a phase
 
 
@@ -37,7 +42,9 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
     compiled = is_compiled(config, machine)
     before = model.shape
     model.shape = replace(model.shape, z_loss=config.optimizer.z_loss, compiled=compiled)
-    model.recompute = config.recompute
+    model.recompute = config.recompute and not config.keep_products
+    for one in model.model.layers:
+        one.keeps_products = config.recompute and config.keep_products
     matrices = [one for one in model.model.layers.modules() if isinstance(one, Linear)]
     for one in matrices:
         one.in_float8 = config.dtype == "float8" and float8.fits(*one.weight.shape)
@@ -49,14 +56,47 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
         for block in blocks:  # all blocks are one piece of code: compiled once
             block.compile(dynamic=not config.reads_text)  # else a resumed run would meet lengths in another order
     try:
-        yield
+        with fast_attention(machine, config.deterministic):
+            yield
     finally:
         model.shape, model.recompute = before, False
+        for block in model.model.layers:
+            block.keeps_products = False
         for one in matrices:
             one.in_float8, one.held = False, None
         model.held = ()
         for block in blocks:
             block._compiled_call_impl = None
+
+
+@contextmanager
+def fast_attention(machine: Machine, deterministic: bool) -> Iterator[str]:
+    """Have the quickest attention of a Hopper or Blackwell GPU come first while inside; its name.
+
+    "" = as PyTorch has it. On Hopper it is FlashAttention 3, where somebody has put that into the environment, else
+    cuDNN's, unless that is switched off (TORCH_CUDNN_SDPA_ENABLED=0). What it cannot do goes to the next one. None of
+    them adds up in the same order each time.
+    """
+    from torch.nn import attention
+
+    major = torch.cuda.get_device_capability(machine.device)[0] if machine.device.type == "cuda" else 0
+    if major == HOPPER and not deterministic and importlib.util.find_spec(FLASH_3):
+        try:
+            attention.activate_flash_attention_impl("FA3")
+        except (ImportError, OSError, RuntimeError) as error:
+            emit("note", text=f"{FLASH_3} is installed and cannot be used: {error}")
+        else:
+            try:
+                yield "FA3"
+            finally:
+                attention.restore_flash_attention_impl()
+            return
+    if major not in CUDNN_FIRST or deterministic or not torch.backends.cuda.cudnn_sdp_enabled():
+        yield ""
+        return
+    by = attention.SDPBackend
+    with attention.sdpa_kernel([by.CUDNN_ATTENTION, by.FLASH_ATTENTION, by.EFFICIENT_ATTENTION, by.MATH], True):
+        yield "cuDNN"
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from trainer.recipes import PROFILES
 from trainer.records.bits import BitsConfig
 from trainer.records.model_config import Ternary
 from trainer.reporting.peak_flops import of_machine
-from trainer.speed import equipped
+from trainer.speed import equipped, fast_attention
 
 Seen = Iterator[tuple[str, Mapping[str, Any], str]]
 
@@ -220,7 +220,14 @@ def parts(bench: Bench) -> Seen:
     heads, length = shape.num_attention_heads, config.sequence_len
     q, k, v = (new(config.micro_rows, heads, length, shape.head_dim) for _ in range(3))
     flops = 12.0 * tokens * length * heads * shape.head_dim
-    yield told("attention", lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward(), flops / 2)
+
+    def attention() -> None:
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+
+    yield told("attention", attention, flops / 2)
+    with fast_attention(bench.machine, False) as name:
+        if name:
+            yield told(f"attention by {name}", attention, flops / 2)
     model, _ = bench.model(replace(config, model=replace(shape, num_hidden_layers=1)))
     ids = torch.randint(0, shape.vocab_size, (config.micro_rows, length), device=device)
     places = torch.arange(tokens, device=device)

@@ -68,19 +68,24 @@ def eval(spec: EvalFlags) -> None:
         return
     learnt = [one for one in spec.task if one in TASKS]
     tasks = [str(Path(one).expanduser().absolute()) for one in spec.task if one not in learnt]
-    material = held_out(settings, spec.persona, is_needed=not spec.task, of=models[0] if models else "", tag=spec.tag)
+    core = str(Path(spec.core).expanduser().absolute()) if spec.core else ""
+    material = held_out(
+        settings, spec.persona, is_needed=not (spec.task or core), of=models[0] if models else "", tag=spec.tag
+    )
     names, found = [], []
     subjects = chosen(settings, models, spec.tag, material)
     for one, part in subjects:
-        asked = tasks if models or one is subjects[-1][0] else []
+        is_asked = bool(models) or one is subjects[-1][0]
         measured = {
             "model": str(one.folder),
             **part,
-            "tasks": asked,
+            "tasks": tasks if is_asked else [],
             "as_text": spec.as_text or one.only_reads,
             "shots": spec.shots,
         }
-        if learnt and (models or one is subjects[-1][0]):
+        if core and is_asked:
+            measured |= {"core": core, "core_most": spec.core_most}
+        if learnt and is_asked:
             measured["problems"] = {name: problems_of(settings, one, name) for name in learnt}
         said = run_step("eval", ("-m", "trainer", "eval"), {"spec": measured}, settings, spec.json)
         names.append(one.name)

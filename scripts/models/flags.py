@@ -63,6 +63,10 @@ class EvalFlags(Output):
                                 "sort, gsm8k, math, mbpp; repeatable")  # fmt: skip
     as_text: bool = flag(False, "ask questions of tasks as text to continue, as is always done with base models")
     shots: int = flag(0, "how many answered questions of a task's file precede each question")
+    core: str = flag(
+        "", "folder of the CORE tasks as nanochat unpacks it (eval_bundle): CORE and each task", unit="FOLDER"
+    )
+    core_most: int = flag(0, "--core: maximum number of questions of each task; 0: all")
     compare: bool = flag(False, "compare two models by earlier measurements: differences with intervals")
     lm_eval: str = flag("", "tasks of EleutherAI's harness, comma-separated, run against a server of the model")
     endpoint: str = flag("", "--lm-eval: address of the server, such as http://127.0.0.1:8000")

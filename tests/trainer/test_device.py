@@ -1,6 +1,7 @@
 """The settings of the machine that a program makes before its first tensor."""
 
 import dataclasses
+import importlib
 import os
 import re
 import subprocess
@@ -9,8 +10,10 @@ import types
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, current_flash_attention_impl
 
 from flows.jobs import memory_check
+from infra.market.gpus import GPUS
 from tests.programs import source
 from tests.trainer.checkpoints.test_checkpoint import training
 from tests.trainer.model.test_model import LLAMA, random_model
@@ -24,6 +27,7 @@ from trainer.model import export
 from trainer.parallel import placement
 from trainer.parallel.process_group import Ranks
 from trainer.records import phase_options
+from trainer.reporting.peak_flops import of_name
 
 COUNT = source("page_faults")
 
@@ -184,3 +188,45 @@ def test_the_generator_of_the_gpu_is_saved_and_goes_on_from_there(tmp_path, monk
     assert "cuda" not in loop.random_state()
     first = training(tmp_path / "one", steps=2).run()
     assert set(first.tensors("rng")) == {"torch"}  # a checkpoint of a CPU goes on anywhere
+
+
+FLASH_3 = """
+import torch
+
+library = torch.library.Library("flash_attn_3", "FRAGMENT")
+for name in ("fwd", "bwd"):
+    library.define(f"{name}(Tensor q) -> Tensor")
+"""
+
+
+def test_the_quickest_attention_comes_first_on_gpus_that_have_it_and_only_while_training(monkeypatch, tmp_path):
+    """All but the kernels themselves is PyTorch's own: what is activated, what comes first, what is put back."""
+    gpu, order = Machine(torch.device("cuda"), torch.bfloat16, 1), torch._C._get_sdp_priority_order
+    capability = [(9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability[0])
+    before = order()
+    cpu = Machine(torch.device("cpu"), torch.float32, 1)
+    plain = ((cpu, 9, False, ""), (gpu, 8, False, ""), (gpu, 9, True, ""))
+    for machine, major, is_deterministic, name in (*plain, (gpu, 9, False, "cuDNN"), (gpu, 10, False, "cuDNN")):
+        capability[0] = (major, 0)
+        with speed.fast_attention(machine, is_deterministic) as found:
+            assert found == name
+            assert (order()[0] == SDPBackend.CUDNN_ATTENTION.value) == bool(name) and sorted(order()) == sorted(before)
+        assert order() == before
+    monkeypatch.syspath_prepend(str(tmp_path))
+    notes = []
+    monkeypatch.setattr(speed, "emit", lambda kind, **about: notes.append(about["text"]))
+    capability[0] = (9, 0)
+    (tmp_path / "flash_attn_interface.py").write_text("raise ImportError('built for another PyTorch')")
+    with speed.fast_attention(gpu, False) as found:
+        assert found == "cuDNN" and "built for another PyTorch" in notes[0]
+    (tmp_path / "flash_attn_interface.py").write_text(FLASH_3)
+    importlib.invalidate_caches()
+    with speed.fast_attention(gpu, False) as found:
+        assert found == "FA3" and current_flash_attention_impl() == "FA3" and order() == before
+    assert current_flash_attention_impl() is None
+
+
+def test_every_gpu_that_the_markets_let_has_a_peak():
+    for name in {one for gpu in GPUS for one in (*gpu.runpod, *gpu.lium)}:
+        assert of_name(name), name

@@ -27,8 +27,10 @@ from trainer.loop import Training
 from trainer.model import attention
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import Batch
+from trainer.objectives.blocks import BlockDiffusion, sequence, with_masks
 from trainer.objectives.passes import bounds, evenly, passes, seen_len
 from trainer.objectives.source import Made
+from trainer.records.blocks_config import BlocksConfig
 
 PAD, LENGTH = 3, 64
 
@@ -142,6 +144,18 @@ def test_a_step_asks_the_device_for_numbers_once(tmp_path, monkeypatch, is_packe
         for _ in range(3):
             one._advance(batches, None, lambda: False)
     assert waits.seen == [] and asked == [3] * 3  # the norm, whether to stop, the loss
+
+
+def test_the_loss_of_blocks_asks_the_device_for_nothing():
+    model, blocks = random_model(QWEN3), BlocksConfig(block_size=8, sub_block_size=4, mask_id=9)
+    targets = np.where(np.arange(40) % 3 == 0, -1, np.roll(IDS.numpy(), -1, 1))
+    whole = with_masks(IDS.numpy(), targets, 8, np.random.default_rng(1))
+    for part in passes(whole, 1, model):
+        expected = (sequence(part, blocks).targets.flatten() != -1).nonzero().squeeze(1)
+        assert len(expected) == len(part["counted"]) > 0
+        with Waits() as waits:
+            model.through(BlockDiffusion(blocks), part)[0].backward()
+        assert waits.seen == []
 
 
 def each_document(cu: torch.Tensor) -> Iterator[slice]:

@@ -48,15 +48,28 @@ def bits_per_byte(
 @torch.inference_mode()
 def nats(model: Decoder, ids: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
     """Return what each target costs, fp32 (B, T), 0 where it is -1; ids, targets, documents (B, T) as the model has."""
+    return nats_and_greedy(model, ids, targets, documents)[0]
+
+
+@torch.inference_mode()
+def nats_and_greedy(
+    model: Decoder, ids: Tensor, targets: Tensor, documents: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the same, and bool (B, T): which targets are the likeliest ids where they stand.
+
+    Of a model that decodes in blocks that is not told: False.
+    """
     if model.config.blocks is not None:
-        return block_nats(model, ids, targets)
+        return block_nats(model, ids, targets), torch.zeros_like(targets, dtype=torch.bool)
     hidden, wanted = model.hidden(ids, documents=documents).flatten(0, 1), targets.flatten()
     counted = (wanted != IGNORED).nonzero().squeeze(1)
     found, weight = torch.zeros(len(wanted), device=ids.device), model.head.to(model.compute_dtype)
+    is_greedy = torch.zeros(len(wanted), dtype=torch.bool, device=ids.device)
     for part in counted.split(SLICE):
         logits = capped(F.linear(hidden[part], weight).float(), model.shape.softcap)
         found[part] = logits.logsumexp(dim=1) - logits.gather(1, wanted[part].unsqueeze(1)).squeeze(1)
-    return found.view_as(targets)
+        is_greedy[part] = logits.argmax(dim=1) == wanted[part]
+    return found.view_as(targets), is_greedy.view_as(targets)
 
 
 def rows_of_text(

@@ -26,7 +26,7 @@ from data.errors import InputError
 from data.events import emit
 from data.tokens.tokenizer import Tokenizer
 from store import outside
-from trainer.evaluation.evaluate import ROWS, nats
+from trainer.evaluation.evaluate import ROWS, nats_and_greedy
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.generate import generate
 
@@ -136,6 +136,15 @@ def plain(answer: str) -> str:
     return " ".join(answer.split()).rstrip(".").casefold()
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What some ids cost a model."""
+
+    nats: float
+    is_greedy: bool
+    """Whether each of them is the likeliest where it stands."""
+
+
 class Asking:
     """A model that is asked, as talk or as text."""
 
@@ -207,15 +216,15 @@ class Asking:
             for text in some:
                 ids = self.tokenizer.encode(f" {text}" if self.as_text else text)
                 rows.append(([*prompt, *ids], len(ids)))
-        costs = iter(self._costs(rows))
-        return [[next(costs) for _ in some] for some in answers]
+        costs = iter(self.costs(rows))
+        return [[next(costs).nats for _ in some] for some in answers]
 
-    def _costs(self, rows: Sequence[tuple[list[int], int]]) -> list[float]:
-        """Return summed nats of the last ids of each row, as many as it says. What is too long loses its beginning."""
+    def costs(self, rows: Sequence[tuple[list[int], int]]) -> list[Cost]:
+        """Return what the last ids of each row cost, as many as it says. What is too long loses its beginning."""
         most = self.model.config.max_position_embeddings
-        rows = [(ids[-most - 1 :], min(count, most)) for ids, count in rows]
+        rows = [(ids[-most - 1 :], min(count, most, len(ids) - 1)) for ids, count in rows]
         order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]))
-        found, start = [0.0] * len(rows), 0
+        found, start = [Cost(0.0, True)] * len(rows), 0
         device = self.model.head.device
         while start < len(order):
             end = start + 1
@@ -228,9 +237,10 @@ class Asking:
             for at, (one, count) in enumerate(some):
                 ids[at, : len(one) - 1] = torch.tensor(one[:-1])
                 targets[at, len(one) - 1 - count : len(one) - 1] = torch.tensor(one[len(one) - count :])
-            costs = nats(self.model, ids.to(device), targets.to(device)).sum(dim=1).tolist()
-            for row, cost in zip(order[start:end], costs, strict=True):
-                found[row] = cost
+            costs, is_greedy = nats_and_greedy(self.model, ids.to(device), targets.to(device))
+            greedy = (is_greedy | (targets == IGNORED).to(device)).all(dim=1)
+            for row, cost, is_all in zip(order[start:end], costs.sum(dim=1).tolist(), greedy.tolist(), strict=True):
+                found[row] = Cost(cost, is_all)
             start = end
             emit("progress", done=end, total=len(order), unit="choices")
         return found

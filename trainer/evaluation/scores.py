@@ -23,7 +23,7 @@ from store.artifacts import vocabulary
 from trainer import device
 from trainer.config import EvalSpec
 from trainer.errors import Refused
-from trainer.evaluation import intervals, many_turns, of_problems, question_files
+from trainer.evaluation import core, intervals, many_turns, of_problems, question_files
 from trainer.evaluation.evaluate import admits_not_knowing, answers, begins_like, rows_of_text, says
 from trainer.evaluation.many_turns import TurnsQuestion
 from trainer.model import export
@@ -35,6 +35,7 @@ CONTEXT = (
 )
 TEXT, SHARE = "bits per byte", "share"  # units
 RATIO = "ratio estimator, linearised, over rows"
+OF_CORE = "normal, of tasks by themselves"
 
 
 def scores(spec: EvalSpec) -> dict[str, Any]:
@@ -44,10 +45,13 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
     if (spec.identity or spec.questions) and not spec.name:
         raise Refused("eval of answers needs the persona's name")
     wanted = [question_files.read(Path(one)) for one in spec.tasks]  # what is wrong with them is said before any work
+    of_core = core.read(Path(spec.core)) if spec.core else []
     if len({one.name for one in wanted}) < len(wanted):
         raise Refused(f"two tasks have the same name: {', '.join(sorted(one.name for one in wanted))}")
     export.check_tokenizer(folder)
     model, words = export.opened(folder, machine), tokenizer.load(folder)
+    if of_core and model.config.blocks is not None:
+        raise Refused(f"{spec.model} decodes in blocks; CORE is for models that go on with a text from left to right")
     found: dict[str, Any] = {"model": spec.model, "params": model.config.num_params}
     measures: dict[str, Any] = {}
 
@@ -66,6 +70,7 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
         chance = {"chance": task.chance} if task.is_choice else {}
         for kind, truths in asking.right(task).items():
             measures[f"task {task.name} {kind}".strip()] = of_share(truths, [Path(path)], **how) | chance
+    measures |= about_core(of_core, model, words, spec.core_most)
     for name, where in spec.problems.items():
         measures |= about_problems(model, words, name, Path(where), spec.unsafe_rewards)
     return {**found, "measures": measures}
@@ -81,6 +86,23 @@ def about_problems(
         greedy: of_share([bool(one) for one in found[greedy]], files),
         **{name: of_problems.of_mean(found[name], digest(files)) for name in drawn},
     }
+
+
+def about_core(
+    tasks: Sequence[core.CoreTask], model: Decoder, words: tokenizer.Tokenizer, most: int
+) -> dict[str, dict[str, Any]]:
+    """Return the share of right answers of each task of CORE, then CORE itself. Raises InputError."""
+    if not tasks:
+        return {}
+    asked = {one.label: core.questions(one, most) for one in tasks}  # what is wrong with any is said before the work
+    measures, truths = dict[str, dict[str, Any]](), dict[str, list[bool]]()
+    for one in tasks:
+        truths[one.label] = core.right(one, asked[one.label], model, words)
+        found = of_share(truths[one.label], [one.file], as_text=True, shots=one.shots)
+        measures[f"core {one.label}"] = found | {"chance": one.chance}
+    whole = {"unit": "CORE", "of": sum(map(len, truths.values())), "method": OF_CORE,
+             "material": digest([one.file for one in tasks])}  # fmt: skip
+    return {"CORE": {**core.core(tasks, truths).plain(), **whole}, **measures}
 
 
 def about_answers(

@@ -9,7 +9,6 @@ they do when each is run by itself, and 3 times as long once a compiler has join
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -53,7 +52,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -
         return InParts.apply(q, shared_by(k, shared), shared_by(v, shared), mask)
     if mask is None or isinstance(mask, Tensor):
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal and mask is None, enable_gqa=grouped)
-    return _flex(q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=grouped)
+    return block_attention.flex(q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=grouped)
 
 
 def one_after_another(q: Tensor, k: Tensor, v: Tensor, documents: DocumentBounds) -> Tensor:
@@ -174,7 +173,7 @@ def documents_mask(documents: Tensor, flex: bool, bounds: Tensor | None = None) 
     if bounds is not None:
         return DocumentBounds(bounds, length)
     if flex:
-        create_block_mask = _block_mask(documents.is_cuda)
+        create_block_mask = block_attention.block_masks(documents.is_cuda)
 
         def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (query >= key) & (documents[row, query] == documents[row, key])
@@ -190,19 +189,3 @@ def positions_in(documents: Tensor) -> Tensor:
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return index - torch.where(begins, index, 0).cummax(dim=1).values
-
-
-@cache
-def _block_mask(compiled: bool) -> Any:
-    """Return a maker of block masks, compiled: without that it makes the whole square, several times over."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    return torch.compile(create_block_mask) if compiled else create_block_mask
-
-
-@cache
-def _flex(compiled: bool) -> Any:
-    """Return flex attention, compiled: without that it makes the whole square, which is for tests."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention) if compiled else flex_attention

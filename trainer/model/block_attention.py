@@ -46,7 +46,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Views) -> Tensor:
     """Return (B, H, S, D) for q (B, H, S, D), k and v (B, KV, S, D)."""
     shared = q.shape[1] // k.shape[1]
     if mask.flex is not None:
-        return _flex()(q, k, v, block_mask=mask.flex, enable_gqa=shared > 1)
+        return flex(True)(q, k, v, block_mask=mask.flex, enable_gqa=shared > 1)
     copies = q.shape[2] - mask.num_clean
     if q.shape[0] * q.shape[1] * max(mask.num_clean, copies) * mask.num_clean > SQUARES:
         return F.scaled_dot_product_attention(q, k, v, dense(mask), enable_gqa=shared > 1)
@@ -64,7 +64,7 @@ def dense(mask: Views) -> Tensor:
 
 
 def _block_mask(numbers: Tensor, size: int, num_clean: int) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
+    create_block_mask = block_masks(numbers.is_cuda)
 
     def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         before = (key < num_clean) & (key // size < numbers[row, query // size])
@@ -75,10 +75,19 @@ def _block_mask(numbers: Tensor, size: int, num_clean: int) -> Any:
 
 
 @cache
-def _flex() -> Any:
+def block_masks(compiled: bool) -> Any:
+    """Return what makes a block mask, compiled: without that it makes the whole square, several times over."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return torch.compile(create_block_mask) if compiled else create_block_mask
+
+
+@cache
+def flex(compiled: bool) -> Any:
+    """Return flex attention, compiled: without that it makes the whole square, which is for tests."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention)
+    return torch.compile(flex_attention) if compiled else flex_attention
 
 
 class InBlocks(torch.autograd.Function):

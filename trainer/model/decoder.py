@@ -7,12 +7,13 @@ Source: the transformers definitions of LlamaForCausalLM, Qwen2ForCausalLM and Q
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainer.model import float8
 from trainer.model.attention import attend, documents_mask, positions_in
@@ -188,7 +189,20 @@ class MLP(nn.Module):
         return self.down_proj(self.ffn_sub_norm(y) if self.has_sub_norm else y)
 
 
+PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten._scaled_mm.default", "torch_attn._varlen_attn.default",
+            "aten._scaled_dot_product_flash_attention.default", "aten._scaled_dot_product_cudnn_attention.default",
+            "aten._scaled_dot_product_efficient_attention.default",
+            "aten._scaled_dot_product_flash_attention_for_cpu.default")  # fmt: skip
+
+
+def kept_or_not(about: Any, operator: Any, *given: Any, **named: Any) -> CheckpointPolicy:
+    """Keep products of matrices and what attention gives; the rest is quicker to compute again."""
+    return CheckpointPolicy.MUST_SAVE if str(operator) in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
 class Block(nn.Module):
+    keeps_products = False  # on the way back, and nothing else from inside; see `PhaseConfig.keep_products`
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -201,6 +215,13 @@ class Block(nn.Module):
         return self.self_attn.projected(self.input_layernorm(x), at)
 
     def forward(self, x: Tensor, at: Positions, cache: Kept | None, layer: int) -> Tensor:
+        if self.keeps_products and torch.is_grad_enabled():  # in here, so that a compiler sees which are kept
+            contexts = partial(create_selective_checkpoint_contexts, kept_or_not)
+            given = (x, at, cache, layer)
+            return checkpoint(self.through, *given, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+        return self.through(x, at, cache, layer)
+
+    def through(self, x: Tensor, at: Positions, cache: Kept | None, layer: int) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), at, cache, layer)
         return x + self.mlp(self.post_attention_layernorm(x))
 

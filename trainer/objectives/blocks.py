@@ -19,6 +19,7 @@ from trainer.model.block_attention import views
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.losses import SummedCrossEntropy
 from trainer.objectives import Batch
+from trainer.objectives.passes import counted_in
 from trainer.records.blocks_config import BlocksConfig
 
 LEAST = 1e-3  # share of a block's tokens that is masked in the first view; the rest is in the second
@@ -107,7 +108,8 @@ class BlockDiffusion:
         mask = views(one.numbers, size, batch["ids"].shape[1])
         hidden = model.hidden(one.ids, at=model.positions(one.index, mask)).flatten(0, 1)
         targets = one.targets.flatten()
-        counted = (targets != IGNORED).nonzero().squeeze(1)
+        # each target of the batch is one here too, so how many there are is known, and nobody has to ask the device
+        counted = (targets == IGNORED).byte().argsort(stable=True)[: len(counted_in(batch))]
         hidden, targets = hidden.index_select(0, counted), targets[counted]
         return SummedCrossEntropy.apply(hidden, model.head, targets, model.shape), {}
 

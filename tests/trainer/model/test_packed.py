@@ -180,6 +180,30 @@ def test_recomputed_blocks_have_the_same_gradients_to_the_bit_and_keep_less(docu
     assert kept[1] < kept[0] / 2
 
 
+class Products(TorchDispatchMode):
+    """Counts products of matrices."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += str(func) in ("aten.mm.default", "aten.addmm.default")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["whole", "packed"])
+def test_products_that_are_kept_are_not_made_again_and_gradients_stay_to_the_bit(documents):
+    model, arrays = random_model(QWEN3), [IDS, IDS.roll(-1, 1), *([] if documents is None else [documents])]
+    found, made = [], []
+    for recompute, keep_products in ((False, False), (True, True), (True, False)):
+        config: PhaseConfig = replace(BASE, model=QWEN3, recompute=recompute, keep_products=keep_products)
+        with speed.equipped(model, replace(config, compile="never"), CPU), Products() as products:
+            found.append(gradients(model, *arrays))
+        made.append(products.count)
+    assert all(torch.equal(one, other[name]) for name, one in found[0].items() for other in found[1:])
+    # of the seven of each block, the last is not needed on the way back
+    assert made[0] == made[1] == made[2] - 6 * QWEN3.num_hidden_layers
+
+
 def test_eight_bit_products_are_near_and_their_gradients_are_those_of_what_was_multiplied():
     torch.manual_seed(2)
     x = torch.randn(4, 32, 64).bfloat16().requires_grad_()
@@ -252,9 +276,12 @@ def test_a_model_is_as_before_after_training():
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("document_masks", [False, True])
-def test_compiled_blocks_give_the_same_bits_every_time_and_the_eager_result_to_rounding(document_masks):
+@pytest.mark.parametrize(
+    ("document_masks", "recompute"), [(False, False), (True, False), (False, True)], ids=["whole", "packed", "kept"]
+)
+def test_compiled_blocks_give_the_same_bits_every_time_and_the_eager_result_to_rounding(document_masks, recompute):
     config: PhaseConfig = replace(BASE, model=QWEN3, compile="always", document_masks=document_masks)
+    config = replace(config, recompute=recompute, keep_products=recompute)
     model, arrays = random_model(QWEN3), [IDS, IDS.roll(-1, 1), *([DOCUMENTS] if document_masks else [])]
     eager = gradients(model, *arrays)
     found = []

@@ -54,7 +54,9 @@ def training(folder: Path, one: PhaseConfig, ranks: Ranks, parallel: str, keepin
         more["cut"].deal(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
     elif ranks.size > 1:
         more["cut"] = shared(model, ranks)
-    model.recompute = one.recompute
+    model.recompute = one.recompute and not one.keep_products
+    for block in model.model.layers:
+        block.keeps_products = one.keep_products
     saved = Checkpoints(folder / "saved", keeping)
     return Training(model, one, Made(random_batch), saved, FACTS, folder / "metrics", ranks, **more)
 
@@ -209,7 +211,9 @@ def contents(one: Checkpoint) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("changes", [{"dtype": "bfloat16"}, {"recompute": True}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"dtype": "bfloat16"}, {"recompute": True}, {"recompute": True, "keep_products": True}], ids=str
+)
 def test_bfloat16_and_recomputation_change_what_they_change_in_one_process(tmp_path, changes):
     """bfloat16 rounds gains too where blocks come together, so losses are near each other only."""
     expected = run(tmp_path / "one", config(**changes), 1)

@@ -1,0 +1,130 @@
+"""CORE: prompts and what counts are nanochat's; each task is held against chance."""
+
+import json
+
+import pytest
+import torch
+
+from data.errors import InputError
+from data.tokens import tokenizer as tokenizers
+from tests.trainer.conftest import TINY
+from trainer.config import EvalSpec
+from trainer.evaluation import core
+from trainer.evaluation.scores import scores
+from trainer.model import export
+from trainer.model.decoder import Decoder, initialise
+
+CHOICE = [{"query": f"Question: what is {n}?\nAnswer:", "choices": ["a number", "a word", "no idea"], "gold": n % 3}
+          for n in range(6)]  # fmt: skip
+SCHEMA = [{"context_options": [f"The {n} is large because the cat", f"The {n} is large because the dog"],
+           "continuation": "sleeps in it.", "gold": n % 2} for n in range(6)]  # fmt: skip
+WORDS = [{"context": f"  one two three {n} ", "continuation": "four five"} for n in range(6)]
+TASKS = {"pick": ("multiple_choice", CHOICE, 2, "\n"), "who": ("schema", SCHEMA, 0, " "),
+         "on": ("language_modeling", WORDS, 1, " ")}  # fmt: skip
+
+
+def bundle(folder, tasks=TASKS, baselines="pick,33.3\nwho,50\non,0\n"):
+    """A folder as nanochat unpacks it."""
+    (folder / "eval_data/a").mkdir(parents=True)
+    listed = []
+    for label, (kind, rows, shots, between) in tasks.items():
+        (folder / f"eval_data/a/{label}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+        listed.append({"label": label, "dataset_uri": f"a/{label}.jsonl", "num_fewshot": [shots],
+                       "icl_task_type": kind, "continuation_delimiter": between})  # fmt: skip
+    (folder / "core.yaml").write_text(json.dumps({"icl_tasks": listed}))
+    heads, rows = "Eval Task,Task Category,Random baseline\n", baselines.splitlines()
+    (folder / "eval_meta_data.csv").write_text(heads + "".join(one.replace(",", ",x,") + "\n" for one in rows))
+    return folder
+
+
+def test_prompts_are_nanochats_with_its_examples_in_its_order(tmp_path):
+    tasks = {one.label: one for one in core.read(bundle(tmp_path))}
+    some = core.questions(tasks["pick"])
+    # nanochat's shuffle of six (seed 1337), and the two that it shows before the first of them (seed 1234)
+    assert some == [CHOICE[at] for at in (1, 0, 3, 2, 5, 4)]
+    first = core.prompts(tasks["pick"], some, 0)
+    shown = "Question: what is 5?\nAnswer:\nno idea\n\nQuestion: what is 0?\nAnswer:\na number\n\n"
+    assert first == [f"{shown}Question: what is 1?\nAnswer:\n{choice}" for choice in CHOICE[0]["choices"]]
+    who = core.questions(tasks["who"])
+    assert core.prompts(tasks["who"], who, 0) == [f"{one} sleeps in it." for one in who[0]["context_options"]]
+    on = core.questions(tasks["on"])
+    without, whole = core.prompts(tasks["on"], on, 0)
+    assert whole == f"{without} four five" and without.count("one two three") == 2 and not without.endswith(" ")
+    assert len(core.questions(tasks["on"], most=3)) == 3
+
+
+def test_what_is_common_to_all_rows_does_not_count():
+    assert core.counted("multiple_choice", [[1, 2, 3, 4], [1, 2, 5]]) == [([1, 2, 3, 4], 2), ([1, 2, 5], 1)]
+    assert core.counted("schema", [[1, 2, 8, 9], [1, 3, 4, 8, 9]]) == [([1, 2, 8, 9], 2), ([1, 3, 4, 8, 9], 2)]
+    assert core.counted("language_modeling", [[1, 2], [1, 2, 3, 4]]) == [([1, 2, 3, 4], 2)]
+    assert core.counted("language_modeling", [[1, 2, 7], [1, 2, 3, 4]]) == [([1, 2, 3, 4], 2)]  # ids that grew together
+
+
+@pytest.fixture
+def model(inputs, tmp_path):
+    """A model that knows how WORDS go on, as a folder."""
+    words = tokenizers.load(inputs[0] / "tokenizer")
+    one = Decoder(TINY)
+    initialise(one, 3)
+    texts = [f"one two three {n} four five" for n in range(6)]
+    rows = [[*words.begin, *words.encode(f"{text}\n\n{other}")] for text in texts for other in texts if other != text]
+    optimizer = torch.optim.AdamW(one.parameters(), lr=3e-3)
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+    targets = torch.tensor([[*row[1:], *[-1] * (longest + 1 - len(row))] for row in rows])
+    for _ in range(60):
+        optimizer.zero_grad()
+        (one.loss(ids, targets) / (targets >= 0).sum()).backward()
+        optimizer.step()
+    export.write(tmp_path / "model", TINY, one.state_dict(), inputs[0] / "tokenizer", torch.float32)
+    return tmp_path / "model"
+
+
+@pytest.mark.slow
+def test_core_is_the_mean_of_tasks_held_against_chance(model, inputs, tmp_path):
+    found = scores(EvalSpec(model=str(model), core=str(bundle(tmp_path / "eval_bundle").parent)))["measures"]
+    shares = {label: found[f"core {label}"] for label in TASKS}
+    assert shares["on"]["value"] == 1.0 and [one["of"] for one in shares.values()] == [6, 6, 6]
+    words, one = tokenizers.load(inputs[0] / "tokenizer"), export.read(model).eval()
+    some = {task.label: (task, core.questions(task)) for task in core.read(tmp_path)}
+    for label in ("pick", "who"):  # from whole logits, question by question
+        task, rows = some[label]
+        truths = []
+        for number, row in enumerate(rows):
+            texts, means = core.prompts(task, rows, number), []
+            ids = [[*words.begin, *words.encode(text)] for text in texts]
+            for whole, count in core.counted(task.kind, ids):
+                with torch.no_grad():
+                    logs = one(torch.tensor([whole[:-1]]))[0].log_softmax(-1)
+                means.append(-sum(logs[at - 1, whole[at]] for at in range(len(whole) - count, len(whole))) / count)
+            truths.append(int(min(range(len(means)), key=lambda at: means[at]) == row["gold"]))
+        assert shares[label]["rows"] == truths
+    expected = [(shares[label]["value"] - chance) / (1 - chance) for label, chance in
+                (("pick", 0.333), ("who", 0.5), ("on", 0.0))]  # fmt: skip
+    assert found["CORE"]["value"] == pytest.approx(sum(expected) / 3)
+    assert found["CORE"]["low"] < found["CORE"]["value"] < found["CORE"]["high"] and found["CORE"]["of"] == 18
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"pick": ("riddle", CHOICE, 0, " ")}, "pick: unknown kind of task 'riddle'"),
+        ({"odd": ("schema", SCHEMA, 0, " ")}, "odd: eval_meta_data.csv does not say"),
+        ({"pick": ("multiple_choice", [{**CHOICE[0], "gold": 7}], 0, " ")}, "pick.jsonl:1: gold is 7"),
+        ({"pick": ("multiple_choice", [{"query": "q"}], 0, " ")}, "no choices, gold"),
+        ({"pick": ("multiple_choice", CHOICE, 6, " ")}, "6 examples are shown, and there are 6 questions"),
+    ],
+)
+def test_what_is_no_task_is_named(tmp_path, change, said):
+    with pytest.raises(InputError, match=said):
+        for one in core.read(bundle(tmp_path, change)):
+            core.questions(one)
+
+
+def test_a_folder_without_tasks_or_with_files_elsewhere_is_refused(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        core.read(tmp_path)
+    folder = bundle(tmp_path)
+    (folder / "core.yaml").write_text((folder / "core.yaml").read_text().replace("a/who", "../../who"))
+    with pytest.raises(InputError, match="lies outside"):
+        core.read(folder)

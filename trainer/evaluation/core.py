@@ -1,0 +1,179 @@
+"""CORE, by which nanochat and DataComp-LM compare base models: the mean of 22 tasks, each held against chance.
+
+In: a folder as nanochat unpacks it (`core.yaml`, `eval_meta_data.csv`, `eval_data/`), a model that goes on with texts.
+Out: for each task, of which questions the model is right, and what guessing would give; then CORE. Which questions are
+shown as examples, how prompts are put together, which ids count and what is right are as in nanochat, so that figures
+can be compared. Sources: Li et al., DataComp-LM, arXiv 2406.11794; nanochat, `core_eval.py`.
+"""
+
+import csv
+import io
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data.errors import InputError
+from data.tokens.tokenizer import Tokenizer
+from store import outside
+from trainer.evaluation.intervals import Interval, Z
+from trainer.evaluation.question_files import TASK_BYTES, Asking, least
+from trainer.model.decoder import Decoder
+
+CONFIG, CHANCES, DATA, BUNDLE = "core.yaml", "eval_meta_data.csv", "eval_data", "eval_bundle"
+CHOICE, SCHEMA, WORDS = "multiple_choice", "schema", "language_modeling"
+FIELDS = {CHOICE: {"query": str, "choices": list, "gold": int},
+          SCHEMA: {"context_options": list, "continuation": str, "gold": int},
+          WORDS: {"context": str, "continuation": str}}  # fmt: skip
+OPTIONS = {CHOICE: "choices", SCHEMA: "context_options"}
+ORDER_SEED, SHOTS_SEED = 1337, 1234
+
+
+@dataclass(frozen=True)
+class CoreTask:
+    label: str
+    kind: str
+    file: Path
+    shots: int
+    between: str
+    """What stands between a question and its answer."""
+    chance: float
+    """The share that guessing gets right."""
+
+
+def read(folder: Path) -> list[CoreTask]:
+    """Return the tasks of a folder, or of `eval_bundle` in it. Raises InputError."""
+    if not (folder / CONFIG).is_file() and (folder / BUNDLE / CONFIG).is_file():
+        folder = folder / BUNDLE
+    try:
+        config = yaml.safe_load(outside.content(folder / CONFIG))
+        rows = csv.DictReader(io.StringIO(outside.content(folder / CHANCES).decode()))
+        chances = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in rows}
+        tasks = [_task(one, folder / DATA, chances) for one in config["icl_tasks"]]
+    except OSError as error:
+        raise InputError(f"CORE {folder}: {error.strerror or error}: {error.filename or CONFIG}") from None
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        words = f"no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+        raise InputError(f"CORE {folder}: {words}; expected {CONFIG} and {CHANCES} as nanochat has them") from None
+    if not tasks or len({one.label for one in tasks}) < len(tasks):
+        raise InputError(f"CORE {folder}: {'two tasks have one name' if tasks else 'it has no tasks'}")
+    return tasks
+
+
+def _task(one: Mapping[str, Any], folder: Path, chances: Mapping[str, float]) -> CoreTask:
+    label, kind, file = str(one["label"]), one["icl_task_type"], folder / str(one["dataset_uri"])
+    if kind not in FIELDS:
+        raise ValueError(f"{label}: unknown kind of task {kind!r}; known: {', '.join(FIELDS)}")
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{label}: {one['dataset_uri']} lies outside of the folder")
+    if label not in chances or not 0 <= chances[label] < 1:
+        raise ValueError(f"{label}: {CHANCES} does not say what guessing gives")
+    return CoreTask(label, kind, file, int(one["num_fewshot"][0]), str(one.get("continuation_delimiter", " ")),
+                    chances[label])  # fmt: skip
+
+
+def questions(task: CoreTask, most: int = 0) -> list[dict[str, Any]]:
+    """Return its questions in nanochat's order, the first `most` of them; 0 = all. Raises InputError."""
+    found = []
+    try:
+        lines = outside.content(task.file, TASK_BYTES).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"CORE {task.label}: {task.file}: {getattr(error, 'strerror', None) or error}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            one = outside.parse(line)
+            if odd := [name for name, kind in FIELDS[task.kind].items() if not isinstance(one.get(name), kind)]:
+                raise ValueError(f"no {', '.join(odd)}, or of another kind")
+            if task.kind != WORDS and not 0 <= one["gold"] < len(one[OPTIONS[task.kind]]):
+                raise ValueError(f"gold is {one['gold']}, which is none of the choices")
+        except (ValueError, AttributeError) as error:
+            raise InputError(f"CORE {task.label}: {task.file}:{number}: {error}") from None
+        found.append(one)
+    random.Random(ORDER_SEED).shuffle(found)
+    if len(found[: most or None]) <= task.shots:
+        raise InputError(f"CORE {task.label}: {task.shots} examples are shown, and there are {len(found)} questions")
+    return found[: most or None]
+
+
+def prompts(task: CoreTask, some: Sequence[Mapping[str, Any]], number: int) -> list[str]:
+    """Return the texts that are compared: one for each choice; of words to find, without them and with them."""
+    one, shown = some[number], []
+    if task.shots:
+        others = [at for at in range(len(some)) if at != number]
+        shown = [some[at] for at in random.Random(SHOTS_SEED + number).sample(others, task.shots)]
+    if task.kind == CHOICE:
+        before = "".join(f"{each['query']}{task.between}{each['choices'][each['gold']]}\n\n" for each in shown)
+        return [f"{before}{one['query']}{task.between}{choice}" for choice in one["choices"]]
+    if task.kind == SCHEMA:
+        before = "".join(
+            f"{each['context_options'][each['gold']]}{task.between}{each['continuation']}\n\n" for each in shown
+        )
+        return [f"{before}{context}{task.between}{one['continuation']}" for context in one["context_options"]]
+    before = "".join(f"{each['context'].strip()}{task.between}{each['continuation']}\n\n" for each in shown)
+    without = f"{before}{one['context'].strip()}{task.between}"
+    return [without.strip(), f"{without}{one['continuation']}"]
+
+
+def counted(kind: str, rows: Sequence[Sequence[int]]) -> list[tuple[list[int], int]]:
+    """Return the rows of ids that the model reads, and how many of the last ids of each count."""
+    if kind == WORDS:
+        without, whole = rows
+        if list(whole[: len(without)]) != list(without):  # the words' first id takes something of the context in
+            without = without[: common(rows)]
+        return [(list(whole), len(whole) - len(without))]
+    if kind == SCHEMA:
+        same = common([row[::-1] for row in rows])
+        return [(list(row), same) for row in rows]
+    same = common(rows)
+    return [(list(row), len(row) - same) for row in rows]
+
+
+def common(rows: Sequence[Sequence[int]]) -> int:
+    """Return with how many ids all rows begin alike."""
+    pairs = zip(*rows, strict=False)
+    return next((at for at, ids in enumerate(pairs) if len(set(ids)) > 1), min(map(len, rows)))
+
+
+def right(task: CoreTask, some: Sequence[Mapping[str, Any]], model: Decoder, words: Tokenizer) -> list[bool]:
+    """Tell of each question whether the model is right.
+
+    The choice with the fewest nats per token is taken; words are found when each of their ids is the likeliest.
+    """
+    of_each = []
+    for number in range(len(some)):
+        texts = prompts(task, some, number)
+        of_each.append(counted(task.kind, [[*words.begin, *words.encode(text)] for text in texts]))
+    found = iter(Asking(model, words, as_text=True).costs([row for rows in of_each for row in rows]))
+    truths = []
+    for one, rows in zip(some, of_each, strict=True):
+        each = [next(found) for _ in rows]
+        if task.kind == WORDS:
+            truths.append(each[0].is_greedy)
+        else:
+            # choices of which one is the beginning of another leave it nothing that counts: never taken
+            means = [cost.nats / count if count else math.inf for cost, (_, count) in zip(each, rows, strict=True)]
+            truths.append(least(means) == one["gold"])
+    return truths
+
+
+def centred(share: float, chance: float) -> float:
+    """Return 0 for what guessing gives and 1 for all."""
+    return (share - chance) / (1 - chance)
+
+
+def core(tasks: Sequence[CoreTask], truths: Mapping[str, Sequence[bool]]) -> Interval:
+    """Return the mean over the tasks; its interval is that of questions that came by chance, normal."""
+    value, square = 0.0, 0.0
+    for one in tasks:
+        some = truths[one.label]
+        share = sum(some) / len(some)
+        value += centred(share, one.chance) / len(tasks)
+        square += share * (1 - share) / len(some) / (1 - one.chance) ** 2 / len(tasks) ** 2
+    reach = Z * math.sqrt(square)
+    return Interval(value, value - reach, value + reach)
