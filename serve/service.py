@@ -100,7 +100,7 @@ class ServiceSection:
     """A fixed number of replicas, instead of replica_policy."""
     replica_policy: ReplicaPolicy | None = None
     load_balancing_policy: str | None = None
-    """For SkyServe; the gateway asks the least loaded replica."""
+    """Policy for SkyServe; the gateway asks the least loaded replica."""
     load_balancer: LoadBalancer = field(default_factory=LoadBalancer)
     ports: int | None = None
     tls: Tls | None = None

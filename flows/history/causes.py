@@ -44,7 +44,7 @@ class RunEvidence:
     """True if it is a replica of a service: a process that answers, and has no end of its own."""
     recoveries: int = 0
     money: str = ""
-    """What of its limit is spent, where it has one."""
+    """Spent money and its limit, in words; "" where there is no limit."""
 
     @property
     def reason(self) -> str:

@@ -1,4 +1,4 @@
-"""What is allowed in a job file and goes wrong later, above all under SkyPilot: lines with what to write instead.
+"""Keys of a job file that are allowed and fail later, above all under SkyPilot: lines with what to write instead.
 
 In: a YAML file of a job or a service. Out: findings by line. What is refused anyway is one of them.
 Source: SkyPilot's guides on distributed training and on Ray.

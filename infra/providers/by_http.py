@@ -24,7 +24,7 @@ class ByHttp(Market):
     api: JsonApi
     keys: PodKeys
     one_path: str
-    """Where the vendor tells of one pod, with {} for its id."""
+    """Path of one pod at the vendor, with {} for its id."""
     gone: tuple[str, ...]
     """States of a pod that is no more."""
 

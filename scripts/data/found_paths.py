@@ -1,4 +1,4 @@
-"""What `inv config --config` does: of each path that a recipe or a file of flags names, whether it is there.
+"""The command `inv config --config`: whether each path exists that a recipe or a file of flags names.
 
 In: the name of a recipe, or a YAML file: a recipe, a job, flags. Out: a row for each path, and one for each folder of
 the experiment that `inv pipeline` would read.

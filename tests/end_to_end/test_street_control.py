@@ -227,7 +227,7 @@ def renting(tmp_path, sshd):
 
 @pytest.fixture(scope="session")
 def control_environment():
-    """What the commands of a control host need, made before a test is in networks from which nothing can be had."""
+    """Make the environment of a control host's commands, before a test is in networks without a way out."""
     environment.ensure("control", ROOT, environment.default_cache(), "", print)
 
 

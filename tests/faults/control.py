@@ -1,4 +1,4 @@
-"""What can befall a control host and its laptops, again and again.
+"""Faults of a control host and its laptops, again and again.
 
     python -m tests.faults.control laptops --times 200 --seed 5    a laptop is cut off for good at a random moment
     python -m tests.faults.control boots --times 20     the control host goes down, and comes up through cron's @reboot
@@ -39,14 +39,14 @@ class Rig:
         self.numbers = iter(range(1, 1_000_000))
 
     def names(self, count: int) -> dict[str, str]:
-        """That many new runs, and the vendor of each."""
+        """Return that many new runs, and the vendor of each."""
         return {f"run-{next(self.numbers)}": self.chance.choice(list(GPU)) for _ in range(count)}
 
     def type(self, laptop: int, words: list[str]) -> "subprocess.Popen[str]":
         return self.here.laptops[laptop].begin(*words)
 
     def end(self, name: str) -> str:
-        """How a run has ended, "" while it has not."""
+        """Return the end of a run, "" while it has not ended."""
         rows = self.here.rows(run=name)
         if not rows:
             return "never begun"

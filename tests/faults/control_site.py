@@ -70,7 +70,7 @@ class Site:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Of the control host."""
+        """Return the variables of the control host."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLIPWAY_", "XDG_"))}
         return {**kept, "HOME": str(self.host.folder)}
 
@@ -100,7 +100,7 @@ class Site:
                 "--spend-limit", "5", "--yes", *more]  # fmt: skip
 
     def said(self, name: str, what: str) -> int:
-        """How often the job of a run has said that: begun, done, twice."""
+        """Return how often the job of a run has said that: begun, done, twice."""
         path = self.folder / "said" / f"{name}.{what}"
         return (len(path.read_text()) or 1) if path.exists() else 0
 
@@ -111,11 +111,11 @@ class Site:
         return next(iter(self.rows(run=run)[-1:]), None)
 
     def was_handed_over(self, run: str) -> bool:
-        """Whether a pod of the run has ever had its job."""
+        """Return whether a pod of the run has ever had its job."""
         return any(one.event == "armed" for one in self.journal.events(run))
 
     def is_supervised(self) -> bool:
-        """Whether a supervisor lives."""
+        """Return whether a supervisor lives."""
         return self.journal.holder(SUPERVISOR) is not None
 
     def processes(self, *words: str, is_on_host: bool = False) -> list[int]:

@@ -199,7 +199,7 @@ class Rig:
         return row is None or not row.is_live and (pods.is_over(row) or not self.is_kept(name))
 
     def is_kept(self, name: str) -> bool:
-        """Whether somebody brings it back yet: a row that has ended without an outcome stands between two machines."""
+        """Return whether it is still brought back: a row that ended without an outcome stands between two machines."""
         return f"keep:{name}" in self.site.journal.held() or f"keep:{name}" in self.site.journal.abandoned()
 
     def judge(self, name: str) -> None:
@@ -250,7 +250,7 @@ class Rig:
         self.counts["trials succeeded"] += len(trials)
 
     def end_set(self, number: int) -> None:
-        """Whatever became of it, it is made whole, and is ended."""
+        """Make the set whole, whatever became of it, and end it."""
         here = self.site
         here.laptop.json("apply", self.set_of(number, 2), "--yes")
         live = [op.run for op in here.rows(live=True) if op.pod_set == f"set{number}" and op.state == "READY"]

@@ -1,4 +1,4 @@
-"""How flags stand in the help of a command."""
+"""The spelling of flags in the help of a command."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a model of full precision is in the shape of one of 1.58 bits, before anything has trained it."""
+"""A model of full precision in the shape of one of 1.58 bits, before anything has trained it."""
 
 from dataclasses import replace
 
