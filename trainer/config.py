@@ -104,7 +104,7 @@ class PhaseConfig:
     recompute: bool = rounding(False)
     """Keep only the input of each block and recompute the rest in the backward pass: less memory, a third slower."""
     keep_products: bool = rounding(False)
-    """With `recompute`: keep the outputs of matrix products and attention, and recompute only what lies between."""
+    """Keep the outputs of matrix products and attention under `recompute`, and recompute only what lies between."""
     deterministic: bool = rounding(False)
     """Bitwise the same results each time on a GPU, by slower kernels; a step without such a kernel ends the run. A CPU
     gives the same bits in any case."""

@@ -40,7 +40,7 @@ class CoreTask:
     file: Path
     shots: int
     between: str
-    """What stands between a question and its answer."""
+    """Text between a question and its answer."""
     chance: float
     """The share that guessing gets right."""
 

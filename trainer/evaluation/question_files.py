@@ -138,11 +138,11 @@ def plain(answer: str) -> str:
 
 @dataclass(frozen=True)
 class Cost:
-    """What some ids cost a model."""
+    """Nats of some ids under a model."""
 
     nats: float
     is_greedy: bool
-    """Whether each of them is the likeliest where it stands."""
+    """True if each of the ids is the likeliest in its place."""
 
 
 class Asking:
