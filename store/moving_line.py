@@ -5,11 +5,12 @@ taken away again when the wait is over. Where stderr is no terminal nothing is w
 """
 
 import contextlib
-import shutil
 import sys
 import threading
 import time
 from collections.abc import Iterator
+
+from store.word_wrap import width_of
 
 AFTER_S = 1.0
 EVERY_S = 0.25
@@ -57,7 +58,7 @@ def _move(what: str, began: float, after_s: float, over: threading.Event) -> Non
     wait_s = after_s
     while not over.wait(wait_s):
         wait_s = EVERY_S
-        line = line_of(what, time.monotonic() - began, shutil.get_terminal_size().columns)
+        line = line_of(what, time.monotonic() - began, width_of(sys.stderr))
         with _turn, contextlib.suppress(OSError, ValueError):  # a terminal that is gone, or closed: nobody looks
             sys.stderr.write("\r" + line.ljust(_shown))
             sys.stderr.flush()

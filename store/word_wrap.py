@@ -4,8 +4,9 @@ In: sentences. Out: the same with line ends for a terminal, as they are for anyt
 a line is left to the terminal, which breaks what it shows but not what is copied from it.
 """
 
+import contextlib
+import os
 import re
-import shutil
 import textwrap
 from typing import TextIO
 
@@ -20,8 +21,18 @@ def fitted(text: str, stream: TextIO) -> str:
     """Return `text` for `stream`. What stands in columns keeps them."""
     if not stream.isatty():
         return text
-    width = shutil.get_terminal_size().columns
+    width = width_of(stream)
     return "\n".join(_lines(line, width) if len(line) > width else line for line in text.split("\n"))
+
+
+def width_of(stream: TextIO) -> int:
+    """Return the columns of the terminal behind this stream, whatever the others are: `inv status | less`."""
+    with contextlib.suppress(ValueError):
+        if (columns := int(os.environ.get("COLUMNS", ""))) > 0:
+            return columns
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    return 80
 
 
 def _lines(line: str, width: int) -> str:

@@ -2,10 +2,13 @@
 
 import pytest
 
+from flows.history import why
 from flows.history.causes import RunEvidence, cause_of
 from flows.history.why import of_run
 from infra.ledger.journal import Journal, Op
 from infra.settings import Settings
+from serve.policy.replica_states import Facts, ProcessStatus
+from serve.policy.service_state import Member, ServiceRecord
 from tests.world import ROOT
 
 
@@ -73,3 +76,24 @@ def test_the_story_of_a_run_is_ten_lines_at_most_of_what_the_journal_has(tmp_pat
     assert "pods 2 to 4: the same again" in story.text
     assert story.text[-1] == "to do: bring it back: inv resume calm-1"
     assert any(line.startswith("cost: ") and line.endswith("nothing of it bills") for line in story.text)
+
+
+@pytest.mark.parametrize(("said", "cause"), [
+    ("its engine has ended: step engine was killed by SIGKILL", "killed engine"), ("fewer are wanted", "serving"),
+])  # fmt: skip
+def test_a_killed_engine_is_named_while_its_replica_is_still_being_ended(tmp_path, said, cause):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.db"), "HOME": str(tmp_path),
+               "SLIPWAY_PODS": str(tmp_path / "pods"), "RUNPOD_API_KEY": ""}  # fmt: skip
+    settings = Settings.load(ROOT, environ=environ)
+    done = ProcessStatus.SUCCEEDED
+    ends = Member(number=0, version=1, run="demo-0", facts=Facts(launch=done, down=ProcessStatus.RUNNING), why=said)
+    answers = Member(number=1, version=1, run="demo-1", facts=Facts(launch=done, first_ready_at=1.0, is_ready=True))
+    with Journal.open(settings.state_file) as journal:
+        op = journal.plan(token="sw1-0", run="demo-0", vendor="runpod", role="serve:demo:v1")
+        for event in ("sending", "created", "armed"):
+            op = journal.advance(op, event, **({"remote_id": "p0"} if event == "created" else {}))
+        journal.advance(op, "gone", reason=said)
+        seen = ServiceRecord(members=(ends, answers), serving=(1,))
+        story = why._of_service("demo", seen, journal, settings)
+    assert story.cause.name == cause
+    assert ("answer now" in story.cause.says) == (cause == "killed engine")

@@ -1,6 +1,10 @@
 """Talk on a narrow terminal: words stay whole, commands too, columns as they are; nothing changes for a program."""
 
+import fcntl
 import io
+import os
+import struct
+import termios
 
 import pytest
 
@@ -44,3 +48,12 @@ def test_columns_stay_columns(terminal):
 
 def test_a_program_gets_what_was_said(terminal):
     assert word_wrap.fitted("word " * 40, io.StringIO()) == "word " * 40
+
+
+def test_the_width_is_that_of_the_stream_which_is_written(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 43, 0, 0))
+    with open(theirs, "w") as stream, open(ours):
+        assert word_wrap.width_of(stream) == 43
+    assert word_wrap.width_of(io.StringIO()) == 80

@@ -14,7 +14,7 @@ from store import Store
 from ui import acts, app, chat, export
 from ui.access import Gate
 from ui.desk import Desk
-from ui.views import VIEWS
+from ui.views import VIEWS, runs
 from ui.views.ask import View, ViewQuery
 
 HOST = "127.0.0.1:7331"
@@ -94,8 +94,25 @@ def test_every_view_of_an_empty_installation_answers_with_its_command(desk):
     for name, reply in zip(names, replies, strict=True):
         assert reply.status_code == 200, (name, reply.text)
         assert reply.json()["command"].startswith("inv "), name
+    offers = dict(zip(names, replies, strict=True))["offers"].json()["offers"]
+    assert offers and all("illustrative" in one["mark"] for one in offers), "what `inv offers` shows without a key"
     (row,) = dict(zip(names, replies, strict=True))["data"].json()["artifacts"]
     assert row["name"] == "text/few" and row["about"] == {"documents": 3} and row["has_report"]
+
+
+def test_of_many_runs_each_look_of_a_stream_reads_some_and_the_first_is_there_at_once(desk, monkeypatch):
+    names = ["calm-1", "calm-2", "calm-3"]
+    record = json.dumps({"step": 1, "tokens": 8, "loss": 2.0, "at": 1.0}).encode() + b"\n"
+    monkeypatch.setattr(runs, "READ_S", -1.0)
+    monkeypatch.setattr(runs, "source_of", lambda desk, run, journal: desk.keep(
+        run, lambda: runs.FigureSource(run, run, False, {"base": {}})))  # fmt: skip
+    monkeypatch.setattr(runs, "marks_of", lambda *_: [])
+    monkeypatch.setattr(runs, "_bytes_of", lambda *_: (lambda offset: record[offset:], 3600.0))
+    asked = {"runs": ",".join(names), "phase": "base"}
+    looks = [runs.curves(desk, ViewQuery({**asked, "live": "1"})) for _ in names]
+    assert [one["about"]["unread"] for one in looks] == [2, 1, 0]
+    assert [[name for name in names if f"run {name}" in one] for one in looks] == [names[:1], names[:2], names]
+    assert runs.curves(desk, ViewQuery(asked))["about"]["unread"] == 0
 
 
 def test_what_was_published_is_shown_a_second_later(desk, tmp_path, monkeypatch):

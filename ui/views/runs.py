@@ -130,14 +130,15 @@ def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     since, until = asked.number("since"), asked.number("until")
     each = max(LEAST_EACH, min(MOST_EACH, MOST_POINTS // max(1, len(sources))))
     parts: dict[str, Any] = {}
-    unread, enough = 0, time.monotonic() + READ_S if asked.word("live") else math.inf
+    news, unread, enough = 0, 0, time.monotonic() + READ_S if asked.word("live") else math.inf
     for one in sources:
         if phase not in one.phases:
             continue
         growing = figures_of(desk, one, phase)
-        if parts and not growing.is_made and time.monotonic() > enough:
+        if news and not growing.is_made and time.monotonic() > enough:
             unread += 1  # the next look goes on
             continue
+        news += not growing.is_made
         table, version = growing.get()
         key = ("thinned", one.token, phase, by, since, until, each)
         kept = desk.kept.get(key)
