@@ -50,9 +50,7 @@ def ask_about_made(plan: Plan, yes: bool) -> str:
     """
     if not plan.doubtful:
         return ""
-    named = "; ".join(
-        f"{one.name} was made by different code: {', '.join(one.differs)}" for one in plan.doubtful
-    )
+    named = "; ".join(f"{one.name} was made by different code: {', '.join(one.differs)}" for one in plan.doubtful)
     if yes or not sys.stdin.isatty():
         raise UsageError(
             f"{named}; add --keep-made to keep it (its version says that the result is the same), "

@@ -189,7 +189,9 @@ def _planned(
     readers = inventory.references.get(pointed.fingerprint, ()) if pointed and is_moved else ()
     used = f"; {', '.join(readers)} goes on with the earlier one" if readers else ""
     if not is_due:
-        other = f"its name {'moves from' if is_asked else 'now points to'} another one ({why}{used})" if is_moved else ""
+        other = (
+            f"its name {'moves from' if is_asked else 'now points to'} another one ({why}{used})" if is_moved else ""
+        )
         return PlannedArtifact(node.artifact, "here", "", other, None, choice.fingerprint, choice.differs)
     state, reason = "missing", ""
     if pointed is not None:
