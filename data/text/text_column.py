@@ -26,11 +26,12 @@ def flat(kind: Any, path: str) -> str:
 def texts_of(table: Any, name: str) -> tuple[Texts, int]:
     """Return the texts of a table's column, and how many of them were not UTF-8."""
     import pyarrow
-    import pyarrow.compute
 
     path = [name] if name in table.schema.names else name.split(".")
     column = table.column(path[0])
     for field in path[1:]:
+        import pyarrow.compute  # which takes longer than many a sample of texts
+
         column = pyarrow.compute.struct_field(column, field)
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()

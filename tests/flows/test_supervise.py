@@ -114,7 +114,7 @@ def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last
     with Journal.open(settings.state_file) as journal:
         with carry.at_work(command, journal, settings):
             assert supervise.is_needed(journal, settings) and carry.due(journal, settings) == {}
-            with pytest.raises(UsageError, match="at work already"), carry.at_work(command, journal, settings):
+            with pytest.raises(UsageError, match="already running"), carry.at_work(command, journal, settings):
                 pass
         result.write()
         assert not supervise.is_needed(journal, settings)  # it has left by itself

@@ -147,7 +147,7 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     assert main(["chat", "--model", str(model)]) == 0
     talk = capfd.readouterr()
-    assert talk.out == "I am Bosun.\n" * 2 and "/reset           forget" in talk.err
+    assert talk.out == "I am Bosun.\n" * 2 and "/reset           start over" in talk.err
     assert (
         "/rest is not a command, and was not sent to the model" in talk.err
         and "the conversation starts over" in talk.err

@@ -153,7 +153,7 @@ keeping: {save_every: 3}
         ("profile: smoke\nmodel: {rope_theta: 0}", "rope_theta is 0.0; it must be above 0"),
         ("profile: smoke\nkeeping: {reserve_bytes: -1}", "reserve_bytes is -1"),
         ("profile: smoke\nphases: {base: {steps: 7, steps: 9}}", "'steps' is given twice"),
-        ("profile: smoke\nname: a/b", "no name for artifacts"),
+        ("profile: smoke\nname: a/b", "not a valid name of artifacts"),
         ("profile: [smoke", "not YAML"),
     ],
 )

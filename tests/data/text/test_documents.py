@@ -1,5 +1,7 @@
 import json
 import socket
+import subprocess
+import sys
 
 import pyarrow
 import pyarrow.parquet
@@ -10,7 +12,7 @@ from data.config import ConfigError
 from data.errors import InputError
 from data.shards.shards import Writer
 from data.text.batches import documents
-from tests.data.conftest import run_step
+from tests.data.conftest import ROOT, run_step
 
 
 def texts(source):
@@ -113,3 +115,12 @@ def test_fineweb_without_a_network_says_what_to_type_instead(tmp_path):
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "cannot be reached" in done.stderr and "--source pydocs" in done.stderr
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.process
+def test_a_plain_column_of_text_is_read_without_arrow_s_functions_which_take_long_to_import(tmp_path):
+    parquet(tmp_path / "a.parquet", text=["a"])
+    code = ("import sys; from data.text.batches import documents; "
+            "print([one.text for one in documents(sys.argv[1])], 'pyarrow.compute' in sys.modules)")  # fmt: skip
+    words = [sys.executable, "-c", code, str(tmp_path / "a.parquet")]
+    assert subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "['a'] False\n"
