@@ -227,7 +227,7 @@ def advice(opening: Opening) -> str:
     """Say what to type after the engine's memory was full, in numbers."""
     share, rows, room = opening.memory_share, opening.side_by_side, opening.room
     return (
-        f". Its memory was full: it took {share:g} of each GPU for weights and the cache of {rows} answers at one time, "
+        f". Its memory was full: it took {share:g} of each GPU for weights and the cache of {rows} answers at once, "
         f"of up to {room} tokens; take --set rl.rl.side_by_side={max(1, rows // 2)}, a smaller rl.rl.max_new, --set "
         f"rl.rl.engine_memory={min(0.95, share + 0.05):g} where its cache has no room and {max(0.1, share - 0.2):g} "
         "where another process uses the same GPU, or a smaller model"
