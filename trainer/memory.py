@@ -217,12 +217,23 @@ def advice(config: PhaseConfig, memory_bytes: int, way: str, per_node: int = 1, 
             f" --set {phase}.micro_rows={rows}" if rows < config.micro_rows else ""
         )
         ways_out.append(f"{words} ({gib(needs(recompute=True, micro_rows=rows))}, a third slower)")
+    if config.rl is not None and config.rl.engine == "embedded":
+        rows, each = config.rl.side_by_side, cache_bytes(config)
+        ways_out.append(f"--set {phase}.rl.side_by_side={max(1, rows // 2)} (answers at one time, whose caches take "
+                        f"{gib(max(1, rows // 2) * each)}, not {gib(rows * each)})")  # fmt: skip
     larger = next((size for size in SIZES if size > memory_bytes * 1.1 and now <= SPARE * size), 0)
     if larger:
         ways_out.append(f"a GPU of {gib(larger)} as it is")
     if way == "ddp" and per_node * nodes > 1:
         ways_out.append(f"--set {phase}.parallel=fsdp ({gib(estimate(config, parts=per_node * nodes).total)} each)")
     return f"{said}; take {', or '.join(ways_out) or 'a smaller model'}"
+
+
+def cache_bytes(config: PhaseConfig) -> int:
+    """Return the bytes of keys and values of one answer with its prompt, as long as they may become."""
+    model = config.model
+    numbers = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * config.sequence_len
+    return numbers * (4 if config.dtype == "float32" else 2)
 
 
 def gib(num_bytes: float) -> str:

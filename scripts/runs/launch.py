@@ -26,6 +26,7 @@ from flows.jobs import training
 from flows.jobs.work import JobWork
 from flows.planning import Work, node_commands
 from flows.pods import scale_of
+from flows.specs.launch import with_preset
 from flows.sweeps import carry
 from infra.agent.job import Job
 from infra.agent.limits import read_clocks
@@ -57,6 +58,7 @@ THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machi
 
 
 def launch(spec: LaunchFlags) -> None:
+    spec = with_preset(spec)
     file = jobs.load(spec, spec.file, spec.cmd, spec.workdir)
     if file:
         spec = replace(spec, provider=jobs.provider_of(file, spec))

@@ -7,7 +7,7 @@ import pytest
 from data.config import ConfigError
 from flows import launch
 from flows.jobs import request as jobs
-from flows.specs.launch import LaunchSpec
+from flows.specs.launch import LaunchSpec, with_preset
 from infra.agent.job import Job, Step
 from infra.errors import NoOffer, UsageError
 from infra.ledger.journal import Journal
@@ -107,3 +107,12 @@ def test_a_key_for_the_end_of_a_pod_is_for_rented_ones_and_trainings_of_ours(set
     with pytest.raises(UsageError, match="--self-end is for Slipway's own trainings"):
         spec = LaunchFlags(cmd="true", self_end=True)
         jobs.understand(spec, jobs.load(spec, "", "true", ""), {}, settings, print)
+
+
+def test_a_preset_says_what_the_launch_does_not():
+    small = with_preset(LaunchSpec(phase="base", preset="small"))
+    assert (small.steps, small.ttl) == (5, "1h") and with_preset(LaunchSpec()) == LaunchSpec()
+    given = with_preset(LaunchSpec(steps=7, ttl="2h", preset="small"))
+    assert (given.steps, given.ttl) == (7, "2h")
+    with pytest.raises(UsageError, match="--preset large: known: small"):
+        with_preset(LaunchSpec(preset="large"))

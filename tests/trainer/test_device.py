@@ -134,6 +134,15 @@ def test_a_full_gpu_ends_with_numbers_that_fit(monkeypatch):
     assert "--set base.parallel=fsdp" in memory.advice(config, 24 << 30, "ddp", per_node=8)
 
 
+def test_a_full_gpu_of_rl_is_told_how_many_answers_at_one_time_fit():
+    config = recipes.PROFILES["runpod_1b"]().phases["rl"]
+    rows, model = config.rl.side_by_side, config.model
+    kept = 2 * 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * config.sequence_len
+    said = memory.advice(config, 24 << 30, "ddp")
+    assert f"--set rl.rl.side_by_side={rows // 2} " in said
+    assert f"{memory.gib(rows // 2 * kept)}, not {memory.gib(rows * kept)}" in said
+
+
 def test_rows_are_fitted_to_a_gpu_as_a_run_begins_and_kept_over_its_starts(monkeypatch):
     config = recipes.PROFILES["runpod_2b"]().phases["base"]
     gpu, cpu = (Machine(torch.device(kind), torch.bfloat16, 1) for kind in ("cuda", "cpu"))

@@ -11,9 +11,11 @@ from trainer import plan as planning
 from trainer import recipes, spread
 from trainer.config import Keeping
 from trainer.plan import compare, rollout_engine
+from trainer.profiles.street import learning_on_policy
 from trainer.records import rl_words
 from trainer.records.rl_config import RlConfig
 from trainer.reuse import Choice
+from trainer.rollouts.vllm_engine import EngineProcess, Opening
 
 
 def recipe(phases, **more):
@@ -89,6 +91,25 @@ def test_vllm_answers_on_gpus_of_one_machine_that_do_not_train(gpus, nodes, devi
 def test_what_cannot_go_together_is_refused(words, problem):
     with pytest.raises(ConfigError, match=problem):
         RlConfig(**words)
+
+
+def test_a_rate_that_somebody_elses_model_brings_is_told():
+    profile = recipes.smoke()
+    own, usual = profile.phases["rl"], learning_on_policy(profile.phases["rl"], profile.phases["rl"].model)
+    (said,) = compare.about_rates(profile, [usual])
+    assert "the learning rate is 3e-06" in said and "not the profile's 0.0001" in said
+    assert said.endswith("--set rl.optimizer.lr=RATE") and compare.about_rates(profile, [own]) == ()
+
+
+def test_an_engine_whose_memory_was_full_says_what_to_type(tmp_path):
+    opening = Opening(tmp_path, tmp_path, room=512, side_by_side=128, temperature=1.0, memory_share=0.9)
+    log = tmp_path / "vllm.log"
+    one = EngineProcess(opening, "0", log, 1.0)
+    log.write_text("ValueError: No available memory for the cache blocks.\n")
+    said = one._last_words()
+    assert "--set rl.rl.side_by_side=64" in said and "rl.rl.engine_memory=0.95" in said and "up to 512 tokens" in said
+    log.write_text("KeyError: 'x'\n")
+    assert "--set" not in one._last_words()
 
 
 def test_the_gpus_that_answer_do_not_train(monkeypatch):

@@ -84,7 +84,7 @@ def engine_of(phase: PhaseRun, rl: RlConfig) -> Engine:
     logs = work_folder().parent / "logs"  # logs of a pod
     log = (logs if logs.is_dir() else work_folder()) / "vllm.log"
     opening = Opening(phase.checkpoints.folder / ".engine", phase.tokenizer_folder, phase.config.sequence_len,
-                      rl.side_by_side, rl.temperature, devices_of(phase, rl))  # fmt: skip
+                      rl.side_by_side, rl.temperature, rl.engine_memory, devices_of(phase, rl))  # fmt: skip
     return Vllm(stop, opening, log)
 
 

@@ -121,6 +121,7 @@ def resolve(
     most = max((min(found.values()) for found in spread), default=0)
     notes = phase_options.differences(wanted.options, profile_named(wanted.profile).phases)
     notes += rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None) + about_bits(phases)
+    notes += about_rates(profile, phases) if wanted.init is not None else ()
     notes += tuple(
         f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := told(found))
     )
@@ -162,6 +163,16 @@ def _about_init(init: ImportSpec | None) -> tuple[str, ...]:
     if init is None or init.has_tokenizer:
         return ()
     return (f"{init.source} has no tokenizer.json, so its ids mean nothing: a new tokenizer is trained on the text",)
+
+
+def about_rates(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
+    """Return which phases of somebody else's model do not learn at the rate of the profile, in words."""
+    return tuple(
+        f"{one.phase}: the learning rate is {one.optimizer.lr:g}, for a model that was trained elsewhere, not the "
+        f"profile's {profile.phases[one.phase].optimizer.lr:g}; another one: --set {one.phase}.optimizer.lr=RATE"
+        for one in phases
+        if one.optimizer.lr != profile.phases[one.phase].optimizer.lr
+    )
 
 
 def _closure(nodes: Mapping[str, Node], names: tuple[str, ...]) -> set[str]:

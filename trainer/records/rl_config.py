@@ -57,6 +57,8 @@ class RlConfig:
     weights over before each step: one process on a machine without a GPU, else one on each of `engine_devices`."""
     engine_devices: int = rounding(0)
     """GPUs of the machine, its last ones, on which vLLM answers; the others train."""
+    engine_memory: float = rounding(0.9)
+    """Share of the memory of each of these GPUs that vLLM takes."""
     lag: int = newer(0)
     """1: the answers of a step are of the weights one update before, so that vLLM answers while the model learns."""
     eval_every: int = 10
@@ -100,6 +102,8 @@ class RlConfig:
             raise ConfigError(f"loss is {self.loss!r}; known: {', '.join(LOSSES)}")
         if self.engine not in ENGINES:
             raise ConfigError(f"engine is {self.engine!r}; known: {', '.join(ENGINES)}")
+        if not 0 < self.engine_memory <= 1:
+            raise ConfigError(f"engine_memory is {self.engine_memory}; it is a share, in (0, 1]")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}; it must lie in (0, 1]")
         if self.overlong >= self.max_new:

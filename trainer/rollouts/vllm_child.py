@@ -41,7 +41,7 @@ def opened(asked: dict[str, Any]) -> Any:
 
     return LLM(
         model=asked["open"], dtype=asked["dtype"], max_model_len=asked["room"], max_num_seqs=asked["side_by_side"],
-        enforce_eager=True, skip_tokenizer_init=True,
+        enforce_eager=True, skip_tokenizer_init=True, gpu_memory_utilization=asked["memory_share"],
         logprobs_mode="raw_logprobs" if asked["temperature"] == 1 else "processed_logprobs", disable_log_stats=True,
         worker_extension_cls="trainer.rollouts.vllm_child.Weights",
     )  # fmt: skip

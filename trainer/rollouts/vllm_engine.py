@@ -6,6 +6,7 @@ ones answers just as well. One that has ended, hangs or has other weights is sta
 Several processes, on a GPU each, share the prompts of a round.
 """
 
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from trainer.speed import uncompiled
 START_S, OPEN_S, ANSWER_S = 1800.0, 900.0, 900.0  # its environment may have to be made first
 PROBE, PROBED = 8, 8  # ids of the prompt that the weights are checked with, and of its answer
 APART = {torch.float32: 1e-3, torch.bfloat16: 0.15}  # nats that an id of the probe may be worth more or less
+FULL = re.compile(r"out of memory|No available memory for the cache|GPU memory utilization|KV cache is needed", re.I)
 Probed = tuple[list[int], Tensor]  # the likeliest answer to the probe, and ln p of its ids
 
 
@@ -46,6 +48,8 @@ class Opening:
     """Tokens that a prompt and its answer have together at most."""
     side_by_side: int
     temperature: float
+    memory_share: float = 0.9
+    """Of a GPU's memory, for weights and cache."""
     devices: tuple[str, ...] = ("",)
     """A process each: the GPU it sees, as CUDA_VISIBLE_DEVICES spells it, or "" for a processor."""
 
@@ -172,7 +176,8 @@ class EngineProcess:
         """
         opening = self.opening
         asked = {"open": str(self.weights), "dtype": str(self.dtype).removeprefix("torch."), "room": opening.room,
-                 "side_by_side": opening.side_by_side, "temperature": opening.temperature}  # fmt: skip
+                 "side_by_side": opening.side_by_side, "temperature": opening.temperature,
+                 "memory_share": opening.memory_share}  # fmt: skip
         try:
             self.worker.ask(asked)
         except NoAnswer as error:
@@ -214,4 +219,16 @@ class EngineProcess:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
             return ""
-        return f": {lines[-1].strip()[-300:]} (all of it: {self.log})" if lines else ""
+        said = f": {lines[-1].strip()[-300:]} (all of it: {self.log})" if lines else ""
+        return said + (advice(self.opening) if FULL.search("\n".join(lines[-50:])) else "")
+
+
+def advice(opening: Opening) -> str:
+    """Say what to type after the engine's memory was full, in numbers."""
+    share, rows, room = opening.memory_share, opening.side_by_side, opening.room
+    return (
+        f". Its memory was full: it took {share:g} of each GPU for weights and the cache of {rows} answers at once, "
+        f"of up to {room} tokens; take --set rl.rl.side_by_side={max(1, rows // 2)}, a smaller rl.rl.max_new, --set "
+        f"rl.rl.engine_memory={min(0.95, share + 0.05):g} where its cache has no room and {max(0.1, share - 0.2):g} "
+        "where another process uses the same GPU, or a smaller model"
+    )
