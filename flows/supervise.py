@@ -1,9 +1,9 @@
 """The supervisor of an installation: one process for all that must go on when whoever began it is gone.
 
-    observe   the journal: runs elsewhere that nobody keeps, services without a controller, sweeps that were left, rented
-              pods that are to end and that nobody ends
-    act       a keeper for each such run, in a thread of this process; a process for each service and sweep; ends, until
-              they are proven; notices
+    observe   the journal: runs elsewhere that nobody keeps, services without a controller, sweeps that were left,
+              rented pods that are to end and that nobody ends
+    act       a keeper for each such run, in a thread of this process; a process for each service and sweep; pods are
+              asked to end until they are proven gone; notices
 
 In: the journal. Out: runs brought home and back, by the same `infra.runs.keeper` that a launch runs in its terminal;
 controllers begun again. Whoever leaves something behind calls `ensure`; it ends by itself when nothing is left. The
@@ -187,6 +187,8 @@ def hand_on(op: Op, settings: Settings) -> str:
         return "its own guard and agent keep it at work on this machine; nobody else is needed"
     if vendor.manages:
         return f"{vendor.name}'s controller keeps it at work; nobody else is needed"
+    with Journal.open(settings.state_file) as journal:
+        journal.abandon(lease_name(op.run))  # whatever befalls its pod before the supervisor has it, it is to go on
     pid = ensure(settings)
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
     log = settings.homes / op.run / "keep.log"
