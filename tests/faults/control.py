@@ -10,6 +10,7 @@ Each says what became of every run; it fails at the first machine that nobody kn
 """
 
 import argparse
+import json
 import shutil
 import signal
 import subprocess
