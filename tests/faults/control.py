@@ -4,7 +4,6 @@
     python -m tests.faults.control boots --times 20     the control host goes down, and comes up through cron's @reboot
     python -m tests.faults.control disks --times 50     its disk is gone, and `control.down --lost` rebuilds the journal
     python -m tests.faults.control pairs --times 20     two laptops type the same at the same time
-    python -m tests.faults.control full --times 10      its disk is full at a random moment, and has room again
 
 Each says what became of every run; it fails at the first machine that nobody knows of, or that was ended at its work.
 """
@@ -24,7 +23,6 @@ from pathlib import Path
 from infra.ledger.journal import Op
 from tests import seeds
 from tests.faults.control_site import GPU, Site, Wrong, chance_of, kill, say, site, wait
-from tests.hosts import call
 
 SPEED = 20.0
 AT_ONCE = 8  # laptops' launches that one cut ends
@@ -202,40 +200,6 @@ class Rig:
             here.check_nothing_left()
             self.tell(number, "rounds of two laptops")
 
-    def full(self, times: int) -> None:
-        """The folder of the control host is on a small disk, which is full at a random moment of two launches."""
-        here = self.here
-        for number in range(1, times + 1):
-            names = self.names(3)
-            begun = [self.type(0, here.launch(name, vendor, WORK_S)) for name, vendor in names.items()]
-            time.sleep(self.chance.uniform(0, 30))
-            ballast = here.places.root / "ballast"
-            with ballast.open("wb") as file:
-                try:
-                    while True:
-                        file.write(b"x" * (1 << 16))
-                        file.flush()
-                except OSError:
-                    pass
-            look = here.laptop.begin("status", "--json")
-            _, said = look.communicate(timeout=END_S)
-            if "Traceback" in said:
-                raise Wrong(said)
-            self.counts[f"status leaves with {look.returncode}"] += 1
-            time.sleep(self.chance.uniform(0, 20))
-            ballast.unlink()
-            for process in begun:
-                _, err = process.communicate(timeout=END_S)
-                if "Traceback" in err:
-                    raise Wrong(err)
-                self.counts[f"launches left with {process.returncode}"] += 1
-            here.settle()
-            self.wait_for(names, here.settle)
-            for name in names:
-                self.judge(name, "never begun", "cut off before the hand-over", "failed")
-            here.check_nothing_left()
-            self.tell(number, "full disks")
-
 
 def told(row: Op) -> str:
     return f"{row.token} {row.state} {row.outcome!r} {row.reason!r} recoveries {row.recoveries}"
@@ -243,7 +207,7 @@ def told(row: Op) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["laptops", "boots", "disks", "pairs", "full"])
+    parser.add_argument("what", choices=["laptops", "boots", "disks", "pairs"])
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--seed", type=int)
     words = parser.parse_args()
@@ -251,20 +215,12 @@ def main() -> int:
     is_lost = words.what == "disks"  # whoever rebuilds the journal asks the market itself
     with site(folder, SPEED, laptops=2 if words.what == "pairs" else 1, are_apart=not is_lost) as here:
         rig = Rig(here, seeds.seed() if words.seed is None else words.seed)
-        is_small = words.what == "full"
-        if is_small:
-            here.places.root.mkdir(parents=True)
-            call("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", here.places.root)
         try:
             here.up()
             getattr(rig, words.what)(words.times)
         except Wrong as wrong:
             say(f"WRONG: {wrong}; see {folder}")
             return 1
-        finally:
-            if is_small:
-                here.forget_journal()
-                call("umount", "-l", here.places.root)
     shutil.rmtree(folder)
     return 0
 
