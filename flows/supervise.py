@@ -187,6 +187,8 @@ def hand_on(op: Op, settings: Settings) -> str:
         return "its own guard and agent keep it at work on this machine; nobody else is needed"
     if vendor.manages:
         return f"{vendor.name}'s controller keeps it at work; nobody else is needed"
+    with Journal.open(settings.state_file) as journal:
+        journal.abandon(lease_name(op.run))  # whatever befalls its pod before the supervisor has it, it is to go on
     pid = ensure(settings)
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
     log = settings.homes / op.run / "keep.log"

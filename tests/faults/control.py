@@ -4,12 +4,12 @@
     python -m tests.faults.control boots --times 20     the control host goes down, and comes up through cron's @reboot
     python -m tests.faults.control disks --times 50     its disk is gone, and `control.down --lost` rebuilds the journal
     python -m tests.faults.control pairs --times 20     two laptops type the same at the same time
-    python -m tests.faults.control full --times 10      its disk is full at a random moment, and has room again
 
 Each says what became of every run; it fails at the first machine that nobody knows of, or that was ended at its work.
 """
 
 import argparse
+import json
 import shutil
 import signal
 import subprocess
@@ -23,12 +23,11 @@ from pathlib import Path
 from infra.ledger.journal import Op
 from tests import seeds
 from tests.faults.control_site import GPU, Site, Wrong, chance_of, kill, say, site, wait
-from tests.hosts import call
 
 SPEED = 20.0
-AT_ONCE = 6  # laptops' launches that one cut ends
+AT_ONCE = 8  # laptops' launches that one cut ends
 WORK_S = 5.0
-LONGEST_S = 45.0  # between the first word that is typed and the cut
+LONGEST_S = 90.0  # between the first word that is typed and the cut
 END_S = 900.0
 BOOT_S = 60.0  # within which a host that came up is supervised again
 
@@ -52,6 +51,8 @@ class Rig:
             return "never begun"
         if rows[-1].is_live or self.is_kept(name):
             return ""
+        if self.here.said_last(name) == "succeeded":
+            return "succeeded"  # it has ended its own pod, and that was seen before its verdict was
         if rows[-1].outcome == "" and not self.here.was_handed_over(name):
             return "cut off before the hand-over"
         return rows[-1].outcome or "lost"
@@ -149,7 +150,8 @@ class Rig:
             here.host.start()
             here.laptop.json("control.down", "--lost", "--yes")
             rows = {row["run"]: row["state"] for row in here.laptop.json("status")}
-            listed = {one["id"] for one in here.laptop.json("audit", code=5 if is_old else 0)["machines"]}
+            out, _ = here.laptop.begin("audit", "--json").communicate(timeout=END_S)
+            listed = {one["id"] for one in json.loads(out)["machines"]}
             now = here.billing()
             if now.keys() != before.keys():
                 raise Wrong(f"ended that worked: {before.keys() - now.keys()}; begun: {now.keys() - before.keys()}")
@@ -161,7 +163,8 @@ class Rig:
             for name in names:
                 (here.folder / "said" / f"{name}.hold").unlink()
             self.counts.update(rows[name] for name in names)
-            here.laptop.json("down", *names)
+            for name in names:
+                here.laptop.json("down", name)
             if left := here.billing():
                 raise Wrong(f"it bills after `down`: {left}")
             if number < times:
@@ -197,40 +200,6 @@ class Rig:
             here.check_nothing_left()
             self.tell(number, "rounds of two laptops")
 
-    def full(self, times: int) -> None:
-        """The folder of the control host is on a small disk, which is full at a random moment of two launches."""
-        here = self.here
-        for number in range(1, times + 1):
-            names = self.names(3)
-            begun = [self.type(0, here.launch(name, vendor, WORK_S)) for name, vendor in names.items()]
-            time.sleep(self.chance.uniform(0, 30))
-            ballast = here.places.root / "ballast"
-            with ballast.open("wb") as file:
-                try:
-                    while True:
-                        file.write(b"x" * (1 << 16))
-                        file.flush()
-                except OSError:
-                    pass
-            look = here.laptop.begin("status", "--json")
-            _, said = look.communicate(timeout=END_S)
-            if "Traceback" in said:
-                raise Wrong(said)
-            self.counts[f"status leaves with {look.returncode}"] += 1
-            time.sleep(self.chance.uniform(0, 20))
-            ballast.unlink()
-            for process in begun:
-                _, err = process.communicate(timeout=END_S)
-                if "Traceback" in err:
-                    raise Wrong(err)
-                self.counts[f"launches left with {process.returncode}"] += 1
-            here.settle()
-            self.wait_for(names, here.settle)
-            for name in names:
-                self.judge(name, "never begun", "cut off before the hand-over", "failed")
-            here.check_nothing_left()
-            self.tell(number, "full disks")
-
 
 def told(row: Op) -> str:
     return f"{row.token} {row.state} {row.outcome!r} {row.reason!r} recoveries {row.recoveries}"
@@ -238,7 +207,7 @@ def told(row: Op) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["laptops", "boots", "disks", "pairs", "full"])
+    parser.add_argument("what", choices=["laptops", "boots", "disks", "pairs"])
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--seed", type=int)
     words = parser.parse_args()
@@ -246,20 +215,12 @@ def main() -> int:
     is_lost = words.what == "disks"  # whoever rebuilds the journal asks the market itself
     with site(folder, SPEED, laptops=2 if words.what == "pairs" else 1, are_apart=not is_lost) as here:
         rig = Rig(here, seeds.seed() if words.seed is None else words.seed)
-        is_small = words.what == "full"
-        if is_small:
-            here.places.root.mkdir(parents=True)
-            call("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", here.places.root)
         try:
             here.up()
             getattr(rig, words.what)(words.times)
         except Wrong as wrong:
             say(f"WRONG: {wrong}; see {folder}")
             return 1
-        finally:
-            if is_small:
-                here.forget_journal()
-                call("umount", "-l", here.places.root)
     shutil.rmtree(folder)
     return 0
 

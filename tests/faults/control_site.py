@@ -104,6 +104,11 @@ class Site:
         path = self.folder / "said" / f"{name}.{what}"
         return (len(path.read_text()) or 1) if path.exists() else 0
 
+    def said_last(self, run: str, what: str = "state") -> str:
+        """A word of the verdict of a run that was brought to the control host, "" while there is none."""
+        path = self.places.var / "logs" / run / "verdict.json"
+        return str(json.loads(path.read_text()).get(what, "")) if path.exists() else ""
+
     def rows(self, **wanted: Any) -> list[Op]:
         return self.journal.ops(**wanted)
 

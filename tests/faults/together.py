@@ -211,22 +211,18 @@ class Rig:
             return self.count("never begun")
         recoveries = max(one.recoveries for one in rows)
         self.counts["recoveries"] += recoveries
-        if rows[-1].outcome == "succeeded":
+        if "succeeded" in (rows[-1].outcome, self.site.said_last(name)):
             if not self.site.said(name, "done"):
                 raise Wrong(f"{name} is called succeeded, and its work was never done")
             return self.count("runs succeeded")
         if not self.site.was_handed_over(name):
             return self.count("runs cut off before the hand-over")
-        if CRASH_LOOP in self.said_last(name):
+        if CRASH_LOOP in self.site.said_last(name, "reason"):
             return self.count("runs given up after 5 agents in 10 minutes")
         if recoveries >= MOST_RECOVERIES:
             return self.count("runs given up after 5 recoveries")
         ends = [(one.state, one.outcome, one.reason, one.recoveries) for one in rows]
         raise Wrong(f"{name} ended early: {ends}; see {self.site.folder}")
-
-    def said_last(self, name: str) -> str:
-        path = self.site.places.var / "logs" / name / "verdict.json"
-        return path.read_text() if path.exists() else ""
 
     def count(self, what: str) -> None:
         self.counts[what] += 1

@@ -74,6 +74,20 @@ def test_a_run_that_is_over_stays_so_and_one_whose_keeper_died_in_between_goes_o
     assert kept(journal, settings) == []  # a laptop that was off for a week rents nothing by itself
 
 
+def test_a_run_that_is_left_to_the_supervisor_goes_on_though_its_pod_is_gone_before_it_has_looked(
+    tmp_path, monkeypatch
+):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path), "LIUM_API_KEY": "a-key"}
+    settings = Settings.load(ROOT, environ=environ)
+    monkeypatch.setattr(supervise, "ensure", lambda _: None)
+    with Journal.open(settings.state_file) as journal:
+        op = begun(journal, "far-1", vendor="lium")
+        journal.release(journal.take(lease_name("far-1")))  # as whoever followed it does
+        supervise.hand_on(op, settings)
+        journal.advance(op, "gone")
+        assert kept(journal, settings) == ["far-1"]
+
+
 def test_none_is_started_where_nothing_needs_one(journal, settings):
     assert supervise.ensure(settings) is None and journal.holder(SUPERVISOR) is None
     assert supervise.last_state(settings) is None
