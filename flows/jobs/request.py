@@ -89,7 +89,7 @@ def understand(
     launch.check_stages(spec, vendor)
     if not vendor.is_rented and not spec.provider and not spec.dry_run:
         raise _own_machine(file, f"--provider {vendor.name}")
-    given = job_environment.of_job(settings)
+    given = job_environment.of_own_job(settings)
     envs, secrets = values_of(file, {**given, **given_secrets}, set(given_secrets), settings)
     gpu = spec.gpu or given.get(launch.ACCELERATOR, "")
     typed = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})

@@ -1,8 +1,8 @@
 """The model of a service: from its source to a folder of this machine that an engine loads.
 
 In: a run or an artifact of a store of ours, a folder, `hf://user/repo[@revision]`, `s3://` or `gs://bucket/folder`.
-Out: a ServedModel. What lies elsewhere is downloaded once to a folder that all replicas of a machine share: by content, so
-that a new release is another folder, and file by file, so that an interrupted start resumes where it ended.
+Out: a ServedModel. What lies elsewhere is downloaded once to a folder that all replicas of a machine share: by content,
+so that a new release is another folder, and file by file, so that an interrupted start resumes where it ended.
 """
 
 import contextlib

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 
 from data.chat.imported import make as talk
 from data.config import TalkSpec, TokenizerSpec, filled_files, source_files
-from data.errors import DataError, InputError
+from data.errors import ConfigError, DataError, InputError
 from data.manifest import MANIFEST, read_manifest, write_manifest
 from data.shards.shards import Writer, shard_paths
 from data.text.batches import open_pieces
