@@ -33,8 +33,12 @@ from infra.settings import MARKET, Settings, is_secret, read_dotenv
 NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
-def load(spec: LaunchSpec, path: str, cmd: str, workdir: str) -> JobFile | None:
+def load(spec: LaunchSpec, path: str, cmd: str, script: str, workdir: str) -> JobFile | None:
     """Return the job that was asked for; None for a training of ours. Raises UsageError."""
+    if script:
+        if cmd or (path and is_job(path)):
+            raise UsageError(f"--script and {'--cmd' if cmd else path} are two jobs; give one of them")
+        return job_file.of_script(Path(script), Path(workdir) if workdir else None)
     if cmd:
         if path and not is_job(path):
             path = ""

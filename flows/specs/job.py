@@ -12,6 +12,10 @@ class JobSpec:
     """A job that is no training of ours."""
 
     cmd: str = flag("", "run this command instead of a training, as a job file with `run:` does", group=OWN)
+    script: str = flag(
+        "", "run this Python file with torchrun instead, on all GPUs of all nodes, where Slipway's own trainings have "
+        "their packages; its folder is sent along", group=OWN, unit="FILE",
+    )  # fmt: skip
     workdir: str = flag("", "folder that is sent along, and in which the command runs", group=OWN, unit="FOLDER")
     secret: tuple[str, ...] = flag(
         (), "a variable of the job that nobody else may read: KEY=VALUE, or KEY with the shell's value; repeatable",

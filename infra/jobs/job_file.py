@@ -6,6 +6,7 @@ In: a path. Out: what the file says, checked as far as the file alone tells; eve
 
 import difflib
 import re
+import shlex
 import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,13 @@ UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 RESERVED = ("SLIPWAY_", "SKYPILOT_")  # what tells a task who and where it is
 MODES = ("MOUNT", "COPY", "MOUNT_CACHED")
 STORES = ("s3", "gcs", "azure", "r2", "ibm", "oci", "nebius", "coreweave", "vastdata", "hf", "volume")
+TORCHRUN = """gpus=$((SKYPILOT_NUM_GPUS_PER_NODE > 0 ? SKYPILOT_NUM_GPUS_PER_NODE : 1))
+if [ "$SKYPILOT_NUM_NODES" -gt 1 ]; then
+  exec torchrun --nnodes="$SKYPILOT_NUM_NODES" --node-rank="$SKYPILOT_NODE_RANK" --nproc-per-node=$gpus \\
+    --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" {0}
+fi
+exec torchrun --standalone --nproc-per-node=$gpus {0}
+"""
 MOST_NODES = 1000
 MOST_NAME = 60
 FLAGS = {  # of launch, and what says the same in a job file
@@ -90,6 +98,19 @@ def of_command(text: str, workdir: Path | None) -> JobFile:
         raise UsageError("--cmd is empty; it takes a command, such as 'python my.py'")
     task = JobTask(run=text, workdir=folder("--workdir", workdir) if workdir else None)
     return JobFile(where="--cmd", name="", tasks=(task,))
+
+
+def of_script(script: Path, workdir: Path | None) -> JobFile:
+    """Return the job of one Python file under torchrun: `--script`. Raises UsageError."""
+    if not script.expanduser().is_file():
+        raise UsageError(f"--script: there is no file {script}")
+    sent = folder("--workdir", workdir or script.expanduser().absolute().parent)
+    try:
+        inside = script.expanduser().resolve().relative_to(sent)
+    except ValueError:
+        raise UsageError(f"--script: {script} is not in {sent}, which is sent along") from None
+    task = JobTask(run=TORCHRUN.format(shlex.quote(str(inside))), workdir=sent, environment="train")
+    return JobFile(where="--script", name="", tasks=(task,))
 
 
 def load(path: Path) -> JobFile:
