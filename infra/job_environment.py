@@ -39,6 +39,15 @@ def of_job(settings: Settings) -> dict[str, str]:
     return {name: value for name, value in settings.given.items() if name not in ours}
 
 
+def of_own_job(settings: Settings) -> dict[str, str]:
+    """Return the variables of `--env` for a job of one's own, where TOKENS or RUN_SHARD are the job's business.
+
+    Keys of ours are not among them: a job names those that it wants.
+    """
+    ours = {one.metadata["variable"] for one in table() if one.metadata["secret"]}
+    return {name: value for name, value in settings.given.items() if name not in ours and name[:8] != "SLIPWAY_"}
+
+
 def plain(settings: Settings) -> dict[str, str]:
     """Return those that anybody may read; the others are secrets by their names."""
     return {name: value for name, value in of_job(settings).items() if not is_secret(name)}

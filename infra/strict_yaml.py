@@ -143,4 +143,4 @@ def _refuse_bombs(path: Path, text: str) -> None:
         aliases += isinstance(event, yaml.AliasEvent)
         if depth > MOST_DEPTH or aliases > MOST_ALIASES:
             what = f"{MOST_DEPTH} levels" if depth > MOST_DEPTH else f"{MOST_ALIASES} aliases"
-            raise UsageError(f"{path}: more than {what}")
+            raise UsageError(f"{path}: line {getattr(event.start_mark, 'line', 0) + 1}: more than {what}")

@@ -33,8 +33,12 @@ from infra.settings import MARKET, Settings, is_secret, read_dotenv
 NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
-def load(spec: LaunchSpec, path: str, cmd: str, workdir: str) -> JobFile | None:
+def load(spec: LaunchSpec, path: str, cmd: str, script: str, workdir: str) -> JobFile | None:
     """Return the job that was asked for; None for a training of ours. Raises UsageError."""
+    if script:
+        if cmd or (path and is_job(path)):
+            raise UsageError(f"--script and {'--cmd' if cmd else path} are two jobs; give one of them")
+        return job_file.of_script(Path(script), Path(workdir) if workdir else None)
     if cmd:
         if path and not is_job(path):
             path = ""
@@ -89,7 +93,7 @@ def understand(
     launch.check_stages(spec, vendor)
     if not vendor.is_rented and not spec.provider and not spec.dry_run:
         raise _own_machine(file, f"--provider {vendor.name}")
-    given = job_environment.of_job(settings)
+    given = job_environment.of_own_job(settings)
     envs, secrets = values_of(file, {**given, **given_secrets}, set(given_secrets), settings)
     gpu = spec.gpu or given.get(launch.ACCELERATOR, "")
     typed = MachineSpec(**{one.name: getattr(spec, one.name) for one in flags_of(MachineSpec)})

@@ -94,6 +94,8 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path]:
         path = Path(home, wanted[2:]) if wanted.startswith("~/") else folder / wanted
         _link(path, work / "mounts" / name)
     environ["PYTHONPATH"] = str(root / "code" / "sdk")
+    if work.is_symlink():  # VOLUME/slipway/RUN/work: the pod has a volume of its vendor's
+        environ["SLIPWAY_VOLUME"] = str(work.resolve().parents[2])
     environ.update(_of_task(script, environ))
     environ.update(script.envs)
     if "PYTHONPATH" in script.envs:

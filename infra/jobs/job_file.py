@@ -6,6 +6,7 @@ In: a path. Out: what the file says, checked as far as the file alone tells; eve
 
 import difflib
 import re
+import shlex
 import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -19,9 +20,17 @@ from infra.jobs.schema import Resources, Storage, TaskFile
 from infra.strict_yaml import YamlDocument
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 RESERVED = ("SLIPWAY_", "SKYPILOT_")  # prefixes of variables that tell a task who and where it is
 MODES = ("MOUNT", "COPY", "MOUNT_CACHED")
 STORES = ("s3", "gcs", "azure", "r2", "ibm", "oci", "nebius", "coreweave", "vastdata", "hf", "volume")
+TORCHRUN = """gpus=$((SKYPILOT_NUM_GPUS_PER_NODE > 0 ? SKYPILOT_NUM_GPUS_PER_NODE : 1))
+if [ "$SKYPILOT_NUM_NODES" -gt 1 ]; then
+  exec torchrun --nnodes="$SKYPILOT_NUM_NODES" --node-rank="$SKYPILOT_NODE_RANK" --nproc-per-node=$gpus \\
+    --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" {0}
+fi
+exec torchrun --standalone --nproc-per-node=$gpus {0}
+"""
 MOST_NODES = 1000
 MOST_NAME = 60
 FLAGS = {  # flags of launch, with the keys of a job file that mean the same
@@ -91,6 +100,19 @@ def of_command(text: str, workdir: Path | None) -> JobFile:
     return JobFile(where="--cmd", name="", tasks=(task,))
 
 
+def of_script(script: Path, workdir: Path | None) -> JobFile:
+    """Return the job of one Python file under torchrun: `--script`. Raises UsageError."""
+    if not script.expanduser().is_file():
+        raise UsageError(f"--script: there is no file {script}")
+    sent = folder("--workdir", workdir or script.expanduser().absolute().parent)
+    try:
+        inside = script.expanduser().resolve().relative_to(sent)
+    except ValueError:
+        raise UsageError(f"--script: {script} is not in {sent}, which is sent along") from None
+    task = JobTask(run=TORCHRUN.format(shlex.quote(str(inside))), workdir=sent, environment="train")
+    return JobFile(where="--script", name="", tasks=(task,))
+
+
 def load(path: Path) -> JobFile:
     """Return the job. Raises UsageError, with the line."""
     try:
@@ -146,8 +168,6 @@ def _task(path: Path, document: YamlDocument) -> JobTask:
                 raise fail(
                     f"{section}: {one}: Slipway sets the variables that begin with {one.split('_')[0]}_", section, one
                 )
-            if "\0" in (names[one] or ""):
-                raise fail(f"{section}: {one} holds a NUL character", section, one)
     twice = sorted(set(envs) & set(secrets))
     if twice:
         raise fail(f"{twice[0]} is among envs and among secrets", "secrets", twice[0])
@@ -165,6 +185,11 @@ def _convert(path: Path, document: YamlDocument) -> TaskFile:
 
     if not isinstance(document.said, dict):
         raise UsageError(f"{path}: line {document.line()}: expected lines of the form `key: value`, such as `run: ...`")
+    for place in document.lines:
+        for text in (*place[-1:], document.texts.get(place, "")):
+            if isinstance(text, str) and UNWRITABLE.search(text):
+                raise UsageError(f"{path}: line {document.line(*place)}: a letter that no file can hold: NUL, or half "
+                                 "of a pair (\\ud800)")  # fmt: skip
     _check_keys(path, document, document.said, TaskFile, ())
     for section in ("envs", "secrets"):
         names = document.said.get(section)
@@ -222,6 +247,10 @@ def _check_resources(said: Resources, at: strict_yaml.Place, fail: Any) -> None:
             _check_resources(one, (*at, key, number), fail)
     if said.max_hourly_cost is not None and not 0 < said.max_hourly_cost < float("inf"):
         raise fail(f"max_hourly_cost is {said.max_hourly_cost:g}; it must be more than 0", *at, "max_hourly_cost")
+    for port in said.ports if isinstance(said.ports, list) else [] if said.ports is None else [said.ports]:
+        ends = [int(one) for one in str(port).split("-") if one.isdecimal() and len(one) <= 5]
+        if len(ends) != str(port).count("-") + 1 or len(ends) > 2 or ends != sorted(ends) or not 0 < max(ends) < 65536:
+            raise fail(f"ports: {port!r} is no port, nor a range such as 8000-8010", *at, "ports")
     recovery = said.job_recovery
     if isinstance(recovery, schema.Recovery):
         codes = recovery.recover_on_exit_codes

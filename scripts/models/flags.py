@@ -16,6 +16,10 @@ class TrainFlags(Output, WorkSpec):
     phase: str = again(WorkSpec, "phase", default="base")
     config: str = flag("", "the same as --profile", group=WORK)
     out: str = flag("", "the same as --store", group=SAVING, unit="URI")
+    script: str = flag(
+        "", "run this Python file with torchrun instead, on all GPUs of this machine; words after -- go to it",
+        unit="FILE", group=WORK,
+    )  # fmt: skip
     prepare: bool = flag(False, "only make what the phases read", group=WORK)
 
 

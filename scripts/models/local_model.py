@@ -2,13 +2,17 @@
 
 import math
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+
+from invoke import Exit
 
 from flows.find_model import find_model
 from flows.jobs import memory_check
 from flows.planning import Work, plan_for
 from flows.run_leases import foreground, move_names
+from infra.agent import host
 from infra.agent.job import Limits
 from infra.checkout import ROOT
 from infra.errors import UsageError
@@ -16,7 +20,7 @@ from infra.providers import registry
 from infra.records import Request
 from infra.settings import Settings
 from scripts.cli import context, local_step, plan_text, prompts, render
-from scripts.cli.invoke_patch import print_json
+from scripts.cli.invoke_patch import print_json, words_after_dashes
 from scripts.cli.local_step import run as run_step
 from scripts.models.flags import ChatFlags, ExportFlags, TrainFlags
 from trainer.records.phase_registry import PHASES, ternary_phases
@@ -27,7 +31,23 @@ GGUF_TYPES = ("tq2_0", "q8_0", "f16", "bf16", "f32")
 HISTORY = "chat-history"
 
 
+def run_script(script: str) -> None:
+    """Run somebody's own file as `inv launch --script` does, here and now."""
+    path = Path(script).expanduser()
+    if not path.is_file():
+        raise UsageError(f"--script: there is no file {script}")
+    settings = context.settings()
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={max(1, len(host.nvidia()[0]))}"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "sdk")}
+    done = subprocess.run([str(local_step.python(settings)), *words, str(path), *words_after_dashes()], env=environ)
+    if done.returncode:
+        raise Exit(f"{script} ended with exit code {done.returncode}", code=1)
+
+
 def train(spec: TrainFlags) -> None:
+    if spec.script:
+        run_script(spec.script)
+        return
     for one, same in ((("profile", spec.profile), ("config", spec.config)), (("store", spec.store), ("out", spec.out))):
         if one[1] and same[1]:
             raise UsageError(f"--{one[0]} and --{same[0]} mean the same; choose one")

@@ -59,7 +59,7 @@ THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machi
 
 def launch(spec: LaunchFlags) -> None:
     spec = with_preset(spec)
-    file = jobs.load(spec, spec.file, spec.cmd, spec.workdir)
+    file = jobs.load(spec, spec.file, spec.cmd, spec.script, spec.workdir)
     if file:
         spec = replace(spec, provider=jobs.provider_of(file, spec))
     if spec.no_deploy:

@@ -161,3 +161,18 @@ def test_jobs_share_a_machine_by_devices_and_stand_in_line_for_them(world):
     log = world.folder / "pods" / "second" / "logs" / "run.log"
     assert until(lambda: log.exists() and log.read_text(), "its first word") == "sees 1\n"
     assert {one["run"] for one in world.json("status") if one["state"] == "running"} == {"second", "fourth"}
+
+
+def test_a_script_runs_under_torchrun_with_our_packages(world, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "helper.py").write_text("import os\nSAID = f'rank {os.environ[\"RANK\"]}'\n")
+    script = tmp_path / "mine" / "train me.py"
+    script.write_text("import sys, torch, helper\nprint(helper.SAID, int(torch.ones(2).sum()), sys.argv[1:])\n")
+    done = world.json("launch", "--script", str(script), "--provider", "local", "--nodes", "2")
+    assert done["state"] == "succeeded"
+    said = world.inv("logs", done["run"], "--file", "run")
+    assert "rank 0 2 []" in said or "rank 1 2 []" in said
+    assert "rank 0 2 ['--lr', '1']" in world.inv("train", "--script", str(script), "--", "--lr", "1")
+    for words, told in {("--cmd", "x"): "are two jobs", ("--workdir", "docs"): "which is sent along"}.items():
+        assert told in world.json("launch", "--script", str(script), "--provider", "local", *words, code=2)["error"]
+    world.inv("train", "--script", "nowhere.py", code=2)

@@ -116,7 +116,9 @@ def test_the_example_file_names_every_variable_of_ours_that_any_program_reads():
             read |= set(
                 re.findall(r"environ(?:\.get\(|\[)[\"'](SLIPWAY_\w+|HF_\w+|SHARD_\w+)", path.read_text("utf-8"))
             )
-    given_to_a_step = {f"SLIPWAY_{name}" for name in ("RECORDS", "WORK", "RUN_ID", "NODE_RANK", "NUM_NODES", "PARENT")}
+    given_to_a_step = {
+        f"SLIPWAY_{name}" for name in ("RECORDS", "WORK", "RUN_ID", "NODE_RANK", "NUM_NODES", "PARENT", "VOLUME")
+    }
     assert {name for name in read - given_to_a_step if name not in settings.example()} == set()
 
 

@@ -197,7 +197,7 @@ class Handler(BaseHTTPRequestHandler):
             content += body
         if len(content) == total:
             del self.server.uploads[number]
-            return self.say(self.server.write(bucket, name, content, match))
+            return self.say(self.server.write(bucket, name, bytes(content), match))
         return self.say(None, 308, **({"Range": f"bytes=0-{len(content) - 1}"} if content else {}))
 
 

@@ -50,7 +50,7 @@ def test_limits_that_end_a_pod_before_its_work_begins_are_refused_with_what_woul
 def test_a_rented_machine_without_a_key_to_a_bucket_of_google_s_is_not_rented(monkeypatch):
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     job = Job(run="r", token="t", steps=(), limits=NONE)
-    asked = Plan(target="", store="gs://bucket/runs", artifacts=(), job=job, request=Request())
+    asked = Plan(target="", store="gs://bucket/runs", artifacts=(), job=job, request=Request(run="r"))
     with pytest.raises(UsageError, match="no key to gs://bucket/runs.*set GOOGLE_CREDENTIALS to the key file"):
         check_work(asked, Settings.load(ROOT, environ={}), False, "again")
     check_work(

@@ -1,0 +1,126 @@
+"""Sixty job files of our own, in the manner of SkyPilot's examples: both take them, or both refuse them.
+
+Where we refuse what SkyPilot takes, that is by decision, and the file stands under what we say.
+"""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from infra.agent.environments import environment
+from infra.errors import UsageError
+from infra.jobs import job_file, machines
+from infra.selection.machine_spec import MachineSpec
+from tests.world import ROOT
+
+VALIDATOR = ROOT / "tests" / "infra" / "jobs" / "sky_validator.py"
+BOTH_TAKE = (
+    "run: echo hi",
+    "name: minimal\nsetup: echo a\nrun: |\n  echo b\n  nvidia-smi",
+    "resources: {accelerators: 'H100:8'}\nrun: x",
+    "resources: {accelerators: {A100: 1, A100-80GB: 1, H100: 1}}\nrun: x",
+    "resources: {accelerators: ['H100:8', 'A100:8']}\nrun: x",
+    "resources: {accelerators: V100}\nrun: x",
+    "resources: {infra: runpod, accelerators: 'A100-80GB:1'}\nrun: x",
+    "resources: {infra: 'slurm/cluster/gpu', cpus: 4}\nrun: x",
+    "resources: {infra: ssh/my-pool}\nrun: x",
+    "resources: {cpus: 16+, memory: 128+, disk_size: 100}\nrun: x",
+    "resources: {cpus: 4, memory: 4x}\nrun: x",
+    "resources: {disk_size: 500GB}\nrun: x",
+    "resources: {disk_tier: best}\nrun: x",
+    "resources: {network_tier: best}\nrun: x",
+    "resources: {use_spot: true, job_recovery: FAILOVER}\nrun: x",
+    "resources: {job_recovery: {strategy: EAGER_NEXT_REGION, max_restarts_on_errors: 3}}\nrun: x",
+    "resources: {job_recovery: {max_restarts_on_errors: 2, recover_on_exit_codes: [33, 34]}}\nrun: x",
+    "resources: {ports: 8080}\nrun: x",
+    "resources: {ports: [8080, 9000-9010]}\nrun: x",
+    "resources: {labels: {team: a}}\nrun: x",
+    "resources: {max_hourly_cost: 3.5}\nrun: x",
+    "resources: {autostop: 10}\nrun: x",
+    "resources: {autostop: {idle_minutes: 10, down: true}}\nrun: x",
+    "resources: {autostop: true}\nrun: x",
+    "resources: {any_of: [{infra: runpod}, {infra: lambda}]}\nrun: x",
+    "resources: {ordered: [{accelerators: 'H100:1'}, {accelerators: 'A100:1'}]}\nrun: x",
+    "num_nodes: 2\nresources: {accelerators: 'H100:8'}\nrun: torchrun x.py",
+    "envs: {A: text, B: 1, C: 1.5, D: true}\nrun: x",
+    "secrets: {TOKEN: abc}\nrun: x",
+    "envs: {A: 1}\nsecrets: {TOKEN: abc}\nrun: x",
+    "workdir: .\nrun: x",
+    "file_mounts: {~/data: .}\nrun: x",
+    "file_mounts: {~/ckpt: {name: my-bucket-of-checkpoints, mode: MOUNT_CACHED}}\nrun: x",
+    "config: {nvidia_gpus: {disable_ecc: true}}\nrun: x",
+    "setup: pip install x\nresources: {cpus: 2}\nrun: python -c 'print(1)'",
+    "resources: {instance_type: p4d.24xlarge}\nrun: x",
+    "resources: {priority: 10}\nrun: x",
+)
+BOTH_REFUSE = (
+    "runn: x\nrun: y",
+    "run: x\ngpu: H100",
+    "run: x\nresources: {acelerators: H100}",
+    "run: x\nresources: {infra: no-such-cloud}",
+    "run: x\nnum_nodes: two",
+    "run: x\nnum_nodes: 0",
+    "run: x\nnum_nodes: -1",
+    "run: x\nnum_nodes: 1.5",
+    "run: [a, b]",
+    "run: x\nsetup: {a: b}",
+    "run: x\nenvs: {A=B: 1}",
+    "run: x\nenvs: {1A: 1}",
+    "run: x\nenvs: [A, B]",
+    "run: x\nenvs: {A: }",
+    "run: x\nresources: {any_of: 5}",
+    "run: x\nresources: {max_hourly_cost: -1}",
+    "run: x\nresources: {job_recovery: {max_restarts_on_errors: -1}}",
+    "run: x\nresources: {job_recovery: {recover_on_exit_codes: 300}}",
+    "run: x\nresources: {use_spot: perhaps}",
+    "run: x\nresources: {labels: [a]}",
+    "run: x\nfile_mounts: {/a: {name: b-u-c-k-e-t, mode: MONT}}",
+    "run: x\nfile_mounts: [a]",
+    "run: x\nresources: {network_tier: fast}",
+)
+WE_REFUSE = {
+    "resources: {cpus: 2}": "neither `run` nor `setup`",
+    "resources: {image_id: 'docker:ubuntu'}\nrun: x": "pods boot the image that Slipway has checked",
+    "volumes: {/mnt: my-volume}\nrun: x": "give the volume of a vendor as a flag",
+    "workdir: {url: 'https://x/y.git', ref: main}\nrun: x": "a git address is not cloned",
+    "event_callback: echo\nrun: x": "nothing calls back",
+    "run: x\nworkdir: /no/such/folder": "there is no folder",
+    "run: x\nfile_mounts: {/a: /no/such/file}": "cannot be read",
+}
+
+
+def ours(path, text: str) -> str:
+    path.write_text(text)
+    try:
+        for task in job_file.load(path).tasks:
+            machines.wishes(task, MachineSpec(), "skypilot", True, "job")
+            machines.recovery_of(task)
+            if None in task.envs.values():
+                return "no value"
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def test_ours_takes_and_refuses_what_it_is_said_to(tmp_path):
+    assert len((*BOTH_TAKE, *BOTH_REFUSE)) >= 60
+    path = tmp_path / "job.yaml"
+    assert [text for text in BOTH_TAKE if ours(path, text)] == []
+    assert [text for text in BOTH_REFUSE if not ours(path, text)] == []
+    assert [text for text in WE_REFUSE if WE_REFUSE[text] not in ours(path, text)] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_skypilot_takes_and_refuses_the_same(tmp_path):
+    python = environment.ensure("skypilot", ROOT, environment.default_cache(), "", print)
+    environ = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    texts = (*BOTH_TAKE, *BOTH_REFUSE, *WE_REFUSE)
+    done = subprocess.run([str(python), str(VALIDATOR)], cwd=tmp_path, input=json.dumps(texts), capture_output=True,
+                          text=True, env=environ, timeout=600)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = dict(zip(texts, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    assert {text: said[text] for text in (*BOTH_TAKE, *WE_REFUSE) if said[text]} == {}
+    assert [text for text in BOTH_REFUSE if not said[text]] == []
