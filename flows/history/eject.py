@@ -29,15 +29,15 @@ cd "$(dirname "$0")"
 here=$PWD
 if [ -z "${{PYTHON:-}}" ]; then
     if [ ! -e venv/whole ]; then
-        uv=uv  # it can choose the build of PyTorch, which pip cannot
-        if command -v uv >/dev/null; then
-            uv venv --allow-existing venv
-        else
-            python3 -m venv venv
-            venv/bin/pip install -q uv
-            uv=venv/bin/uv
+        if command -v uv >/dev/null; then uv venv --seed --allow-existing venv; else python3 -m venv venv; fi
+        # On Linux, PyTorch for CPUs is a version of its own: pip may find it in the sources that it is set up with, and
+        # uv knows the index where PyTorch keeps it.
+        build=
+        [ {backend} != cpu ] || [ "$(uname)" != Linux ] || build=$(sed -n 's/^torch==.*/&+cpu/p' requirements.txt)
+        if ! venv/bin/python -m pip install -r requirements.txt $build; then
+            venv/bin/python -m pip install uv
+            venv/bin/python -m uv pip install --python venv/bin/python --torch-backend {backend} -r requirements.txt
         fi
-        "$uv" pip install --python venv/bin/python --torch-backend {backend} -r requirements.txt
         : > venv/whole
     fi
     PYTHON=$here/venv/bin/python

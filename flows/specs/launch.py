@@ -1,7 +1,7 @@
 """The flags of a launch and of whatever begins or goes on with a run."""
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flows.specs.work import WorkSpec
 from infra.errors import UsageError
@@ -10,7 +10,7 @@ from infra.selection.machine_spec import LIMITS, MACHINE, LimitSpec, MachineSpec
 
 RUN = "Run"
 STAGES = "Stages that are left out"
-PRESETS = {"small": {"steps": 5, "ttl": "1h"}}
+PRESETS: dict[str, dict[str, Any]] = {"small": {"steps": 5, "ttl": "1h"}}
 S = TypeVar("S", bound="LaunchSpec")
 
 

@@ -49,7 +49,7 @@ class Opening:
     side_by_side: int
     temperature: float
     memory_share: float = 0.9
-    """Of a GPU's memory, for weights and cache."""
+    """Share of a GPU's memory for weights and cache."""
     devices: tuple[str, ...] = ("",)
     """A process each: the GPU it sees, as CUDA_VISIBLE_DEVICES spells it, or "" for a processor."""
 
