@@ -158,8 +158,8 @@ OTHER = {
          "optimizer.betas": "0.5,0.6", "mixture": None, "rl.loss": "grpo", "rl.engine": None, "rl.engine_devices": None,
          "rl.reward": "text",
          "rl": None, "bits": None, "blocks": None, "micro_rows": "2", "rl.group": "2", "rl.top_p": "0.5",
-         "rl.engine_memory": "0.5", "rl.overlong": "3", "schedule.decay": "0.25", "sequence_len": "32", "optimizer.embed_lr": "0.5",
-         "optimizer.head_lr": "0.5", "optimizer.muon_decay": "0.5"}  # fmt: skip
+         "rl.engine_memory": "0.5", "rl.overlong": "3", "schedule.decay": "0.25", "sequence_len": "32",
+         "optimizer.embed_lr": "0.5", "optimizer.head_lr": "0.5", "optimizer.muon_decay": "0.5"}  # fmt: skip
 """Values that are not simply larger than the default; None: nothing else can be said, or not for this phase."""
 
 
