@@ -39,6 +39,7 @@ ROOMS = {  # folders of scripts/, as the list names and orders them; those with 
     "project": "This installation",
 }
 OTHER = "Other"
+REFUSED = ("stop",)  # commands that only say what to type instead
 
 
 def room_of(task: Any) -> str:
@@ -67,5 +68,6 @@ def listing(collection: Any) -> Iterator[str]:
     for title, tasks in grouped.items():
         yield title
         for name, task in tasks:
-            yield f"  {name:{width}}  {summary(task)}".rstrip()
+            if name not in REFUSED:
+                yield f"  {name:{width}}  {summary(task)}".rstrip()
     yield "The flags of one command: ./inv COMMAND --help. All of them on one page: docs/reference/commands.md"

@@ -106,7 +106,7 @@ def test_work_is_not_given_twice_at_once_and_ctrl_c_leaves_it_at_work(world):
     until(world.steps_at_work, "it is at work")
     until(lambda: world.json("status")[0]["state"] == "running", "work")
     code, err = failed(world, "pod.run", "--phase", "mid")
-    assert code == 2 and "box is at work" in err
+    assert code == 2 and "box is running" in err
     follower.send_signal(signal.SIGINT)
     _, err = follower.communicate(timeout=30)
     assert follower.returncode == 130 and "box goes on" in err and "box is left" in err

@@ -293,7 +293,8 @@ def test_what_cannot_be_served_is_refused_in_one_message_and_leaves_nothing(plac
     assert "never ready" in crashing and "EngineCore failed to start" in crashing and "all of it was ended" in crashing
     with place.journal() as journal:
         assert len(journal.ops()) <= 3
-    assert place.world.json("serve.status") == [] and place.world.processes() == []
+    assert place.world.json("serve.status") == []
+    until(lambda: not place.world.processes(), "the end of the supervisor, which has nothing left to look after")
 
 
 @pytest.mark.nightly

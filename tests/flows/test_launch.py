@@ -106,7 +106,7 @@ def test_a_key_for_the_end_of_a_pod_is_for_rented_ones_and_trainings_of_ours(set
         meant(settings, self_end=True)
     with pytest.raises(UsageError, match="--self-end is for Slipway's own trainings"):
         spec = LaunchFlags(cmd="true", self_end=True)
-        jobs.understand(spec, jobs.load(spec, "", "true", ""), {}, settings, print)
+        jobs.understand(spec, jobs.load(spec, "", "true", "", ""), {}, settings, print)
 
 
 def test_a_preset_says_what_the_launch_does_not():

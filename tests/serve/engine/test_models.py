@@ -20,8 +20,8 @@ from store.backends.by_uri import open_place
 from tests import hostile
 from tests.store import conftest as stores
 
-# The fixtures of the stores' own tests: a folder, a bucket of moto's server, a repository of our hub.
-s3_server, s3, hub, no_keys = stores.s3_server, stores.s3, stores.hub, stores.no_keys
+# The fixtures of the stores' own tests: a folder, buckets of two servers, a repository of our hub.
+s3_server, s3, google, hub, no_keys = stores.s3_server, stores.s3, stores.google, stores.hub, stores.no_keys
 uri, away_uri = stores.uri, stores.away_uri
 
 CONTENT = bytes(range(256)) * 20_000  # of several ranges
