@@ -35,7 +35,8 @@ def test_a_launch_killed_anywhere_on_a_market_that_loses_answers_leaves_no_orpha
     [("InJson", "lost sight|lost work|orphans"), ("Resending", "duplicates|lost work"), ("Forgetting", "early end")],
 )
 def test_the_crash_rig_catches(bad, why):
-    done = rig("crash", "--trials", "60", "--seed", "3", "--renting", f"tests.faults.known_bad:{bad}")
+    # The first failure ends it. Where a kill falls hangs on the machine: 60 trials once met none.
+    done = rig("crash", "--trials", "300", "--seed", "3", "--renting", f"tests.faults.known_bad:{bad}")
     assert done.returncode == 1 and any(word in done.stdout for word in why.split("|"))
 
 
