@@ -260,9 +260,12 @@ class Supervisor:
         self.ending: threading.Thread | None = None
 
     def run(self) -> None:
-        """Look after what is to go on, until there is nothing left or this process is to leave."""
+        """Look after what is to go on, until there is nothing left, this process is to leave or the journal is gone."""
         while not self.is_leaving.is_set():
-            if not self.look():
+            if not self.settings.state_file.exists():  # nobody else would read what is written from here on
+                self.tell(f"{self.settings.state_file} is gone")
+                self.is_leaving.set()
+            elif not self.look():
                 return
             self.is_leaving.wait(EVERY_S)
 

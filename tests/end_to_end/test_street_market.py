@@ -375,7 +375,9 @@ def typed(user: Rehearsed, answers: list[str], *words: str) -> str:
 
 def test_what_a_killed_launch_has_rented_is_ended_by_the_supervisor(user):
     """It was not handed over yet, so that it is no run that goes on, and the vendor's own limit is hours away."""
-    process = user.begin(*line("lium", "--run-name", "halfway", "--seed", "9", "--spend-limit", "5", "--yes"), "--rehearse")
+    process = user.begin(
+        *line("lium", "--run-name", "halfway", "--seed", "9", "--spend-limit", "5", "--yes"), "--rehearse"
+    )
     until(lambda: user.truth()["billing"], "a machine")
     process.kill()
     process.communicate()

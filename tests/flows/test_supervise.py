@@ -145,3 +145,13 @@ def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last
         assert [one.run for one in carry.stop("rates", journal, settings, print)] == ["rates.pod-1"]
         assert not carry.known(journal, settings) and not carry.due(journal, settings)
         journal.advance(op, "gone")
+
+
+def test_a_supervisor_whose_journal_is_gone_ends_and_makes_no_other(journal, settings, tmp_path):
+    begun(journal, "rented-1", vendor="lium")
+    said = []
+    supervisor = supervise.Supervisor(settings, journal, time.time(), said.append)
+    (tmp_path / "state").rename(tmp_path / "elsewhere")
+    supervisor.run()
+    assert said == [f"{settings.state_file} is gone"] and supervisor.is_leaving.is_set()
+    assert not settings.state_file.exists()
