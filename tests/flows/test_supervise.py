@@ -155,3 +155,4 @@ def test_a_supervisor_whose_journal_is_gone_ends_and_makes_no_other(journal, set
     supervisor.run()
     assert said == [f"{settings.state_file} is gone"] and supervisor.is_leaving.is_set()
     assert not settings.state_file.exists()
+    (tmp_path / "elsewhere").rename(tmp_path / "state")  # which the fixture closes
