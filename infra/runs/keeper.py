@@ -32,7 +32,7 @@ from infra.ledger.journal import SUPERVISOR, Fenced, Held, Journal, Lease, Op, k
 from infra.ledger.life_cycle import LOST, READY
 from infra.machines.host_memory import at_once
 from infra.notices.tell import tell_back, tell_end
-from infra.providers import Vendors, clock_scale, registry
+from infra.providers import Vendors, clock_scale, market, registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch, pods, sight
 from infra.runs.acceptance_policy import terms_for
@@ -152,6 +152,8 @@ class Keeper:
                         if verdict.get("state") == NODE_LOST:
                             break
                         waiting.look(progress)
+                        if not verdict:
+                            self._keep_limit(op)
                         if progress.get("recoveries", 0) > op.recoveries:  # an engine that recovers by itself did it
                             op = self.journal.note(op, recoveries=progress["recoveries"])
                         yield {**progress, "recoveries": op.recoveries}, verdict
@@ -227,6 +229,7 @@ class Keeper:
                 if course.do is Do.LEAVE or course.do is Do.WAIT and sights[0].is_there is None:
                     return op  # to be followed: its progress, its verdict, or its silence
                 if course.do is Do.WAIT:
+                    self._keep_limit(op)
                     words = "; ".join(f"{_named(rows[rank])}: {sights[rank].why}" for rank in course.silent)
                     if words != told:
                         told = words
@@ -264,6 +267,20 @@ class Keeper:
             seen = self._look_at(op, Asks.PROVIDER)
             if seen.is_there is False:
                 raise SlipwayError(f"{op.run}: {seen.why}")
+
+    def _keep_limit(self, op: Op) -> None:
+        """End the pods of a run that is past its limit though its guard has not ended it, and raise LimitHit then.
+
+        A pod that does not answer may have no guard any more, and `inv status` leaves it to whoever keeps its run.
+        """
+        rented = market(self.vendors(op.vendor))
+        if self.lease is None or rented is None:
+            return
+        now = self.journal.op(op.token)  # whose limit may have been changed meanwhile
+        if now.is_live and (why := spend.due(now, read_clocks(), rented.clock_scale)):
+            for node in pods.nodes_of(now, self.journal):
+                pods.end(rented, node, self.journal, why, "limit")
+            raise LimitHit(f"{op.run} was ended: {why}, and its pod had not ended itself")
 
     def _is_well(self, op: Op) -> bool:
         """Return whether something of it lives, or it has a verdict. Raises SlipwayError when nobody can tell."""

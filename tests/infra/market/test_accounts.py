@@ -172,7 +172,7 @@ def test_a_request_without_an_answer_is_not_clean_until_its_vendor_has_settled(r
             assert [one.kind for one in found] == ["unclear"] * (state == "UNKNOWN")
 
 
-@pytest.mark.parametrize("command", ["reap", "status"])
+@pytest.mark.parametrize("command", ["reap", "status", "keep"])
 def test_a_pod_past_its_limit_is_ended_by_whoever_types_next_though_it_is_deaf(rehearsal, command):
     market, run = open_market("runpod", rehearsal.settings), f"past-its-limit-{command}"
     request = Request(run=run, gpu="L40S", num_gpus=1)
@@ -186,6 +186,9 @@ def test_a_pod_past_its_limit_is_ended_by_whoever_types_next_though_it_is_deaf(r
         why = "its time limit of 1 min 00 s is reached"
         if command == "reap":
             assert {"provider": "runpod", "run": run, "what": f"it is to end: {why}"} in rehearsal.json("reap")["done"]
+        elif command == "keep":  # `status` leaves such a run to its keeper, who waits for a pod that does not answer
+            code, err = rehearsal.fails("keep", run)
+            assert code == 5 and f"{run} was ended: {why}, and its pod had not ended itself" in err, err
         else:  # which does not wait longer than ten seconds for a vendor; the next look may find it gone
 
             def is_over():
