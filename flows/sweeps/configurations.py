@@ -156,7 +156,12 @@ def of_function(function: Callable[[], Any]) -> SweepSpec:
         raise UsageError(f"{name}(): {type(error).__name__}: {error}") from None
     pods, dealt = experiment.dealt(name, said)
     machines = {one.name: one for one in pods}
-    trials = [experiment.trial(name, one, machines[place], len(some)) for place, some in dealt.items() for one in some]
+    different = experiment.differing(one for some in dealt.values() for one in some)
+    trials = [
+        experiment.trial(name, one, machines[place], len(some), different)
+        for place, some in dealt.items()
+        for one in some
+    ]
     longest = max((one.ttl_hours or 0.0 for one in pods), default=0.0)
     return check_arms(
         f"{name}()",

@@ -5,7 +5,7 @@ experiment says reaches the trainer as options of the phase rl, which the first 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -123,25 +123,32 @@ def read(where: str, said: Any) -> ExperimentConfig:
     return ExperimentConfig(**said)
 
 
-def trial(sweep: str, one: ExperimentConfig, machine: PodEntry, sharing: int) -> SweepTrial:
-    """Return the trial of an experiment, which gets its part of the GPUs of a pod that so many share."""
+def trial(
+    sweep: str, one: ExperimentConfig, machine: PodEntry, sharing: int, differing: Collection[str]
+) -> SweepTrial:  # fmt: skip
+    """Return the trial of an experiment, which gets its part of the GPUs of a pod that so many share.
+
+    `differing`: the settings that tell the experiments of its sweep apart.
+    """
     spec = one.launch()
     run = check_name(f"{sweep}.{one.name}")
     gpus = max(1, machine.gpu_count // sharing) if machine.gpu_count else 0
     extra = on_pod(replace(machine, gpu_count=gpus))
     given = {name: value for name, value in extra.items() if not getattr(spec, name)}
     spec = replace(spec, tag=spec.tag or run, **given)
-    return SweepTrial(run=run, arm=one.name, spec=spec, env=dict(one.custom_env), pod=machine.name, asked=differs(one))
+    said = {name: getattr(one, name) for name, _, _ in schema() if name in differing}
+    asked = {name: _in_words(value) for name, value in said.items() if value != {}}
+    return SweepTrial(run=run, arm=one.name, spec=spec, env=dict(one.custom_env), pod=machine.name, asked=asked)
 
 
-def differs(one: ExperimentConfig) -> dict[str, str]:
-    """Return the settings of an experiment that differ from the defaults."""
-    found = {}
-    for name, default, _ in schema():
-        value = getattr(one, name)
-        if name != "name" and value != default:
-            found[name] = ", ".join(f"{word}={text}" for word, text in value.items()) if default == {} else f"{value}"
-    return found
+def differing(experiments: Iterable[ExperimentConfig]) -> set[str]:
+    """Return the settings that differ from the defaults in one of these experiments."""
+    every = list(experiments)
+    return {name for name, default, _ in schema() for one in every if name != "name" and getattr(one, name) != default}
+
+
+def _in_words(value: Any) -> str:
+    return ", ".join(f"{word}={text}" for word, text in value.items()) if isinstance(value, Mapping) else f"{value}"
 
 
 def on_pod(machine: PodEntry) -> dict[str, Any]:

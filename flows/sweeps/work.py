@@ -23,6 +23,7 @@ from flows.sweeps.carry import inv
 from flows.sweeps.halving import Halving
 from flows.sweeps.plan import SweepPlan, makings
 from flows.sweeps.pods import PodsAtWork, needed, share_costs
+from flows.sweeps.records import shown
 from flows.sweeps.results import SweepResult
 from infra.agent.limits import read_clocks
 from infra.errors import NoOffer, OutOfMoney
@@ -244,12 +245,16 @@ class SweepWork:
         words += ["--run-name", run, "--keep-made", "--with-missing", "--yes", "--json"]
         home = self.settings.homes / run
         home.mkdir(parents=True, exist_ok=True)
-        self.tell(f"{time.strftime('%H:%M:%S')} {place}: {run} begins")
+        self._say(run, "begins", place)
         with (home / "launch.json").open("wb") as said, (home / "launch.log").open("ab") as log:
             child = subprocess.Popen(inv(words), stdin=subprocess.DEVNULL, stdout=said, stderr=log,
                                      start_new_session=True)  # fmt: skip
         self.running[run] = TrialAtWork(run, lane, child, home / "launch.json", home / "launch.log")
         self._set(run, state=kept.RUNNING, pod=place, reason="")
+
+    def _say(self, run: str, what: str, place: str = "") -> None:
+        where = f"{place}: " if place else ""
+        self.tell(f"{time.strftime('%H:%M:%S')} {where}{shown(run, self.result.name)} {what}")
 
     def _reap(self) -> None:
         """Conclude the trials whose launches have left."""
@@ -266,8 +271,7 @@ class SweepWork:
                 continue
             is_unsaid = not document.get("state") and code != DETACHED_CODE and one.stop_at is None
             if is_unsaid and self._may_go_on(run, code):
-                self.tell(f"{time.strftime('%H:%M:%S')} {run}: its launch exited with code {code}; it is started "
-                          f"again (see {one.log})")  # fmt: skip
+                self._say(run, f"is started again: its launch exited with code {code} (see {one.log})")
                 self._set(run, state=kept.WAITING, reason="its launch died, and is started again")
                 continue
             state = document.get("state") or (kept.DETACHED if code == DETACHED_CODE else "failed")
@@ -288,7 +292,7 @@ class SweepWork:
             budgets.give_back(self.journal, self.planned.budget, one.run)
         self._set(one.run, state=kept.WAITING, pod="", reason=f"waits: {why.splitlines()[0]}")
         place = self.planned.lanes[one.lane].pod
-        self.tell(f"{time.strftime('%H:%M:%S')} {place}: no machine for {one.run}; it waits: {why.splitlines()[0]}")
+        self._say(one.run, f"waits, as there is no machine for it: {why.splitlines()[0]}", place)
 
     def _may_go_on(self, run: str, code: int) -> bool:
         """Return whether a trial is at work, or was when its pod went, though nobody follows it any more.
@@ -325,8 +329,7 @@ class SweepWork:
                 self.result.saved_micro_usd += round(ahead.micro_usd * ahead.steps / ahead.at)
         self.result.write()
         score = "" if found.score is None else f", {self.planned.spec.rank.by} {found.score:.4g}"
-        place = f"{found.pod}: " if found.pod else ""
-        self.tell(f"{time.strftime('%H:%M:%S')} {place}{run} {state}{score} {reason}".rstrip())
+        self._say(run, f"{state}{score} {reason}".rstrip(), found.pod)
 
     def _gather(self, run: str, state: str) -> None:
         """Keep the figures of a trial that has ended, and score it."""
@@ -376,7 +379,7 @@ class SweepWork:
             lines = jsonl_log.parse((self._figures(run) or b"").decode("utf-8", "replace"))
             self._hear(run, lines)
             if one.stop_at is not None and one.child.poll() is None:
-                self.tell(f"{time.strftime('%H:%M:%S')} {run}: behind after {one.stop_at} steps; it is stopped")
+                self._say(run, f"is stopped: behind after {one.stop_at} steps")
                 with one.log.open("ab") as log:
                     one.stopping = subprocess.Popen(inv(["down", run]), stdin=subprocess.DEVNULL, stdout=log,
                                                     stderr=log, start_new_session=True)  # fmt: skip

@@ -20,8 +20,10 @@ def way(settings: Settings, op: Op) -> Transport:
 def find_run(journal: Journal, run: str = "") -> Op:
     """Return the newest row of a run, by a prefix of its name; the last run by default. Raises UsageError.
 
+    The trial `sweep.trial` is found as `sweep/trial`, too, as tables show it.
     Other nodes of a run and replicas of a service have rows of their own, found by their whole names.
     """
+    run = run.replace("/", ".", 1)
     if run in journal.runs():
         return journal.ops(run=run)[-1]
     runs = names_of_runs(journal)

@@ -235,4 +235,9 @@ def reached(nodes):
 @pytest.mark.parametrize(("gpus", "sharing", "each"), [(8, 2, 4), (4, 8, 1), (0, 2, 0)])
 def test_runs_that_share_a_pod_have_a_part_of_its_gpus_and_none_where_it_has_none(gpus, sharing, each):
     machine = PodSpec(name="p", gpu_type="A100" if gpus else None, gpu_count=gpus)
-    assert experiment.trial("s", ExperimentConfig(name="a"), machine, sharing).spec.num_gpus == each
+    assert experiment.trial("s", ExperimentConfig(name="a"), machine, sharing, ()).spec.num_gpus == each
+
+
+def test_a_setting_that_tells_runs_apart_is_said_of_the_run_with_its_default_too():
+    spec = configurations.of_function(configurations.lr_sweep)
+    assert [one.asked["learning_rate"] for one in spec.trials.values()] == ["1e-06", "3e-06", "5e-06", "1e-05"]

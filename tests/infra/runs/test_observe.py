@@ -143,6 +143,9 @@ def test_replicas_of_a_service_are_nobodys_last_run(journal, local):
     assert listed() == ["mine-1", "mine-2"] and listed(ended=1) == ["mine-2"]
     assert listed(named="demo-0") == ["mine-1", "mine-2", "demo-0"]
     assert [lookup.find_run(journal, word).run for word in ("", "mine-1", "demo-0")] == ["mine-2", "mine-1", "demo-0"]
+    trial = rent(local, journal, "rates.lr-3e-4")
+    assert lookup.find_run(journal, "rates/lr-3").run == trial.run, "as the table of a sweep shows it"
+    pods.end(local, trial, journal)
     with pytest.raises(UsageError, match="matches several names: mine-1, mine-2$"):
         lookup.find_run(journal, "mine")
 
