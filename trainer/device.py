@@ -117,12 +117,13 @@ def prepare(deterministic: bool = False) -> Machine:
         if deterministic:
             os.environ.setdefault(WORKSPACE, ":4096:8")  # else cuBLAS may take another way each time
             torch.use_deterministic_algorithms(True)
-            torch.utils.deterministic.fill_uninitialized_memory = False
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         return machine
     keep_freed_memory()
     # the same as use_deterministic_algorithms(True), which also imports the compiler: as slow as importing torch
     torch.set_deterministic_debug_mode("error")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a guard for debugging that costs 6 % of a step
+    # a guard for debugging that costs 6 % of a step
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return machine
 
 

@@ -175,7 +175,8 @@ class Training:
         self.objective.at(self.step)
         batch, waited_s = batches.take()
         self.optimizer.zero_grad()
-        count, tokens, row_len = self.objective.count(batch), tokens_in(batch), batch["ids"].shape[1]
+        count: float = self.objective.count(batch)
+        tokens, row_len = float(tokens_in(batch)), batch["ids"].shape[1]
         is_packed = "documents" in batch and not self.config.reads_text
         if is_packed:
             row_len = seen_len(batch["documents"])

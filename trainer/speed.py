@@ -43,15 +43,15 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
     before = model.shape
     model.shape = replace(model.shape, z_loss=config.optimizer.z_loss, compiled=compiled)
     model.recompute = config.recompute and not config.keep_products
-    for one in model.model.layers:
-        one.keeps_products = config.recompute and config.keep_products
+    for block in model.blocks:
+        block.keeps_products = config.recompute and config.keep_products
     matrices = [one for one in model.model.layers.modules() if isinstance(one, Linear)]
     for one in matrices:
         one.in_float8 = config.dtype == "float8" and float8.fits(*one.weight.shape)
         if one.in_float8 and not hasattr(one.weight, "to_local"):  # else it comes together only for its own pass
             one.held = float8.Weight.of(one.weight)
     model.held = [one for one in matrices if one.held is not None]
-    blocks = [block for one in (model, *frozen) for block in one.model.layers]
+    blocks = [block for one in (model, *frozen) for block in one.blocks]
     if compiled:
         for block in blocks:  # all blocks are one piece of code: compiled once
             block.compile(dynamic=not config.reads_text)  # else a resumed run would meet lengths in another order
@@ -60,7 +60,7 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
             yield
     finally:
         model.shape, model.recompute = before, False
-        for block in model.model.layers:
+        for block in model.blocks:
             block.keeps_products = False
         for one in matrices:
             one.in_float8, one.held = False, None

@@ -50,8 +50,9 @@ def write(path: Path, tensors: Mapping[str, Tensor], rest: Callable[[], None] = 
     words += b" " * (-len(words) % 8)
     digest = hashlib.sha256()
     with open(path, "xb", buffering=0) as file:
-        for part in (len(words).to_bytes(8, "little") + words, *(one for _, one in ordered)):
-            _write_all(file.fileno(), digest, memoryview(part) if isinstance(part, bytes) else _bytes_of(part), rest)
+        _write_all(file.fileno(), digest, memoryview(len(words).to_bytes(8, "little") + words), rest)
+        for _, tensor in ordered:
+            _write_all(file.fileno(), digest, _bytes_of(tensor), rest)
         os.fsync(file.fileno())
     return Written(path.name, 8 + len(words) + offset, digest.hexdigest())
 
@@ -105,7 +106,7 @@ def sha256(path: Path, from_disk: bool = False, rest: Callable[[], None] = lambd
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _write_all(descriptor: int, digest: "hashlib._Hash", data: memoryview, rest: Callable[[], None]) -> None:

@@ -317,7 +317,7 @@ def open_final(folder: Path) -> Checkpoint:
     return Checkpoint(found[0], _read_manifest(found[0]))
 
 
-def masters(folder: Path) -> dict[str, Tensor] | None:
+def masters(folder: Path) -> Mapping[str, Tensor] | None:
     """Return the float32 parameters of a published phase; None for a folder without one. Raises CheckpointError."""
     has_some = folder.is_dir() and any(STEP.fullmatch(path.name) for path in folder.iterdir())
     return open_final(folder).tensors("model") if has_some else None

@@ -38,7 +38,7 @@ def room_of(positions: int, max_new: int) -> int:
 class Talk:
     """One conversation."""
 
-    goes_on = (Refused,)
+    goes_on: tuple[type[Exception], ...] = (Refused,)
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, max_new: int, name: str = "the model") -> None:
         self.engine, self.tokenizer, self.max_new, self.name = engine, tokenizer, max_new, name

@@ -52,7 +52,7 @@ NAMES = {
     "mlp.ffn_sub_norm": "ffn_sub_norm",
 }
 ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-WIDTHS = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+WIDTHS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
 def write(folder: Path, out: Path, kind: str) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def weights(folder: Path, config: ModelConfig) -> Iterator[tuple[str, np.ndarray
             if name == "__metadata__" or is_spare(name, config):
                 continue
             start, stop = one["data_offsets"]
-            numbers = raw[start:stop].view(WIDTHS[one["dtype"]])
+            numbers: np.ndarray = raw[start:stop].view(WIDTHS[one["dtype"]])
             if one["dtype"] == "BF16":
                 numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
             yield name, numbers.astype(np.float32).reshape(one["shape"])

@@ -26,9 +26,11 @@ from trainer.model.decoder import Decoder
 
 CONFIG, CHANCES, DATA, BUNDLE = "core.yaml", "eval_meta_data.csv", "eval_data", "eval_bundle"
 CHOICE, SCHEMA, WORDS = "multiple_choice", "schema", "language_modeling"
-FIELDS = {CHOICE: {"query": str, "choices": list, "gold": int},
-          SCHEMA: {"context_options": list, "continuation": str, "gold": int},
-          WORDS: {"context": str, "continuation": str}}  # fmt: skip
+FIELDS: dict[str, dict[str, type]] = {
+    CHOICE: {"query": str, "choices": list, "gold": int},
+    SCHEMA: {"context_options": list, "continuation": str, "gold": int},
+    WORDS: {"context": str, "continuation": str},
+}
 OPTIONS = {CHOICE: "choices", SCHEMA: "context_options"}
 ORDER_SEED, SHOTS_SEED = 1337, 1234
 

@@ -60,11 +60,12 @@ def one_after_another(q: Tensor, k: Tensor, v: Tensor, documents: DocumentBounds
     from torch.nn.attention.varlen import varlen_attn
 
     rows, heads, length, size = q.shape
-    flat = [one.transpose(1, 2).reshape(rows * length, one.shape[1], size) for one in (q, k, v)]
+    q, k, v = (one.transpose(1, 2).reshape(rows * length, one.shape[1], size) for one in (q, k, v))
     found = varlen_attn(
-        *flat, documents.bounds, documents.bounds, documents.longest, documents.longest, window_size=(-1, 0),
+        q, k, v, documents.bounds, documents.bounds, documents.longest, documents.longest, window_size=(-1, 0),
         enable_gqa=heads != k.shape[1],
     )  # fmt: skip
+    assert isinstance(found, Tensor)  # not with the norms of the scores, which are not asked for
     return found.view(rows, length, heads, size).transpose(1, 2)
 
 
@@ -139,7 +140,7 @@ class InParts(torch.autograd.Function):
             k_grad[:, :end] += slope @ q[:, part]
             v_grad[:, :end] += weights.to(q.dtype) @ grad[:, part]
         grads = (torch.cat(q_grads, dim=1), k_grad.to(k.dtype), v_grad.to(v.dtype))
-        return *(one.view(shape) for one in grads), None
+        return grads[0].view(shape), grads[1].view(shape), grads[2].view(shape), None
 
 
 def parts_of(length: int) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,7 @@ Source: the transformers definitions of LlamaForCausalLM, Qwen2ForCausalLM and Q
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -252,6 +252,11 @@ class Decoder(nn.Module):
         self.shape = Shape(softcap=config.logit_softcap)
 
     @property
+    def blocks(self) -> list[Block]:
+        """Return its layers, the first one first."""
+        return cast(list[Block], list(self.model.layers))
+
+    @property
     def head(self) -> Tensor:
         """Return (V, d): what turns hidden states into logits."""
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
@@ -268,7 +273,9 @@ class Decoder(nn.Module):
         from 0; the list holds what goes into each of them, (B, T, d); their count stands for what leaves the last one,
         before the norm.
         """
-        at = at or self._positions(ids, cache, documents, bounds)
+        if at is None:
+            assert cache is None or isinstance(cache, Cache)  # of any other kind only whoever made it knows the places
+            at = self._positions(ids, cache, documents, bounds)
         x = self.model.embed_tokens(ids).to(self.compute_dtype)
         if self.config.embed_norm:
             x = self.model.embed_norm(x)

@@ -73,7 +73,7 @@ def write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtyp
     if len(shards) == 1:
         tensor_file.write(folder / WEIGHTS, {name: _in(dtype, one) for name, one in shards[0].items()})
         return
-    files = {}
+    files: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         tensor_file.write(folder / file, {name: _in(dtype, one) for name, one in shard.items()})

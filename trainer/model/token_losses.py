@@ -122,8 +122,8 @@ class _CrossEntropyAndKL(torch.autograd.Function):
         weight, other = head.to(hidden.dtype), teacher.head.to(teacher.hidden.dtype)
         nats, divergence = hidden.new_zeros((2,), dtype=torch.float32).unbind()
         grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        hidden_grad = torch.empty_like(hidden) if grad else None
-        head_grad = torch.zeros_like(head) if grad else None
+        hidden_grad = torch.empty_like(hidden if grad else hidden[:0])
+        head_grad = torch.zeros_like(head if grad else head[:0])
         for part in slices(hidden):
             index = targets[part].unsqueeze(1)
             logits = capped(F.linear(hidden[part], weight).float(), softcap)  # (t, V)

@@ -91,12 +91,13 @@ class Bits:
             figures["layers"] = distance.detach()
         if self.relation_layer is not None:
             unseen = _unseen(ids, documents)
-            block, frozen = (one.model.layers[self.relation_layer] for one in (model, teacher))
+            block, frozen = (one.blocks[self.relation_layer] for one in (model, teacher))
             with torch.no_grad():
                 wanted = frozen.projected(seen_theirs[-1], at_theirs)
             found = block.projected(seen[-1], at)
             pairs = zip(found, wanted, strict=True)
-            related = sum(relation_divergence(a, b, config.relation_heads, unseen, counted) for a, b in pairs)
+            each = (relation_divergence(a, b, config.relation_heads, unseen, counted) for a, b in pairs)
+            related = sum(each, loss.new_zeros(()))
             loss = loss + config.relations * related
             figures["relations"] = related.detach()
         return loss, figures

@@ -41,7 +41,7 @@ def with_masks(
     masked = chance.random(ids.shape) < share.repeat(block_size, axis=1)
     learnt = np.zeros(ids.shape, bool)
     learnt[:, 1:] = targets[:, :-1] != IGNORED
-    blocks = learnt.reshape(rows, -1, block_size).any(axis=2)  # (rows, blocks)
+    blocks = np.asarray(learnt.reshape(rows, -1, block_size).any(axis=2))  # (rows, blocks)
     width = max(1, int(blocks.sum(axis=1).max(initial=0)))
     live = np.full((rows, width), -1, np.int64)
     for row, some in enumerate(blocks):

@@ -79,7 +79,7 @@ def as_rows(
     rows: list[_Row] = []
     at: list[tuple[int, list[int]]] = [(0, [])] * len(answers)  # row of each answer, and its places there
     for prompt, numbers in groupby(range(len(answers)), lambda number: prompts[number]):
-        for number in sorted(numbers, key=lambda number: answers[number]) if merged else numbers:
+        for number in sorted(numbers, key=lambda number: tuple(answers[number])) if merged else numbers:
             answer = answers[number]
             shared = rows[-1].shared(prompt, answer, merged) if rows else -1
             more = len(answer) - shared if shared >= 0 else len(prompt) - 1 + len(answer)

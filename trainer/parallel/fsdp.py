@@ -139,7 +139,8 @@ WHOLE = Cut()
 
 def part_of(tensor: Tensor) -> Tensor:
     """Return the rows of a parameter, or of its gradient, that are here; they share their memory with it."""
-    return tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
+    found = tensor.detach()
+    return found.to_local() if hasattr(found, "to_local") else found
 
 
 def parts_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

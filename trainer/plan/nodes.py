@@ -7,6 +7,7 @@ import difflib
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from data.config import (
     DEMONSTRATED,
@@ -53,7 +54,10 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
     profile = profile_of(wanted)
     tag, slug = wanted.tag or default_tag(wanted, profile), source_slug(wanted.source)
     holds = "" if "text" in wanted.given else source_fingerprint(wanted.source)
-    text = TextSpec(source=wanted.source, packages=wanted.packages, source_fingerprint=holds, **wanted.rows)
+    text = replace(
+        TextSpec(source=wanted.source, packages=wanted.packages, source_fingerprint=holds),
+        **dict[str, Any](wanted.rows),
+    )
     data = f"datasets/{slug}"
     nodes = [
         Node("text", f"{data}/text", ("-m", "data", "text"), "data/shards/pipeline.py", text),

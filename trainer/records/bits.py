@@ -65,8 +65,11 @@ class BitsConfig:
 
     def in_steps(self, share: float) -> "BitsConfig":
         """Return the same for a phase of so many times the steps."""
-        steps = {name: getattr(self, name) for name in ("warmup_steps", "saliency_warmup")}
-        return replace(self, **{name: max(1, round(one * share)) if one else 0 for name, one in steps.items()})
+
+        def of(steps: int) -> int:
+            return max(1, round(steps * share)) if steps else 0
+
+        return replace(self, warmup_steps=of(self.warmup_steps), saliency_warmup=of(self.saliency_warmup))
 
     def layer_of(self, count: int) -> int:
         """Return the layer whose relations count, of `count`."""

@@ -135,7 +135,7 @@ def _typed(record: type, path: str, text: str, where: str) -> tuple[list[str], A
                 fields = ", ".join(typing.get_type_hints(inner))
                 raise ConfigError(f"{where}: {'.'.join(names)} has options of its own; name one: {fields}")
             return names, _value(kinds, text, where)
-        record, path = inner, rest
+        record, path = typing.cast(type, inner), rest
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
@@ -181,8 +181,10 @@ def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
     result = dict(values)
     for key, value in by.items():
         inner = result.get(key)
-        is_part = isinstance(inner, dict) and key != "mixture" and value is not None
-        result[key] = changed(inner, value) if is_part else value
+        if isinstance(inner, dict) and key != "mixture" and value is not None:
+            result[key] = changed(inner, value)
+        else:
+            result[key] = value
     if "micro_rows" in by and "fit" in values:  # a given number is not replaced by a fitted one
         result["fit"] = by.get("fit", False)
     return result

@@ -34,7 +34,7 @@ class GrailGsm8k:
         answer = tags[1] if tags else ""
         behind = len(said.text) - tags.end() if tags else 0
         number, golds = NUMBER.search(answer), GOLD.findall(said.problem.answer)
-        is_right = bool(number and golds) and _plain(number[0].replace(",", "")) == _plain(golds[-1])
+        is_right = number is not None and bool(golds) and _plain(number[0].replace(",", "")) == _plain(golds[-1])
         parts = {
             "right": 0.6 * is_right,
             "number": 0.15 * (NUMERIC.fullmatch(answer.replace(" ", "")) is not None and not behind),

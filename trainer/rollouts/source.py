@@ -211,7 +211,7 @@ class Rollouts(Source):
                 part = slice(start, start + self.config.micro_rows)
                 targets = torch.from_numpy(batch["targets"][part])
                 counted = (targets.flatten() != IGNORED).nonzero().squeeze(1)
-                read = {name: torch.from_numpy(batch[name][part]).to(device)
+                read: dict[str, Tensor] = {name: torch.from_numpy(batch[name][part]).to(device)
                         for name in ("ids", "ends", "places") if name in batch}  # fmt: skip
                 hidden = hidden_of(model, read).flatten(0, 1)
                 each = token_logprobs(

@@ -20,7 +20,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     print(json.dumps(READY), file=out)
-    engine = None
+    engine: Any = None
     for line in sys.stdin:
         asked = json.loads(line)
         if "open" in asked:
@@ -81,7 +81,8 @@ class Weights:
         worker: Any = self
         worker.reload_weights(weights_path=folder)
         model = worker.model_runner.get_model()
-        head, embedding = getattr(model, "lm_head", None), getattr(model.model, "embed_tokens", None)
+        head: Any = getattr(model, "lm_head", None)
+        embedding: Any = getattr(model.model, "embed_tokens", None)
         if model.config.tie_word_embeddings and hasattr(head, "cpu_linear") and embedding is not None:
             head.weight = embedding.weight
             head.quant_method.process_weights_after_loading(head)
