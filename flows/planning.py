@@ -131,7 +131,7 @@ def plan_for(
         env = (f"the job is given {', '.join(shown)}",) if shown else ()
         plan = replace(plan, job=job, notes=(*plan.notes, *lacking, *env))
     if vendor.pod_store:
-        kept = "artifacts stay on the machine until somebody who follows (or inv status, or inv pull) brings them home"
+        kept = "artifacts stay on the machine until a command copies them here: the launch that follows, inv status or inv pull"
         return replace(plan, notes=(*plan.notes, kept)) if plan.job else plan
     if plan.job and environments and not environment.find("train", ROOT, settings.environments, plan.job.torch):
         built = "the train environment is built first: a minute or so, depending on the network"

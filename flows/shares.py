@@ -89,7 +89,7 @@ def pay_from(
             if now != why:
                 why = now
                 turns.note(journal, turn, why)
-                tell(f"{run} waits for {why}; Ctrl-C leaves the line")
+                tell(f"{run} waits for {why}; Ctrl-C stops waiting")
             time.sleep(WAIT_ELSEWHERE_S)
             live = [op.token for op in journal.ops(live=True) if op.budget_name == name]
             settle_rows(journal, settings, tell, live)  # so that runs that are over free what they have not spent
@@ -173,7 +173,7 @@ class MachineLine:
     def _say(self, why: str) -> None:
         if why != self.told:
             self.told = why
-            self.tell(f"{self.turn.run if self.turn else ''} {why}; Ctrl-C leaves the line")
+            self.tell(f"{self.turn.run if self.turn else ''} {why}; Ctrl-C stops waiting")
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings, t
     if not op.is_live:
         return op
     keep.end_keeper(op.run, journal, patience_s=0.0)  # it would end the pod as soon as that has a verdict
-    tell(f"{op.run}: saving and leaving")
+    tell(f"{op.run}: saving and ending")
     try:
         pods.stop_work(vendor, op)
         bring_home(op, vendor, settings)

@@ -177,22 +177,22 @@ def ensure(settings: Settings, waits: bool = True) -> int | None:
                     return None  # it has done all there was
                 break
             time.sleep(POLL_S)
-    raise SlipwayError(f"the supervisor does not come up; its log: {log_file(settings)}; run: inv supervisor")
+    raise SlipwayError(f"the supervisor did not start; its log: {log_file(settings)}; run: inv supervisor")
 
 
 def hand_on(op: Op, settings: Settings) -> str:
     """Leave a run: the supervisor keeps another machine's, what is here keeps itself. Return which, in words."""
     vendor = registry.provider(settings, op.vendor)
     if vendor.is_here:
-        return "its own guard and agent keep it at work on this machine; nobody else is needed"
+        return "its own guard and agent keep it running on this machine; no other process is needed"
     if vendor.manages:
-        return f"{vendor.name}'s controller keeps it at work; nobody else is needed"
+        return f"{vendor.name}'s controller keeps it running; no other process is needed"
     with Journal.open(settings.state_file) as journal:
         journal.abandon(lease_name(op.run))  # whatever befalls its pod before the supervisor has it, it is to go on
     pid = ensure(settings)
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
     log = settings.homes / op.run / "keep.log"
-    return f"{who} brings it home, and back if its machine fails; it writes to {log}; see: inv supervisor"
+    return f"{who} copies its results here, and continues it elsewhere if its machine fails; its log: {log}; see: inv supervisor"
 
 
 @contextlib.contextmanager

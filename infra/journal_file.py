@@ -261,7 +261,7 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
         remember_changes(lock, changes)
         meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
         if "installation" not in meta:
-            raise _Damaged("it does not say whose it is")
+            raise _Damaged("it names no installation")
         found, replaced = meta["installation"], _replaced(meta)
     except sqlite3.OperationalError:
         db.close()

@@ -139,7 +139,7 @@ class GatewayClient:
                     self.restarts += 1
                 failures = 0 if was_known else failures + 1
                 if failures >= MOST_FAILURES:
-                    self.trouble = SlipwayError(f"the gateway does not come up: {error}")
+                    self.trouble = SlipwayError(f"the gateway did not start: {error}")
                     self._heard.set()
                 elif failures:
                     await asyncio.sleep(AGAIN_S)

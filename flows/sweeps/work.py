@@ -196,7 +196,7 @@ class SweepWork:
         most = self.planned.trials[run].most_micro_usd
         is_live = any(op.is_live for op in self.journal.ops(run=run))
         if most and not is_live and self._cost(run) >= most:
-            self._close(run, kept.LIMIT, "what it may cost is spent")
+            self._close(run, kept.LIMIT, "its spend limit is used up")
             return False
         name, scale = self.planned.budget, self.settings.clock_scale
         found = budgets.state(self.journal, name, scale)
@@ -262,7 +262,7 @@ class SweepWork:
                 document = json.loads(one.said.read_bytes())
             code = one.child.returncode
             if code == NoOffer.exit_code and self.running:
-                self._rest(one, str(document.get("error") or "no machine is to be had"))
+                self._rest(one, str(document.get("error") or "no machine is available"))
                 continue
             is_unsaid = not document.get("state") and code != DETACHED_CODE and one.stop_at is None
             if is_unsaid and self._may_go_on(run, code):

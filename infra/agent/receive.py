@@ -46,7 +46,7 @@ class ReceivingFolder:
                     read = json.load(file)
             except (ValueError, RecursionError) as error:
                 raise PushRefused(
-                    f"{self.memory} is damaged ({error}); nothing is pushed on top of what it forgot"
+                    f"{self.memory} is damaged ({error}); so it is not known what lies there, and nothing is pushed"
                 ) from None
             self.files = read if isinstance(read, dict) else dict.fromkeys(read)
 

@@ -84,7 +84,7 @@ def _listen(exchange: Conversation, outbox: "queue.SimpleQueue[bytes | None]") -
         try:
             arrived = list(reader.feed(piece))
         except ValueError as error:
-            raise SlipwayError(f"the control host says what no Slipway says: {error}") from None
+            raise SlipwayError(f"the control host sent something that this version of Slipway cannot read: {error}") from None
         for kind, content in arrived:
             if kind in (OUT, ERR) and kind not in gone:
                 try:
@@ -100,8 +100,8 @@ def _listen(exchange: Conversation, outbox: "queue.SimpleQueue[bytes | None]") -
     words = exchange.errors.decode(errors="replace").strip()
     raise SlipwayError(
         words.removeprefix("inv: ")
-        or "the control host has heard nothing from here for too long, as when a laptop "
-        f"sleeps, and has left the command to itself (exit code {exchange.exited}); look: ./inv status"
+        or "the control host has heard nothing from here for too long, as when a laptop sleeps, and has closed the "
+        f"terminal of the command (exit code {exchange.exited}); see: ./inv status"
     )
 
 

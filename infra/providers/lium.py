@@ -253,7 +253,7 @@ class Lium(ByHttp):
         made = self.api.decode(reply, Rented)
         pod_id = made.pod_id or made.id
         if not (made.success and pod_id):
-            raise Unclear(f"lium: rent: {reply.said}; it may have been done", reply)
+            raise Unclear(f"lium: rent: {reply.said}; it may have been carried out", reply)
         return Pod(provider=self.name, pod_id=pod_id, token=token, run=request.run, address="", name=token,
                    micro_usd_per_hour=offer.micro_usd_per_hour, state="booting")  # fmt: skip
 

@@ -141,7 +141,7 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
         found.append(OfferSource("slurm", lambda request: _own(SlurmClusters.of(settings), request)))
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
-        raise MissingKey(f"nobody to ask: set one of {keys} (inv init), list own machines in {settings.pools}, or "
+        raise MissingKey(f"no provider to ask: set one of {keys} (inv init), list own machines in {settings.pools}, or "
                          "look at a simulated market: inv offers --rehearse")  # fmt: skip
     return found
 

@@ -225,7 +225,7 @@ class Keeper:
                 sights = self._look(rows)
                 course = decide(sights, RUN, [*begun_at, *tried_at], time.time())
                 if course.do is Do.GIVE_UP:
-                    raise GivenUp(f"{failure}; it was begun again {len(begun_at)} times, the most that is tried")
+                    raise GivenUp(f"{failure}; it was begun again {len(begun_at)} times, which is the maximum")
                 if course.do is Do.LEAVE or course.do is Do.WAIT and sights[0].is_there is None:
                     return op  # to be followed: its progress, its verdict, or its silence
                 if course.do is Do.WAIT:
@@ -481,8 +481,8 @@ class _Waiting:
         if not self.is_told and now - self.since >= self.after_s:
             self.is_told = True
             self.say(
-                f"{self.op.run}: waiting for {_named(self.op)}: {silence}; its work may go on there, so it is begun "
-                f"nowhere else. See how it is: inv status {self.op.run}; end it once it answers: inv down {self.op.run}"
+                f"{self.op.run}: waiting for {_named(self.op)}: {silence}; its work may go on there, so it is not "
+                f"started elsewhere. Check it: inv status {self.op.run}; end it once it answers: inv down {self.op.run}"
             )
 
 

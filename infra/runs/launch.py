@@ -299,7 +299,7 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
                 unclear = journal.ops(run=pods.name_of(request.run, len(ops)))[-1]
                 pods.stand_aside(unclear, journal, f"its creation was not answered: {error}")
                 renting.back.append(unclear)
-                why = f"{error}; whether it is there is not known, and it is ended when it turns up: inv reap"
+                why = f"{error}; the machine may exist; it is ended once the vendor lists it; check: inv reap"
             else:
                 failure = _try(ops, provider, journal, offer, replace(request, run=ops[-1].run), say, renting.terms)
                 if failure:

@@ -315,7 +315,7 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = No
         return _cut_off(provider, op, journal, patience_s)
     verdict = seen.verdict
     if seen.is_there is None and not verdict or not verdict and seen.why:
-        raise SlipwayError(seen.why or f"{op.run}: nobody can tell how it is")
+        raise SlipwayError(seen.why or f"{op.run}: its state is not known")
     if rented and verdict.get("state") == "failed" and Job.from_json(op.job).on_failure == "keep":
         return op
     if op.stays and verdict.get("state") in STAYS:

@@ -84,7 +84,7 @@ class ManagedJobs(Market):
         seen = self.seen(pod)
         row = seen.answer or self.row_of(pod)
         if row and row["status"] not in OVER and time.time() - seen.at > OLD_S:
-            raise NotAnswered(f"skypilot: no answer yet; its last word is {duration(time.time() - seen.at)} old")
+            raise NotAnswered(f"skypilot: no answer yet; its last answer is {duration(time.time() - seen.at)} old")
         return _pod(row) if row and row["status"] not in OVER else None
 
     def list(self) -> "list[Pod]":

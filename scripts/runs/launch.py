@@ -74,7 +74,7 @@ def launch(spec: LaunchFlags) -> None:
         deploy((meant.request, *meant.others), meant.is_ordered, meant.limits, spec, settings)
         return
     with open_journal(settings) as journal:
-        with moving_line.waiting("what is there, and what it costs, is found out"):
+        with moving_line.waiting("looking at what exists, and what the rest costs"):
             settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
             found = use_case.prepare(meant, journal, settings, render.tell)
         if found.is_open:

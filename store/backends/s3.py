@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from store import credentials
-from store.backends.backend import PART_BYTES, Backend, Copy, ListedFile, Source
+from store.backends.backend import PART_BYTES, Copy, ListedFile, Source
+from store.backends.bucket import BucketBackend
 from store.manifest import Denied, NoStore, StoreError
 from store.patience import Again, Conflict, Patience, clean
 
@@ -35,16 +36,10 @@ WRITES = {
 HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_ENDPOINT_URL for another service than AWS)"
 
 
-class Bucket(Backend):
-    compares_and_sets = True
-
+class Bucket(BucketBackend):
     def __init__(self, uri: str, patience: Patience | None = None, part_bytes: int = PART_BYTES) -> None:
-        super().__init__(uri)
-        self.bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-        if not self.bucket or "@" in self.bucket:
-            raise NoStore(f"store {clean(uri)}: expected s3://bucket/folder; {HINT}")
-        self.prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        self.patience, self.part_bytes = patience or Patience(), part_bytes
+        super().__init__(uri, patience, HINT)
+        self.part_bytes = part_bytes
         self.copy_bytes = COPY_BYTES
 
     @property
@@ -222,11 +217,11 @@ class Bucket(Backend):
         status, said = answer.get("HTTPStatusCode", 0), answer.get("HTTPHeaders", {}).get("retry-after", "")
         words = f"{self.uri}: {what}: {clean(error)}"
         if code in CHANGED or status in (409, 412):
-            return Conflict(f"{words}: somebody else has written there meanwhile")
+            return self._conflict(words)
         if status in (408, 429) or status >= 500 or code in AGAIN:
             return Again(f"it answers {status} ({code})", float(said) if said.isdigit() else None)
         if code == "NoSuchBucket" or (status == 404 and "bucket" in what):
-            return NoStore(f"{self.uri}: there is no such bucket; make it: inv ckpt.init --to s3://{self.bucket}")
+            return self._no_bucket()
         if code == "NoSuchUpload":
             return Again(f"{what}: its upload has been given up meanwhile")
         if code == "InvalidRange":

@@ -257,7 +257,7 @@ class Agent:
         """Leave without a verdict: the engine that has taken the machine begins the work anew."""
         ask_to_stop(self.pod, LEFT, ending["reason"], 0.0)  # the guard is not to bring this agent back
         self.progress.close("waiting")
-        say(f"leaving, to be begun anew: {ending['reason']}")
+        say(f"exiting, to be restarted: {ending['reason']}")
         return 0
 
     def end_steps(self, ending: Dict[str, Any], patience_s: float) -> None:
@@ -299,7 +299,7 @@ class Agent:
         longest_s = min(TRACKERS_S, limits.carry_s(self.job, guard) / 4)
         while any(one.pid() is not None for one in self.trackers):
             if time.monotonic() - began > (TRACKERS_ASKED_S if self.stop_request() else longest_s):
-                say("a tracker was not done in time, and is ended")
+                say("a tracker did not finish in time, and was ended")
                 break
             self.look_after()
             time.sleep(steps.POLL_S)

@@ -260,7 +260,7 @@ class Guard:
         dirty = in_words(survivors)
         if state == LEFT and not self.pod.verdict.exists():
             self._report()
-            say(f"left, to be begun anew: {reason}; {dirty or 'nothing is left'}")
+            say(f"exited, to be restarted: {reason}; {dirty or 'nothing is left'}")
             return 1 if survivors else 0
         ending = close(self.pod, verdict(self.job, state, f"{reason}; {dirty}" if dirty else reason))
         self._report()
