@@ -205,7 +205,7 @@ class SweepWork:
         try:
             if not why:
                 budgets.reserve(self.journal, name, run, most, scale)
-        except OutOfMoney as error:  # somebody else was faster
+        except OutOfMoney as error:  # another process was faster
             why = str(error)
         if why and self.told.get(run) != why:
             self.told[run] = why
@@ -234,7 +234,8 @@ class SweepWork:
         env = [f"{name}={value}" for name, value in one.trial.env.items()]
         spec, paid = one.spec, list(self.planned.more)
         if self.planned.budget:
-            if any(op.is_live for op in self.journal.ops(run=run)):  # it is joined, with the limit that it has
+            if any(op.is_live for op in self.journal.ops(run=run)):
+                # the run is joined, with the limit that it already has
                 spec = replace(spec, spend_limit="")
             elif spec.spend_limit and one.most_micro_usd:  # earlier cost is part of what it may cost
                 spec = replace(spec, spend_limit=dollars(one.most_micro_usd - self._cost(run)))
@@ -258,7 +259,7 @@ class SweepWork:
                 continue
             del self.running[run]
             document: Mapping[str, Any] = {}
-            with suppress(ValueError):  # it died before it said anything: its exit code has to do
+            with suppress(ValueError):  # it died before it wrote anything: only its exit code is known
                 document = json.loads(one.said.read_bytes())
             code = one.child.returncode
             if code == NoOffer.exit_code and self.running:
@@ -336,7 +337,7 @@ class SweepWork:
         lines = jsonl_log.parse((content or b"").decode("utf-8", "replace"))
         if lines:
             found.at = lines[-1]["step"]
-            found.steps = found.steps or found.at  # it was made before, by whoever knew
+            found.steps = found.steps or found.at  # it was made before, and the maker recorded the figure
         if state == kept.SUCCEEDED:
             made: Mapping[str, Any] = {}
             with suppress(StoreError):  # a store elsewhere that does not answer now: its steps have the figure too

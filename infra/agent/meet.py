@@ -93,7 +93,7 @@ class Meeting:
                     link.sendall("{} {}\n".format(self.key, self.rank).encode())
                     if word == "goodbye":
                         self.gone.add(rank)
-            except (OSError, ValueError):  # somebody else, or gone
+            except (OSError, ValueError):  # another program, or the node is gone
                 return
 
     def _call(self, rank: int) -> None:

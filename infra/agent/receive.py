@@ -279,7 +279,7 @@ def sha256(text=b""):
 
 
 def main():
-    os.umask(os.umask(0o022) | 0o022)  # what runs with our rights is nobody else's to write
+    os.umask(os.umask(0o022) | 0o022)  # nobody else may write what runs with our rights
     source = sys.stdin.buffer
     try:
         pod = ReceivingFolder(**json.loads(source.readline()))  # while the request is still being made

@@ -84,12 +84,12 @@ def _listen(exchange: Conversation, outbox: "queue.SimpleQueue[bytes | None]") -
         try:
             arrived = list(reader.feed(piece))
         except ValueError as error:
-            raise SlipwayError(f"the control host sent something that this version of Slipway cannot read: {error}") from None
+            raise SlipwayError(f"the control host sent what this version of Slipway cannot read: {error}") from None
         for kind, content in arrived:
             if kind in (OUT, ERR) and kind not in gone:
                 try:
                     _write(1 if kind == OUT else 2, content)
-                except OSError:  # nobody reads at our other end: the command is to hear of it as it would here
+                except OSError:  # nobody reads our output: the command is told, as it would be here
                     gone.add(kind)
                     outbox.put(frame(GONE, kind))
             elif kind == COPY:

@@ -22,7 +22,7 @@ from infra.transport.protocol import Transport
 
 SLACK_S = 15.0
 FOLDER = "~/.slipway"
-LEAST_DOWNLOAD_BYTES = 1 << 20  # less than that measures the way, not its width
+LEAST_DOWNLOAD_BYTES = 1 << 20  # fewer bytes would measure the latency, not the bandwidth
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,7 +132,7 @@ def _count(wished: Sequence[tuple[str, int]], num_gpus: int) -> Filter:
     def accepts(offer: Offer) -> bool:
         counts = [count for kind, count in wished if gpus.is_asked(kind, offer.gpu)]
         counts = counts or [count for _, count in wished] or [num_gpus]
-        # A part of an own machine may be used; a rented one is paid for as a whole.
+        # A part of an own machine may be used; of a rented one, all is paid for.
         return any(offer.num_gpus >= count if offer.place else offer.num_gpus == count or not count for count in counts)
 
     def relax(offers: Sequence[Offer]) -> str:

@@ -311,7 +311,7 @@ class JsonApi:
             read = parsedate_to_datetime(date)
             theirs = (read if read.tzinfo else read.replace(tzinfo=timezone.utc)).timestamp()
         except (ValueError, TypeError, OverflowError):
-            return  # it does not say what time it is: what is known has to do
+            return  # the answer has no date: the last known difference of the clocks is kept
         self._clocks = (theirs, boottime_s())
         if self.clock_scale == 1.0:  # a rehearsal's clock is another one on purpose
             self._skew_s = theirs - time.time()

@@ -323,7 +323,8 @@ class Lium(ByHttp):
         one, odd = rows.read(PodRow, row)
         way = None
         if one.status == "RUNNING" and one.ssh_connect_cmd:
-            found = _SSH.fullmatch(one.ssh_connect_cmd.strip())  # by the owner of the host: this form and no other
+            # the owner of the host writes this text: only this form is accepted
+            found = _SSH.fullmatch(one.ssh_connect_cmd.strip())
             if found:
                 way = (found[1], found[2], int(found[3] or 22))
             else:

@@ -69,7 +69,7 @@ def open_own(name: str, settings: Settings) -> Market | None:
     if settings.rehearsal:
         raise UsageError(f"provider {name} is of an extension, and a rehearsal has none of its machines; known: "
                          f"{', '.join(VENDORS)}")  # fmt: skip
-    from infra.providers.own import OwnProvider  # few have one
+    from infra.providers.own import OwnProvider  # few users have one
 
     return OwnProvider(extension, settings)
 

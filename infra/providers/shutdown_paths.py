@@ -57,8 +57,8 @@ def ends_of(
         found.append(End("it succeeds", by_itself, timer))
         found.append(End("it fails", by_itself if on_failure == "end" else keeps, timer))
         elsewhere = f"{name}; its controller continues elsewhere"
-        taken = (elsewhere, elsewhere) if is_engine else (f"{name}; the process that follows the run continues it elsewhere",
-                                                          f"{name}; the run waits for the next inv command")  # fmt: skip
+        taken = (elsewhere, elsewhere) if is_engine else (f"{name}; whatever follows the run continues it elsewhere",
+                                                          f"{name}; the run waits for an inv command")  # fmt: skip
         found.append(End(TAKEN, *taken))
     if limits.idle_gpu_s is not None:
         found.append(End(f"no GPU works for {_hours(limits.idle_gpu_s)}", at_limit, timer))

@@ -217,7 +217,8 @@ class Keeper:
             begun_at = [at for at in self.journal.recovered_at(op.run) if at >= self.since]
             try:
                 provider = self.vendors(op.vendor)
-                if op.is_live and op.slot == 0 and op.state not in (READY, LOST):  # its renter may live, and go on
+                if op.is_live and op.slot == 0 and op.state not in (READY, LOST):
+                    # its renter may still live, and go on
                     pods.settle(provider, op, self.journal)
                     self._rest(op, RETRY_S)
                     continue
@@ -349,7 +350,7 @@ class Keeper:
             reason = sight.GONE if row.slot in course.gone else what
             self._end(row, reason, may_stand_aside=bool(course.lost) or row.slot > 0)
         self.lost(self.journal.op(op.token))
-        # A terminal that is closed now would cost this pod, too; whoever is told to leave does so with the run at work.
+        # A terminal that is closed now would cost this pod too: a keeper that is told to exit lets the run start first.
         with finishing(f"{op.run} is being brought back", self.say):
             return self.elsewhere(op, recoveries)
 

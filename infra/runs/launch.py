@@ -243,7 +243,7 @@ def _whole(ops: list[Op], vendors: Vendors, journal: Journal, say: Say) -> Itera
         taken = _taken_away(ops, vendors, journal) if ops and isinstance(error, SlipwayError) else None
         if ops:
             why = str(taken or error) or type(error).__name__
-            with contextlib.suppress(OSError):  # nobody listens any more: it is to end all the same
+            with contextlib.suppress(OSError):  # the output is closed: the pods are ended all the same
                 say(f"{ops[0].run} did not start: {why}; ending its pods")
             with finishing(f"{ops[0].run} is being ended" if ops else "", say):
                 _end_all(
@@ -295,7 +295,7 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
                     ops.append(_rent(renting, offer, provider, len(ops)))
             except NoOffer as error:
                 why, is_busy = str(error), is_busy or isinstance(error, Busy)
-            except Ambiguous as error:  # it may be there: it is to be ended when it turns up, and the next one may do
+            except Ambiguous as error:  # it may exist: it is ended when it turns up, and the next offer is tried
                 unclear = journal.ops(run=pods.name_of(request.run, len(ops)))[-1]
                 pods.stand_aside(unclear, journal, f"its creation was not answered: {error}")
                 renting.back.append(unclear)
@@ -324,7 +324,7 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
     job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
     job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
-    if request.devices and job.num_gpus:  # the GPUs of a rehearsal are not there
+    if request.devices and job.num_gpus:  # the GPUs of a rehearsal do not exist
         job = replace(job, environ={**job.environ, VISIBLE: request.devices})
     if rank == 0 and (provider.fleeting or mounts_of(job)):
         store = plan.store if "://" in plan.store else provider.pod_store or plan.store

@@ -29,7 +29,7 @@ STATES = {  # values of `Pod.state`; any other status is booting
     "RUNNING": "running", **dict.fromkeys(("PENDING", "SUBMITTED", "STARTING"), "queued"),
     **dict.fromkeys(ENDING, "ending"),
 }  # fmt: skip
-OLD_S = 60.0  # a word of that age says nothing about now
+OLD_S = 60.0  # an answer of that age says nothing about now
 Submission = Callable[[str, Limits], Mapping[str, Any]]  # the task of a token and what is left of its limits
 
 

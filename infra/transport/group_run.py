@@ -236,7 +236,7 @@ def _outcome(machine: Any, work: _Work, found: Any, timeout_s: float | None) -> 
     problem, result = "", found
     if isinstance(found, CommandTimedOut):
         result = found.result
-        how = "it was ended" if work.exit_code is not None else "it did not confirm that it ended, and may still be running"
+        how = "it was ended" if work.exit_code is not None else "it has not confirmed its end, and may still run"
         problem = f"no end after {timeout_s:g} s; {how}"
     elif isinstance(found, Exception):
         return CommandOutcome(name=work.name, problem=in_words(found))

@@ -36,9 +36,9 @@ JOBS = {"dlm": (Measured("H100", 1, 4.0, 1e9), Measured("H100", 8, 4.0, 4e9))}
 def cost(spec: CostFlags) -> None:
     if spec.estimate:
         if spec.run or spec.month:
-            raise UsageError("--estimate is for work that is still to be done; a run or --month shows what was spent; give one of them")
+            raise UsageError("--estimate is for work to come; a run or --month shows what was spent; give one of them")
         if spec.accuracy:
-            raise UsageError("--estimate is for work that is still to be done, --accuracy for runs that are over; give one of them")
+            raise UsageError("--estimate is for work to come, --accuracy for runs that are over; give one of them")
         show_estimate(spec, spec.json)
         return
     if given := [one.spelled for one in flags_of(EstimateFlags) if getattr(spec, one.name)]:

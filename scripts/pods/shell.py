@@ -82,7 +82,7 @@ def board(op: Op, transport: Transport, local: int) -> None:
     """Show the run's figures in TensorBoard, on its machine, for as long as this lasts. Raises SlipwayError."""
     with socket.create_server((LOOPBACK, 0)) as free:
         there = free.getsockname()[1]  # on another machine it may be taken: TensorBoard says so
-    logging.getLogger("infra.transport.port_forward").setLevel(logging.ERROR)  # that nobody answers yet is no news
+    logging.getLogger("infra.transport.port_forward").setLevel(logging.ERROR)  # nothing answers yet, which is expected
     pod, environments = pods.folder_of(op), Job.from_json(op.job).environments
     around = [f"SLIPWAY_WORK={pod.work}", f"SLIPWAY_RUN_ID={op.run}", f"PYTHONPATH={pod.code}"]
     around += [f"SLIPWAY_ENVIRONMENTS={environments}"] if environments else []

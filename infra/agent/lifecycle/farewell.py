@@ -66,7 +66,7 @@ def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float],
         try:
             for words in attempt(calls, pid, key):
                 say(f"farewell: {words}")
-        except Exception as error:  # whatever happens, the pod must not bill on for it
+        except Exception as error:  # whatever happens here, the pod must not stay and bill
             say(f"farewell: {type(error).__name__}")
         rounds += 1
         wait(BACKOFF.wait_s(rounds) / scale)
