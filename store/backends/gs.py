@@ -44,7 +44,7 @@ class GoogleBucket(BucketBackend):
             page = self._ask(f"listing {under or 'it'}", "GET", self._objects(), asked).json()
             for one in page.get("items", ()):
                 name = one["name"].removeprefix(self.prefix)
-                if not name.endswith("/"):  # what some tools leave to stand for a folder
+                if not name.endswith("/"):  # some tools write such an object to mark a folder
                     found[name] = ListedFile(int(one["size"]), one["generation"])
             if not page.get("nextPageToken"):
                 return found
@@ -79,7 +79,8 @@ class GoogleBucket(BucketBackend):
                 self._ask(f"writing {name}", "POST", self._objects(upload=True), {"uploadType": "media", **asked},
                           {"Content-Type": "application/octet-stream"}, body, len(body))  # fmt: skip
             except Conflict:
-                if self.get(name, 0, size + 1) != body:  # else it was ourselves, and the reply was lost
+                if self.get(name, 0, size + 1) != body:
+                    # otherwise our own earlier try wrote it, and its reply was lost
                     raise
         for name in gone:
             self._ask(f"removing {name}", "DELETE", self._objects(name), absent=True)

@@ -100,7 +100,8 @@ class Bucket(BucketBackend):
                 try:
                     self._ask(f"writing {name}", "put_object", size, Key=self.prefix + name, Body=body, **condition)
                 except Conflict:
-                    if self.get(name, 0, size + 1) != body:  # else it was ourselves, and the reply was lost
+                    if self.get(name, 0, size + 1) != body:
+                        # otherwise our own earlier try wrote it, and its reply was lost
                         raise
             else:
                 self._put_parts(name, source, size, condition)
@@ -145,7 +146,7 @@ class Bucket(BucketBackend):
             parts.append({"PartNumber": number, "ETag": tag})
         whole: dict[str, Any] = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
         self._ask(what, "complete_multipart_upload", size, Key=key, **whole, **condition)
-        for other in begun[:-1]:  # uploads of writers that died: their parts cost money until somebody removes them
+        for other in begun[:-1]:  # uploads of writers that died: their parts cost money until they are removed
             self._ask(what, "abort_multipart_upload", Key=key, UploadId=other)
 
     def _begun(self, key: str) -> list[str]:
@@ -184,7 +185,7 @@ class Bucket(BucketBackend):
         def ask() -> Any:
             answer = getattr(self._client, verb)(Bucket=self.bucket, **words)
             told = answer.get("CopyObjectResult") or answer.get("CopyPartResult") or answer
-            if verb in WRITES and not told.get("ETag"):  # botocore takes an answer that was cut for a good one
+            if verb in WRITES and not told.get("ETag"):  # botocore accepts an answer that was cut short
                 raise Again("its answer was cut short")
             return answer
 
@@ -246,7 +247,7 @@ def _client(keys: tuple[str, ...], asked: tuple[str, ...], answer_s: float) -> A
     from botocore.session import get_session
 
     config = Config(
-        retries={"total_max_attempts": 1},  # we wait ourselves, as long as we are asked to
+        retries={"total_max_attempts": 1},  # `Patience` waits, for as long as the server asks
         connect_timeout=10,
         read_timeout=answer_s,
         request_checksum_calculation="when_required",  # other services than AWS know no more
