@@ -17,10 +17,10 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
 from infra.providers import registry
 from infra.runs import pods
-from infra.runs.launch import send_code
 from infra.runs.lookup import find_run, way
 from infra.runs.settle import bring_home
 from infra.runs.sync import mirror
+from infra.runs.sync.send_code import send_code
 from infra.transport import large_files
 from infra.transport import push as code_sync
 from infra.transport.meter import Meter
