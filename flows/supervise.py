@@ -202,7 +202,7 @@ def handing_on(settings: Settings) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(SlipwayError, OSError):
+        with contextlib.suppress(SlipwayError, OSError):  # the error that led here must be shown
             ensure(settings, waits=False)
         raise
 

@@ -275,7 +275,7 @@ class Controller:
         if budget is None:
             return ""
         name = f"serve:{self.name}@{int(self.wanted.since)}"
-        with contextlib.suppress(UsageError):
+        with contextlib.suppress(UsageError):  # less than is reserved: the budget before stays
             before, scale = budgets.find(self.journal, name), self.settings.clock_scale
             budgets.open_budget(self.journal, name, budget.limit, before, scale)
         return name

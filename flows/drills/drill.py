@@ -153,7 +153,7 @@ class Drill:
             finally:
                 with finishing("the machines of the drill are being ended", self.tell):
                     problems += self._end_all()
-            with contextlib.suppress(SlipwayError):
+            with contextlib.suppress(SlipwayError):  # the watch records the failure, and the clauses judge it
                 self.watch.list()
         if problems:
             self.tell("; ".join(problems))
@@ -316,7 +316,7 @@ class Drill:
         """Watch a pod leave by itself; within_s: by the vendor's clock."""
 
         def is_gone() -> bool:
-            with contextlib.suppress(SlipwayError):
+            with contextlib.suppress(SlipwayError):  # without an answer it is not known to be gone
                 return all(not self._is_of(pod, op) for pod in self.watch.list())
             return False
 
@@ -326,7 +326,7 @@ class Drill:
         deadline = time.monotonic() + within_s / self.scale
         while time.monotonic() < deadline and not is_over():
             time.sleep(self._poll_s)
-            with contextlib.suppress(SlipwayError):
+            with contextlib.suppress(SlipwayError):  # the watch records the failure; the next look asks again
                 self.watch.list()
 
     def _end(self, op: Op) -> Op:
@@ -341,7 +341,7 @@ class Drill:
             except SlipwayError:
                 if tries >= MOST_DELETIONS and (now.remote_id or time.monotonic() > turns_up_by):
                     raise
-            with contextlib.suppress(SlipwayError):
+            with contextlib.suppress(SlipwayError):  # the next round tries again
                 # anything else with this token is ended too, such as the machine whose answer was lost
                 reconcile(self.watch.as_market, self.journal)
             time.sleep(self._poll_s)

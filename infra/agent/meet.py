@@ -46,7 +46,7 @@ def free_ports(count: int) -> List[int]:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 trial.bind(("", port))
-            except OSError:
+            except OSError:  # the port is in use
                 continue
         if port not in found:
             found.append(port)

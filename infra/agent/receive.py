@@ -126,7 +126,7 @@ class ReceivingFolder:
                 with open(memory, encoding="ascii") as file:
                     files = json.load(file)
                 pushed_at = os.stat(memory).st_mtime_ns
-            except (OSError, ValueError, RecursionError):
+            except (OSError, ValueError, RecursionError):  # this pod has no readable list: its code is not used
                 continue
             is_code = name != "code" or "pyproject.toml" in files  # a pod that was only made has its agent, and no more
             if is_code and isinstance(files, dict) and files and all(files.values()):

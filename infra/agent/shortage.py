@@ -78,7 +78,7 @@ def spare_me() -> None:
 
     With nothing else to take it lets calls fail instead, until there is memory again.
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # only root may lower it
         SCORE.write_text("-1000")
 
 

@@ -269,7 +269,7 @@ def _prepare(inside: int, echo: bool) -> None:
 
 
 def _resize(terminal: int, rows: int, columns: int) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the command has ended: its terminal is closed
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 

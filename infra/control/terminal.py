@@ -41,7 +41,7 @@ def tty() -> list[bool]:
     """Return which of our three streams are a terminal that we may use: another job may have it in front of us."""
     found = [os.isatty(number) for number in (0, 1, 2)]
     if found[0]:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a terminal that is not ours to control: it can be read all the same
             found[0] = os.tcgetpgrp(0) == os.getpgrp()
     return found
 
@@ -50,7 +50,7 @@ def size(streams: list[bool]) -> tuple[int, int]:
     """Return rows and columns of the terminal."""
     for number, is_tty in ((1, streams[1]), (2, streams[2]), (0, streams[0])):
         if is_tty:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it has no size: the next stream, or the default
                 rows, columns, *_ = struct.unpack("HHHH", fcntl.ioctl(number, termios.TIOCGWINSZ, bytes(8)))
                 if rows and columns:
                     return rows, columns

@@ -438,7 +438,7 @@ class Keeper:
 
     def _take(self, run: str) -> None:
         if self.lease is None:
-            with contextlib.suppress(Held):
+            with contextlib.suppress(Held):  # another process keeps the run, and this one only follows
                 self.lease = self.journal.take(lease_name(run), own_code.stamp())
 
     def _rest(self, op: Op, seconds: float) -> bool:

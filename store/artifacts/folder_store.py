@@ -219,7 +219,7 @@ class FolderStore:
         if found.problem:
             raise StoreError(f"{name} in {self.uri}: {found.problem}")
         if not is_kept(where) and os.access(self._root, os.W_OK):  # otherwise it would change when its name moves
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # a read-only or full disk: it is read where it is
                 where = self._kept(name, fingerprint)
         return Path(self._at(where)) if os.path.exists(self._at(f"{where}/{MANIFEST}")) else Path(self._root)
 

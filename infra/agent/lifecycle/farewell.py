@@ -127,7 +127,7 @@ def ask(call: Call, values: Mapping[str, str]) -> str:
     thread.start()
     thread.join(CALL_S)
     if thread.is_alive() and connection.sock is not None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it has been closed meanwhile
             connection.sock.shutdown(socket.SHUT_RDWR)
     return said[0] if said else f"no whole answer in {CALL_S:g} s"
 
