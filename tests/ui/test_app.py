@@ -198,6 +198,7 @@ def test_an_exported_page_holds_its_modules_and_data_and_asks_nobody(desk, tmp_p
     assert text == 'import { h } from "slipway/dom.js";\nimport { go } from "slipway/views/curves.js";'
 
 
+@pytest.mark.process
 def test_a_port_that_cannot_be_used_is_told_with_its_reason():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
