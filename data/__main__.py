@@ -47,7 +47,7 @@ def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict
     from data.shards import pipeline
     from data.text.inputs import Share
 
-    # By hand nothing is held out unless asked for, and then the shards lie straight in the folder.
+    # A user's own shards hold nothing out unless asked to; then they lie directly in the folder.
     raw = {"val_ratio": 0.0, **raw} if plain else dict(raw)
     how = load(pipeline.How, {one.name: raw.pop(one.name) for one in fields(pipeline.How) if one.name in raw}, "spec")
     spread = load(

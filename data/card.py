@@ -60,7 +60,7 @@ def write(folder: Path) -> None:
         return
     told = of_folder(folder)
     if told:
-        local_files.replace(path, text_of(told).encode(errors="replace"))  # a name of a file may be no text
+        local_files.replace(path, text_of(told).encode(errors="replace"))  # a file name may not be valid text
 
 
 def of_folder(folder: Path) -> CardFacts | None:
@@ -69,7 +69,7 @@ def of_folder(folder: Path) -> CardFacts | None:
         if is_token_folder(folder):
             return _of_tokens(folder)
         return _of_shards(folder) if any((one / MANIFEST).is_file() for one in parts(folder)) else _of_lines(folder)
-    except DataError:  # it is no folder of shards, or not a whole one
+    except DataError:  # not a folder of shards, or not a complete one
         return None
 
 
@@ -101,7 +101,7 @@ def _of_tokens(folder: Path) -> CardFacts | None:
     manifest = read_token_manifest(folder)
     shards = manifest["shards"]
     if not all(one["name"].endswith(SUFFIX) for one in shards):
-        return None  # the card of an older version, which nobody but us reads
+        return None  # the card of an older version, which nothing else reads
     told = CardFacts(title="Tokens")
     for part in ("train", "val"):
         add_tokens(told, part, [one for one in shards if one["name"].startswith(part)], f"{part}-*{SUFFIX}")

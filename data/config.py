@@ -117,7 +117,7 @@ def _without_drafts(found: list[Path], root: Path) -> list[Path]:
     """Return only the whole files of a folder of shards that are still being made, or were interrupted."""
     listed: dict[Path, set[str] | None] = {}
     for folder in {one.parent for one in found}:
-        with suppress(DataError):  # else it is none of ours
+        with suppress(DataError):  # otherwise it is not one of our names
             listed[folder] = manifest.listed(folder) if (folder / manifest.MANIFEST).is_file() else None
     return [
         one

@@ -111,7 +111,7 @@ def is_shard(path: Path) -> bool:
         return False
     try:
         return path.name in listed(path.parent)
-    except DataError:  # somebody else's manifest.json: then it is somebody else's text
+    except DataError:  # another program's manifest.json: the folder holds plain text
         return False
 
 

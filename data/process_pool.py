@@ -28,7 +28,7 @@ def share_out(
     Raises DataError or OSError as a process did; DataError for one that was killed.
     """
     waiting = list(reversed(tasks))
-    context = multiprocessing.get_context("spawn")  # in a copy, what threads held would stay held
+    context = multiprocessing.get_context("spawn")  # in a forked copy, locks that threads held would stay locked
     crew: dict[Any, Any] = {}
     at_work: dict[Any, Task] = {}
     try:
@@ -57,7 +57,7 @@ def share_out(
 
 def _give(connection: Any, waiting: list[Task]) -> Task:
     task = waiting.pop()
-    with suppress(ConnectionError):  # it was killed, which the next look at it tells
+    with suppress(ConnectionError):  # it was killed; the next look at it reports that
         connection.send(task)
     return task
 
@@ -76,8 +76,8 @@ def _listen(connection: Any, task: Any, process: Any) -> Any:
 
 
 def _work(begin: Callable[[], Callable[[Any], Iterable[Any]]], connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to hear
-    with suppress(ConnectionError, EOFError):  # nobody listens any more
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the main process handles Ctrl-C
+    with suppress(ConnectionError, EOFError):  # the main process is gone
         try:
             do = begin()
             while True:

@@ -94,7 +94,7 @@ def _sent(place: "Repository", there: Mapping[str, Any], before: str, scratch: P
     names = set(re.findall(r"^- `([^`]+)`: sha256 `", ours, re.MULTILINE))
     for part in ("", "train/", "val/"):
         (scratch / MANIFEST).write_bytes(_content(place, part + MANIFEST, there))
-        with suppress(DataError):  # there is none, or somebody else's
+        with suppress(DataError):  # there is no card, or it is not ours
             names |= {part + MANIFEST, *(part + one for one in listed(scratch))}
     return names
 

@@ -52,7 +52,7 @@ def _lock(descriptor: int) -> bool:
     except OSError as error:
         if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
             raise
-        # a file system that locks no folders: then it is the user's to run one at a time
+        # a file system that locks no folders: the user has to run one at a time
     return True
 
 
@@ -64,7 +64,7 @@ def _holder(descriptor: int) -> int:
             words = line.split()
             if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode:
                 return int(words[4])
-    except (OSError, ValueError, IndexError):  # only to be of help
+    except (OSError, ValueError, IndexError):  # only for a better message
         pass
     return 0
 

@@ -25,7 +25,7 @@ def verify(folder: Path, partial: bool = False) -> list[str]:
     problems, names = [], {shard["name"] for shard in manifest["shards"]}
     if not manifest["finished"]:
         problems = [] if partial else [f"{MANIFEST}: not finished; the command that began it goes on; {PARTIAL}"]
-    if manifest["finished"] or not partial:  # else one may have come about while nobody could list it
+    if manifest["finished"] or not partial:  # otherwise a shard may have been written before it could be listed
         spare = (path.name for path in sorted(folder.glob("shard-*")) if path.name not in names)
         problems += [f"{name}: not in the manifest" for name in spare]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -103,7 +103,7 @@ def clear(
         if rented is None:
             return _clear_engine(account, journal, found, problems)
         reaped = reaping.reap(rented, journal, orphans_only=orphans_only)
-    except Exception as error:  # the other accounts are looked after all the same
+    except Exception as error:  # an error about one account must not keep the others from being settled
         problems.append(f"{account.name}: {errors.in_words(error)}")
         return []
     found += reaped.findings
@@ -115,7 +115,7 @@ def clear(
 def _clear_engine(engine: Provider, journal: Journal, found: list[Finding], problems: list[str]) -> list[Done]:
     """End what of ours an engine runs that no row claims. It costs nothing, so that no limit of money is due."""
     done: list[Done] = []
-    for _ in range(2):  # what the first has asked to end is seen to be gone by the second
+    for _ in range(2):  # the first pass asks for ends, the second sees that they have happened
         seen = reconcile(engine, journal)
         done += [_done(action, engine, journal) for action in seen.actions]
     problems += seen.problems

@@ -15,7 +15,7 @@ from infra.runs.sync import snapshot
 from infra.runs.timing import Say
 from infra.settings import Settings
 
-DETACHED = 130  # with which a command leaves that no longer follows
+DETACHED = 130  # exit code of a command that no longer follows its run
 
 
 @contextlib.contextmanager

@@ -206,7 +206,7 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
         if vendor.is_here:
             memory_check.check(memory_check.phases_of(plan.job.steps), meant.request.num_gpus)
         if meant.spec.dry_run:
-            choose.of_machines(vendor, meant.request)  # a plan that no machine can carry out is no plan
+            choose.of_machines(vendor, meant.request)  # refuse a plan that no machine can carry out before it is shown
     return found
 
 

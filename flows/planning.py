@@ -118,7 +118,7 @@ def plan_for(
         refuse_what_is_only_here(plan.job.steps)
     if plan.job:
         _check_writable(settings.store)
-    if plan.job and settings.rehearsal:  # the GPUs of a rehearsal are make-believe
+    if plan.job and settings.rehearsal:  # the GPUs of a rehearsal do not exist
         plan = replace(plan, job=replace(plan.job, num_gpus=0, clock_scale=settings.clock_scale))
     if plan.job:
         tracked = trackers.asked(work.spec.track, settings)
@@ -131,7 +131,7 @@ def plan_for(
         env = (f"the job is given {', '.join(shown)}",) if shown else ()
         plan = replace(plan, job=job, notes=(*plan.notes, *lacking, *env))
     if vendor.pod_store:
-        kept = "artifacts stay on the machine until somebody who follows (or inv status, or inv pull) brings them home"
+        kept = "artifacts stay on the machine until a command copies them here: launch, inv status or inv pull"
         return replace(plan, notes=(*plan.notes, kept)) if plan.job else plan
     if plan.job and environments and not environment.find("train", ROOT, settings.environments, plan.job.torch):
         built = "the train environment is built first: a minute or so, depending on the network"

@@ -119,7 +119,7 @@ def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say, fir
             raise UsageError(
                 f"--model {said}: known: hf://user/repo, s3://bucket/folder, gs://bucket/folder, a folder, an artifact"
             )
-        open_place(said)  # which says what is wrong with its name
+        open_place(said)  # the message says what is wrong with its name
         return said
     found = models.resolve(said, name, store=settings.store, cache=models.default_cache(), say=tell)
     return str(found.folder)

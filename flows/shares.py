@@ -27,7 +27,8 @@ from infra.runs.timing import Say
 from infra.settings import Settings
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-WAIT_S = {"local": 1.0}  # between two looks at what is in the way; elsewhere a connection is made
+# seconds between two looks at what is in the way; for other machines each look makes a connection
+WAIT_S = {"local": 1.0}
 WAIT_ELSEWHERE_S = 5.0
 BUDGET = "budget"  # the line of launches that wait for money
 
@@ -89,10 +90,10 @@ def pay_from(
             if now != why:
                 why = now
                 turns.note(journal, turn, why)
-                tell(f"{run} waits for {why}; Ctrl-C leaves the line")
+                tell(f"{run} waits for {why}; Ctrl-C stops waiting")
             time.sleep(WAIT_ELSEWHERE_S)
             live = [op.token for op in journal.ops(live=True) if op.budget_name == name]
-            settle_rows(journal, settings, tell, live)  # so that runs that are over free what they have not spent
+            settle_rows(journal, settings, tell, live)  # so that runs that are over release what they have not spent
     finally:
         turns.leave(journal, turn)
 
@@ -173,7 +174,7 @@ class MachineLine:
     def _say(self, why: str) -> None:
         if why != self.told:
             self.told = why
-            self.tell(f"{self.turn.run if self.turn else ''} {why}; Ctrl-C leaves the line")
+            self.tell(f"{self.turn.run if self.turn else ''} {why}; Ctrl-C stops waiting")
 
 
 @contextlib.contextmanager

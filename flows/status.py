@@ -35,7 +35,7 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
     """
     vendors = {}
     for name in {op.vendor for op in journal.ops()}:
-        with suppress(UsageError):  # no inventory any more, say: its rows say that their provider is not set up
+        with suppress(UsageError):  # for example the inventory is gone: the rows say that their provider is not set up
             vendors[name] = registry.provider(settings, name)
     in_line, results = waiting(journal), kept.kept(settings)
     known = {one.run for one in in_line} | {one.name for one in results}
@@ -97,7 +97,7 @@ def _one_of(trials: Sequence[PodView]) -> PodView:
 
 def waiting(journal: Journal) -> list[PodView]:
     """Return the runs that stand in line for a machine of one's own, the one that came last first."""
-    there = {op.run for op in journal.ops(live=True)}  # its turn has come, and it is being begun
+    there = {op.run for op in journal.ops(live=True)}  # its turn has come, and it is being started
     return [
         PodView(run=one.run, provider=one.vendor, state="waiting", note=turns.why_waiting(journal, one),
                 started_at=float(one.since))

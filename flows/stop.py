@@ -34,7 +34,7 @@ def services(names: list[str], journal: Journal, settings: Settings, tell: Say) 
             controller_client.finish(name, settings, journal, tell)
             tell(f"{name}: ended, nothing of it runs")
             yield Ended(name)
-        except Exception as error:  # the others have to end all the same
+        except Exception as error:  # an error about one run must not keep the others from ending
             yield Ended(name, as_told(error, name))
     supervise.leave_if_done(settings)
 
@@ -78,15 +78,15 @@ def end(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:
 
 def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Make a rented pod save, and download its reports. One that does not answer is ended all the same."""
-    while op.is_live and op.state != TERMINATING:  # from then on nobody brings it back
+    while op.is_live and op.state != TERMINATING:  # from then on no keeper brings it back
         try:
             op = journal.advance(op, "end", **pods.ASKED_FOR)
-        except Fenced:  # its keeper has just written something down
+        except Fenced:  # its keeper has just changed the row
             op = journal.op(op.token)
     if not op.is_live:
         return op
-    keep.end_keeper(op.run, journal, patience_s=0.0)  # it would end the pod as soon as that has a verdict
-    tell(f"{op.run}: saving and leaving")
+    keep.end_keeper(op.run, journal, patience_s=0.0)  # the keeper would end the pod as soon as it has a verdict
+    tell(f"{op.run}: saving and ending")
     try:
         pods.stop_work(vendor, op)
         bring_home(op, vendor, settings)

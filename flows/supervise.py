@@ -53,7 +53,7 @@ from store.backoff import Backoff
 EVERY_S = 1.0  # between two looks
 WRITE_EVERY_S = 5.0  # where nothing has changed
 ENDS = Backoff(first_s=2.0, longest_s=60.0)  # between two requests to end what a vendor does not let go
-RECENT_S = 900.0  # a run whose pod was gone for longer when nobody looked is somebody's to resume
+RECENT_S = 900.0  # when nobody looked for longer than this after a pod was gone, the user has to resume the run
 START_S = 60.0
 LEAVE_S = 30.0
 POLL_S = 0.1
@@ -174,25 +174,26 @@ def ensure(settings: Settings, waits: bool = True) -> int | None:
                 return holder.pid
             if process.poll() is not None and journal.holder(SUPERVISOR) is None:
                 if process.returncode == 0:
-                    return None  # it has done all there was
+                    return None  # it has nothing left to do
                 break
             time.sleep(POLL_S)
-    raise SlipwayError(f"the supervisor does not come up; its log: {log_file(settings)}; run: inv supervisor")
+    raise SlipwayError(f"the supervisor did not start; its log: {log_file(settings)}; run: inv supervisor")
 
 
 def hand_on(op: Op, settings: Settings) -> str:
     """Leave a run: the supervisor keeps another machine's, what is here keeps itself. Return which, in words."""
     vendor = registry.provider(settings, op.vendor)
     if vendor.is_here:
-        return "its own guard and agent keep it at work on this machine; nobody else is needed"
+        return "its own guard and agent keep it running on this machine; no other process is needed"
     if vendor.manages:
-        return f"{vendor.name}'s controller keeps it at work; nobody else is needed"
+        return f"{vendor.name}'s controller keeps it running; no other process is needed"
     with Journal.open(settings.state_file) as journal:
-        journal.abandon(lease_name(op.run))  # whatever befalls its pod before the supervisor has it, it is to go on
+        # if its pod fails before the supervisor has seen it, the run must still be continued
+        journal.abandon(lease_name(op.run))
     pid = ensure(settings)
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
     log = settings.homes / op.run / "keep.log"
-    return f"{who} brings it home, and back if its machine fails; it writes to {log}; see: inv supervisor"
+    return f"{who} copies its results here, and continues it if its machine fails; its log: {log}; see: inv supervisor"
 
 
 @contextlib.contextmanager
@@ -201,7 +202,7 @@ def handing_on(settings: Settings) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(SlipwayError, OSError):
+        with contextlib.suppress(SlipwayError, OSError):  # the error that led here must be shown
             ensure(settings, waits=False)
         raise
 
@@ -262,7 +263,7 @@ class Supervisor:
     def run(self) -> None:
         """Look after what is to go on, until there is nothing left, this process is to leave or the journal is gone."""
         while not self.is_leaving.is_set():
-            if not self.settings.state_file.exists():  # nobody else would read what is written from here on
+            if not self.settings.state_file.exists():  # no other process reads what is written from here on
                 self.tell(f"{self.settings.state_file} is gone")
                 self.is_leaving.set()
             elif not self.look():
@@ -299,7 +300,7 @@ class Supervisor:
         tries, told = 0, set[str]()
 
         def tell(text: str) -> None:
-            if text not in told:  # a vendor that is deaf for hours fills no log
+            if text not in told:  # a vendor that does not answer for hours must not fill the log
                 told.add(text)
                 self.tell(text)
 
@@ -349,7 +350,7 @@ class Supervisor:
             why = str(error)
             self.tell(f"{name}: given up: {error}")
             self._tell_given_up(name, why)
-        except Exception as error:  # begun again, at the pace of its retries
+        except Exception as error:  # started again, at the pace of its retries
             is_done = False
             self.tell(f"{name}: {in_words(error)}")
         if (is_done and not why or why) and work != self._carry:
@@ -418,7 +419,7 @@ class Supervisor:
             same = asdict(before) | {"looked_at": 0} == asdict(state) | {"looked_at": 0}
             if same and time.monotonic() - at < WRITE_EVERY_S:
                 return
-        with contextlib.suppress(OSError):  # a full disk keeps it from nothing else
+        with contextlib.suppress(OSError):  # a full disk must not stop its other work
             local_files.replace(state_file(self.settings), json.dumps(asdict(state)).encode(), 0o600)
         self.written = time.monotonic(), state
 
@@ -446,7 +447,7 @@ def serve(tell: Say) -> None:
             tell(f"process {os.getpid()} looks after {settings.state_file}")
             supervisor.run()
             journal.release(lease)
-            # Whoever left something behind just now has seen this lease held, and started no other supervisor.
+            # A process that has just left work behind saw this lease held, and so started no other supervisor.
             if supervisor.is_leaving.is_set() or not is_needed(journal, settings):
                 tell("it exits: " + ("it was told to" if supervisor.is_leaving.is_set() else "nothing is left"))
                 return

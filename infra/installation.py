@@ -43,7 +43,7 @@ class JournalClaim:
 def this_machine() -> MachineIdentity:
     key = ""
     for path in MACHINE_IDS:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # the next file, or no id at all
             key = key or path.read_text().strip()
     return MachineIdentity(
         hashlib.sha256(f"slipway {key}".encode()).hexdigest()[:16] if key else "", socket.gethostname()

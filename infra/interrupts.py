@@ -52,7 +52,7 @@ def finishing(what: str, say: Callable[[str], None]) -> Iterator[None]:
         if len(noted) > 1:
             before[number](number, frame)
         else:
-            with contextlib.suppress(OSError, RuntimeError):  # nobody reads, or it came in the midst of a print
+            with contextlib.suppress(OSError, RuntimeError):  # nobody reads, or the signal came during a print
                 say(MEANWHILE.format(what=what))
 
     with _handling(dict.fromkeys(NUMBERS, note), callable) as replaced:

@@ -130,7 +130,7 @@ MIGRATIONS = (
         "ALTER TABLE ops ADD COLUMN budget_name TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE ops ADD COLUMN budget_run TEXT NOT NULL DEFAULT ''",
     ),
-    (  # a machine is one row's, or of several that have devices of their own; others wait for it
+    (  # a machine belongs to one row, or to several with different devices; others wait for it
         "ALTER TABLE ops ADD COLUMN devices TEXT NOT NULL DEFAULT ''",
         "DROP INDEX one_live_per_place",
         """CREATE UNIQUE INDEX one_live_per_place ON ops (vendor, place, devices)
@@ -261,12 +261,12 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
         remember_changes(lock, changes)
         meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
         if "installation" not in meta:
-            raise _Damaged("it does not say whose it is")
+            raise _Damaged("it names no installation")
         found, replaced = meta["installation"], _replaced(meta)
     except sqlite3.OperationalError:
         db.close()
         raise
-    except (sqlite3.DatabaseError, _Damaged, ValueError) as error:  # a ValueError: what should be text is none
+    except (sqlite3.DatabaseError, _Damaged, ValueError) as error:  # a ValueError: a field that should be text is not
         db.close()
         if not remembered and (remembered := installation.read(installation.older_file(path, usual, environ))):
             installation.remember(remembered, path, usual, environ)  # the journal that takes its place needs it

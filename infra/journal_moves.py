@@ -116,7 +116,7 @@ def _fold(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         while db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             if time.monotonic() > deadline:
-                raise JournalError(f"journal {path}: another process reads it without end; it was not moved")
+                raise JournalError(f"journal {path}: another process keeps reading it; it was not moved")
             time.sleep(POLL_S)
 
 

@@ -12,7 +12,7 @@ from infra.errors import SlipwayError
 from store import outside
 
 SAID_BYTES = 8 * outside.MIB
-MOST = 1e18  # any larger number of bytes, seconds or tokens is none
+MOST = 1e18  # a larger number of bytes, seconds or tokens cannot be right
 MANY = 1024  # nodes, GPUs, points of a curve
 
 

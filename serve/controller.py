@@ -50,7 +50,7 @@ from serve.service import ROUTER, ROUTER_GROUP, Service
 from store import StoreError
 
 FREED_S = 10.0  # time for the port of a killed controller to be free: its threads end one by one
-POLL_S = 0.25  # at what is wanted
+POLL_S = 0.25  # seconds between two looks at what is wanted
 MEAN_S = 60.0  # period for the mean of waiting requests
 STORE_S = 10.0  # time for a lease to be written
 LEAVE_S = 2.0  # time for requests in progress when a controller is told to leave
@@ -111,7 +111,7 @@ class Controller:
         async with self.replicas as replicas:
             try:
                 replicas.adopt(self.seen.members)
-                if self.wanted.is_ending:  # they are ended also where the port is somebody else's by now
+                if self.wanted.is_ending:  # they are ended even if another process has the port by now
                     self.gateway.hear()
                 else:
                     self._tell_gateway()
@@ -275,7 +275,7 @@ class Controller:
         if budget is None:
             return ""
         name = f"serve:{self.name}@{int(self.wanted.since)}"
-        with contextlib.suppress(UsageError):
+        with contextlib.suppress(UsageError):  # less than is reserved: the budget before stays
             before, scale = budgets.find(self.journal, name), self.settings.clock_scale
             budgets.open_budget(self.journal, name, budget.limit, before, scale)
         return name
@@ -359,10 +359,10 @@ def limits_of(service: Service) -> GatewayLimits:
 async def keep(name: str) -> None:
     logging.getLogger("infra.transport.port_forward").setLevel(
         logging.ERROR
-    )  # a port behind which nobody answers is noticed by probes
+    )  # probes notice a port that does not answer
     settings = Settings.load(ROOT)
     with Journal.open(settings.state_file) as journal:
-        # Until this process is gone: whoever waits for the lease waits for the end of the process.
+        # Until this process is gone: a process that waits for the lease waits for the end of this one.
         lease = journal.take(service_lease(name), own_code.stamp())
         controller = None
         try:

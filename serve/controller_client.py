@@ -22,7 +22,7 @@ from serve.policy.service_state import ServiceRecord, WantedService
 
 POLL_S = 0.1
 TELL_EVERY_S = 30.0
-LEAVE_S = 600.0  # requests under way, then the engines, then proof from whoever rents them out
+LEAVE_S = 600.0  # requests under way, then the engines, then proof from the vendor
 
 
 def ensure(name: str, settings: Settings, journal: Journal, tell: Say) -> ServiceRecord:

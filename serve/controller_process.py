@@ -50,10 +50,10 @@ def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[],
         row = service_rows.find(journal, name)
         seen = seen_of(row.seen) if row else ServiceRecord()
         if row is None:
-            return seen  # it was to be ended, and has been
+            return seen  # the service was to be ended, and has ended
         is_new = seen.began_at != before
         if is_kept(name, journal):
-            if is_new and not seen.problem:  # else it is about to end
+            if is_new and not seen.problem:  # otherwise it is about to end
                 return seen
         elif is_new and seen.problem:
             raise UsageError(seen.problem)

@@ -34,7 +34,7 @@ from store import StoreError
 
 LLAMA = "llama.cpp"
 ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "torch": "train", LLAMA: "llama-cpp", "fake": "serve"}
-WITHOUT_ESTIMATE = ("fake", "torch", LLAMA)  # whose memory nobody reckons before they start
+WITHOUT_ESTIMATE = ("fake", "torch", LLAMA)  # engines whose memory is not estimated before they start
 HOST = "127.0.0.1"
 WORKER_FILE = "worker.pid"  # file of a scripted engine, in the folder where it runs
 KEY = "VLLM_API_KEY"  # in which every engine finds the key that it asks for; words of a command can be read by others
@@ -97,7 +97,7 @@ def command(
     if engine == "vllm-cpu":
         said |= {
             "VLLM_CPU_KVCACHE_SPACE": str(tuning.cpu_cache_bytes // GIB),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica is bound to the first cores
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise every replica is bound to the first cores
             "OMP_NUM_THREADS": str(tuning.threads),
         }
     return EngineCommand(words=_vllm(model, engine, port, tuning, bounds), environ=said, group=ENVIRONMENTS[engine])

@@ -109,7 +109,7 @@ class FakeEngine:
         if path in ("/v1/chat/completions", "/v1/completions") and request.method == "POST":
             return await self._generate(request, is_chat="chat" in path)
         if path in ("/invocations", "/collective_rpc", "/tokenize", "/pause"):
-            return web.json_response({"reached": path})  # a path that nobody from outside may reach
+            return web.json_response({"reached": path})  # a path that must not be reachable from outside
         return web.json_response({"detail": "Not Found"}, status=404)
 
     async def _generate(self, request: web.BaseRequest, is_chat: bool) -> web.StreamResponse:

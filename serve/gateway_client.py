@@ -113,7 +113,7 @@ class GatewayClient:
 
     def in_flight(self, replica_id: str) -> int:
         """Return the requests that a replica works on; 1 while that is not known of one that was just taken off."""
-        if self._task is None or self.trouble is not None:  # no gateway lives, so nobody asks anything
+        if self._task is None or self.trouble is not None:  # no gateway lives, so there are no requests
             return 0
         if self.report is None or self._obeyed != self.order:
             return 1
@@ -139,11 +139,11 @@ class GatewayClient:
                     self.restarts += 1
                 failures = 0 if was_known else failures + 1
                 if failures >= MOST_FAILURES:
-                    self.trouble = SlipwayError(f"the gateway does not come up: {error}")
+                    self.trouble = SlipwayError(f"the gateway did not start: {error}")
                     self._heard.set()
                 elif failures:
                     await asyncio.sleep(AGAIN_S)
-            except OSError as error:  # a want of this machine
+            except OSError as error:  # this machine is short of something
                 self.say(f"the gateway cannot be called: {error}")
                 await asyncio.sleep(AGAIN_S)
 
@@ -183,7 +183,7 @@ class GatewayClient:
             raise _Gone("")
         try:
             return msgspec.json.decode(line, type=GatewayReport)
-        except msgspec.DecodeError as error:  # sent by code that is not ours
+        except msgspec.DecodeError as error:  # sent by other code than ours
             gateway = gateway_orders.living(self.places)
             if gateway is not None:
                 send(gateway, signal.SIGTERM)

@@ -110,7 +110,7 @@ class Process:
                     self.ended.set()
         except ConnectionError as error:  # it was killed
             say(f"its controller no longer answers: {error}")
-        except msgspec.DecodeError as error:  # of code that is not ours
+        except msgspec.DecodeError as error:  # written by other code than ours
             say(f"its controller's orders cannot be read, so that another gateway has to take over: {error}")
             self.ended.set()
         finally:
@@ -279,7 +279,7 @@ class Process:
                         await self._close(self.links.pop(name))
             if time.monotonic() - read_at > keys.READ_EVERY_S:
                 read_at = time.monotonic()
-                if not self.places.gateway_lock.exists():  # nobody could find this gateway any more, nor end it
+                if not self.places.gateway_lock.exists():  # nothing could find this gateway any more, nor end it
                     say("its folder is gone; it ends")
                     self.ended.set()
                 if self.gateway is not None:
@@ -317,7 +317,8 @@ def _target(endpoint: ReplicaEndpoint, near: int) -> Target:
 def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("usage: python -m serve.gateway_process FOLDER")
-    logging.getLogger("infra.transport.port_forward").setLevel(logging.ERROR)  # probes tell that nobody answers there
+    # probes report that nothing answers there
+    logging.getLogger("infra.transport.port_forward").setLevel(logging.ERROR)
     raise_limit()
     places = Places(Path(sys.argv[1]))
     held = gateway_orders.lock(places)

@@ -48,7 +48,7 @@ GROWING = (
     *("work/runs/*/metrics.jsonl", "work/runs/*/samples.jsonl", "work/tracking/tensorboard/*/events.out.tfevents.*"),
     *("logs/*.log", "logs/*.times"),
 )
-OOM_FIRST = "600"  # when memory runs out, a courier is missed less than the step, and much less than the agent
+OOM_FIRST = "600"  # when memory runs out, this process is killed before the step, and long before the agent
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Courier:
             path, before = self.root / name, earlier_of(self.root, name)
             stamp = _stamp(path)
             if stamp is None:
-                continue  # tidied away meanwhile
+                continue  # removed meanwhile
             earlier = _pieces(before, before.stat().st_size) if before else ()
             stamps[name], files[name] = stamp, self.mask(itertools.chain(earlier, _pieces(path, stamp[0])))
         if not files:

@@ -37,7 +37,7 @@ def google_key(said: str) -> str:
     said = said or os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     if not said or said.lstrip().startswith("{"):
         return said
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # `store.backends.gs` says what is wrong with it
         return Path(said).expanduser().read_text(encoding="utf-8")
     return ""
 

@@ -32,7 +32,7 @@ def locked(root: str, exclusive: bool) -> Iterator[None]:
         yield
         return
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY | os.O_NONBLOCK, 0o644)
-    try:  # not by `hold`: a reader may be allowed to read only
+    try:  # not by `hold`, which writes: a reader may not be allowed to
         fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         yield
     finally:

@@ -172,7 +172,7 @@ def choose(
     named = check(name)
     if not named.problem and named.fingerprint == fingerprint:
         return named, name
-    for one in others():  # 8284afb may have written it under another name
+    for one in others():  # an older Slipway may have written it under another name
         if one != name and kind_of(one) == kind_of(name):
             found = check(one)
             if not found.problem and found.fingerprint == fingerprint:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
-SHORTEST = 8  # what is shorter is struck out as it is only: a short code stands for many things
+SHORTEST = 8  # shorter values are replaced only as they stand: a short text may mean many things
 
 
 class Mask:
@@ -23,7 +23,7 @@ class Mask:
         if self.pattern is None:
             yield from pieces
             return
-        held = b""  # struck out already, but for a value that only begins here
+        held = b""  # masked already, except for a value that only begins here
         for piece in pieces:
             held = self._strike(held + piece)
             ready = max(0, len(held) - self.longest + 1)

@@ -59,7 +59,7 @@ def _move(what: str, began: float, after_s: float, over: threading.Event) -> Non
     while not over.wait(wait_s):
         wait_s = EVERY_S
         line = line_of(what, time.monotonic() - began, width_of(sys.stderr))
-        with _turn, contextlib.suppress(OSError, ValueError):  # a terminal that is gone, or closed: nobody looks
+        with _turn, contextlib.suppress(OSError, ValueError):  # the terminal is gone or closed: nobody sees the line
             sys.stderr.write("\r" + line.ljust(_shown))
             sys.stderr.flush()
             _shown = max(_shown, len(line))

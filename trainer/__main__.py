@@ -171,7 +171,7 @@ def talk(flags: argparse.Namespace) -> None:
     one.system = flags.system
     try:
         hold(one, flags.prompt, place_of(flags))
-    except BrokenPipeError:  # nobody listens any more
+    except BrokenPipeError:  # the output is closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
         sys.exit(141)
 
@@ -203,7 +203,7 @@ def evaluate(flags: argparse.Namespace) -> None:
         raise Refused("eval needs --model or --config")
     found = scores(spec)
     emit("result", **found)
-    if not flags.config:  # else a step of somebody who reads the record
+    if not flags.config:  # otherwise it is a step, whose record is read
         print(json.dumps(found, indent=1))
 
 
@@ -254,7 +254,7 @@ def end(code: int) -> NoReturn:
 if __name__ == "__main__":
     try:
         exit_code = main()
-    except Exception:  # a mistake of ours
+    except Exception:  # a fault of Slipway
         traceback.print_exc()
         exit_code = 1
     end(exit_code)

@@ -101,7 +101,7 @@ class Training:
                     self._collect(wait=stop or self.step == steps)
                     if stop and self.step < steps:
                         raise Preempted(f"stopped at step {self.step} of {steps}; start it again to go on")
-        except NonFinite:  # all agree on that
+        except NonFinite:  # all processes agree on that
             self._collect(wait=True)
             raise
         finally:
@@ -130,7 +130,7 @@ class Training:
             if self.rolled_back:
                 raise Diverged("the loss is not finite and nothing was saved before; lower the learning rate")
             torch.manual_seed(self.config.seed)
-            if self.cut.is_whole:  # else the parts were dealt
+            if self.cut.is_whole:  # otherwise the parts are already distributed
                 self.ranks.spread(self.model.state_dict().values())
             return
         self._take_over(newest)

@@ -122,7 +122,7 @@ class PhaseRun:
             if is_frozen:
                 self.ranks.spread(model.state_dict().values())
             return model, shared(model, self.ranks) if self.ranks.size > 1 and not is_frozen else WHOLE
-        # before what takes long: groups are made with less patience
+        # before slow work, since groups are made with a shorter time limit
         held = not is_frozen and is_held(self.config, self.parallel, self.ranks, self.machine)
         part = cut(model, self.parallel, self.ranks, "hidden" if is_frozen else "through", held)
         model.to_empty(device=device)
@@ -190,7 +190,7 @@ class PhaseRun:
             final = one.run()
         if final is None:
             return None
-        if not self.cut.is_whole:  # the other parts are with processes that have ended
+        if not self.cut.is_whole:  # the other parts are in processes that have ended
             model = Decoder(self.config.model, self.machine.dtype(self.config))
             model.load_state_dict(final.tensors("model"))
             model.to(self.machine.device)
@@ -322,7 +322,7 @@ def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
     """
     spec, _, rest = making.fingerprint.partition("-")
     version, _, inputs = rest.rpartition("-")
-    remade = version.partition(".")[2]  # a remade artifact goes on from nothing that other code has left
+    remade = version.partition(".")[2]  # a remade artifact does not continue from what other code has left
     parts = (keeping.prefix, phase, spec[:12], inputs[:12], remade)
     return work_folder() / "checkpoints" / "-".join(filter(None, parts))
 

@@ -48,13 +48,13 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
     matrices = [one for one in model.model.layers.modules() if isinstance(one, Linear)]
     for one in matrices:
         one.in_float8 = config.dtype == "float8" and float8.fits(*one.weight.shape)
-        if one.in_float8 and not hasattr(one.weight, "to_local"):  # else it comes together only for its own pass
+        if one.in_float8 and not hasattr(one.weight, "to_local"):  # otherwise it is gathered only for its own pass
             one.held = float8.Weight.of(one.weight)
     model.held = [one for one in matrices if one.held is not None]
     blocks = [block for one in (model, *frozen) for block in one.blocks]
     if compiled:
         for block in blocks:  # all blocks are one piece of code: compiled once
-            block.compile(dynamic=not config.reads_text)  # else a resumed run would meet lengths in another order
+            block.compile(dynamic=not config.reads_text)  # otherwise a resumed run would meet lengths in another order
     try:
         with fast_attention(machine, config.deterministic):
             yield
@@ -170,7 +170,7 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
         return True
     if config.compile == "always":
         raise Refused(f"{config.phase}: asked to compile, but {problem}")
-    if kind == "cuda":  # at the price of a GPU nobody wants that by mistake
+    if kind == "cuda":  # at the price of a GPU this should not happen by mistake
         raise Refused(
             f"{config.phase}: {problem}, so each step would take a third to a half longer; install it, or say "
             f"--set {config.phase}.compile=never"

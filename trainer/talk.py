@@ -26,7 +26,7 @@ HELP = """/model [NAME]    show which model answers; with NAME: switch to that o
 /help            show this help
 //word           say /word to the model"""
 SAME = {"/?": "/help", "/new": "/reset", "/clear": "/reset", "/quit": "/exit", "/bye": "/exit"}
-COMMAND = re.compile(r"/[^/\s]+(?!\S)")  # /etc/fstab is none
+COMMAND = re.compile(r"/[^/\s]+(?!\S)")  # a question may begin with a path such as /etc/fstab
 NO_SYSTEM = "-"
 MOST_LINES = 1000  # lines of the history that are kept
 
@@ -204,7 +204,7 @@ class TypedLines:
         try:
             if sys.stdout.isatty():
                 words = input("> ")
-            else:  # the prompt is no answer
+            else:  # the prompt is not part of the answer
                 print("> ", end="", file=sys.stderr, flush=True)
                 words = sys.stdin.readline()
                 if not words:

@@ -4,7 +4,7 @@ It listens on loopback only, prints a link that can be opened once, and ends wit
 """
 
 import argparse
-import contextlib
+import errno
 import socket
 import sys
 import time
@@ -76,10 +76,15 @@ def main() -> None:
 def listen(port: int | None) -> socket.socket:
     """Return a socket that listens on loopback: on that port; without one, on the usual one or one of the next."""
     asked = range(USUAL, USUAL + TRIES) if port is None else (port,)
+    why = ""
     for one in asked:
-        with contextlib.suppress(OSError):
+        try:
             return socket.create_server((LOOPBACK, one), backlog=64)
-    sys.exit(f"ui: port {asked[-1]} of this machine is taken; choose another: inv ui --port N, or 0 for any")
+        except OverflowError:
+            why = "cannot be used: it must lie between 0 and 65535"
+        except OSError as error:
+            why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+    sys.exit(f"ui: port {asked[-1]} of this machine {why}; choose another: inv ui --port N, or 0 for any")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 ACT_HEADER = "slipway-act"
 SAFE = ("GET", "HEAD")
-OPEN_PATHS = ("/", "/api/session")  # and what stands below /static: they hold nothing of anybody
+OPEN_PATHS = ("/", "/api/session")  # and what is below /static: these hold no data of the user
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",

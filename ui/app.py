@@ -34,7 +34,7 @@ from ui.views import VIEWS, artifacts
 from ui.views.ask import View, ViewQuery
 
 STATIC = Path(__file__).parent / "static"
-BEAT_S = 15.0  # without news, so that a browser that has gone is noticed
+BEAT_S = 15.0  # seconds without news after which a line is sent, so that a browser that has gone is noticed
 MOST_BODY_BYTES = 1 << 20
 LOOK_ENDS = b'data: {"part":"","value":null}\n\n'  # a browser draws what belongs together at once
 DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; sandbox"

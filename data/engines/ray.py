@@ -49,7 +49,7 @@ class Ray:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is ours to pass on, once
+                start_new_session=True,  # this process passes Ctrl-C on, once
             )
 
     def status(self) -> str | None:

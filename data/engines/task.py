@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
     os.environ["SLIPWAY_RECORDS"] = str(home / f"{name}.records")
     try:
         with locked(home / f"{name}.lock", WAIT_S):
-            if (home / f"{name}.exit").exists():  # by one that was taken for dead
+            if (home / f"{name}.exit").exists():  # by a task that was taken for dead
                 return 0
             from data.__main__ import main as data
 

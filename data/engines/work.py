@@ -97,7 +97,7 @@ def begin(
         )
     about = json.loads(json.dumps({"tool": TOOL, "world": world, "spec": asdict(spec), "inputs": inputs}))
     if _read(work.file("work", "json")) == about:
-        work.forget(work.failed())  # the reason may be gone
+        work.forget(work.failed())  # the earlier process may have ended meanwhile
         return work
     if at_work:
         raise InputError(f"{at_work} in {folder} with other options; end them first, or choose another folder")

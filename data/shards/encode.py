@@ -91,7 +91,7 @@ def _to_parquet(draft: Path, target: Path) -> None:
                 others = [_values(columns[field.name], field) for field in list(schema)[1:]]
                 with _strings([row.pop("text") for row in rows], draft.parent) as texts:
                     file.write_table(pyarrow.table([texts, *others], schema=schema))
-                del texts, rows  # a giant is let go of before there is the next
+                del texts, rows  # a large document is freed before the next one is read
 
 
 def _values(values: list[Any], field: Any) -> Any:

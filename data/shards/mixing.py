@@ -76,7 +76,7 @@ class SourceLines:
             if not self.lines:
                 raise InputError(f"source {self.words}: none of its documents was chosen")
         at = self.place.lines
-        found, self.lines[at] = self.lines[at], NO_LINE  # a giant is let go of
+        found, self.lines[at] = self.lines[at], NO_LINE  # a large document is freed
         self.place = replace(self.place, lines=at + 1)
         if at + 1 == len(self.lines):
             self.place = replace(self.place, position=self._behind, lines=0, is_open=False)

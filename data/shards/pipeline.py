@@ -92,12 +92,12 @@ def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), sh
     check_place(spec, folder, split)
     inputs = share.of(spec, list_inputs(spec))
     with alone_in(folder if share.world == 1 else folders["train"]):
-        check_place(spec, folder, split)  # again: somebody may have finished meanwhile
+        check_place(spec, folder, split)  # again: another process may have finished meanwhile
         run = Run(spec, folder / DRAFT / share.folder, folders, inputs, how, share)
         try:
             with _stoppable() as stop:
                 run.read_all(stop)
-                made = run.finish()  # soon done, so that it is not stopped for a signal
+                made = run.finish()  # takes a moment, so a signal does not stop it
         except Stopped as stopped:
             stopped.goes_on = spec.source not in STDIN  # what was read from there cannot be read again
             raise
@@ -141,7 +141,7 @@ class Run:
         self.seen: Seen | None = None
         options = options_of(spec)
         identity = [SCHEMA, TOOL, options, inputs.about, stamps(inputs), share.folder]
-        identity += [one.uri for one in inputs.files if one.stream]  # what a position counts
+        identity += [one.uri for one in inputs.files if one.stream]  # the unit of a position
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self.options = options
         self.about = {"source": spec.source, "options": options, "input": inputs.about} | self._whose()
@@ -241,7 +241,7 @@ class Run:
 
     def finish(self) -> dict[str, dict[str, Any]]:
         """Return the manifests, when everything is read. Raises InputError when that was nothing."""
-        some = self.share.world > 1  # of many files, in which there may be nothing
+        some = self.share.world > 1  # the source may have many files, and no document in them
         if not (some or self.counts["read"] - self.counts["empty"]):
             raise InputError(f"source {self.spec.source}: no document in it")
         if not (some or self.kept):
@@ -316,7 +316,7 @@ class Run:
     def _read_share(self, file_done: float) -> float:
         """Return the share of the source that lies before the piece at `position`."""
         if isinstance(self.position, Mixed):
-            return 0.0  # nobody knows which source ends first
+            return 0.0  # it is not known which source ends first
         at = self.position.file
         here = self.weights[at] * file_done if at < len(self.weights) else 0.0
         return (sum(self.weights[:at]) + here) / (sum(self.weights) or 1.0)

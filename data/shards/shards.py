@@ -102,7 +102,7 @@ class Writer:
                 )
             what += ", with other options or another source than now"
             raise InputError(f"{what}; run its command again to continue, remove the folder, or choose another")
-        for path in unclaimed:  # a killed run of ours had no time to list them
+        for path in unclaimed:  # a killed run had no time to list them
             path.unlink()
         shutil.rmtree(self.draft, ignore_errors=True)
         self.draft.mkdir(parents=True)
@@ -266,7 +266,7 @@ def replace_shards(new: Path, folder: Path) -> None:
 
 def remove_shards(folder: Path, but: Set[str] = frozenset()) -> None:
     """Remove what the manifest of `folder` lists, the manifest first."""
-    with suppress(DataError):  # there is none, or none of ours: nothing of ours to remove
+    with suppress(DataError):  # there is no manifest, or it is not ours: there is nothing to remove
         names = listed(folder)
         (folder / MANIFEST).unlink()
         for path in sorted({(folder / name).parent for name in names} - {folder}):  # shares of ranks

@@ -105,7 +105,7 @@ def _until_end(tell: Callable[[], tuple[Position, Any]]) -> Generator[tuple[Posi
         if isinstance(made, bool):
             return made
         yield position, made
-        del made  # a giant is let go of before there is the next
+        del made  # a large document is freed before the next one is read
 
 
 def _made(task: Task, number: int) -> Iterator[tuple[Position, Prepared | bool]]:
@@ -129,7 +129,7 @@ def _made(task: Task, number: int) -> Iterator[tuple[Position, Prepared | bool]]
                     made = prepare(batch, spec, file.part, task.main)
                     yield Position(at, piece, row, batch.state), replace(made, file_done=piece / pieces.count)
                     del made
-                del batch  # a giant is let go of before there is the next
+                del batch  # a large document is freed before the next one is read
             yield Position(at, piece + 1), True
 
 
@@ -157,7 +157,7 @@ class Worker:
         theirs.close()
 
     def next(self) -> tuple[Position, Any]:
-        for _ in self.views:  # parts of the batch before, which nobody read
+        for _ in self.views:  # parts of the previous batch that were not read
             pass
         self._give_back()
         position, made = self._receive()
@@ -170,7 +170,7 @@ class Worker:
 
     def _give_back(self) -> None:
         if self.slot is not None:
-            with contextlib.suppress(ConnectionError):  # the next look at it tells that it was killed
+            with contextlib.suppress(ConnectionError):  # the next look at it reports that it was killed
                 self.connection.send_bytes(self.slot.to_bytes(2, "big"))
             self.slot = None
 
@@ -226,17 +226,17 @@ class Stored:
 
 
 def _work(task: Task, number: int, ring: str, slots: int, connection: Connection, others: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to hear
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the main process handles Ctrl-C
     # the library of streams makes semaphores, which are to be taken away when it is told to end
     leave: Any = (lambda *_: sys.exit(143)) if any(one.stream for one in task.files) else signal.SIG_DFL
     signal.signal(signal.SIGTERM, leave)
-    for other in others:  # the end of a pipe that a copy holds, too, would never tell that its owner is gone
+    for other in others:  # a pipe whose end a copy holds too would never report that its owner is gone
         other.close()
-    with contextlib.suppress(ConnectionError, EOFError):  # nobody reads any more
+    with contextlib.suppress(ConnectionError, EOFError):  # the reader is gone
         try:
             with open(ring, "rb+") as file, mmap.mmap(file.fileno(), 0) as shared:
                 Sender(shared, slots, connection).send_all(_made(task, number))
-        except Exception as error:  # told to who waits for us, who raises it
+        except Exception as error:  # reported to the waiting process, which raises it
             _send_error(error, connection)
         while True:
             connection.recv_bytes()  # stay until the other side has read all and hangs up

@@ -120,7 +120,7 @@ class Renamed:
         for one in self.pieces.read(piece, state):
             mapped = {ours: one.columns[theirs] for ours, theirs in names.items() if theirs in one.columns}
             yield replace(one, columns={**one.columns, **mapped})
-            del one  # a giant is let go of before there is the next
+            del one  # a large document is freed before the next one is read
 
 
 class Told:
@@ -262,7 +262,7 @@ class Lines:
                     is_noise = bool(batch.skips and batch.skips.is_noise)
                     del lines
                     yield batch
-                    del batch  # a giant is let go of before there is the next
+                    del batch  # a large document is freed before the next one is read
                     number += number_of_lines
             except (EOFError, gzip.BadGzipFile, zlib.error, pyarrow.ArrowException, OSError) as error:
                 if not self.skips:
@@ -381,7 +381,7 @@ def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:
             lines[0] = tail if len(tail) > GIANT else bytes(tail)
         tail = bytearray(block[end + 1 :])
         yield lines
-        del lines  # a giant is let go of before there is the next
+        del lines  # a large document is freed before the next one is read
     if tail:
         yield Listed([tail if len(tail) > GIANT else bytes(tail)])
 

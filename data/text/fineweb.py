@@ -41,7 +41,7 @@ def files(dataset: str, config: str, split: str, revision: str) -> tuple[str, li
             raise Unlisted(info.sha, f"{dataset} has no configuration 'default'; known: {', '.join(configs)}")
         known("configuration", config, configs, dataset)
         patterns = _patterns(configs[config], split, dataset)
-    else:  # a data set that says nothing of itself: all of it is one split
+    else:  # a data set without a description: all of it is one split
         known("split", split, ("train",), dataset)
         patterns = ["*"]
     names = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
@@ -91,7 +91,7 @@ def in_time(ask: Any, patience_s: float = PATIENCE_S + 10) -> Any:
     def run() -> None:
         try:
             answer.append(ask())
-        except Exception as error:  # whatever it is, it is raised again below
+        except Exception as error:  # any error is raised again below
             answer.append(error)
 
     asking = threading.Thread(target=run, daemon=True)

@@ -114,7 +114,7 @@ def needs_numpy(source: str, split: str) -> bool:
     """Return whether reading a source takes the library `datasets`, which does not do without numpy."""
     if source == "fineweb":
         return not re.fullmatch(NAME, split)
-    if parse_mixture(source) or extensions.used(source):  # who knows what it imports
+    if parse_mixture(source) or extensions.used(source):  # a user's module may import anything
         return True
     return source not in ("pydocs", *STDIN) and is_of_datasets(parse(source))
 

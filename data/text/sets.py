@@ -52,7 +52,7 @@ def files(reference: SetReference) -> tuple[tuple[InputFile, ...], dict[str, Any
     if not listed:
         raise InputError(f"source {reference.words}: no row is in {split}")
     about: dict[str, Any] = {"dataset": found.reference.place, "config": found.config, "split": split}
-    if not any(one.stream for one in listed):  # else it depends on what is kept here
+    if not any(one.stream for one in listed):  # otherwise the result depends on what is cached here
         about["files"] = len(listed)
     if reference.is_hub:
         about |= {"revision": found.reference.revision, "license": found.license}
@@ -91,7 +91,7 @@ def _opened(reference: SetReference) -> "OpenedSet":
     import datasets
 
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what it tells of an error, it raises, too
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the library logs an error that it also raises
     unpack_zstd()
     if not reference.is_hub:
         return _opened_here(reference)
@@ -241,7 +241,8 @@ class OpenedSet:
         is_plain = all(getattr(config, name, value) == value for name, value in PLAIN.items())
         is_plain &= (getattr(config, "encoding", None) or "utf-8").lower() in ("utf-8", "utf8")
         names = [str(one) for one in config.data_files[split]]
-        is_plain &= suffix != ".jsonl" or self.builder.info.features is None  # else values are made what it names
+        # otherwise values are converted to the named types
+        is_plain &= suffix != ".jsonl" or self.builder.info.features is None
         is_ours = bool(suffix) and is_plain and all(form_of(one)[0] == suffix for one in names)
         return list(map(address, names)) if is_ours else []
 

@@ -35,7 +35,7 @@ class Streamed:
             stream = found.stream(self.asked)
             is_made_by_python = isinstance(found.builder, datasets.GeneratorBasedBuilder)
             names = stream.column_names or list(next(iter(stream.take(1)), ()))
-            if not names:  # no row tells of one
+            if not names:  # no row has one
                 return
             stream = stream.select_columns(self._wanted(names))
             if not is_made_by_python:
@@ -45,7 +45,7 @@ class Streamed:
             for one in stream.iter(ROWS):
                 batch = self._of_python(one) if is_made_by_python else self._of_arrow(one)
                 yield replace(batch, state=stream.state_dict(), available=tuple(names))
-                del one, batch  # a giant is let go of before there is the next
+                del one, batch  # a large document is freed before the next one is read
 
     def _wanted(self, names: Sequence[str]) -> list[str]:
         """Return the columns to read. Raises InputError where one is missing."""

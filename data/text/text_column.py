@@ -30,7 +30,7 @@ def texts_of(table: Any, name: str) -> tuple[Texts, int]:
     path = [name] if name in table.schema.names else name.split(".")
     column = table.column(path[0])
     for field in path[1:]:
-        import pyarrow.compute  # which takes longer than many a sample of texts
+        import pyarrow.compute  # the import takes longer than reading many a sample
 
         column = pyarrow.compute.struct_field(column, field)
     if isinstance(column, pyarrow.ChunkedArray):

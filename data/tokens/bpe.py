@@ -179,7 +179,7 @@ def _parts(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
         return [word[: halves[0]], word[halves[0] :]]
     parts = [word[at : at + 1] for at in range(len(word))]
     never = len(ranks)
-    joins = [ranks.get(word[at : at + 2], never) for at in range(len(word) - 1)]  # each part's with the one behind it
+    joins = [ranks.get(word[at : at + 2], never) for at in range(len(word) - 1)]  # each part with the one after it
     while len(parts) > 2:
         at = joins.index(min(joins))
         parts[at : at + 2] = [parts[at] + parts[at + 1]]

@@ -153,7 +153,7 @@ class Drill:
             finally:
                 with finishing("the machines of the drill are being ended", self.tell):
                     problems += self._end_all()
-            with contextlib.suppress(SlipwayError):
+            with contextlib.suppress(SlipwayError):  # the watch records the failure, and the clauses judge it
                 self.watch.list()
         if problems:
             self.tell("; ".join(problems))
@@ -218,7 +218,7 @@ class Drill:
         with stage("wait for the vendor's timer", self.tell):
             self._await_absence(op, left_s)
 
-    # Their parts.
+    # Parts of the trials.
 
     def _start(self, word: str) -> Op:
         """Return the worker at its work. Raises SlipwayError when none of the offers will do."""
@@ -309,14 +309,14 @@ class Drill:
         return folder.problem(found[0]) if found else f"the store has no {MANIFEST} of it"
 
     def _ask_bill(self, op: Op) -> None:
-        with contextlib.suppress(SlipwayError):  # what it says is noted, and that it says nothing, too
+        with contextlib.suppress(SlipwayError):  # an absent answer is recorded as well
             self.watch.billed(op.remote_id or "")
 
     def _await_absence(self, op: Op, within_s: float) -> None:
         """Watch a pod leave by itself; within_s: by the vendor's clock."""
 
         def is_gone() -> bool:
-            with contextlib.suppress(SlipwayError):
+            with contextlib.suppress(SlipwayError):  # without an answer it is not known to be gone
                 return all(not self._is_of(pod, op) for pod in self.watch.list())
             return False
 
@@ -326,13 +326,13 @@ class Drill:
         deadline = time.monotonic() + within_s / self.scale
         while time.monotonic() < deadline and not is_over():
             time.sleep(self._poll_s)
-            with contextlib.suppress(SlipwayError):
+            with contextlib.suppress(SlipwayError):  # the watch records the failure; the next look asks again
                 self.watch.list()
 
     def _end(self, op: Op) -> Op:
         """End a pod, by more than one deletion where one is not enough. Raises SlipwayError when it is not proven."""
         patience_s = max(LEAST_PATIENCE_S, PATIENCE_S / self.scale)
-        turns_up_by = time.monotonic() + self.planned.vendor.settle_s + patience_s  # if it is there at all
+        turns_up_by = time.monotonic() + self.planned.vendor.settle_s + patience_s  # if the machine exists at all
         tries = 0
         while True:
             now, tries = self.journal.op(op.token), tries + 1
@@ -341,7 +341,8 @@ class Drill:
             except SlipwayError:
                 if tries >= MOST_DELETIONS and (now.remote_id or time.monotonic() > turns_up_by):
                     raise
-            with contextlib.suppress(SlipwayError):  # what else has its token goes, too; what was lost is found
+            with contextlib.suppress(SlipwayError):  # the next round tries again
+                # anything else with this token is ended too, such as the machine whose answer was lost
                 reconcile(self.watch.as_market, self.journal)
             time.sleep(self._poll_s)
 
@@ -351,18 +352,18 @@ class Drill:
         for op in [op for op in self.journal.ops(live=True) if op.run in self.runs.values()]:
             try:
                 self._end(op)
-            except Exception as error:  # the others are ended all the same
+            except Exception as error:  # an error about one machine must not keep the others from being ended
                 problems.append(str(error))
         return problems
 
     def _try(self, trial: str, stage_of: Callable[[], None]) -> None:
         try:
             stage_of()
-        except SlipwayError as error:  # what it comes to is for the clauses to say
+        except SlipwayError as error:  # the clauses judge the failure
             self.failures[trial] = str(error)
             self.tell(f"{self.runs[trial]}: {error}")
 
-    # Small things.
+    # Helpers.
 
     @property
     def _late_s(self) -> float:

@@ -89,7 +89,7 @@ def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Sett
     if seen.problem:
         return WhyStory(name, Cause("controller", seen.problem, f"inv serve.status {name}"), tuple(lines))
     for one in reversed(ill):
-        with contextlib.suppress(UsageError, StopIteration):
+        with contextlib.suppress(UsageError, StopIteration):  # nothing is on record about this one
             story = of_run(find_run(journal, one.run), journal, settings, one.why)
             cause = story.cause
             if one.state == State.SHUTTING_DOWN and cause.name != "killed engine":

@@ -76,8 +76,8 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
             if host.call(there, "state")["is_in_use"]:
                 kept = there.places.state_file
                 raise UsageError(
-                    f"{name} has a journal already, which was given up for lost, or was put there; when nothing works "
-                    f"by it any more, move it away there: mv {kept} {kept}.old"
+                    f"{name} already has a journal, which was declared lost or put there by hand; if nothing uses it "
+                    f"any more, move it away there: mv {kept} {kept}.old"
                 )
             left = upgrade.hand_over(state_file, tell, is_for_all=True)
             journal_moves.move_away(state_file, name)
@@ -127,7 +127,7 @@ def lost(settings: Settings, tell: Say) -> CameHome:
         text = host.copy.path.read_text()
     except FileNotFoundError:
         text = archive.pack(settings.state_file)
-        tell(f"no copy has ever come from {name}; the journal is taken as it was when it moved there")
+        tell(f"there is no copy from {name}; the journal is restored as it was when it moved there")
     seen_at = host.copy.seen_at
     if seen_at is not None:
         tell(f"the copy is from {duration(time.time() - seen_at)} ago; runs may have started or ended since")

@@ -21,7 +21,8 @@ BOM = "\ufeff"
 def check(variable: str, value: str) -> None:
     """Raise UsageError for a value that `.env` cannot hold, or that is none of a key or an address."""
     if not (value.isascii() and value.isprintable() and value.strip() == value):
-        raise UsageError(f"{variable}: it holds a space at an end, or a letter that no key has; was all of it copied?")
+        raise UsageError(f"{variable}: it begins or ends with a space, or has a character that no key has; was all "
+                         "of it copied?")  # fmt: skip
     if "${" in value:
         raise UsageError(f"{variable}: it holds ${{, which .env takes for the name of a variable; export it instead")
 
@@ -69,7 +70,7 @@ def amended(text: str, values: Mapping[str, str]) -> str:
             body = _with_line("".join(said for _, said in parts), variable, line)
         text = (BOM if text.startswith(BOM) else "") + body
         if dotenv_values(stream=io.StringIO(text)).get(variable) != value:  # an open quote before it, for one
-            raise UsageError(f"{NAME}: {variable} cannot be written into it so that it is read again; mend the file")
+            raise UsageError(f"{NAME}: {variable} cannot be written so that it can be read back; correct the file")
     return text
 
 

@@ -50,7 +50,7 @@ def saved(name: str) -> tuple[str, str]:
     It is not used by itself: with a key, commands may rent.
     """
     for file in OWN_TOOLS.get(name, ()):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # a key can be typed instead
             found = KEY_LINE.search(Path(file).expanduser().read_text(encoding="utf-8"))
             if found:
                 return found[1], file

@@ -64,7 +64,7 @@ class NoticeWatch:
         for op in _watched(self.journal, settings):
             try:
                 self._look_at(op, settings)
-            except Exception as error:  # the others are looked at all the same
+            except Exception as error:  # an error about one run must not keep the others from being looked at
                 self.say(f"{op.run}: {in_words(error)}")
         for service in service_rows.every(self.journal) if hooks.for_all(settings) else ():
             try:
@@ -80,7 +80,7 @@ class NoticeWatch:
         vendor = registry.provider(settings, op.vendor)
         seen = sight.look(op, vendor)
         if seen.verdict and not vendor.is_rented and not op.stays:
-            if not self.journal.holder(lease_name(op.run)):  # else whoever follows it settles it
+            if not self.journal.holder(lease_name(op.run)):  # otherwise the process that follows the run settles it
                 settle(self.journal, settings, self.say, [op.token])
             return
         now = time.time()

@@ -179,7 +179,7 @@ def _refuse_flags_of_trainings(spec: LaunchSpec, file: JobFile) -> None:
     for one in flags_of(WorkSpec):
         value = getattr(spec, one.name)
         if one.name != "store" and value != one.default and (value or not one.read):
-            raise UsageError(f"--{one.spelled} is of a training of ours; {file.where} is a job of your own")
+            raise UsageError(f"--{one.spelled} is for Slipway's own trainings; {file.where} is a job of your own")
 
 
 def same_for_all(file: JobFile, typed: MachineSpec, spec: LaunchSpec, vendor: Provider) -> machines.Wishes:

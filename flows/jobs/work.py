@@ -106,5 +106,7 @@ class JobWork:
         if is_own:
             found.append("its home, and what pip installs, are in the pod's folder")
         else:
-            found.append("files that it leaves on the pod are lost with it, but for checkpoints of slipway.checkpoint")
+            found.append(
+                "files that the job leaves on the pod are lost with it, except checkpoints of slipway.checkpoint"
+            )
         return found

@@ -41,12 +41,13 @@ from infra.settings import Settings
 from trainer.fingerprints import VERSIONS, digest
 from trainer.plan.estimates import PHASE_START_S, operations, shape
 
-HERE_S, ELSEWHERE_S, BUILD_S = 3.0, 15.0, 60.0  # around the steps: of pods here; on own machines; to build environments
+# seconds around the steps: of pods on this machine; on own machines; to build environments
+HERE_S, ELSEWHERE_S, BUILD_S = 3.0, 15.0, 60.0
 BUILT_S = 5.0  # an environment that took longer than this to be had was built
 LOOKED_AT = 200  # newest rows that are read when times are gathered
 
 
-# Before: what is expected.
+# Before a run: what to expect.
 
 
 def learn(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | None = None) -> Plan:
@@ -61,7 +62,7 @@ def learn(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | None 
     found = {work.step: one for work in works if (one := expect(past, work)) is not None}
     artifacts = [replace(one, estimate_s=found[one.step].seconds) if one.step in found else one
                  for one in plan.artifacts]  # fmt: skip
-    if not found.keys() - {AROUND}:  # a job of one's own that never ran: nobody knows
+    if not found.keys() - {AROUND}:  # a job of one's own that has never run: its time is not known
         found = {}
     return replace(plan, artifacts=tuple(artifacts), works=works, forecast=tuple(found.values()))
 
@@ -149,7 +150,7 @@ def remember(op: Op, plan: Plan, asked_at: float, settings: Settings, offer: Off
         timings.prune()
 
 
-# Meanwhile: what is left.
+# During a run: what is left.
 
 
 def with_left(view: PodView, journal: Journal, settings: Settings) -> PodView:
@@ -158,7 +159,8 @@ def with_left(view: PodView, journal: Journal, settings: Settings) -> PodView:
     if view.state != "running" or not steps or not now:
         return view
     timings = Timings.beside(settings.state_file)
-    rows = [op for op in journal.ops(run=view.run) if op.slot >= 0]  # one that was begun anew is as it was forecast
+    # a step that was started again takes as long as was forecast
+    rows = [op for op in journal.ops(run=view.run) if op.slot >= 0]
     told = next((one for op in reversed(rows) if (one := timings.of(op.token)) and one.expected), None)
     if told is None:
         return view
@@ -166,7 +168,7 @@ def with_left(view: PodView, journal: Journal, settings: Settings) -> PodView:
     return replace(view, left_s=left(told.expected, steps, now, since_s), left_from=words(told.expected))
 
 
-# After: what came.
+# After a run: what it really took.
 
 
 def gather(journal: Journal, settings: Settings) -> None:
@@ -212,7 +214,8 @@ def came(
     if not works:  # it was begun by a Slipway that kept no forecasts, or by a keeper
         request = Request(**json.loads(op.request)) if op.request else Request(run=op.run, provider=op.vendor)
         machine = machine_of(request, settings, vendor)
-        is_found = True if vendor.is_here or settings.rehearsal else None  # whether it was there shows below
+        # whether the environment was there shows below
+        is_found = True if vendor.is_here or settings.rehearsal else None
         found = [*works_of(job, op.target, machine, {}), around(machine, settings, vendor, is_found)]
         works = {one.step: one for one in found}
     if not (vendor.is_here or settings.rehearsal) and (seen := _gpus_of(progress, job)):

@@ -41,7 +41,7 @@ def bring_from_store(op: Op, folder: Path, tell: Say) -> None:
         return
     try:
         mirror.bring_logs_from_store(op, folder)
-    except StoreError as error:  # then what is at home has to do
+    except StoreError as error:  # then the copies on this machine are used
         tell(f"{op.run}: {error}")
 
 

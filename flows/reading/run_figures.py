@@ -26,7 +26,7 @@ def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
     One that cannot be asked is left out, which `tell` hears.
     """
     with _told(op, "its pod", tell):
-        # Nothing of it is left to be asked, or soon nothing will be.
+        # The pod is gone or will soon be, so only the copies here are read.
         is_gone = op.vendor in VENDORS and (not op.is_live or op.state == TERMINATING)
         if op.address and not is_gone and mirror.words_there(op, reach := way(settings, op)):
             root = folder_of(op).root

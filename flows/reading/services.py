@@ -138,7 +138,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     for line in lines[1:] if size > TAIL_BYTES else lines:
         try:
             found.append(json_text.loads(line))
-        except ValueError:
+        except ValueError:  # a line that is cut short, as at a full disk
             continue
     return found
 

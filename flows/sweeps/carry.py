@@ -32,7 +32,7 @@ LEASE = "sweep:"
 COMMAND = "command.json"
 STOP_S = 60.0  # for a sweep that was told to stop
 POLL_S = 0.1
-RECENT_S = 900.0  # since it wrote anything, where nothing of it lives: nobody rents for a sweep of last week
+RECENT_S = 900.0  # since its last write, when none of its processes lives: nothing is rented for a sweep of last week
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _read(name: str, settings: Settings) -> SweepCommand | None:
         said = outside.load(kept.folder_of(name, settings) / COMMAND)
         return SweepCommand(name, tuple(map(str, said["words"])), str(said["typed"]), bool(said["is_here"]))
     except (FileNotFoundError, outside.Unreadable, KeyError, TypeError):
-        return None  # somebody has removed what is known of it
+        return None  # its files were removed
 
 
 def _result(name: str, settings: Settings) -> SweepResult | None:

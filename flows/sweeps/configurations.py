@@ -139,7 +139,7 @@ def functions(path: Path) -> Iterator[Callable[[], Any]]:
     sys.modules[spec.name] = module  # dataclasses of one's own look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # it may raise anything: it is anybody's
+    except Exception as error:  # it is a user's function, and may raise anything
         raise UsageError(f"{path}: {type(error).__name__}: {error}") from None
     for name, one in vars(module).items():
         is_own = inspect.isfunction(one) and one.__module__ == spec.name and not name.startswith("_")

@@ -207,7 +207,7 @@ class PodsAtWork:
         names = (*self.wanted.entries, *self.wanted.there)
         rows = {op.run: op for op in self.journal.ops(live=True) if op.run in names and op.slot == 0}
         if rows and time.monotonic() - self.looked_at > LOOK_EVERY_S:
-            # One that a dead process has begun to rent is ended by that; one that is being ended is looked after.
+            # Reconciling ends a pod that a dead process was renting; a pod that is being ended needs nothing more.
             seen = [op.token for name, op in rows.items() if name not in self.ending]
             settle(self.journal, self.settings, self.tell, seen)
             self.looked_at = time.monotonic()

@@ -197,7 +197,7 @@ class SweepWork:
         most = self.planned.trials[run].most_micro_usd
         is_live = any(op.is_live for op in self.journal.ops(run=run))
         if most and not is_live and self._cost(run) >= most:
-            self._close(run, kept.LIMIT, "what it may cost is spent")
+            self._close(run, kept.LIMIT, "its spend limit is used up")
             return False
         name, scale = self.planned.budget, self.settings.clock_scale
         found = budgets.state(self.journal, name, scale)
@@ -206,7 +206,7 @@ class SweepWork:
         try:
             if not why:
                 budgets.reserve(self.journal, name, run, most, scale)
-        except OutOfMoney as error:  # somebody else was faster
+        except OutOfMoney as error:  # another process was faster
             why = str(error)
         if why and self.told.get(run) != why:
             self.told[run] = why
@@ -235,7 +235,8 @@ class SweepWork:
         env = [f"{name}={value}" for name, value in one.trial.env.items()]
         spec, paid = one.spec, list(self.planned.more)
         if self.planned.budget:
-            if any(op.is_live for op in self.journal.ops(run=run)):  # it is joined, with the limit that it has
+            if any(op.is_live for op in self.journal.ops(run=run)):
+                # the run is joined, with the limit that it already has
                 spec = replace(spec, spend_limit="")
             elif spec.spend_limit and one.most_micro_usd:  # earlier cost is part of what it may cost
                 spec = replace(spec, spend_limit=dollars(one.most_micro_usd - self._cost(run)))
@@ -263,11 +264,11 @@ class SweepWork:
                 continue
             del self.running[run]
             document: Mapping[str, Any] = {}
-            with suppress(ValueError):  # it died before it said anything: its exit code has to do
+            with suppress(ValueError):  # it died before it wrote anything: only its exit code is known
                 document = json.loads(one.said.read_bytes())
             code = one.child.returncode
             if code == NoOffer.exit_code and self.running:
-                self._rest(one, str(document.get("error") or "no machine is to be had"))
+                self._rest(one, str(document.get("error") or "no machine is available"))
                 continue
             is_unsaid = not document.get("state") and code != DETACHED_CODE and one.stop_at is None
             if is_unsaid and self._may_go_on(run, code):
@@ -339,7 +340,7 @@ class SweepWork:
         lines = jsonl_log.parse((content or b"").decode("utf-8", "replace"))
         if lines:
             found.at = lines[-1]["step"]
-            found.steps = found.steps or found.at  # it was made before, by whoever knew
+            found.steps = found.steps or found.at  # it was made before, and the maker recorded the figure
         if state == kept.SUCCEEDED:
             made: Mapping[str, Any] = {}
             with suppress(StoreError):  # a store elsewhere that does not answer now: its steps have the figure too

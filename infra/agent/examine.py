@@ -135,7 +135,7 @@ def begin(check: Check, config: Dict[str, Any]) -> Tuple[int, int]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     try:
         answer = check(config)
-    except Exception as error:  # whatever it is, it is the answer
+    except Exception as error:  # any error is the answer
         answer = {"error": f"{type(error).__name__}: {error}"}
     os.write(writer, json.dumps(answer).encode())
     os._exit(0)

@@ -48,7 +48,7 @@ BETWEEN = " | "  # the step and its line
 POLL_S = 0.5
 REPORT_EVERY_S = 10.0
 REVIVE_S = 2.0
-EARLIER_S = 300.0  # time for the rest of an earlier attempt in the same home to go
+EARLIER_S = 300.0  # time for the processes of an earlier attempt in the same home to end
 NUM_GPUS = "SKYPILOT_NUM_GPUS_PER_NODE"
 
 

@@ -46,7 +46,7 @@ def free_ports(count: int) -> List[int]:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 trial.bind(("", port))
-            except OSError:
+            except OSError:  # the port is in use
                 continue
         if port not in found:
             found.append(port)
@@ -93,7 +93,7 @@ class Meeting:
                     link.sendall("{} {}\n".format(self.key, self.rank).encode())
                     if word == "goodbye":
                         self.gone.add(rank)
-            except (OSError, ValueError):  # somebody else, or gone
+            except (OSError, ValueError):  # another program, or the node is gone
                 return
 
     def _call(self, rank: int) -> None:

@@ -20,12 +20,12 @@ from infra.agent.shortage import SCORE
 from infra.agent.state import CODE, read_json
 
 NICE = 10
-OOM_FIRST = "700"  # when memory runs out, it is missed less than anything else of the pod
+OOM_FIRST = "700"  # when memory runs out, this process is the one to be killed first
 
 
 def main(words: Sequence[str]) -> int:
     name, module, *rest = words
-    with contextlib.suppress(OSError):  # some machines forbid it
+    with contextlib.suppress(OSError):  # some machines do not allow it
         os.nice(NICE)
     with contextlib.suppress(OSError):  # no Linux
         SCORE.write_text(OOM_FIRST)

@@ -147,7 +147,7 @@ def leave_no_core() -> None:
     """
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # not every kernel has it
         (PROC / "self" / "coredump_filter").write_text("0")
 
 

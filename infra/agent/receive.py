@@ -46,7 +46,7 @@ class ReceivingFolder:
                     read = json.load(file)
             except (ValueError, RecursionError) as error:
                 raise PushRefused(
-                    f"{self.memory} is damaged ({error}); nothing is pushed on top of what it forgot"
+                    f"{self.memory} is damaged ({error}); so it is not known what lies there, and nothing is pushed"
                 ) from None
             self.files = read if isinstance(read, dict) else dict.fromkeys(read)
 
@@ -126,7 +126,7 @@ class ReceivingFolder:
                 with open(memory, encoding="ascii") as file:
                     files = json.load(file)
                 pushed_at = os.stat(memory).st_mtime_ns
-            except (OSError, ValueError, RecursionError):
+            except (OSError, ValueError, RecursionError):  # this pod has no readable list: its code is not used
                 continue
             is_code = name != "code" or "pyproject.toml" in files  # a pod that was only made has its agent, and no more
             if is_code and isinstance(files, dict) and files and all(files.values()):
@@ -279,7 +279,7 @@ def sha256(text=b""):
 
 
 def main():
-    os.umask(os.umask(0o022) | 0o022)  # what runs with our rights is nobody else's to write
+    os.umask(os.umask(0o022) | 0o022)  # nobody else may write what runs with our rights
     source = sys.stdin.buffer
     try:
         pod = ReceivingFolder(**json.loads(source.readline()))  # while the request is still being made

@@ -185,7 +185,7 @@ def _verdict(code: int, script: Script, counted: Path) -> int:
         return code
     tried = int(counted.read_text(encoding="utf-8")) if counted.exists() else 0
     if code in script.restart_codes:
-        print(f"exit code {code} is one of recover_on_exit_codes: once more", flush=True)
+        print(f"exit code {code} is one of recover_on_exit_codes: it is started again", flush=True)
         return RESUME_ME
     if tried < script.restarts:
         counted.write_text(str(tried + 1), encoding="utf-8")

@@ -19,7 +19,7 @@ PATIENCE_S = 10.0
 POLL_S = 0.05
 MOST_DOUBLINGS = 30  # beyond it every longest wait is reached, and a float would overflow at last
 SCORE = Path("/proc/self/oom_score_adj")
-STEP_SCORE = 500  # as if a step held half of all memory more than it does; who has more than that is taken before it
+STEP_SCORE = 500  # as if a step held half of all memory more than it does, so that the kernel kills it first
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -78,7 +78,7 @@ def spare_me() -> None:
 
     With nothing else to take it lets calls fail instead, until there is memory again.
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # only root may lower it
         SCORE.write_text("-1000")
 
 

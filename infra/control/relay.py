@@ -30,7 +30,7 @@ from infra.control.frames import COPY, END, ERR, GONE, INPUT, OUT, OVER, SIGNAL,
 
 GONE_S = 20.0
 DRAIN_S = 0.2
-HELD_BYTES = 1 << 18  # bytes that wait to be sent before the command is left to wait
+HELD_BYTES = 1 << 18  # bytes that wait to be sent before reading from the command pauses
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
@@ -40,7 +40,7 @@ class Relay:
 
     line_of: Callable[[dict[str, Any]], tuple[list[str], str, dict[str, str]]]
     copy_of: Callable[[], tuple[str, str]]  # the archive and its digest
-    look_after: Callable[[], None]  # what a command has left whose terminal has vanished
+    look_after: Callable[[], None]  # exit code of a command whose terminal has vanished
     source: int = 0
     sink: int = 1
     heard_at: float = field(default_factory=time.monotonic)
@@ -269,7 +269,7 @@ def _prepare(inside: int, echo: bool) -> None:
 
 
 def _resize(terminal: int, rows: int, columns: int) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the command has ended: its terminal is closed
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 

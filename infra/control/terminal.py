@@ -41,7 +41,7 @@ def tty() -> list[bool]:
     """Return which of our three streams are a terminal that we may use: another job may have it in front of us."""
     found = [os.isatty(number) for number in (0, 1, 2)]
     if found[0]:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a terminal that is not ours to control: it can be read all the same
             found[0] = os.tcgetpgrp(0) == os.getpgrp()
     return found
 
@@ -50,7 +50,7 @@ def size(streams: list[bool]) -> tuple[int, int]:
     """Return rows and columns of the terminal."""
     for number, is_tty in ((1, streams[1]), (2, streams[2]), (0, streams[0])):
         if is_tty:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it has no size: the next stream, or the default
                 rows, columns, *_ = struct.unpack("HHHH", fcntl.ioctl(number, termios.TIOCGWINSZ, bytes(8)))
                 if rows and columns:
                     return rows, columns
@@ -84,12 +84,12 @@ def _listen(exchange: Conversation, outbox: "queue.SimpleQueue[bytes | None]") -
         try:
             arrived = list(reader.feed(piece))
         except ValueError as error:
-            raise SlipwayError(f"the control host says what no Slipway says: {error}") from None
+            raise SlipwayError(f"the control host sent what this version of Slipway cannot read: {error}") from None
         for kind, content in arrived:
             if kind in (OUT, ERR) and kind not in gone:
                 try:
                     _write(1 if kind == OUT else 2, content)
-                except OSError:  # nobody reads at our other end: the command is to hear of it as it would here
+                except OSError:  # nobody reads our output: the command is told, as it would be here
                     gone.add(kind)
                     outbox.put(frame(GONE, kind))
             elif kind == COPY:
@@ -100,8 +100,8 @@ def _listen(exchange: Conversation, outbox: "queue.SimpleQueue[bytes | None]") -
     words = exchange.errors.decode(errors="replace").strip()
     raise SlipwayError(
         words.removeprefix("inv: ")
-        or "the control host has heard nothing from here for too long, as when a laptop "
-        f"sleeps, and has left the command to itself (exit code {exchange.exited}); look: ./inv status"
+        or "the control host has heard nothing from here for too long, as when a laptop sleeps, and has closed the "
+        f"terminal of the command (exit code {exchange.exited}); see: ./inv status"
     )
 
 

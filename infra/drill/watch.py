@@ -100,7 +100,7 @@ class Watch:
         if found:
             self._ids.add(found.pod_id)
             self._keep([found])
-        with contextlib.suppress(SlipwayError):
+        with contextlib.suppress(SlipwayError):  # recorded by `list`; what was found stands
             self.list()
         return found
 

@@ -103,13 +103,13 @@ def _without(rows: Sequence[Op], seen: Look, provider: str) -> Iterator[Finding]
         if row.token in seen.elsewhere:
             kind, note = UNCLEAR, accounts.in_words(row)
         elif row.remote_id and row.remote_id not in seen.listing.denied:
-            kind, note = CLAIMED, "not in the listing, and there when it is asked for"
+            kind, note = CLAIMED, "missing from the listing, but found by its id"
         elif row.remote_id:
-            kind, note = GHOST, f"{provider} knows nothing of it; inv reap clears its row away"
+            kind, note = GHOST, f"{provider} does not know it; inv reap removes its row"
         elif row.token in seen.busy:
             kind, note = CLAIMED, "being rented at this moment"
         elif row.sent_at is None:
-            kind, note = GHOST, "nothing was asked for; inv reap clears its row away"
+            kind, note = GHOST, "no machine was requested; inv reap removes its row"
         else:
             kind, note = UNCLEAR, "whether it exists is not known yet; inv reap looks again"
         yield Finding(

@@ -171,7 +171,7 @@ def admit(journal: Journal, rows: Iterable[Op], new: Op, scale: float = 1.0) -> 
     if most is None:
         raise OutOfMoney(f"{new.run}: a pod without a limit cannot be paid from {new.budget_name}; give --spend-limit")
     found = _state(journal, budget, rows, now, scale)
-    _sweep(journal, found)  # else one that is in force no more would be so again by this row
+    _sweep(journal, found)  # otherwise this row would put a budget in force again that no longer is
     own = found.runs.get(new.budget_run, BudgetRun(new.budget_run))
     if why := found.refusal(new.budget_run, max(own.reserved, own.most + most)):
         raise OutOfMoney(f"{why}; nothing was rented; see: inv status")

@@ -67,7 +67,8 @@ class Op:
     asked: str = ""  # JSON: the words of its launch besides those on what it makes; "" = not on record
     intent_at: int = 0
     sent_at: int | None = None
-    last_seen_at: int | None = None  # when its vendor showed it, or its guard was met; its creation's answer is neither
+    # when its vendor first listed it, or its guard answered; the answer to its creation is not enough
+    last_seen_at: int | None = None
     first_absent_at: int | None = None
     absent_n: int = 0
     del_requested_at: int | None = None
@@ -238,7 +239,7 @@ class Journal:
             run, job = f"orphan-{pod.token[-8:]}", ""
         else:
             run = pod.run if pod.run and not self.ops(run=pod.run) else f"found-{pod.token[-8:]}"
-            job = Job(run=run, token=pod.token, steps=()).to_json()  # only the pod knows what it does
+            job = Job(run=run, token=pod.token, steps=()).to_json()  # only the pod knows what is at work on it
         op = Op(token=pod.token, run=run, vendor=pod.provider, state=state, job=job, reason=reason,
                 remote_id=pod.pod_id or None, address=pod.address, rate=pod.micro_usd_per_hour, intent_at=now,
                 sent_at=sent_at, boot_id=clocks.boot_id, boot_s=clocks.boot_s - (now - (sent_at or now)),

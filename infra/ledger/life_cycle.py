@@ -29,11 +29,11 @@ TRANSITIONS = {
     (READY, "gone"): TERMINATED,
     (LOST, "gone"): TERMINATED,
     (TERMINATING, "gone"): TERMINATED,
-    (FAILED, "resurfaced"): TERMINATING,  # the token turned up after all: that pod is to go
+    (FAILED, "resurfaced"): TERMINATING,  # the token turned up after all: that pod must be ended
     (TERMINATED, "resurfaced"): TERMINATING,
     # Asked for, a deadline, a cap, a failure.
     **{(state, "end"): TERMINATING for state in (PLANNED, CREATING, UNKNOWN, BOOTING, READY, LOST)},
-    # It is silent, or was never seen, and its work goes on elsewhere: to be ended when it is heard of again.
+    # It is silent, or was never seen, and its work goes on elsewhere: it is ended once it is seen again.
     **{(state, "aside"): TERMINATING for state in (UNKNOWN, BOOTING, READY, LOST, TERMINATING)},
 }
 EVENTS = tuple(sorted({event for _, event in TRANSITIONS}))

@@ -101,6 +101,6 @@ def _end_due(
                 ended.append((journal.advance(row, "end", reason=reason, outcome=outcome), reason))
         except Fenced:
             continue  # somebody else has moved it meanwhile: the next look shows where it is
-        except Exception as error:  # the others are ended all the same
+        except Exception as error:  # an error about one must not keep the others from being ended
             problems.append(f"{row.run}: {in_words(error)}")
     return ended

@@ -23,7 +23,8 @@ from infra.records import Pod
 
 EARLY_S = 60.0  # by the vendor's clock: it looks by the minute, bills what has started, and knows its clock better
 APART_S = 60  # between listings that are to prove an absence
-RENTING = (PLANNED, CREATING, UNKNOWN, BOOTING)  # a row at work is its renter's no longer, though that may live on
+# a row at work no longer belongs to its renter, though that process may still live
+RENTING = (PLANNED, CREATING, UNKNOWN, BOOTING)
 FOUND = "its row was lost with its journal; it was found in a listing"
 OVERPRICED = 1.05  # times the rate that was agreed to
 Clock = Callable[[], Clocks]
@@ -207,7 +208,7 @@ def _elsewhere(
                 if not accounts.is_another(provider, row, now):
                     continue
                 problems.append(f"{row.run}: {accounts.in_words(row)}")
-            except Exception as error:  # whose listing it is cannot be told: nothing follows from it for this row
+            except Exception as error:  # it cannot be told whose listing it is: nothing follows from it for this row
                 problems.append(f"{row.run}: {in_words(error)}")
             found.add(row.token)
     return frozenset(found)
@@ -246,7 +247,7 @@ def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) 
         here = [row for token, row in rows.items() if token not in seen.elsewhere]
         actions = decide(here, listing, prefix=ours, settle_s=settle_s, busy=seen.busy,
                          replaced_ago_s=journal.replaced_ago_s(now), at_limit=at_limit)  # fmt: skip
-        lost: set[str] = set()  # tokens that somebody else moved meanwhile: theirs to look after now
+        lost: set[str] = set()  # tokens whose rows another process changed meanwhile: that one looks after them now
         done = [action for action in actions if _carry_out(action, provider, journal, rows, lost, problems)]
         return Reconciled(tuple(done), tuple(problems))
     finally:
@@ -309,8 +310,8 @@ def _carry_out(
         return True
     except Fenced:
         lost.add(token)
-    except Exception as error:  # the other pods are looked after all the same
-        if not isinstance(action, Delete):  # an action that is not on record is not carried out
+    except Exception as error:  # an error about one pod must not keep the others from being settled
+        if not isinstance(action, Delete):  # an action must be on record before it is carried out
             lost.add(token)
         rate = rows[token].rate if token in rows else action.pod.micro_usd_per_hour if isinstance(action, Claim) else 0
         cost = f"; it may still cost {per_hour(rate)}" if rate else ""

@@ -123,7 +123,7 @@ def why_waiting(journal: Journal, turn: Turn) -> str:
     """Return the reason for which a turn waits, in words."""
     found = obstacles(journal, turn)
     said = [in_words(one, place) for place, one in found.items() if one is not None]
-    if len(said) < len(found) and turn.why:  # what is on record here is free
+    if len(said) < len(found) and turn.why:  # the places on record are free
         said = [turn.why]
     if len(said) < len(found) and not turn.why:
         return "its turn has come"

@@ -22,7 +22,7 @@ from infra.transport.protocol import Transport
 
 SLACK_S = 15.0
 FOLDER = "~/.slipway"
-LEAST_DOWNLOAD_BYTES = 1 << 20  # less than that measures the way, not its width
+LEAST_DOWNLOAD_BYTES = 1 << 20  # fewer bytes would measure the latency, not the bandwidth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ def _gpus(facts: Mapping[str, Any], request: Request) -> Check:
     if not request.gpu_memory_bytes:
         return Check("GPUs", "ok", there)
     if None in sizes:
-        return Check("GPUs", "unknown", f"{there}, which do not tell their memory")
+        return Check("GPUs", "unknown", f"{there}, which do not report their memory")
     size = f"{min(sizes) / 1e9:.0f} GB each"
     if min(sizes) < TOLERANCE * request.gpu_memory_bytes:
         return Check("GPUs", "bad", f"{request.gpu_memory_bytes / 1e9:.0f} GB promised, {size} there")

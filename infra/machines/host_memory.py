@@ -106,7 +106,7 @@ def run_script(
     said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
     if done.exited != 0:
         raise SlipwayError(f"{python} ended with exit code {done.exited} and said: {said}")
-    try:  # a start-up file may have said something before
+    try:  # a start-up file of the shell may have printed something before
         return outside.mapping(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError, TypeError):
         raise Lost(f"{python} did not answer as expected; it said: {said}") from None
@@ -124,7 +124,7 @@ def at_once(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -
             results[index] = function(items[index])
         except SlipwayError as error:
             results[index] = error
-        except Exception as error:  # else it would look like one that is late
+        except Exception as error:  # otherwise it would look like one that is late
             told = results[index] = SlipwayError(f"{type(error).__name__}: {error}")
             told.__cause__ = error
 

@@ -70,7 +70,7 @@ def filters(request: Request) -> list[Filter]:
             Filter(
                 "--network best",
                 lambda offer: offer.interconnect.lower() in FABRICS,
-                lambda _: "leave out --network (of no offer do vendors tell what joins machines)",
+                lambda _: "leave out --network (no vendor says how its machines are connected)",
             )
         )
     flag, other = ("--use-spot", "leave out --use-spot") if request.spot else ("without --use-spot", "--use-spot")
@@ -132,7 +132,7 @@ def _count(wished: Sequence[tuple[str, int]], num_gpus: int) -> Filter:
     def accepts(offer: Offer) -> bool:
         counts = [count for kind, count in wished if gpus.is_asked(kind, offer.gpu)]
         counts = counts or [count for _, count in wished] or [num_gpus]
-        # A part of an own machine may be used; a rented one is paid for as a whole.
+        # A part of an own machine may be used; of a rented one, all is paid for.
         return any(offer.num_gpus >= count if offer.place else offer.num_gpus == count or not count for count in counts)
 
     def relax(offers: Sequence[Offer]) -> str:
@@ -148,7 +148,7 @@ def _floor(flag: str, least: float, of: Callable[[Offer], float]) -> list[Filter
 
     def relax(offers: Sequence[Offer]) -> str:
         most = max(of(one) for one in offers)
-        return f"{flag} {math.floor(most)}" if most >= 1 else f"leave out {flag} (they do not tell)"
+        return f"{flag} {math.floor(most)}" if most >= 1 else f"leave out {flag} (they do not say)"
 
     return [Filter(f"{flag} {least:g}", lambda offer: of(offer) >= least, relax)] if least else []
 
@@ -156,6 +156,6 @@ def _floor(flag: str, least: float, of: Callable[[Offer], float]) -> list[Filter
 def _word(flag: str, wanted: str, of: Callable[[Offer], str]) -> list[Filter]:
     def relax(offers: Sequence[Offer]) -> str:
         words = dict.fromkeys(of(one) for one in sorted(offers, key=rank) if of(one))
-        return " or ".join(f"{flag} {word}" for word in list(words)[:CLOSEST]) or f"leave out {flag} (they do not tell)"
+        return " or ".join(f"{flag} {word}" for word in list(words)[:CLOSEST]) or f"leave out {flag} (they do not say)"
 
     return [Filter(f"{flag} {wanted}", lambda offer: of(offer).lower() == wanted.lower(), relax)] if wanted else []

@@ -71,7 +71,7 @@ def put(notice: Notice, names: Iterable[str], settings: Settings) -> int:
         try:
             os.link(draft, path)  # at once, and only where nobody else has
             new += 1
-        except FileExistsError:
+        except FileExistsError:  # another process has put the same notice
             continue
         finally:
             draft.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ def put(notice: Notice, names: Iterable[str], settings: Settings) -> int:
 def records(settings: Settings) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield every notice, sent or not."""
     for path in sorted(folder(settings).glob("*.json")):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # it was removed meanwhile, or is damaged
             yield path, json.loads(path.read_bytes())
 
 
@@ -99,7 +99,7 @@ def deliver(settings: Settings, wait_s: float = 0.0) -> list[str]:
     if not place.is_dir():
         return []
     said = []
-    with contextlib.suppress(_Busy), local_files.held(place / "lock", _Busy(), wait_s):
+    with contextlib.suppress(_Busy), local_files.held(place / "lock", _Busy(), wait_s):  # busy: another one sends
         for path, one in records(settings):
             now = time.time()
             if one["sent_at"] is not None or one.get("given_up"):

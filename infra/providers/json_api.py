@@ -213,18 +213,18 @@ class JsonApi:
         try:
             reply = self._once(method, path, self.attempt_s, content=content, headers=headers or {})
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
-            raise Unsent(f"{what}: no connection: {_name(error)}; nothing was asked") from None
+            raise Unsent(f"{what}: no connection: {_name(error)}; nothing was sent") from None
         except SlipwayError:
             raise
         except Exception as error:  # whatever is wrong with the answer, the request was sent
-            raise Unclear(f"{what}: {self._lost(error)}; it may have been done") from error
+            raise Unclear(f"{what}: {self._lost(error)}; it may have been carried out") from error
         if reply.status < 300:
             return reply
         if reply.status == 401:
             raise AuthError(f"{what}: the key is refused: {reply.said}")
         if reply.status in DEFINITE:
             raise VendorRefused(f"{what}: {reply.said}", reply)
-        raise Unclear(f"{what}: {reply.said}; it may have been done", reply)
+        raise Unclear(f"{what}: {reply.said}; it may have been carried out", reply)
 
     def decode(self, reply: Reply, kind: type[T]) -> T:
         """Return the body of an `act`. Unclear when it is not what was promised: the thing was done, or perhaps not."""
@@ -311,7 +311,7 @@ class JsonApi:
             read = parsedate_to_datetime(date)
             theirs = (read if read.tzinfo else read.replace(tzinfo=timezone.utc)).timestamp()
         except (ValueError, TypeError, OverflowError):
-            return  # it does not say what time it is: what is known has to do
+            return  # the answer has no date: the last known difference of the clocks is kept
         self._clocks = (theirs, boottime_s())
         if self.clock_scale == 1.0:  # a rehearsal's clock is another one on purpose
             self._skew_s = theirs - time.time()

@@ -253,7 +253,7 @@ class Lium(ByHttp):
         made = self.api.decode(reply, Rented)
         pod_id = made.pod_id or made.id
         if not (made.success and pod_id):
-            raise Unclear(f"lium: rent: {reply.said}; it may have been done", reply)
+            raise Unclear(f"lium: rent: {reply.said}; it may have been carried out", reply)
         return Pod(provider=self.name, pod_id=pod_id, token=token, run=request.run, address="", name=token,
                    micro_usd_per_hour=offer.micro_usd_per_hour, state="booting")  # fmt: skip
 
@@ -323,7 +323,8 @@ class Lium(ByHttp):
         one, odd = rows.read(PodRow, row)
         way = None
         if one.status == "RUNNING" and one.ssh_connect_cmd:
-            found = _SSH.fullmatch(one.ssh_connect_cmd.strip())  # by the owner of the host: this form and no other
+            # the owner of the host writes this text: only this form is accepted
+            found = _SSH.fullmatch(one.ssh_connect_cmd.strip())
             if found:
                 way = (found[1], found[2], int(found[3] or 22))
             else:

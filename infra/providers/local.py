@@ -25,7 +25,7 @@ from infra.transport.protocol import ThisMachine
 from store import local_files
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-STOP_S = 300.0  # the agent's last rites, and whoever else is just starting or stopping
+STOP_S = 300.0  # time for the agent to end its work, and for another start or stop to finish
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Local(Provider):
         folder = self.pods.absolute() / check_name(request.run)
         pod = PodFolder(folder)
         pod.state.mkdir(parents=True, exist_ok=True)
-        try:  # of two processes that want the folder, one gets it
+        try:  # only one of two processes that want the folder gets it
             local_files.create(pod.marker, (json.dumps({"token": token, "run": request.run}) + "\n").encode())
         except FileExistsError:
             raise NoOffer(
@@ -111,7 +111,7 @@ class Local(Provider):
                 raise SlipwayError(f"local: processes of {pod_id} outlived its folder and cannot be ended")
             return
         pod = PodFolder(Path(found.address))
-        if pod.job.exists():  # else nothing was ever started here
+        if pod.job.exists():  # otherwise nothing was ever started here
             words = [sys.executable, "-m", "infra.agent", "stop", found.address]
             done = ThisMachine().run(words, timeout_s=STOP_S, env={"PYTHONPATH": str(CHECKOUT)})
             if done.exited != 0:

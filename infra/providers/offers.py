@@ -69,7 +69,7 @@ def open_own(name: str, settings: Settings) -> Market | None:
     if settings.rehearsal:
         raise UsageError(f"provider {name} is of an extension, and a rehearsal has none of its machines; known: "
                          f"{', '.join(VENDORS)}")  # fmt: skip
-    from infra.providers.own import OwnProvider  # few have one
+    from infra.providers.own import OwnProvider  # few users have one
 
     return OwnProvider(extension, settings)
 
@@ -141,7 +141,7 @@ def sources(settings: Settings, only: str = "") -> list[OfferSource]:
         found.append(OfferSource("slurm", lambda request: _own(SlurmClusters.of(settings), request)))
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
-        raise MissingKey(f"nobody to ask: set one of {keys} (inv init), list own machines in {settings.pools}, or "
+        raise MissingKey(f"no provider to ask: set one of {keys} (inv init), list own machines in {settings.pools}, or "
                          "look at a simulated market: inv offers --rehearse")  # fmt: skip
     return found
 

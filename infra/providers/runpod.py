@@ -205,7 +205,7 @@ class RunPod(ByHttp):
         """Return owner and balance."""
         me = self._query(MYSELF, {}).myself
         if me is None:
-            raise AuthError("runpod: the key belongs to nobody; look at https://console.runpod.io/user/settings")
+            raise AuthError("runpod: the key belongs to no account; see https://console.runpod.io/user/settings")
         balance = None if me.clientBalance is None else micro_usd(max(me.clientBalance, Decimal(0)))
         return Account(provider=self.name, owner=me.email or me.id, balance_micro_usd=balance)
 
@@ -355,7 +355,7 @@ class RunPod(ByHttp):
             if "balance" in said.lower() or "funds" in said.lower():
                 raise OutOfMoney(f"runpod: {reply.said}; add credit at https://console.runpod.io/user/billing")
         if not made:
-            raise Unclear(f"runpod: POST /graphql: {reply.said}; it may have been done", reply)
+            raise Unclear(f"runpod: POST /graphql: {reply.said}; it may have been carried out", reply)
         return made
 
     def _min_cuda(self) -> dict[str, str]:

@@ -212,7 +212,7 @@ class Shadeform(ByHttp):
     def delete(self, pod_id: str) -> None:
         """Delete as promised. The pod's SSH key is removed from the account, too, when the vendor tells whose it is."""
         token = ""
-        with contextlib.suppress(SlipwayError):  # no word about it: it is ended all the same
+        with contextlib.suppress(SlipwayError):  # nothing is known about it: it is ended all the same
             found = self.find(pod_id)
             if found is None:
                 return
@@ -253,7 +253,7 @@ class Shadeform(ByHttp):
                 try:
                     self.api.act("POST", f"/sshkeys/{quote(key.id, safe='')}/delete")
                 except VendorRefused as refused:
-                    if refused.reply.status != 404:  # else somebody who ends the same pod was faster
+                    if refused.reply.status != 404:  # otherwise another process that ends the same pod was faster
                         raise
 
     def _pod(self, row: Any, pod_id: str = "") -> Pod:

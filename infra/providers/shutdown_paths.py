@@ -48,17 +48,17 @@ def ends_of(
         found.append(End(f"{amount} are spent", at_limit, own))
     if limits.time_s is not None:
         found.append(End(f"{_hours(limits.time_s)} have passed", at_limit, timer))
-    by_itself = "the pod deletes itself" if is_gone else "inv, whoever follows or asks next"
+    by_itself = "the pod deletes itself" if is_gone else "the process that follows the run, or the next inv command"
     by_itself = f"{name}'s controller" if is_engine else by_itself
     if stays:
-        found.append(End("its work is over", "nobody: it stays for the next, until pod.down or a limit", timer))
+        found.append(End("its work is over", "nothing: it stays for more work, until pod.down or a limit", timer))
     else:
-        keeps = "nobody: it is kept (--on-failure keep)"
+        keeps = "nothing: it is kept (--on-failure keep)"
         found.append(End("it succeeds", by_itself, timer))
         found.append(End("it fails", by_itself if on_failure == "end" else keeps, timer))
-        elsewhere = f"{name}; its controller goes on elsewhere"
-        taken = (elsewhere, elsewhere) if is_engine else (f"{name}; whoever follows goes on elsewhere",
-                                                          f"{name}; the run waits for inv")  # fmt: skip
+        elsewhere = f"{name}; its controller continues elsewhere"
+        taken = (elsewhere, elsewhere) if is_engine else (f"{name}; whatever follows the run continues it elsewhere",
+                                                          f"{name}; the run waits for an inv command")  # fmt: skip
         found.append(End(TAKEN, *taken))
     if limits.idle_gpu_s is not None:
         found.append(End(f"no GPU works for {_hours(limits.idle_gpu_s)}", at_limit, timer))

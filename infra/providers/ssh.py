@@ -27,7 +27,7 @@ from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Transport
 
-STOP_S = 300.0  # the agent's last rites, and whoever else is just starting or stopping
+STOP_S = 300.0  # time for the agent to end its work, and for another start or stop to finish
 ANSWER_S = 30.0
 Pods = list[Pod]
 END_ALL = b"""

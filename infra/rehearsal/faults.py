@@ -55,7 +55,7 @@ Trait = Literal[
     "hang",  # never boots
     "slow boot",  # `factor` times longer
     "fail",  # the boot ends in an error
-    "no ssh",  # said to run, and nobody listens
+    "no ssh",  # is said to run, but sshd does not listen
     "null port",  # runs, and its SSH address is told `after_s` later
     "old driver",
     "slow disk",

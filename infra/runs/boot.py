@@ -86,7 +86,7 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
     while time.monotonic() < deadline:
         try:
             pod = provider.find(op.remote_id or op.token)
-        except SlipwayError as error:  # no word about the pod
+        except SlipwayError as error:  # this says nothing about the pod
             said = str(error)
         else:
             if pod and pod.address:

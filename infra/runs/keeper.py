@@ -217,7 +217,8 @@ class Keeper:
             begun_at = [at for at in self.journal.recovered_at(op.run) if at >= self.since]
             try:
                 provider = self.vendors(op.vendor)
-                if op.is_live and op.slot == 0 and op.state not in (READY, LOST):  # its renter may live, and go on
+                if op.is_live and op.slot == 0 and op.state not in (READY, LOST):
+                    # its renter may still live, and go on
                     pods.settle(provider, op, self.journal)
                     self._rest(op, RETRY_S)
                     continue
@@ -225,7 +226,7 @@ class Keeper:
                 sights = self._look(rows)
                 course = decide(sights, RUN, [*begun_at, *tried_at], time.time())
                 if course.do is Do.GIVE_UP:
-                    raise GivenUp(f"{failure}; it was begun again {len(begun_at)} times, the most that is tried")
+                    raise GivenUp(f"{failure}; it was begun again {len(begun_at)} times, which is the maximum")
                 if course.do is Do.LEAVE or course.do is Do.WAIT and sights[0].is_there is None:
                     return op  # to be followed: its progress, its verdict, or its silence
                 if course.do is Do.WAIT:
@@ -349,7 +350,7 @@ class Keeper:
             reason = sight.GONE if row.slot in course.gone else what
             self._end(row, reason, may_stand_aside=bool(course.lost) or row.slot > 0)
         self.lost(self.journal.op(op.token))
-        # A terminal that is closed now would cost this pod, too; whoever is told to leave does so with the run at work.
+        # A terminal that is closed now would cost this pod too: a keeper that is told to exit lets the run start first.
         with finishing(f"{op.run} is being brought back", self.say):
             return self.elsewhere(op, recoveries)
 
@@ -437,7 +438,7 @@ class Keeper:
 
     def _take(self, run: str) -> None:
         if self.lease is None:
-            with contextlib.suppress(Held):
+            with contextlib.suppress(Held):  # another process keeps the run, and this one only follows
                 self.lease = self.journal.take(lease_name(run), own_code.stamp())
 
     def _rest(self, op: Op, seconds: float) -> bool:
@@ -481,8 +482,8 @@ class _Waiting:
         if not self.is_told and now - self.since >= self.after_s:
             self.is_told = True
             self.say(
-                f"{self.op.run}: waiting for {_named(self.op)}: {silence}; its work may go on there, so it is begun "
-                f"nowhere else. See how it is: inv status {self.op.run}; end it once it answers: inv down {self.op.run}"
+                f"{self.op.run}: waiting for {_named(self.op)}: {silence}; its work may go on there, so it is not "
+                f"started elsewhere. Check it: inv status {self.op.run}; end it once it answers: inv down {self.op.run}"
             )
 
 

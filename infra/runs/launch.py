@@ -11,8 +11,6 @@ import contextlib
 import json
 import os
 import secrets as random
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -33,19 +31,16 @@ from infra.runs import pods, sight
 from infra.runs.boot import Unbooted, boot
 from infra.runs.hand_over import hand_over
 from infra.runs.sync import mirror
+from infra.runs.sync.send_code import send_agent, send_code, use_code_there
 from infra.runs.sync.sync_step import mounts_of, with_courier
 from infra.runs.timing import Say, stage
 from infra.selection.choose import of_machines
-from infra.transport import bootstrap
-from infra.transport.meter import Meter
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
-from infra.transport.push import Pushed, adopt, differences, push
+from infra.transport.push import push
 from store import Store
 
 MOST_STARTS = 3  # where pods are taken away before they are at work
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # to the steps of a run that has only these GPUs of its machine
-AGENT = Path(__file__).parents[1] / "agent"
-BEHIND = ("trainer/", "data/", "store/", "constraints/", "pyproject.toml")  # the code and pins behind artifacts
 APART = os.path.join(os.pardir, "work", "artifacts")  # a store of the pod's own, from its code folder
 
 Accept = Callable[[Transport, Request, Offer], str]  # returns why a machine is not taken, "" when it is
@@ -125,7 +120,7 @@ def hold(
     def work(ops: list[Op]) -> None:
         provider = vendors(ops[0].vendor)
         with stage("guard", say):
-            _send_agent(ops[0], provider)
+            send_agent(ops[0], provider)
             ops[0] = hand_over(ops[0], provider, journal, {})
 
     return _had(_Renting(plan, list(offers), vendors, journal, say, terms), work)
@@ -243,7 +238,7 @@ def _whole(ops: list[Op], vendors: Vendors, journal: Journal, say: Say) -> Itera
         taken = _taken_away(ops, vendors, journal) if ops and isinstance(error, SlipwayError) else None
         if ops:
             why = str(taken or error) or type(error).__name__
-            with contextlib.suppress(OSError):  # nobody listens any more: it is to end all the same
+            with contextlib.suppress(OSError):  # the output is closed: the pods are ended all the same
                 say(f"{ops[0].run} did not start: {why}; ending its pods")
             with finishing(f"{ops[0].run} is being ended" if ops else "", say):
                 _end_all(
@@ -295,11 +290,11 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
                     ops.append(_rent(renting, offer, provider, len(ops)))
             except NoOffer as error:
                 why, is_busy = str(error), is_busy or isinstance(error, Busy)
-            except Ambiguous as error:  # it may be there: it is to be ended when it turns up, and the next one may do
+            except Ambiguous as error:  # it may exist: it is ended when it turns up, and the next offer is tried
                 unclear = journal.ops(run=pods.name_of(request.run, len(ops)))[-1]
                 pods.stand_aside(unclear, journal, f"its creation was not answered: {error}")
                 renting.back.append(unclear)
-                why = f"{error}; whether it is there is not known, and it is ended when it turns up: inv reap"
+                why = f"{error}; the machine may exist; it is ended once the vendor lists it; check: inv reap"
             else:
                 failure = _try(ops, provider, journal, offer, replace(request, run=ops[-1].run), say, renting.terms)
                 if failure:
@@ -324,7 +319,7 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
     job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
     job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
-    if request.devices and job.num_gpus:  # the GPUs of a rehearsal are not there
+    if request.devices and job.num_gpus:  # the GPUs of a rehearsal do not exist
         job = replace(job, environ={**job.environ, VISIBLE: request.devices})
     if rank == 0 and (provider.fleeting or mounts_of(job)):
         store = plan.store if "://" in plan.store else provider.pod_store or plan.store
@@ -377,7 +372,7 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: T
     if terms.sync:
         send_code(op, provider, root, say)
     else:
-        _use_what_is_there(op, provider, root, plan, say)
+        use_code_there(op, provider, root, plan, say)
     for one in plan.carried if terms.sync else ():
         with stage(one.name, say) as told:
             pushed = push(transport, Path(one.source), pod.root / one.name, op.token, one.file)
@@ -390,61 +385,6 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: T
     if terms.prepare and op.slot == 0:
         with stage("what was made", say):
             terms.prepare(op, transport)
-
-
-def _use_what_is_there(op: Op, provider: Provider, root: Path, plan: Plan, say: Say) -> None:
-    """Update the code in the run's folder on its machine, and what goes along. Raises UsageError for none.
-
-    What is made bears fingerprints of the code here: where that which makes it is another one there, it is refused.
-    """
-    transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
-    made = any("making" in step.config for step in plan.job.steps) if plan.job else False
-    sent = [("code", root, ""), *((one.name, Path(one.source), one.file) for one in plan.carried)]
-    for name, source, file in sent:
-        origin = adopt(transport, pod.root / name, op.token)
-        if not origin:
-            raise UsageError(
-                f"--no-sync: no run has left its {name} on {op.place or 'this machine'}; leave --no-sync out once"
-            )
-        differ = differences(transport, source, pod.root / name, op.token, file)
-        behind = [path for path in differ if name == "code" and path.startswith(BEHIND)]
-        if made and behind:
-            raise UsageError(
-                f"--no-sync: {_some(behind)} on {op.place or 'this machine'} differ from those here, and what they "
-                "would make there would pass for the work of those here; leave --no-sync out"
-            )
-        than = f"; {_some(differ)} differ from here" if differ else ", as it is here"
-        say(f"sync: skipped; {name} is that of {origin}{than}")
-    if not (plan.job and plan.job.no_setup or provider.is_here):
-        with stage("tools", say) as told:
-            told.append(bootstrap.bring(transport, pod))
-
-
-def _some(paths: Sequence[str]) -> str:
-    """Return the first of them, and how many more there are."""
-    return f"{', '.join(paths[:3])}{f' and {len(paths) - 3} more' if len(paths) > 3 else ''}"
-
-
-def send_code(op: Op, provider: Provider, root: Path, say: Say, meter: Meter | None = None) -> Pushed:
-    """Send the code, and what set-up on another machine needs."""
-    transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
-    say(f"{'copying' if provider.is_here else 'sending'} the code to {pods.where(op)}")
-    with stage("copy" if provider.is_here else "push", say) as told:
-        pushed = push(transport, root, pod.code, op.token, meter=meter)
-        told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
-    if not provider.is_here:
-        with stage("tools", say) as told:
-            told.append(bootstrap.bring(transport, pod))
-    return pushed
-
-
-def _send_agent(op: Op, provider: Provider) -> None:
-    """Send what a guard needs, and no more: the code follows with the first work."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder).resolve()
-        shutil.copytree(AGENT, root / "infra" / "agent", ignore=shutil.ignore_patterns("__pycache__"))
-        (root / "infra" / "__init__.py").touch()
-        push(provider.reach(pods.pod_of(op)), root, pods.folder_of(op).code, op.token)
 
 
 def _introduce(ops: list[Op], vendors: Vendors, journal: Journal) -> list[Op]:

@@ -153,7 +153,7 @@ def _note(op: Op, seen: Sight) -> str:
     if op.state == UNKNOWN:
         return "the provider's answer was lost: it may exist"
     if _is_gone_at_its_limit(op, seen):
-        return f"it was gone when its limit was due, and left no word ({op.reason})"
+        return f"it was gone when its limit was due, and left no verdict ({op.reason})"
     if op.state == READY and seen.is_alive is False:
         return "neither its guard nor its agent is running"
     if op.state == READY and seen.is_alive:
@@ -193,7 +193,7 @@ def _guard_end(seen: Sight, now: float) -> str:
     if idle_limit_s is not None and guard.get("idle_s") is not None:
         limit += f"; GPUs idle for {duration(guard['idle_s'])} of {duration(idle_limit_s)}"
     if guard.get("self_end") == "lost":
-        limit += "; begun again without its key, so that its vendor ends the pod, by the limit armed there"
+        limit += "; restarted without its key, so the vendor's own limit ends the pod"
     if guard.get("alive"):
         return f"guard alive, {limit}"
     words = [] if seen.is_alive is None and seen.is_there is None else ["dead"]

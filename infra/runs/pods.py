@@ -40,7 +40,7 @@ LONGEST_S = 10 * 365 * 86400.0  # longest limit of time
 FIRST_WAIT_S = 0.25
 BACKOFF = Backoff(FIRST_WAIT_S, longest_s=10.0, certain=0.0)
 STOP_S = 300.0  # time for a step to save, and for its courier to bring that to the store
-LOOK = Asks.PROVIDER | Asks.FILES  # at what nobody follows
+LOOK = Asks.PROVIDER | Asks.FILES  # seconds between looks at a pod that no process follows
 LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creation was not answered
 
 
@@ -155,7 +155,8 @@ def check_end(offer: Offer, limits: Limits) -> None:
         )
     limit_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
     timed_s = 1.0 if limits.time_s is None else limits.time_s
-    if limit_s is None or not 0 < limit_s < LONGEST_S or not 0 < timed_s < LONGEST_S:  # nor is one of centuries
+    if limit_s is None or not 0 < limit_s < LONGEST_S or not 0 < timed_s < LONGEST_S:
+        # a limit of centuries would not help either
         raise UsageError(f"{offer.provider}: no limit would end this pod; nothing was rented; give --ttl or "
                          "--spend-limit")  # fmt: skip
 
@@ -251,7 +252,7 @@ def end(
                 is_asked = provider.is_rented and unproven_s(provider, op) <= 0
             _prove_absence(provider, op)
             break
-        except Fenced:  # somebody else moved it: perhaps to its end
+        except Fenced:  # another process changed the row: perhaps it has ended the pod
             return end(provider, journal.op(op.token), journal, reason, outcome, patience_s)
         except SlipwayError as error:
             left_s = deadline - time.monotonic() if provider.is_rented and (op.remote_id or not op.sent_at) else 0.0
@@ -264,7 +265,7 @@ def end(
             op = journal.op(op.token)  # a sweep may have seen it meanwhile, or its end
             if not op.is_live:
                 return op
-    with contextlib.suppress(Fenced):  # somebody else ended it too, and proved it first
+    with contextlib.suppress(Fenced):  # another process ended it too, and proved it first
         op = journal.advance(op, "gone")
         if rented := market(provider):
             rented.forget(op.token)
@@ -315,7 +316,7 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = No
         return _cut_off(provider, op, journal, patience_s)
     verdict = seen.verdict
     if seen.is_there is None and not verdict or not verdict and seen.why:
-        raise SlipwayError(seen.why or f"{op.run}: nobody can tell how it is")
+        raise SlipwayError(seen.why or f"{op.run}: its state is not known")
     if rented and verdict.get("state") == "failed" and Job.from_json(op.job).on_failure == "keep":
         return op
     if op.stays and verdict.get("state") in STAYS:
@@ -348,7 +349,7 @@ def _look_for(provider: Provider, pod: str) -> Pod | None:
     """Return the pod that a lost answer may have left: a vendor lists it within a minute, as a rule."""
     deadline = time.monotonic() + (LOOK_S / clock_scale(provider) if provider.is_rented else 0.0)
     while True:
-        with contextlib.suppress(SlipwayError):  # no word: as if it were not shown yet
+        with contextlib.suppress(SlipwayError):  # no answer: as if it were not listed yet
             if (found := provider.find(pod)) is not None:
                 return found
         if time.monotonic() >= deadline:

@@ -36,10 +36,10 @@ POD = RecoverySpec(True, False, Retries(3, HOUR_S, Backoff(first_s=1.0, longest_
 
 class Do(Enum):
     LEAVE = "it is at work, or over"
-    WAIT = "nobody can tell how it is"
+    WAIT = "its state is not known"
     RESUME = "start it again on the pods that it has"
-    BEGIN_ANEW = "end what there is of it; other pods, from what is at home"
-    GIVE_UP = "it was begun again too often"
+    BEGIN_ANEW = "end what is left of it; continue on other pods from the copies here"
+    GIVE_UP = "it was restarted too often"
 
 
 @dataclass(frozen=True)

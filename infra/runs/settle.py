@@ -28,7 +28,7 @@ from infra.transport.meter import Meter
 from store import Store, StoreError
 
 OTHERS_S = 20.0
-TO_END = (PLANNED, CREATING, UNKNOWN, BOOTING, TERMINATING)  # states of a pod that nobody is to leave alone
+TO_END = (PLANNED, CREATING, UNKNOWN, BOOTING, TERMINATING)  # states of a pod that must be settled
 ALARM_S = 900.0  # on the vendor's clock: whoever is asked to delete a pod has done it by then
 
 
@@ -59,8 +59,8 @@ def settle_rows(
                 now = _settle(op, journal, settings, tell, waits)
                 if not now.is_live:
                     ended.append(now)
-            except Exception as error:  # the others are looked after all the same
-                if waits or not isinstance(error, pods.StillBills):  # who does not wait has only just asked
+            except Exception as error:  # an error about one must not keep the others from being settled
+                if waits or not isinstance(error, pods.StillBills):  # a caller that does not wait has only just asked
                     tell(f"{op.run}: {in_words(error)}")
     return ended
 
@@ -131,7 +131,7 @@ def reconcile_accounts(
     for name in dict.fromkeys([*keyed, *own, *sorted(billing)]):
         try:
             done = reconcile(registry.provider(settings, name), journal)
-        except Exception as error:  # the other vendors are asked all the same
+        except Exception as error:  # an error at one vendor must not keep the others from being asked
             tell(f"{name}: {in_words(error)}")
             continue
         for action in done.actions:

@@ -147,7 +147,7 @@ class Client:
                     caller.connect(name)
                 if _line(caller):
                     return caller
-            except (TimeoutError, BlockingIOError):  # the latter: as many wait already as the system lets wait
+            except (TimeoutError, BlockingIOError):  # the latter: the queue of the socket is full
                 if time.monotonic() > deaf_at:
                     end_all(self._mark(place), 0.0)
                     deaf_at = time.monotonic() + self.hear_s

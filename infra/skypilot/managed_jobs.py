@@ -29,7 +29,7 @@ STATES = {  # values of `Pod.state`; any other status is booting
     "RUNNING": "running", **dict.fromkeys(("PENDING", "SUBMITTED", "STARTING"), "queued"),
     **dict.fromkeys(ENDING, "ending"),
 }  # fmt: skip
-OLD_S = 60.0  # a word of that age says nothing about now
+OLD_S = 60.0  # an answer of that age says nothing about now
 Submission = Callable[[str, Limits], Mapping[str, Any]]  # the task of a token and what is left of its limits
 
 
@@ -84,7 +84,7 @@ class ManagedJobs(Market):
         seen = self.seen(pod)
         row = seen.answer or self.row_of(pod)
         if row and row["status"] not in OVER and time.time() - seen.at > OLD_S:
-            raise NotAnswered(f"skypilot: no answer yet; its last word is {duration(time.time() - seen.at)} old")
+            raise NotAnswered(f"skypilot: no answer yet; its last answer is {duration(time.time() - seen.at)} old")
         return _pod(row) if row and row["status"] not in OVER else None
 
     def list(self) -> "list[Pod]":

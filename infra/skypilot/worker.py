@@ -179,7 +179,7 @@ class KnownAnswers:
         self.turn = threading.Lock()
         self.known: dict = {}
         self.under_way: dict = {}
-        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # absent or damaged: all is asked again
             self.known = dict(json.loads(path.read_bytes()))
 
     def look(self, what: str, given: dict, since: float, patience_s: float) -> dict:

@@ -100,7 +100,7 @@ def _send(transport: Transport, uv: Path, sha: str, place: str) -> str:
     size = uv.stat().st_size
     words = [transport.python, "-IS", "-c", TAKE, place, sha]
     done = transport.run(words, stdin=_packed(uv), timeout_s=ASK_S + size / SLOWEST_BYTES_PER_S)
-    if done.exited != 0:  # set-up there can do without
+    if done.exited != 0:  # set-up works without it, only slower
         return f"uv was sent and is not used: {(done.stderr.strip() or f'exit code {done.exited}').splitlines()[-1]}"
     return f"uv sent, {size / 1e6:.0f} MB"
 

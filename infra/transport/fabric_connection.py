@@ -60,7 +60,8 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
             address.host,
             user=address.user,
             port=address.port,
-            config=fabric.Config(ssh_config=SSHConfig(), lazy=True),  # no file of the user or the system has a say
+            # no configuration file of the user or the system is read
+            config=fabric.Config(ssh_config=SSHConfig(), lazy=True),
             connect_timeout=OPEN_S,
             connect_kwargs={
                 "key_filename": address.key, "allow_agent": False, "look_for_keys": False,
@@ -128,7 +129,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
         paramiko's own keep-alive is put off by everything that we send: who only sends would never be answered.
         """
         while transport.is_active() and not closed.wait(PING_S):
-            with contextlib.suppress(SSHException, EOFError, OSError):  # the connection is gone: whoever uses it hears
+            with contextlib.suppress(SSHException, EOFError, OSError):  # the connection is gone: its next use raises
                 self._ping(transport)
 
     def _ping(self, transport: Any) -> None:
@@ -147,7 +148,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
             heard = connected.heard
             if quiet_s >= SILENT_S:
                 self.silent = True
-                with contextlib.suppress(OSError):  # it fell just now by itself
+                with contextlib.suppress(OSError):  # the connection broke just now
                     connected.shutdown(socket.SHUT_RDWR)
 
 

@@ -236,13 +236,13 @@ def _outcome(machine: Any, work: _Work, found: Any, timeout_s: float | None) -> 
     problem, result = "", found
     if isinstance(found, CommandTimedOut):
         result = found.result
-        how = "it was ended" if work.exit_code is not None else "it did not say that it was ended, and may run on"
+        how = "it was ended" if work.exit_code is not None else "it has not confirmed its end, and may still run"
         problem = f"no end after {timeout_s:g} s; {how}"
     elif isinstance(found, Exception):
         return CommandOutcome(name=work.name, problem=in_words(found))
     elif work.exit_code is None:
         why = f"no sign of life for {SILENT_S:g} s" if machine.silent else "the connection was lost"
-        problem = f"{why}; it may run on there"
+        problem = f"{why}; it may still be running there"
     seconds = work.ended_at - work.began_at
     return CommandOutcome(name=work.name, exit_code=work.exit_code, problem=problem, seconds=seconds,
                           stdout=result.stdout, stderr=result.stderr)  # fmt: skip

@@ -99,7 +99,7 @@ def _pump(source: Any, sink: Any) -> None:
         while piece := source.recv(_CHUNK):
             sink.sendall(piece)
         sink.shutdown(socket.SHUT_WR)
-    except (OSError, EOFError):  # one side hung up; so does the other
+    except (OSError, EOFError):  # one side hung up, so the other one is closed too
         _hang_up(source)
         _hang_up(sink)
 

@@ -108,12 +108,12 @@ def _serve(transport: Ssh, owner: socket.socket, child: "subprocess.Popen[bytes]
                 else:
                     is_cut = not channel.has_ended()
                     if is_cut:
-                        child.kill()  # it would wait for last words
+                        child.kill()  # it would wait for the rest of the output
             finally:
                 channel.hush()
                 os.close(sink)
                 sink = -1
-                owner.close()  # the shell leaves, and rsync after it
+                owner.close()  # the shell ends, and then rsync
                 upward.join()
             return is_cut, channel.stderr()
     finally:

@@ -206,7 +206,7 @@ def _ignored(root: Path) -> list[int]:
         paths = [path for path in _walked(root, frozenset()) if path not in here]
     sizes = []
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):  # ignored files come and go
+        with contextlib.suppress(FileNotFoundError):  # ignored files may appear and vanish at any time
             sizes.append(os.lstat(root / path).st_size)
     return sizes
 

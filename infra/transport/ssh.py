@@ -280,8 +280,8 @@ class Ssh:
 
     def _lost(self, link: Link, name: str, why: str) -> Lost:
         return (Silent if link.silent else Lost)(
-            f"{self._where}: {name}: {self._silence(link) or why}; it was sent and may have run, or run still:"
-            " look before it is repeated"
+            f"{self._where}: {name}: {self._silence(link) or why}; it was sent and may have run, or may still be"
+            " running: check before you repeat it"
         )
 
 

@@ -46,7 +46,7 @@ def forget(run: str) -> None:
 
 def tell() -> None:
     """Print which of them are left, what they cost, and how they end."""
-    with contextlib.suppress(SlipwayError, OSError):  # the error that led here is what must be heard
+    with contextlib.suppress(SlipwayError, OSError):  # the error that led here must be shown
         settings = context.settings()
         with Journal.open(settings.state_file) as journal:
             for op in journal.ops(live=True):

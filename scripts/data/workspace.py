@@ -139,6 +139,7 @@ def content(folder: Path, root: Path) -> str:
         shards = f"{render.count(len(done['shards']), 'shard')}, {done['total_lines']:,} lines" if done else unfinished
         return f"{shards}; {size}"
     if kind == "artifacts/tokenizer":
+        # absent or damaged: the folder is shown without its number of ids
         with suppress(OSError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError):
             asked = yaml.safe_load((folder / "training.yaml").read_text(encoding="utf-8"))
             return f"{asked['vocab_size']:,} ids; {size}"

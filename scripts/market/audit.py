@@ -24,7 +24,7 @@ NOBODY = "no vendor's key is set, and nothing was rented that may still run: the
 def audit(spec: AuditFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
-        with moving_line.waiting("every account is asked"):
+        with moving_line.waiting("asking every account"):
             seen = use_case.audit(
                 journal, settings, spec.provider, spec.kill if isinstance(spec.kill, str) else bool(spec.kill)
             )
@@ -48,7 +48,7 @@ def reap(spec: ReapFlags) -> None:
         here = [op.token for op in journal.ops(live=True) if not is_rented(op.vendor)]
         if here and not spec.provider:
             settle(journal, settings, render.tell, here)
-        with moving_line.waiting("every account is asked"):
+        with moving_line.waiting("asking every account"):
             seen = use_case.reap(journal, settings, spec.provider)
     if seen.is_alone:
         render.say(NOBODY)
@@ -100,7 +100,7 @@ def leave(command: str, found: Sequence[Finding], problems: Sequence[str], then:
         names = ", ".join(f"{one.provider} {one.pod_id or '?'} ({one.note})" for one in unknown)
         said.append(f"what cannot be read may be ours, and bill; look at the vendor's own page: {names}")
     if problems:
-        said.append("not everybody could be asked, so there may be more: " + "; ".join(problems))
+        said.append("not every account could be asked, so there may be more: " + "; ".join(problems))
     if said:
         raise Exit(render.clean(f"inv {command}: " + "\n".join(said)), code=5)
 

@@ -36,23 +36,23 @@ JOBS = {"dlm": (Measured("H100", 1, 4.0, 1e9), Measured("H100", 8, 4.0, 4e9))}
 def cost(spec: CostFlags) -> None:
     if spec.estimate:
         if spec.run or spec.month:
-            raise UsageError("an estimate is of work that is not done yet; a run, or --month, is of what was spent")
+            raise UsageError("--estimate is for work to come; a run or --month shows what was spent; give one of them")
         if spec.accuracy:
-            raise UsageError("--estimate is of work that is not done yet, --accuracy of what has run; give one of them")
+            raise UsageError("--estimate is for work to come, --accuracy for runs that are over; give one of them")
         show_estimate(spec, spec.json)
         return
     if given := [one.spelled for one in flags_of(EstimateFlags) if getattr(spec, one.name)]:
         raise UsageError(f"--{given[0]} belongs to --estimate")
     run, month = spec.run, spec.month
     if spec.accuracy and month:
-        raise UsageError("--accuracy is of runs, and not of a month; leave --month out, or give the name of a run")
+        raise UsageError("--accuracy is for runs, not for a month; leave --month out, or give the name of a run")
     settings = context.settings()
     with open_journal(settings) as journal:
         if spec.accuracy:
             accuracy.show(journal, settings, run, spec.json)
             return
         name = find_run(journal, run).run if run else ""
-        with moving_line.waiting("vendors are asked for their bills"):
+        with moving_line.waiting("asking vendors for their bills"):
             found = spending.spent(journal, settings, run=name, month=month, asks=not spec.offline)
     lines, in_months, problems = found.lines, found.months, found.problems
     paid = [line for line in lines if line.quoted_micro_usd or line.billed_micro_usd]

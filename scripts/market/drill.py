@@ -96,7 +96,7 @@ def replay(spec: DrillFlags) -> None:
             render.say(render.clean(line))
         print(f"{said.vendor}: {count(said.verbs, 'answer')} of a drill of {render.iso(said.at)} replayed")
     if said.otherwise or said.now != said.then:
-        raise Exit("inv drill: today's client or clauses make something else of this recording", code=5)
+        raise Exit("inv drill: today's code judges this recording differently", code=5)
 
 
 def plant(spec: DrillFlags, planned: Planned, journal: Journal, settings: Settings) -> None:

@@ -53,7 +53,7 @@ def ckpt_list(spec: CkptListFlags) -> None:
 
 def ckpt_status(spec: CkptStatusFlags) -> None:
     settings = context.settings()
-    with open_journal(settings) as journal, moving_line.waiting("every pod is asked"):
+    with open_journal(settings) as journal, moving_line.waiting("asking every pod"):
         name = find_run(journal, spec.run).run if spec.run else ""
         views = [one for one in runs.status(journal, settings, name)
                  if (one.run == name if name else one.state in AT_WORK)]  # fmt: skip

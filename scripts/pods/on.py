@@ -61,7 +61,7 @@ def conclude(outcomes: Sequence["CommandOutcome"]) -> None:
 
 def tell_interrupted(deaf: Sequence[str]) -> None:
     if deaf:
-        render.say(f"interrupted; it may run on where this was not confirmed: {', '.join(deaf)}")
+        render.say(f"interrupted; it may still be running where this was not confirmed: {', '.join(deaf)}")
     else:
         render.say("interrupted; it was ended on every machine")
 

@@ -17,10 +17,10 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
 from infra.providers import registry
 from infra.runs import pods
-from infra.runs.launch import send_code
 from infra.runs.lookup import find_run, way
 from infra.runs.settle import bring_home
 from infra.runs.sync import mirror
+from infra.runs.sync.send_code import send_code
 from infra.transport import large_files
 from infra.transport import push as code_sync
 from infra.transport.meter import Meter
@@ -82,7 +82,7 @@ def board(op: Op, transport: Transport, local: int) -> None:
     """Show the run's figures in TensorBoard, on its machine, for as long as this lasts. Raises SlipwayError."""
     with socket.create_server((LOOPBACK, 0)) as free:
         there = free.getsockname()[1]  # on another machine it may be taken: TensorBoard says so
-    logging.getLogger("infra.transport.port_forward").setLevel(logging.ERROR)  # that nobody answers yet is no news
+    logging.getLogger("infra.transport.port_forward").setLevel(logging.ERROR)  # nothing answers yet, which is expected
     pod, environments = pods.folder_of(op), Job.from_json(op.job).environments
     around = [f"SLIPWAY_WORK={pod.work}", f"SLIPWAY_RUN_ID={op.run}", f"PYTHONPATH={pod.code}"]
     around += [f"SLIPWAY_ENVIRONMENTS={environments}"] if environments else []

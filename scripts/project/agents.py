@@ -35,19 +35,19 @@ def text(found: Any, kept: Sequence[str], commands: Sequence[str], codes: Sequen
         "",
         "## Never",
         "",
-        f"- Never rent without a person's word for this very run: which machine, how long, and the most that it may "
+        f"- Never rent unless a person has approved this very run: which machine, how long, and the most that it may "
         f"cost. These commands may rent: {_listed(rents)}. Until then give them `--dry-run` where they take it, or "
         f"practise: {typed('rehearse --phase sft')}, and `--rehearse` on other commands. Without a key in the shell "
         "or `.env`, and with `--provider local`, nothing is rented.",
         f"- Never leave out the limit that the person named: `--spend-limit` and `--ttl`. What is rented without one "
-        f"may cost {SPEND_LIMIT} USD. Never raise a limit, and never set `SLIPWAY_SPEND_CAP_USD`, on your own account.",
+        f"may cost {SPEND_LIMIT} USD. Never raise a limit, and never set `SLIPWAY_SPEND_CAP_USD`, by yourself.",
         f"- Never give `--yes` to a command that rents, ends or removes, unless the person has seen what it shows. "
         f"Beside those above these ask first: {_listed(ask)}.",
         f"- Never end what you did not start: no {typed('down --all')}, no {typed('audit --kill')}, no "
         f"{typed('reap')} unless you were asked to.",
         "- Never end a rented machine by other means than these commands: its row in the journal would not know.",
-        f"- Never touch, move or remove what says what is owed: {'; '.join(kept)}.",
-        f"- Never read, print, log or commit keys: `.env`, {', '.join(keys)}, and whatever is called like a key.",
+        f"- Never touch, move or remove the records of what is rented and owed: {'; '.join(kept)}.",
+        f"- Never read, print, log or commit keys: `.env`, {', '.join(keys)}, and anything else named like a key.",
         "- Never go on to something else while a machine of yours may bill. After an error, a lost connection or an "
         f"interruption look first: {typed('status')}, then {typed('audit')}. Exit code 5 of either, and whatever "
         "says that something may bill, goes to the person at once, in its own words.",

@@ -100,7 +100,7 @@ def ask_for_store() -> None:
         with moving_line.waiting(f"{uri} is asked"):
             found = first_keys.ask_store(uri if "://" in uri else str((ROOT / uri).expanduser()), keys)
         render.tell(f"  {in_words(found)}")
-        if found.verdict is Verdict.GOOD or agrees("  take it all the same?"):
+        if found.verdict is Verdict.GOOD or agrees("  use it anyway?"):
             env_file.put(ROOT, {"SLIPWAY_STORE": uri, **keys})
             render.say("  written")
             return

@@ -106,11 +106,11 @@ def doctor(c, spec):
         known = {
             "ssh": "some machines cannot be used",
             "slurm": "some clusters cannot be used",
-            "": "this machine cannot run the street yet",
+            "": "this machine cannot run a training yet",
         }
         which = known.get(provider.removeprefix("local"), f"nothing can be rented at {provider}")
         if spec.lint:
-            raise Exit(f"inv doctor: {spec.lint} has lines to mend", code=1)
+            raise Exit(f"inv doctor: {spec.lint} has lines to correct", code=1)
         which = {"serve": "a service could not run yet", "train": "a training should not be rented yet"}.get(
             for_, which
         )

@@ -74,7 +74,7 @@ def launch(spec: LaunchFlags) -> None:
         deploy((meant.request, *meant.others), meant.is_ordered, meant.limits, spec, settings)
         return
     with open_journal(settings) as journal:
-        with moving_line.waiting("what is there, and what it costs, is found out"):
+        with moving_line.waiting("looking at what exists, and what the rest costs"):
             settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
             found = use_case.prepare(meant, journal, settings, render.tell)
         if found.is_open:
@@ -252,7 +252,7 @@ def down(spec: DownFlags) -> None:
     with open_journal(settings) as journal:
         known = [one.name for one in service_rows.every(journal)]
         is_service = bool(run) and not spec.all and run in known
-        services = known if spec.all else [run] if is_service else []  # else they replace what is ended
+        services = known if spec.all else [run] if is_service else []  # otherwise they would replace what is ended
         with moving_line.waiting(f"{', '.join(services)}: ended, with all replicas"):
             done = list(ending.services(services, journal, settings, render.tell))
         if is_service:

@@ -31,7 +31,7 @@ from scripts.cli.steps_text import step_line
 from scripts.runs.flags import LogsFlags
 
 TELL_EVERY_S = 15.0  # interval between reports of a step's progress
-LAST_S = 60.0  # a pod that is deaf when its run has ended is asked again for so long
+LAST_S = 60.0  # time for which a pod that does not answer after its run has ended is asked again
 
 
 def logs(spec: LogsFlags) -> None:
@@ -105,7 +105,7 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
             transport = registry.provider(settings, op.vendor).reach(pods.pod_of(op))
             for seen in follow_run(op, journal, transport) if op.is_live else [words_of(op, transport)]:
                 if seen[1].get("state") == NODE_LOST and journal.holder(keeper.lease_name(op.run)):
-                    break  # it is begun anew
+                    break  # the log was started anew
                 yield op, seen
             else:
                 return

@@ -30,7 +30,7 @@ def status(spec: StatusFlags) -> None:
     every_s = context.watch_seconds(spec.watch)
     with open_journal(settings) as journal:
         if every_s is None:
-            with moving_line.waiting("every pod is asked"):
+            with moving_line.waiting("asking every pod"):
                 views = look(journal, settings, spec.run)
             if spec.json:
                 print_json([status_table.view_json(view) for view in views])

@@ -12,7 +12,7 @@ from store import moving_line, word_wrap
 
 def why(spec: WhyFlags) -> None:
     settings = context.settings()
-    with open_journal(settings) as journal, moving_line.waiting("its records are read"):
+    with open_journal(settings) as journal, moving_line.waiting("reading its records"):
         story = use_case.why(spec.run, journal, settings)
     if spec.json:
         cause = {"name": story.cause.name, "says": story.cause.says, "then": story.cause.then}

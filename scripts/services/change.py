@@ -33,7 +33,7 @@ SHOWN = 20
 def up(spec: ServeUpFlags) -> None:
     settings = context.settings(provider="" if spec.provider == revision.ANY else spec.provider)
     with open_journal(settings) as journal:
-        with moving_line.waiting("its model is looked at"):
+        with moving_line.waiting("looking at its model"):
             found = use_case.plan(spec, journal, settings, render.tell)
         name, old = found.name, found.old
         if spec.dry_run:
@@ -45,12 +45,12 @@ def up(spec: ServeUpFlags) -> None:
         elif wanted != old and revision.rents(found.version, settings):
             show_placement(found, settings, as_json=False, is_asked=False)
             prompts.confirm(spec.yes)
-        with moving_line.waiting(f"{name}: its controller begins"):
+        with moving_line.waiting(f"{name}: starting its controller"):
             seen = use_case.want(found, wanted, journal, settings, render.tell)
         render.say(f"{name}: {seen.endpoint}")
         if not spec.detach:
             try:
-                with moving_line.waiting(f"{name}: its replicas come up"):
+                with moving_line.waiting(f"{name}: starting its replicas"):
                     awaiting.await_ready(name, wanted, settings, journal, old is None, render.tell)
             except KeyboardInterrupt:
                 render.say(
@@ -67,7 +67,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     """
     name, version = found.name, found.version
     service = version.service
-    with moving_line.waiting("machines are looked for"):
+    with moving_line.waiting("looking for machines"):
         offers = use_case.places(found, settings, render.tell)
     least, most = service.policy.min_replicas, service.policy.most
     if as_json:
@@ -104,10 +104,10 @@ def scale(spec: ScaleFlags) -> None:
         wanted, is_changed = use_case.scale(name, spec.min_replicas, spec.max_replicas, journal)
         if not is_changed:
             render.say(f"{name}: nothing to change")
-        with moving_line.waiting(f"{name}: its controller is asked"):
+        with moving_line.waiting(f"{name}: asking its controller"):
             controller_client.ensure(name, settings, journal, render.tell)
         if not spec.detach:
-            with moving_line.waiting(f"{name}: its replicas become as many as are wanted"):
+            with moving_line.waiting(f"{name}: changing the number of its replicas"):
                 awaiting.await_ready(name, wanted, settings, journal, False, render.tell)
         inspect.show([name], settings, journal, with_replicas=False, as_json=spec.json)
 

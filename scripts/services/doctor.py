@@ -82,7 +82,9 @@ def _load(service: Service, shipped: Service, name: str) -> DoctorLine:
     target = service.policy.target_qps_per_replica
     ask = f"measure it: inv serve.bench {name} --target-ttft 1"
     if target is None:
-        return DoctorLine("target_qps_per_replica", "off", f"none, as many replicas always; what one can do: {ask}")
+        return DoctorLine(
+            "target_qps_per_replica", "off", f"none: the number of replicas is fixed; what one can do: {ask}"
+        )
     if target == shipped.policy.target_qps_per_replica:
         return DoctorLine("target_qps_per_replica", "off", f"{target}, as the shipped file has it; {ask}")
     return DoctorLine("target_qps_per_replica", "ok", f"{target}")

@@ -121,7 +121,7 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
     if rows[-1].is_live and rows[-1].address:
         mirror.bring_logs(rows[-1], way(settings, rows[-1]), folder)
     log = folder / "engine.log"
-    return log if log.exists() else folder / "environment.log"  # which is made before
+    return log if log.exists() else folder / "environment.log"  # the folder of the log is made before
 
 
 def write(path: Path, offset: int, tail: int, form: Callable[[str], str] = str) -> int:

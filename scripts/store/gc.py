@@ -30,8 +30,8 @@ def gc(spec: GcFlags) -> None:
     due, space = unread(settings.store, work, time.time() - older_s), Store(settings.store)
     removed, failed = [], []
     for one in due if not spec.dry_run else ():
-        # A launch writes its lease before it looks whether its inputs are there: what it wants is seen here, or it
-        # sees that this is gone.
+        # A launch writes its lease before it checks that its inputs exist. So either its lease is seen here, or the
+        # launch sees that the artifact is gone.
         if still_unread(settings.store, work, one):
             try:
                 space.remove(one.name)

@@ -187,7 +187,7 @@ def _bring_file(place: Backend, name: str, at: str, entry: ListedFile, sha256: s
     if path.exists():
         return
     part = path.with_name(f"{path.name}.part")  # a draft that is resumed, so not one of `store.local_files`
-    if not sha256:  # nobody would notice a beginning that is damaged
+    if not sha256:  # a damaged beginning would not be noticed
         part.unlink(missing_ok=True)
     for _ in range(2):  # an earlier attempt may have left a part of another file: then all of it is downloaded
         digest = hashlib.sha256()
@@ -219,7 +219,7 @@ def _alone(folder: Path) -> Iterator[Path]:
         if not folder.is_dir():
             draft.mkdir(exist_ok=True)
         yield draft
-    with contextlib.suppress(OSError):  # not empty: somebody else has begun
+    with contextlib.suppress(OSError):  # not empty: another process has begun
         draft.rmdir()
 
 

@@ -145,7 +145,7 @@ class Fleet:
             alike = [one for one in self.seats.values() if one.in_flight < most and one not in tried]
             alike = [one for one in alike if one.load(now, limits) // STALLED == least // STALLED]
             seat = self._with_affinity(alike, affinity) or seat
-        if not tried:  # else who comes after one that fails would always begin with it again
+        if not tried:  # otherwise the request after a failed one would always try the same replica first
             self._turn += 1
             seat.turn = self._turn
         if not seat.in_flight:

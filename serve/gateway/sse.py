@@ -48,7 +48,7 @@ class StreamWatch:
                 try:
                     said = msgspec.json.decode(line[5:])
                 except (msgspec.DecodeError, RecursionError, ValueError):
-                    continue  # not for us to judge what a client may yet understand
+                    continue  # the client may understand it, so it is passed on
                 if isinstance(said, dict) and said.get("error"):
                     error = said["error"]
                     code = error.get("code") if isinstance(error, dict) else None

@@ -19,7 +19,7 @@ from serve.gateway.sse import StreamWatch
 
 WHOLE_BYTES = 1 << 20  # an answer up to this size is read before any of it is passed on
 RETRIED = (500, 502, 503)
-BUSY = b"currently busy"  # vLLM's --max-num-queued-reqs: it is full, not ill
+BUSY = b"currently busy"  # vLLM's --max-num-queued-reqs: it is full, and has not failed
 
 
 class Failed(Exception):
@@ -88,7 +88,8 @@ class Engines:
                 if answer is None or answer.rest is None:
                     reply.close()
         except OSError as error:
-            if is_shortage(error) or error.errno == errno.EADDRNOTAVAIL:  # no file or port is left here
+            if is_shortage(error) or error.errno == errno.EADDRNOTAVAIL:
+                # this machine has no file descriptor or port left
                 raise RequestRefused(503, "Service Unavailable", "the gateway has no room; try again soon", 1) from None
             raise Failed(f"{type(error).__name__}: {error}") from None
 
@@ -128,6 +129,7 @@ def _judged(answer: Answer) -> Answer:
     if status in RETRIED and answer.rest is None:
         is_full = status == 503 and BUSY in answer.body
         raise Failed(f"answered {status}", answer, is_ill=not is_full)
-    if status in (401, 403) or 300 <= status < 400:  # between the gateway and its engine; not the client's doing
+    if status in (401, 403) or 300 <= status < 400:
+        # an error between the gateway and its engine, not the client's fault
         raise Failed(f"answered {status}")
     return answer

@@ -18,7 +18,7 @@ from serve.policy.replica_states import LIVE, State
 from serve.service import Service
 
 TICK_S = 20
-TICK_AT_ZERO_S = 5  # a service that sleeps is woken faster
+TICK_AT_ZERO_S = 5  # a service with no replicas starts faster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ def _mix(rule: Rule, final: int, alive: Iterable[NewestReplica]) -> tuple[int, i
     if rule.fills_with_on_demand:
         ready = sum(one.spot and one.state is State.READY for one in alive)
         others += max(0, spots - ready)
-    return spots, min(others, max(base, final - rule.extra))  # none for those that are there to spare
+    return spots, min(others, max(base, final - rule.extra))  # none for surplus replicas
 
 
 def _victims(alive: Iterable[NewestReplica], spot: bool, keep: int) -> tuple[int, ...]:

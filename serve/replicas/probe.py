@@ -128,7 +128,7 @@ async def counters(session: aiohttp.ClientSession, url: str) -> Counters:
         if name in (*WAITING, TOKENS, RUNNING):
             try:
                 sums[name] = sums.get(name, 0.0) + float(rest.rsplit(" ", 1)[-1])
-            except ValueError:
+            except ValueError:  # not a number: the line says nothing
                 continue
     waiting = next((sums[name] for name in WAITING if name in sums), None)
     return Counters(waiting, sums.get(TOKENS), sums.get(RUNNING))

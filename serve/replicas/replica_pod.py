@@ -40,7 +40,7 @@ from store import credentials
 
 STEP, ENVIRONMENT = "engine", "environment"  # the steps of its pod
 CACHE_THERE = (
-    "../../../models"  # from a pod's code folder on an own machine: ~/.slipway/models, whatever pods come and go
+    "../../../models"  # from a pod's code folder on an own machine: ~/.slipway/models, which all pods there share
 )
 PORTS = range(20_000, 30_000)  # below those that systems give to outgoing connections
 REMOVE_S = ASK_S = 60.0
@@ -243,5 +243,5 @@ def free_port(taken: Sequence[int]) -> int:
             with socket.create_server(("127.0.0.1", port)):
                 return port
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:  # of which the next one knows no better
+            if error.errno != errno.EADDRINUSE:  # the next machine would fail in the same way
                 raise

@@ -173,7 +173,7 @@ class Replicas:
                     one.member = replace(one.member, vendor=op.vendor, cap_micro_usd=cap)
                     one.endpoint = self._endpoint(one, op)
         except SlipwayError as error:  # everything of it has been ended
-            if isinstance(error, (NoOffer, OutOfMoney)):  # another machine may turn up, and money
+            if isinstance(error, (NoOffer, OutOfMoney)):  # a machine or money may become available
                 self.no_offer, self.not_before = str(error), time.monotonic() + NO_OFFER_S
                 self.say(f"{one.member.run}: {error}")
                 self._drop(one)
@@ -228,7 +228,7 @@ class Replicas:
                 found = await probe(
                     self.session, one.replica.url, one.replica.key, served_name(self.name, service), asked, before
                 )
-            except OSError as error:  # it was not asked: this machine has no file for it
+            except OSError as error:  # it was not asked: this machine has no file descriptor left
                 self.say(f"{one.member.run}: no probe: {error}")
                 await asyncio.sleep(RETRY_S)
                 continue

@@ -111,7 +111,7 @@ class Routed(Gateway):
                         cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
                         env={**os.environ, "PYTHONPATH": str(ROOT)},
                     )  # fmt: skip
-            except OSError as error:  # no file, no memory just now
+            except OSError as error:  # no file descriptor or memory is free just now
                 self._say(f"{NAME} was not started: {error}; tried again in {AGAIN_S:g} s")
                 await asyncio.sleep(AGAIN_S)
                 continue
@@ -184,7 +184,7 @@ async def _is_gone(url: str) -> bool:
     except asyncio.TimeoutError:
         return False
     except OSError as error:
-        return not is_shortage(error)  # else it was not asked
+        return not is_shortage(error)  # otherwise it was not asked
     writer.close()
     return False
 

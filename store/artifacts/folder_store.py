@@ -118,7 +118,7 @@ class FolderStore:
         It does not when another publisher was faster.
         """
         before = self.check(name)
-        if not before.problem:  # nobody could go on reading a damaged one
+        if not before.problem:  # a damaged one is of no use to a reader
             self._kept(name, before.fingerprint)
         with self._staging(name) as staging:
             manifest = replace(self._read(self._at(f"{kept}/{MANIFEST}")), name=name, flat=flat)
@@ -218,8 +218,8 @@ class FolderStore:
         found, where = self.find(name, fingerprint)
         if found.problem:
             raise StoreError(f"{name} in {self.uri}: {found.problem}")
-        if not is_kept(where) and os.access(self._root, os.W_OK):  # or it would change when its name moves
-            with contextlib.suppress(OSError):
+        if not is_kept(where) and os.access(self._root, os.W_OK):  # otherwise it would change when its name moves
+            with contextlib.suppress(OSError):  # a read-only or full disk: it is read where it is
                 where = self._kept(name, fingerprint)
         return Path(self._at(where)) if os.path.exists(self._at(f"{where}/{MANIFEST}")) else Path(self._root)
 
@@ -329,7 +329,7 @@ class FolderStore:
                     before = {entry.path for entry in self._read(current).files}
                 os.remove(current)
             for entry in manifest.files:
-                if os.path.exists(f"{staging}/{entry.path}"):  # else moved already, by a writer that died here
+                if os.path.exists(f"{staging}/{entry.path}"):  # otherwise a writer that died here has moved it already
                     os.makedirs(f"{base}/{entry.path}".rpartition("/")[0], exist_ok=True)
                     os.replace(f"{staging}/{entry.path}", f"{base}/{entry.path}")
             os.replace(f"{staging}/{MANIFEST}", current)
@@ -369,7 +369,7 @@ class FolderStore:
         """Swap in a staged artifact that had been read back, unless its place is taken."""
         if "/.tmp-" not in leftover or not os.path.exists(f"{leftover}/{MANIFEST}"):
             return
-        with contextlib.suppress(ValueError, StoreError):  # then it is no artifact, and goes
+        with contextlib.suppress(ValueError, StoreError):  # then it is not an artifact, and is removed
             manifest = self._read(f"{leftover}/{MANIFEST}")
             place = self._at(manifest.name)
             taken = f"{place}{FLAT_MANIFEST}" if manifest.flat else place

@@ -51,7 +51,7 @@ def _put(uri: str, new: Mapping[str, bytes], gone: list[str]) -> None:
     try:
         try:
             place.put(new, gone)
-        except FileNotFoundError:  # the last lease of somebody else has taken the folder along
+        except FileNotFoundError:  # another process removed the folder with its last lease
             place.put(new, gone)
     except OSError as error:
         raise StoreError(f"{uri}: {FOLDER}: {error}") from error
@@ -97,7 +97,8 @@ def unread(
         kept_at(kept_name(kind, fingerprint)) for kind, fingerprint in held
     }
     left = [one for one in kept if kept_at(one.name) not in spoken_for]
-    told = [one for one in left if one.published_at]  # else its manifest cannot be read, and nobody knows what it is
+    # otherwise its manifest cannot be read, and it is not known what it is
+    told = [one for one in left if one.published_at]
     return sorted((one for one in told if one.published_at < before), key=lambda one: (one.published_at, one.name))
 
 

@@ -96,7 +96,7 @@ class RemoteStore:
             kept, before = self._kept(name, fingerprint, there), self._look(name, there)
             if not before.problem and before.fingerprint == fingerprint:
                 return
-            if not before.problem:  # it stays what it is under its fingerprint
+            if not before.problem:  # under its fingerprint it never changes
                 self._kept(name, before.fingerprint, there)
             self._copy(kept, replace(kept, name=name, flat=flat), where, there)
         except (OSError, ValueError) as error:
@@ -250,7 +250,7 @@ class RemoteStore:
             is_there = path in there and there[path].size == entry.size
             if not (is_there and self._reads_back(manifest, entry, "")):  # an interrupted upload, or an unchanged file
                 due.append((entry, path, source))
-        if where in there:  # first of all: from now on it is not what its manifest says
+        if where in there:  # first of all, since from now on its content differs from its manifest
             self.place.put({}, [where])
         for entry, path, source in due:
             self.place.put({path: source})

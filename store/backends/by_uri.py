@@ -35,5 +35,5 @@ def open_place(uri: str) -> Backend:
 
         return Other(uri)
     said = re.sub("//[^/]*@", "//", clean(uri))
-    raise NoStore(f"store {said}: {kind}:// is not spoken here; a store is a folder, hf://user/repo, "
+    raise NoStore(f"store {said}: {kind}:// is not supported; a store is a folder, hf://user/repo, "
                   "s3://bucket/folder or gs://bucket/folder")  # fmt: skip

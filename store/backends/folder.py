@@ -21,7 +21,7 @@ class Folder(Backend):
         for here, _, files in os.walk(os.path.join(self.root, under)):
             for one in files:
                 path = os.path.join(here, one)
-                with contextlib.suppress(FileNotFoundError):  # it went while we looked
+                with contextlib.suppress(FileNotFoundError):  # it was removed while it was listed
                     if stat.S_ISREG((seen := os.lstat(path)).st_mode):
                         found[os.path.relpath(path, self.root)] = ListedFile(seen.st_size)
         return dict(sorted(found.items()))
@@ -49,7 +49,7 @@ class Folder(Backend):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
             folder = os.path.dirname(path)
-            with contextlib.suppress(OSError):  # it is not empty, or somebody else was faster
+            with contextlib.suppress(OSError):  # it is not empty, or another process was faster
                 while folder.startswith(f"{self.root}/"):
                     os.rmdir(folder)
                     folder = os.path.dirname(folder)

@@ -17,7 +17,8 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from store import credentials
-from store.backends.backend import PART_BYTES, Backend, Copy, ListedFile, Source
+from store.backends.backend import PART_BYTES, Copy, ListedFile, Source
+from store.backends.bucket import BucketBackend
 from store.manifest import Denied, NoStore, StoreError
 from store.patience import Again, Conflict, Patience, clean
 
@@ -28,16 +29,9 @@ SLOW_DOWN = ("rateLimitExceeded", "userRateLimitExceeded")  # these come as 403,
 HINT = "set GOOGLE_CREDENTIALS to the key file of a service account, or: gcloud auth application-default login"
 
 
-class GoogleBucket(Backend):
-    compares_and_sets = True
-
+class GoogleBucket(BucketBackend):
     def __init__(self, uri: str, patience: Patience | None = None, part_bytes: int = PART_BYTES) -> None:
-        super().__init__(uri)
-        self.bucket, _, prefix = uri.removeprefix("gs://").partition("/")
-        if not self.bucket or "@" in self.bucket:
-            raise NoStore(f"store {clean(uri)}: expected gs://bucket/folder; {HINT}")
-        self.prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        self.patience = patience or Patience()
+        super().__init__(uri, patience, HINT)
         self.part_bytes = max(STEP_BYTES, part_bytes // STEP_BYTES * STEP_BYTES)
 
     def listing(self, under: str = "", at: str = "") -> dict[str, ListedFile]:
@@ -50,7 +44,7 @@ class GoogleBucket(Backend):
             page = self._ask(f"listing {under or 'it'}", "GET", self._objects(), asked).json()
             for one in page.get("items", ()):
                 name = one["name"].removeprefix(self.prefix)
-                if not name.endswith("/"):  # what some tools leave to stand for a folder
+                if not name.endswith("/"):  # some tools write such an object to mark a folder
                     found[name] = ListedFile(int(one["size"]), one["generation"])
             if not page.get("nextPageToken"):
                 return found
@@ -85,7 +79,8 @@ class GoogleBucket(Backend):
                 self._ask(f"writing {name}", "POST", self._objects(upload=True), {"uploadType": "media", **asked},
                           {"Content-Type": "application/octet-stream"}, body, len(body))  # fmt: skip
             except Conflict:
-                if self.get(name, 0, size + 1) != body:  # else it was ourselves, and the reply was lost
+                if self.get(name, 0, size + 1) != body:
+                    # otherwise our own earlier try wrote it, and its reply was lost
                     raise
         for name in gone:
             self._ask(f"removing {name}", "DELETE", self._objects(name), absent=True)
@@ -193,17 +188,17 @@ class GoogleBucket(Backend):
             error = json.loads(said)["error"]
             said, reason = str(error["message"]), str(error["errors"][0]["reason"])
         except (ValueError, KeyError, TypeError, IndexError):
-            pass
+            pass  # the body is not Google's document of an error; it is shown as it is
         words = f"{self.uri}: {what}: {clean(said)[:300]} ({status})"
         if status in (408, 429) or status >= 500 or reason in SLOW_DOWN:
             wait = answer.headers.get("retry-after", "")
             return Again(f"it answers {status} {reason}".strip(), float(wait) if wait.isdigit() else None)
         if status in (409, 412):
-            return Conflict(f"{words}: somebody else has written there meanwhile")
+            return self._conflict(words)
         if status in (401, 403):
             return Denied(f"{words}; {HINT}")
         if status == 404 and ("bucket does not exist" in said or "bucket" in what or what.startswith("listing")):
-            return NoStore(f"{self.uri}: there is no such bucket; make it: inv ckpt.init --to gs://{self.bucket}")
+            return self._no_bucket()
         if status in (404, 410) and what.startswith("writing"):
             return Again(f"{what}: its upload has been given up meanwhile")
         return FileNotFoundError(words) if status == 404 else StoreError(words)

@@ -145,7 +145,7 @@ class Repository(Backend):
                                  2 * sum(one.size for one in copied))  # fmt: skip
                     return
                 except _Moved:
-                    if self._has(ours, gone):  # it was ourselves, and the reply was lost
+                    if self._has(ours, gone):  # our own earlier try made that commit, and its reply was lost
                         return
             raise Conflict(f"{self.uri}: others commit there all the time; tried {TRIES} times")
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from store import credentials
-from store.backends.backend import PART_BYTES, Backend, Copy, ListedFile, Source
+from store.backends.backend import PART_BYTES, Copy, ListedFile, Source
+from store.backends.bucket import BucketBackend
 from store.manifest import Denied, NoStore, StoreError
 from store.patience import Again, Conflict, Patience, clean
 
@@ -35,16 +36,10 @@ WRITES = {
 HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_ENDPOINT_URL for another service than AWS)"
 
 
-class Bucket(Backend):
-    compares_and_sets = True
-
+class Bucket(BucketBackend):
     def __init__(self, uri: str, patience: Patience | None = None, part_bytes: int = PART_BYTES) -> None:
-        super().__init__(uri)
-        self.bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-        if not self.bucket or "@" in self.bucket:
-            raise NoStore(f"store {clean(uri)}: expected s3://bucket/folder; {HINT}")
-        self.prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        self.patience, self.part_bytes = patience or Patience(), part_bytes
+        super().__init__(uri, patience, HINT)
+        self.part_bytes = part_bytes
         self.copy_bytes = COPY_BYTES
 
     @property
@@ -105,7 +100,8 @@ class Bucket(Backend):
                 try:
                     self._ask(f"writing {name}", "put_object", size, Key=self.prefix + name, Body=body, **condition)
                 except Conflict:
-                    if self.get(name, 0, size + 1) != body:  # else it was ourselves, and the reply was lost
+                    if self.get(name, 0, size + 1) != body:
+                        # otherwise our own earlier try wrote it, and its reply was lost
                         raise
             else:
                 self._put_parts(name, source, size, condition)
@@ -150,7 +146,7 @@ class Bucket(Backend):
             parts.append({"PartNumber": number, "ETag": tag})
         whole: dict[str, Any] = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
         self._ask(what, "complete_multipart_upload", size, Key=key, **whole, **condition)
-        for other in begun[:-1]:  # uploads of writers that died: their parts cost money until somebody removes them
+        for other in begun[:-1]:  # uploads of writers that died: their parts cost money until they are removed
             self._ask(what, "abort_multipart_upload", Key=key, UploadId=other)
 
     def _begun(self, key: str) -> list[str]:
@@ -189,7 +185,7 @@ class Bucket(Backend):
         def ask() -> Any:
             answer = getattr(self._client, verb)(Bucket=self.bucket, **words)
             told = answer.get("CopyObjectResult") or answer.get("CopyPartResult") or answer
-            if verb in WRITES and not told.get("ETag"):  # botocore takes an answer that was cut for a good one
+            if verb in WRITES and not told.get("ETag"):  # botocore accepts an answer that was cut short
                 raise Again("its answer was cut short")
             return answer
 
@@ -222,11 +218,11 @@ class Bucket(Backend):
         status, said = answer.get("HTTPStatusCode", 0), answer.get("HTTPHeaders", {}).get("retry-after", "")
         words = f"{self.uri}: {what}: {clean(error)}"
         if code in CHANGED or status in (409, 412):
-            return Conflict(f"{words}: somebody else has written there meanwhile")
+            return self._conflict(words)
         if status in (408, 429) or status >= 500 or code in AGAIN:
             return Again(f"it answers {status} ({code})", float(said) if said.isdigit() else None)
         if code == "NoSuchBucket" or (status == 404 and "bucket" in what):
-            return NoStore(f"{self.uri}: there is no such bucket; make it: inv ckpt.init --to s3://{self.bucket}")
+            return self._no_bucket()
         if code == "NoSuchUpload":
             return Again(f"{what}: its upload has been given up meanwhile")
         if code == "InvalidRange":
@@ -251,7 +247,7 @@ def _client(keys: tuple[str, ...], asked: tuple[str, ...], answer_s: float) -> A
     from botocore.session import get_session
 
     config = Config(
-        retries={"total_max_attempts": 1},  # we wait ourselves, as long as we are asked to
+        retries={"total_max_attempts": 1},  # `Patience` waits, for as long as the server asks
         connect_timeout=10,
         read_timeout=answer_s,
         request_checksum_calculation="when_required",  # other services than AWS know no more

@@ -17,7 +17,7 @@ def text_of(path: Path) -> str:
     Its code runs with the keys of whoever types commands, so it must not be anybody's who does not have these.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # neither a folder, nor a pipe that would hold up whoever opens it
+        if not stat.S_ISREG(path.stat().st_mode):  # not a folder, and not a pipe, whose opening would block
             raise ExtensionError(f"{path} is no file")
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:

@@ -139,7 +139,7 @@ class RunFolder:
         if f"{name}/{MANIFEST}" in self.names():
             if not self.problem(name):
                 return
-            self._place.put({}, [manifest])  # first of all: what does not verify must not be seen
+            self._place.put({}, [manifest])  # first of all, since nobody may see a checkpoint that does not verify
         check_files(folder)
         files = {self._at(f"{name}/{file.path}"): folder / file.path for file in checkpoint.files}
         if self._place.is_atomic:
@@ -168,7 +168,8 @@ class RunFolder:
         checkpoint = self._manifest(name, at)
         total, done = sum(file.size for file in checkpoint.files), 0
         folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = folder.parent / f".tmp-{folder.name}-{uuid.uuid4().hex[:8]}"  # a trainer sweeps it, should we die here
+        # if this process dies here, a trainer removes it
+        draft = folder.parent / f".tmp-{folder.name}-{uuid.uuid4().hex[:8]}"
         try:
             for file in checkpoint.files:
                 path = draft / file.path

@@ -77,7 +77,7 @@ def test_finished_pods_of_both_vendors_end_themselves_and_revived_guards_leave_i
         assert process.send(before, signal.SIGKILL)
         until(lambda one=one, pid=before.pid: guard_of(one)["identity"]["pid"] != pid, "another guard", LONG_S)
         until(lambda one=one: guard_of(one)["self_end"] == "lost", "its word", LONG_S)
-        assert "its vendor ends the pod" in told(running, tmp_path, one)
+        assert "the vendor's own limit ends the pod" in told(running, tmp_path, one)
     for one in pods:
         (one.pod.work / "enough").touch()
     until(lambda: {running.pod(one.pod_id)["state"] for one in ends} <= {"deleting", "gone"}, "their ends", LONG_S)

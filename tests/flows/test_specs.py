@@ -57,7 +57,10 @@ def test_an_option_has_the_type_of_its_field(path, text, value):
         ("sft.rows", "3", "micro_rows 8 does not divide rows 3"),
         ("sft.recompute", "maybe", "expected true or false"),
         ("sft.model.hidden_size", "64", "the shape is that of all phases"),
-        ("sft.schedule.kind", "square", "schedule kind is 'square'"),
+        ("sft.schedule.kind", "square", "--set sft.schedule.kind=square: schedule kind is 'square'"),
+        ("sft.optimizer.lr", "-1", "--set sft.optimizer.lr=-1: lr is -1.0; it must be at least 0"),
+        ("sft.optimizer.betas", "0.9", "expected 2 values, separated by commas"),
+        ("sft.mixture", "identity", "expected mixture.NAME=VALUE"),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused_with_the_nearest_one(path, text, said):

@@ -326,9 +326,7 @@ def test_a_store_that_is_no_local_folder_works_the_same(made, tmp_path, monkeypa
 
 @pytest.mark.parametrize("kind", ["nonsense", "gcs", "sftp", "ftp", "S3", "az"])
 def test_a_uri_that_nothing_speaks_is_refused_where_it_is_typed_and_what_is_spoken_is_named(kind):
-    with pytest.raises(
-        StoreError, match=f"store {kind}://x/y: {kind}:// is not spoken here; a store is a folder, hf://"
-    ):
+    with pytest.raises(StoreError, match=f"store {kind}://x/y: {kind}:// is not supported; a store is a folder, hf://"):
         Store(f"{kind}://x/y")
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import graphlib
 import json
+import socket
 import threading
 
 import httpx
@@ -12,6 +13,7 @@ from infra.ledger.journal import Journal
 from infra.settings import Settings
 from store import Store
 from ui import acts, app, chat, export
+from ui.__main__ import listen
 from ui.access import Gate
 from ui.desk import Desk
 from ui.views import VIEWS, runs
@@ -194,3 +196,13 @@ def test_an_exported_page_holds_its_modules_and_data_and_asks_nobody(desk, tmp_p
     assert shown["data"]["artifacts"][0]["name"] == "text/few"
     text = export._named("views/runs.js", 'import { h } from "../dom.js";\nimport { go } from "./curves.js";')
     assert text == 'import { h } from "slipway/dom.js";\nimport { go } from "slipway/views/curves.js";'
+
+
+@pytest.mark.process
+def test_a_port_that_cannot_be_used_is_told_with_its_reason():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit, match=f"port {port} of this machine is taken; choose another"):
+            listen(port)
+    with pytest.raises(SystemExit, match="port 70000 of this machine cannot be used: it must lie between 0 and 65535"):
+        listen(70000)

@@ -148,7 +148,7 @@ class Saver:
         failed: OSError | None = None
         files: list[Written] = []
         for rank in [self.ranks.rank, *(rank for rank, is_far in enumerate(far) if is_far and self.ranks.is_first)]:
-            # what is sent is taken, whatever has failed before: else the sender would wait for ever
+            # what is sent is received even after a failure, or the sender would wait for ever
             tensors = copies if rank == self.ranks.rank else _by_kind(self.ranks.receive(rank))
             try:
                 files += draft.write(rank, tensors, rest) if failed is None else []
@@ -181,7 +181,7 @@ class Saver:
 
     def _rester(self) -> Any:
         """Return the function that the writer calls after every block."""
-        if torch.cuda.is_available():  # processors have little to do
+        if torch.cuda.is_available():  # CPUs have little else to do
             return _go_on
         computed_s: list[float] = []
 

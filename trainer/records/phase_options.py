@@ -12,7 +12,8 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from data.config import ConfigError, load
+from data.config import ConfigError
+from store import strict_records
 from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import PHASES
 
@@ -47,7 +48,10 @@ def with_options(phase: P, options: Mapping[str, str]) -> P:
     if isinstance(by.get("mixture"), dict):
         by["mixture"] = {**(record.mixture or {}), **by["mixture"]}
     said = ", ".join(f"{record.phase}.{path}={text}" for path, text in own.items())
-    return load(type(phase), changed(values, by), f"--set {said}")
+    try:
+        return strict_records.read(type(phase), changed(values, by))
+    except strict_records.Misfit as error:
+        raise ConfigError(f"--set {said}: {error}") from None
 
 
 def of_model(options: Mapping[str, str]) -> dict[str, Any]:
@@ -128,6 +132,8 @@ def _typed(record: type, path: str, text: str, where: str) -> tuple[list[str], A
         table = next((kind for kind in kinds if typing.get_origin(kind) is dict), None)
         if table is not None and rest:
             return [*names, rest], _value(_kinds(typing.get_args(table)[1]), text, where)
+        if table is not None and text != "null":
+            raise ConfigError(f"{where}: expected {name}.NAME=VALUE, since {name} has several values")
         if inner is None or not rest:
             if rest:
                 raise ConfigError(f"{where}: {'.'.join(names)} has no options of its own")
@@ -157,7 +163,10 @@ def _value(kinds: tuple[Any, ...], text: str, where: str) -> Any:
             return plain.lower() == "true"
         if origin in (tuple, list):
             inner = tuple(one for one in typing.get_args(kind) if one is not Ellipsis)
-            return [_value(inner[:1], one, where) for one in plain.split(",")]
+            words = plain.split(",")
+            if origin is tuple and Ellipsis not in typing.get_args(kind) and len(words) != len(inner):
+                raise ConfigError(f"{where}: expected {len(inner)} values, separated by commas")
+            return [_value(inner[:1], one, where) for one in words]
         if kind in (int, float):
             try:
                 return kind(plain)
@@ -165,8 +174,8 @@ def _value(kinds: tuple[Any, ...], text: str, where: str) -> Any:
                 continue
         if kind is str:
             return text
-    words = {bool: "true or false", int: "a whole number", float: "a number"}
-    wanted = " or ".join(words[kind] for kind in kinds if kind in words) or "a value"
+    known = {bool: "true or false", int: "a whole number", float: "a number"}
+    wanted = " or ".join(known[kind] for kind in kinds if kind in known) or "a value"
     raise ConfigError(f"{where}: expected {wanted}")
 
 

@@ -18,7 +18,7 @@ from trainer.rewards.answers import answer_of, thinks, trailing
 from trainer.rewards.reward import Reward, Said
 
 BUILDERS = {"set": set, "tuple": tuple, "list": list, "frozenset": frozenset, "dict": dict}
-SHORT = 50  # characters behind the answer that are put up with
+SHORT = 50  # most characters that may follow the answer
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from trainer.rewards.reward import Reward, Said
 from trainer.rewards.worker import NoAnswer, of_answers
 
 LIMIT_S = 5.0
-SHORT = 50  # characters behind the answer that are put up with
+SHORT = 50  # most characters that may follow the answer
 LONGEST = 400  # characters of an answer that is looked at
 VARIABLE = re.compile(r"\\?[A-Za-z]")
 SUSPECT = re.compile(r"__|import|\*\*.*\*\*|\^.*\^.*\^")

@@ -186,12 +186,12 @@ class Rollouts(Source):
         batch, spots = as_rows(
             [found.prompts[row // rl.group] for row in rows], [found.ids[row] for row in rows], found.prompts[0][0],
             room=0 if model.head.is_cuda else max(ROOM, self.config.sequence_len),  # a GPU's kernels take no such mask
-            merged=rl.loss != "gspo",  # whose ratio is that of a whole answer
+            merged=rl.loss != "gspo",  # its ratio is that of a whole answer
         )  # fmt: skip
         targets = batch["targets"]
         batch |= worth(targets, spots, better[rows], weights[rows] * kept.any())
         sampled = at_targets(targets, spots, [found.logprobs[row] for row in rows])
-        if rl.lag:  # the policy that answered is gone; what the engine said of it is all there is
+        if rl.lag:  # the policy that answered is gone; only the engine's log-probabilities of it are left
             batch["old"] = sampled
         elif rl.correction or rl.num_iterations > 1:
             batch["sampled"] = sampled

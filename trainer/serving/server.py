@@ -48,7 +48,7 @@ class QueuedAnswer:
     pieces: Generator[Piece, None, None]
     loop: asyncio.AbstractEventLoop
     said: "asyncio.Queue[Piece]" = field(default_factory=asyncio.Queue)
-    is_left: bool = False  # nobody listens any more
+    is_left: bool = False  # the output is closed
 
     def tell(self, piece: Piece) -> None:
         self.loop.call_soon_threadsafe(self.said.put_nowait, piece)
@@ -82,7 +82,7 @@ class AnswerThread:
                 some = list(self.running)
             for job in some:
                 if job.is_left or self._one_pass(job):
-                    job.pieces.close()  # an engine that computes by itself goes on else
+                    job.pieces.close()  # otherwise an engine that computes by itself would go on
                     with self._some:
                         self.running.remove(job)
 
@@ -202,5 +202,5 @@ async def serve(model: TextEngine, name: str, port: int, limits: EngineLimits) -
     until = time.monotonic() + limits.shutdown_s
     while (engine.work.running or engine.work.waiting) and time.monotonic() < until:
         await asyncio.sleep(0.02)
-    await asyncio.sleep(0.1)  # the last words are on their way
+    await asyncio.sleep(0.1)  # the last answers are being sent
     os._exit(0)  # without waiting for connections that stay open, nor for the thread

@@ -210,7 +210,7 @@ def _base_python() -> Tuple[str, str]:
         path = shutil.which(f"python3.{minor}")
         tell = "from infra.agent.environments import environment; print(*environment._tell_python(), sep='\\n')"
         done = path and subprocess.run([path, "-c", tell], capture_output=True, text=True, cwd=CODE)
-        if done and done.returncode == 0:  # a launcher on PATH may stand for a Python that is not there
+        if done and done.returncode == 0:  # a launcher on PATH may belong to a Python that is not installed
             executable, about = done.stdout.splitlines()
             return executable, about
     return MANAGED, f"{MANAGED} {sysconfig.get_platform()}"

@@ -84,7 +84,7 @@ def pip_settings(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
     read: Dict[Tuple[str, str], str] = {}
     for path in _pip_files(environ):
         parser = configparser.RawConfigParser()
-        parser.read(path, encoding="utf-8")  # one that is not there is none
+        parser.read(path, encoding="utf-8")  # a folder that does not exist is left out
         for section in parser.sections():
             read.update({(section, name.replace("_", "-")): value for name, value in parser.items(section)})
     settings: Dict[str, str] = {}

@@ -104,7 +104,7 @@ class Agent:
         self.nodes = nodes_of(self.job.group)
         self.keep_guard()
         self.unsaid = steps.unsaid(self.pod)
-        self.end_tree(steps.LEFTOVER_GRACE_S)  # also who ran beside the steps of an earlier agent
+        self.end_tree(steps.LEFTOVER_GRACE_S)  # also the processes beside the steps of an earlier agent
         for stale in (self.pod.ending, self.pod.waiting):
             patient(stale.unlink)(missing_ok=True)
         missing = [name for name in self.job.secrets if name not in self.secrets]
@@ -221,7 +221,7 @@ class Agent:
     def stopped(self, exit_code: Optional[int]) -> Dict[str, Any]:
         request = self.stop_request()
         ending = verdict(self.job, request["state"], request["reason"], self.step, exit_code)
-        if exit_code not in (None, steps.RESUME_ME):  # it did not leave in good order
+        if exit_code not in (None, steps.RESUME_ME):  # it did not stop in good order
             ending["tail"] = steps.tail(self.pod, self.step)
         return ending
 
@@ -249,7 +249,7 @@ class Agent:
                 break
             with outlasting(say, "keeping the guard"):  # whose limits hold meanwhile
                 self.keep_guard()
-        if self.job.farewell and not is_held(lock(self.pod, "guard")):  # the pod is its to end
+        if self.job.farewell and not is_held(lock(self.pod, "guard")):  # it ends the pod
             spawn(self.pod, self.job, "guard")
         return 0 if ending["state"] == "succeeded" else 1
 
@@ -257,7 +257,7 @@ class Agent:
         """Leave without a verdict: the engine that has taken the machine begins the work anew."""
         ask_to_stop(self.pod, LEFT, ending["reason"], 0.0)  # the guard is not to bring this agent back
         self.progress.close("waiting")
-        say(f"leaving, to be begun anew: {ending['reason']}")
+        say(f"exiting, to be restarted: {ending['reason']}")
         return 0
 
     def end_steps(self, ending: Dict[str, Any], patience_s: float) -> None:
@@ -278,7 +278,7 @@ class Agent:
             nonlocal asked, ends_at
             if not asked:
                 asked = self.stop_request()
-                if asked:  # there was more time before somebody asked
+                if asked:  # before the end was asked for, there was more time
                     ends_at = min(ends_at, time.monotonic() + 0.9 * carry_s(self.job, asked))
             return ends_at
 
@@ -287,7 +287,7 @@ class Agent:
         elif not beside.finish(deadline, self.look_after):
             names = said_in(self.pod.waiting).get("names", [])
             _add(ending, f"{UNCARRIED}: {', '.join(names) or f'see logs/{beside.step.name}.log'}")
-        self.beside = None  # now it is not spared any more
+        self.beside = None  # from now on it may be ended too
         self.end_steps(ending, 0.0)
 
     def dismiss_trackers(self) -> None:
@@ -299,7 +299,7 @@ class Agent:
         longest_s = min(TRACKERS_S, limits.carry_s(self.job, guard) / 4)
         while any(one.pid() is not None for one in self.trackers):
             if time.monotonic() - began > (TRACKERS_ASKED_S if self.stop_request() else longest_s):
-                say("a tracker was not done in time, and is ended")
+                say("a tracker did not finish in time, and was ended")
                 break
             self.look_after()
             time.sleep(steps.POLL_S)

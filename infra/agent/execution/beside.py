@@ -13,7 +13,7 @@ from infra.agent.job import PodFolder, Step
 from infra.agent.shortage import Backoff, outlasting
 from infra.agent.state import say
 
-BACKOFF = Backoff(first_s=1.0, longest_s=60.0, certain=1.0)  # one process on one pod: there is no crowd to part
+BACKOFF = Backoff(first_s=1.0, longest_s=60.0, certain=1.0)  # one process on one pod: jitter is not needed
 WELL_S = 60.0  # a process that has lived for this long is restarted without delay
 FINISHED = (0, 1)  # exit codes of one that was asked to finish and says how far it came; with any other it died
 POLL_S = 0.05
@@ -83,7 +83,7 @@ class Beside:
     def _start(self, now: float) -> None:
         try:
             self.process = begin(self.pod, self.step, self.words(), self.environ())
-        except (OSError, MemoryError) as error:  # no memory, no disk, no environment just now
+        except (OSError, MemoryError) as error:  # memory, disk or environment is missing just now
             self._rest(now, f"it cannot be started ({error!r})")
             return
         self.started_at = now

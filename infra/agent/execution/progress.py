@@ -17,7 +17,7 @@ from infra.agent.shortage import outlasting, patient
 from infra.agent.state import said_in, say, tell
 
 WRITE_EVERY_S = 0.5
-SHORTEST = 8  # what is shorter is struck out as it is only: a short code stands for many things
+SHORTEST = 8  # shorter values are replaced only as they stand: a short text may mean many things
 NOTE_EVERY_S = 1.0
 MARK_EVERY = 0.05  # share of a step's work: at each multiple the time is recorded
 
@@ -78,7 +78,8 @@ class Tail:
             fresh = file.read(1 << 20)
         *lines, rest = (self.rest + fresh).split(b"\n")
         records = [record for record in map(_parse, lines) if record]
-        self.offset, self.rest = self.offset + len(fresh), rest  # last of all: a shortage before it loses no record
+        # last, so that a shortage of memory or disk before it loses no record
+        self.offset, self.rest = self.offset + len(fresh), rest
         return records
 
 
@@ -117,7 +118,7 @@ class Growth:
                     file.write("%.3f %d\n" % (time.time(), size))
         except FileNotFoundError:  # nothing was written yet
             return
-        except OSError as error:  # the disk is full: the log goes on undated
+        except OSError as error:  # the disk is full: further lines of the log have no dates
             say("could not note the size of %s: %s" % (self.log.name, error))
 
 

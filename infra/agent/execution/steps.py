@@ -54,7 +54,7 @@ def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str
         raise AgentError(f"step {step.name} cannot be started: {error}") from error
     tell(attempt_file(pod), {"step": step.name, "pid": process.pid})
     cut = _watch(process, step, watch)
-    if not cut:  # it has ended by itself: whoever comes after us knows how, should we not live to say it
+    if not cut:  # it has ended by itself: the next agent finds its exit code if we are killed before we report it
         tell(attempt_file(pod), {"step": step.name, "pid": process.pid, "exit_code": process.returncode})
     watch.end_tree(LEFTOVER_GRACE_S if process.poll() is not None else 0.0)
     return Ending(process.wait(), cut)
@@ -80,7 +80,7 @@ def begin(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str])
 def unsaid(pod: PodFolder) -> Dict[str, int]:
     """Return the exit code by which a step failed whose agent died before it could report it, by the step's name."""
     attempt = read_json(attempt_file(pod))
-    if "exit_code" not in attempt:  # if it still runs we end it now, and how it then ends says nothing
+    if "exit_code" not in attempt:  # if it still runs it is ended now, and its exit code then says nothing
         attempt_file(pod).unlink(missing_ok=True)
     code = attempt.get("exit_code", 0)
     return {} if code in (0, RESUME_ME) else {attempt["step"]: code}

@@ -57,7 +57,7 @@ def start(root: Path) -> int:
     if _holds(pod, job) and not stop_file(pod).exists():
         attempt_file(pod).unlink(missing_ok=True)
         if pod.verdict.exists():
-            pod.progress.unlink(missing_ok=True)  # else whoever follows reads the steps of the work before
+            pod.progress.unlink(missing_ok=True)  # otherwise a process that follows reads the steps of the earlier work
         put_away(pod)
     elif ending and not _await(lambda: not _anyone(pod), grace_s() + carry_s(job, {}) + END_S):
         raise AgentError(f"{root}: an earlier run is still ending; wait for it, or run: stop {root}")
@@ -87,7 +87,7 @@ def stop(root: Path) -> int:
             asked = ask_to_stop(pod, "stopped", "asked to stop", grace_s())
             patience_s += asked["grace_s"] + carry_s(job, asked)
     _await(lambda: not _anyone(pod) or leaving(pod) is not None, patience_s)
-    guard = leaving(pod)  # ending it would leave the pod to bill on
+    guard = leaving(pod)  # ending it would leave the pod running, and billing
     survivors = patient(end_all)(job.token, PATIENCE_S, [guard.pid] if guard else [])
     hidden = living(pod, "guard") if farewell.needs_key(job) else None  # whose memory nobody reads, nor its token
     if hidden and not leaving(pod):

@@ -66,7 +66,7 @@ def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float],
         try:
             for words in attempt(calls, pid, key):
                 say(f"farewell: {words}")
-        except Exception as error:  # whatever happens, the pod must not bill on for it
+        except Exception as error:  # whatever happens here, the pod must not stay and bill
             say(f"farewell: {type(error).__name__}")
         rounds += 1
         wait(BACKOFF.wait_s(rounds) / scale)
@@ -127,7 +127,7 @@ def ask(call: Call, values: Mapping[str, str]) -> str:
     thread.start()
     thread.join(CALL_S)
     if thread.is_alive() and connection.sock is not None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it has been closed meanwhile
             connection.sock.shutdown(socket.SHUT_RDWR)
     return said[0] if said else f"no whole answer in {CALL_S:g} s"
 

@@ -122,7 +122,7 @@ class Guard:
                     if exit_code is not None:
                         return exit_code
             if self.job.farewell and self._is_limit_reached():
-                return 1  # not even the verdict can be written: the pod goes all the same
+                return 1  # not even the verdict can be written: the pod is ended all the same
             time.sleep(TICK_S)
 
     def _may_hold(self) -> bool:
@@ -141,7 +141,8 @@ class Guard:
             reap()
             state, reason = self._reason_to_end()
             if state:
-                if state != "stopped" or self.told_to_end:  # else somebody is done with it: its work has the last word
+                if state != "stopped" or self.told_to_end:
+                    # otherwise the pod is not needed any more: the verdict of its work stands
                     put_away(self.pod)
                 return self._end(state, reason, patience_s=2.0)
             if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
@@ -229,7 +230,7 @@ class Guard:
         return young or is_held(lock(self.pod, "agent"))
 
     def _keep_agent(self) -> None:
-        if self._agent_lives() or self.pod.verdict.exists():  # in this order: it leaves a verdict before it goes
+        if self._agent_lives() or self.pod.verdict.exists():  # in this order: it writes a verdict before it ends
             self.missed_at = None
             return
         if self.agent is not None and self.missed_at is None:
@@ -260,7 +261,7 @@ class Guard:
         dirty = in_words(survivors)
         if state == LEFT and not self.pod.verdict.exists():
             self._report()
-            say(f"left, to be begun anew: {reason}; {dirty or 'nothing is left'}")
+            say(f"exited, to be restarted: {reason}; {dirty or 'nothing is left'}")
             return 1 if survivors else 0
         ending = close(self.pod, verdict(self.job, state, f"{reason}; {dirty}" if dirty else reason))
         self._report()

@@ -25,7 +25,7 @@ class EngineReply(Message):
     status = 0  # no headers yet
     lines = b""  # its headers that are passed on
     is_events = False  # it is a stream of them
-    has_length = False  # else the end of the connection is its end
+    has_length = False  # otherwise the end of the connection ends it
 
     def __init__(self, line: "Line", home: "Home") -> None:
         Message.__init__(self, line)
@@ -140,7 +140,7 @@ class Home:
         parts = urlsplit(url)
         self.host, self.port = parts.hostname or "", parts.port or 80
         self.name = parts.netloc.encode()
-        self._idle: deque[tuple[Line, float]] = deque()  # the warmest last
+        self._idle: deque[tuple[Line, float]] = deque()  # the most recently used last
         self._is_open = True
         self._loop = asyncio.get_running_loop()
 
@@ -160,7 +160,7 @@ class Home:
             return (await made)[1]
         except asyncio.CancelledError:
             if made.done() and not made.cancelled() and made.exception() is None:
-                made.result()[1].close()  # it was there as whoever wanted it left
+                made.result()[1].close()  # it was ready when its waiter left
             raise
 
     def keep(self, line: Line) -> None:

@@ -68,7 +68,7 @@ class Crowd(Generic[M]):
             limits.max_strangers_per_address, limits.max_connections // 4
         ):
             longest = _longest_idle(self._known)
-        if longest is not None:  # else all are at work, of which there cannot be many more
+        if longest is not None:  # otherwise all are at work, and there cannot be many more
             self._dismiss(longest)
         _put(self._known, self._by_key, one, key)
 

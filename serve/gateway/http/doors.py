@@ -73,7 +73,7 @@ class Doors:
                 return
             except ConnectionError:  # the client has left
                 continue
-            except OSError as error:  # no file, no memory: this passes
+            except OSError as error:  # no file descriptor or memory is free: this passes
                 self._rest(door, error)
                 return
             self._is_short = False

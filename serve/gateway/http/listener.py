@@ -22,7 +22,7 @@ from serve.gateway.http.heads import ONCE, PLAIN, SERVER, STATUS_LINES, checked,
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.wire import MOST_HEAD_BYTES, Broken, Message, Wire
 
-LINGER_S = 2.0  # time for the rest of a body that nobody wants
+LINGER_S = 2.0  # time for the rest of a body that is not read
 MOST_LINGER_BYTES = 16 << 20
 MOST_AHEAD = 8  # requests that a client sends before it has got its answers; what follows them is parsed later
 PIECE_BYTES = 16 << 10  # bytes that are parsed at once: they may hold more requests than MOST_AHEAD
@@ -173,7 +173,7 @@ class Connection(Wire):
             self.transport.abort()
         elif self.near is not None:
             with contextlib.suppress(OSError):  # the client has left
-                self.near.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for it; its file is theirs to close
+                self.near.shutdown(socket.SHUT_RDWR)  # wakes the waiter, who closes the file
 
     # Callbacks of the transport.
 
@@ -266,7 +266,7 @@ class Connection(Wire):
         self._url += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._coming is None:  # else it comes after the body
+        if self._coming is None:  # otherwise it comes after the body
             name = name.lower()
             if name not in self._headers:  # of a repeated header the first one counts
                 self._headers[name] = value = value.strip()
@@ -282,7 +282,8 @@ class Connection(Wire):
             return  # made up by `_declined`, or behind what was refused
         method, keeps = parser.get_method(), parser.should_keep_alive()
         if b"upgrade" in headers and parser.should_upgrade():
-            keeps = keeps and headers[b"upgrade"].lower() == b"h2c"  # a client that offers that can do without
+            # a client that offers another protocol can do without it
+            keeps = keeps and headers[b"upgrade"].lower() == b"h2c"
             for name in (b"transfer-encoding", b"content-length"):
                 if name in headers and method != b"CONNECT":
                     self._framing = b"%b: %b" % (name, headers[name])
@@ -333,7 +334,7 @@ class Connection(Wire):
                 if not request.is_whole:
                     await self._pass_over(request)
                 if self.is_stopped:
-                    request.rest()  # rest of a body that nobody wanted: the next request comes behind it
+                    request.rest()  # rest of a body that is not read: the next request comes after it
                 if not request.keeps or (self._is_deaf and not self._ahead):
                     break
                 if self.is_slow:  # it goes on asking and takes no answers
@@ -377,7 +378,7 @@ class Connection(Wire):
         if self.listener.loop.time() < self.idle_until - 0.001:
             self._timer = self.listener.loop.call_at(self.idle_until, self._look)
         elif self.transport.get_write_buffer_size():
-            self.transport.abort()  # else it would stand until all of that is taken
+            self.transport.abort()  # otherwise it would wait until all of that is taken
         else:
             self.task.cancel()
 
@@ -416,7 +417,7 @@ class Listener:
         self.crowd: Crowd[Connection] = Crowd(limits, Connection.give_up)
         self.connections: set[Connection] = set()  # established connections
         self.loop = asyncio.get_running_loop()
-        self.is_closed = False  # nobody else is let in, and answers say that they are the last
+        self.is_closed = False  # no new connection is accepted, and answers say that they are the last
         self._doors = Doors(self._take, lambda: self.crowd.thin(AT_ONCE))
 
     async def start(self, host: str, port: int) -> int:
@@ -461,5 +462,5 @@ class Listener:
             await asyncio.sleep(0)
         for one in there:
             if one.transport is not None:
-                one.transport.abort()  # it may have something to be sent that nobody takes
-        await asyncio.sleep(0)  # in which they are lost
+                one.transport.abort()  # it may hold bytes that the client does not take
+        await asyncio.sleep(0)  # the bytes are lost then

@@ -10,7 +10,7 @@ from typing import cast
 from serve.gateway.http.eager import Signal
 
 MOST_HEAD_BYTES = 32 << 10  # bytes of the first line and all headers; checked when received bytes were parsed
-MOST_PIECES = 32 << 10  # pieces of a body: chunks, or what was received at once; each is work, however short it is
+MOST_PIECES = 32 << 10  # pieces of a body: chunks, or what was received at once; each costs work, however short it is
 HELD_BYTES = 128 << 10  # bytes of a message that wait to be read; beyond that the sender is stopped
 
 

@@ -105,7 +105,7 @@ def test_a_machine_of_another_installation_is_shown_with_its_place_and_ended_onl
 def test_an_account_that_cannot_be_asked_is_not_clean(rehearsal):
     rehearsal.world.tell("/faults", {"requests": [{"vendor": "lium", "kind": "error", "status": 403, "count": None}]})
     code, err = rehearsal.fails("audit")
-    assert code == 5 and "not everybody could be asked" in err and "lium" in err
+    assert code == 5 and "not every account could be asked" in err and "lium" in err
     assert rehearsal.json("reap", code=5)["problems"]
 
 

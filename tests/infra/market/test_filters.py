@@ -77,11 +77,11 @@ def test_when_nothing_matches_every_filter_tells_how_many_it_failed_and_the_last
         ({"gpu": "A100"}, "try: --use-spot; or --gpu H100-PCIe,H100-SXM,B200"),
         ({"gpu": "B200", "spot": True}, "try: leave out --use-spot; or --gpu A100-80GB-SXM"),
         ({"gpu": "B200", "city": "Oslo"}, "try: --city Helsinki"),
-        ({"gpu": "H100", "cpus": 4, "max_micro_usd_per_hour": 10**9}, "try: leave out --cpus (they do not tell)"),
+        ({"gpu": "H100", "cpus": 4, "max_micro_usd_per_hour": 10**9}, "try: leave out --cpus (they do not say)"),
         ({"gpu": "MI300X", "num_gpus": 8}, "try: --gpu B200"),
         (
             {"gpu": "H100", "network": "best"},
-            "try: leave out --network (of no offer do vendors tell what joins machines)",
+            "try: leave out --network (no vendor says how its machines are connected)",
         ),
     ],
     ids=str,

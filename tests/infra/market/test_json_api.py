@@ -140,7 +140,7 @@ def test_an_act_without_a_clear_answer_may_have_been_done_and_is_not_repeated(st
 def test_what_was_never_sent_was_not_done():
     with Stand(KEY) as gone:
         pass
-    with pytest.raises(Unsent, match="nothing was asked"):
+    with pytest.raises(Unsent, match="nothing was sent"):
         api(gone).act("POST", "/thing")
     with pytest.raises(SlipwayError, match="no usable answer"):
         api(gone).read("/thing", Thing)

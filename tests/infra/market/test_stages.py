@@ -36,7 +36,7 @@ def test_a_rented_pod_gets_work_and_a_link_that_fails_says_what_bills(rehearsal)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 2 and "no such file" in err, err
     assert "box succeeded" in err
-    assert "5.00 USD are spent" in err and "nobody: it stays for the next" in err
+    assert "5.00 USD are spent" in err and "nothing: it stays for more work" in err
     left = r"box is left: it bills 0\.79 USD/h until its limit, in \d h .*end it: inv pod\.down --rehearse box"
     assert re.search(left, err), err
     (row,) = rehearsal.json("pod.list")

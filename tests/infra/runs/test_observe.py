@@ -284,7 +284,7 @@ def test_a_rented_pod_that_was_gone_when_its_limit_was_due_has_reached_it(change
            "ended_at": 100_000, "ttl_s": 3600.0, "reason": "runpod ended it"}  # fmt: skip
     seen = observe.view(Op(**{**row, **changes}), Sight(), Clocks("", 0.0, 200_000.0), (), {})
     assert seen.state == state
-    assert ("left no word" in seen.note) == (state == "limit")
+    assert ("left no verdict" in seen.note) == (state == "limit")
 
 
 def test_the_time_of_a_run_is_that_of_all_its_pods_by_the_clock_that_counts_its_cost():

@@ -255,7 +255,7 @@ def test_a_command_that_may_have_run_is_not_sent_again_and_runs_on(pod, sshd, tm
             running = threads.submit(pod.run, ["sh", "-c", script], timeout_s=60)
             until(lambda: began.exists() and len(began.read_text()) == 2 * number, "the command")  # noqa: B023
             sshd.kill_sessions()
-            with pytest.raises(Lost, match="may have run, or run still: look before it is repeated"):
+            with pytest.raises(Lost, match="may have run, or may still be running: check before you repeat it"):
                 running.result(timeout=VERDICT_S)
         go.touch()
         until(lambda: ended.exists() and len(ended.read_text()) == 2 * number, "the end of the job")  # noqa: B023

@@ -45,7 +45,7 @@ def test_the_flags_of_a_file_are_those_of_the_line_unless_it_says_otherwise(worl
         ("command: {a: b}", "command: expected a text, or a list of words"),
         ("command: []", "command: expected a text, or a list of words"),
         ("env: [{nam: A}]", "env: expected KEY: VALUE"),
-        ("command: [bash, -c, x]\nphase: base\nprovider: local", "--phase is of a training of ours"),
+        ("command: [bash, -c, x]\nphase: base\nprovider: local", "--phase is for Slipway's own trainings"),
         ("gpu: A100\ngpuType: A100", "--gpu is given twice"),
         ("volumeMounts: []", "expected one entry with volumeName"),
         ("file: again.yaml", "no such flag"),

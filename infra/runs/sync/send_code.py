@@ -1,0 +1,77 @@
+"""The code of a pod: sent from here, or what lies there already; what a guard alone needs.
+
+In: the row of a pod, and the folder of the checkout. Out: files in the pod's `code` folder.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from infra.errors import UsageError
+from infra.ledger.journal import Op
+from infra.providers import Provider
+from infra.records import Plan
+from infra.runs import pods
+from infra.runs.timing import Say, stage
+from infra.transport import bootstrap
+from infra.transport.meter import Meter
+from infra.transport.push import Pushed, adopt, differences, push
+
+AGENT = Path(__file__).parents[2] / "agent"
+BEHIND = ("trainer/", "data/", "store/", "constraints/", "pyproject.toml")  # the code and pins behind artifacts
+
+
+def use_code_there(op: Op, provider: Provider, root: Path, plan: Plan, say: Say) -> None:
+    """Update the code in the run's folder on its machine, and what goes along. Raises UsageError for none.
+
+    What is made bears fingerprints of the code here: where that which makes it is another one there, it is refused.
+    """
+    transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
+    made = any("making" in step.config for step in plan.job.steps) if plan.job else False
+    sent = [("code", root, ""), *((one.name, Path(one.source), one.file) for one in plan.carried)]
+    for name, source, file in sent:
+        origin = adopt(transport, pod.root / name, op.token)
+        if not origin:
+            raise UsageError(
+                f"--no-sync: no run has left its {name} on {op.place or 'this machine'}; leave --no-sync out once"
+            )
+        differ = differences(transport, source, pod.root / name, op.token, file)
+        behind = [path for path in differ if name == "code" and path.startswith(BEHIND)]
+        if made and behind:
+            raise UsageError(
+                f"--no-sync: {_some(behind)} on {op.place or 'this machine'} differ from those here, and what they "
+                "would make there would pass for the work of those here; leave --no-sync out"
+            )
+        than = f"; {_some(differ)} differ from here" if differ else ", as it is here"
+        say(f"sync: skipped; {name} is that of {origin}{than}")
+    if not (plan.job and plan.job.no_setup or provider.is_here):
+        with stage("tools", say) as told:
+            told.append(bootstrap.bring(transport, pod))
+
+
+def _some(paths: Sequence[str]) -> str:
+    """Return the first of them, and how many more there are."""
+    return f"{', '.join(paths[:3])}{f' and {len(paths) - 3} more' if len(paths) > 3 else ''}"
+
+
+def send_code(op: Op, provider: Provider, root: Path, say: Say, meter: Meter | None = None) -> Pushed:
+    """Send the code, and what set-up on another machine needs."""
+    transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
+    say(f"{'copying' if provider.is_here else 'sending'} the code to {pods.where(op)}")
+    with stage("copy" if provider.is_here else "push", say) as told:
+        pushed = push(transport, root, pod.code, op.token, meter=meter)
+        told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
+    if not provider.is_here:
+        with stage("tools", say) as told:
+            told.append(bootstrap.bring(transport, pod))
+    return pushed
+
+
+def send_agent(op: Op, provider: Provider) -> None:
+    """Send what a guard needs, and no more: the code follows with the first work."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder).resolve()
+        shutil.copytree(AGENT, root / "infra" / "agent", ignore=shutil.ignore_patterns("__pycache__"))
+        (root / "infra" / "__init__.py").touch()
+        push(provider.reach(pods.pod_of(op)), root, pods.folder_of(op).code, op.token)

@@ -1,0 +1,28 @@
+"""The common part of the backends of buckets: the bucket and the folder that a URI names, and what is said of them."""
+
+from store.backends.backend import Backend
+from store.manifest import NoStore
+from store.patience import Conflict, Patience, clean
+
+
+class BucketBackend(Backend):
+    """A bucket, or a folder of one: `scheme://bucket/folder`. Raises NoStore for another form of URI."""
+
+    compares_and_sets = True
+
+    def __init__(self, uri: str, patience: Patience | None, hint: str) -> None:
+        super().__init__(uri)
+        self.scheme, _, place = uri.partition("://")
+        self.bucket, _, folder = place.partition("/")
+        if not self.bucket or "@" in self.bucket:
+            raise NoStore(f"store {clean(uri)}: expected {self.scheme}://bucket/folder; {hint}")
+        self.prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
+        self.patience = patience or Patience()
+
+    def _no_bucket(self) -> NoStore:
+        return NoStore(
+            f"{self.uri}: there is no such bucket; make it: inv ckpt.init --to {self.scheme}://{self.bucket}"
+        )
+
+    def _conflict(self, words: str) -> Conflict:
+        return Conflict(f"{words}: somebody else has written there meanwhile")
