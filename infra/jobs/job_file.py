@@ -92,6 +92,15 @@ def is_job(path: Path) -> bool:
     return any(isinstance(one.said, dict) and set(schema.JOB_KEYS) & set(one.said) for one in found)
 
 
+def belongs(key: str) -> str:
+    """Return in words which kind of file has this key, and what that lacks; "" for a key of neither."""
+    if key in schema.IN_SERVICE:
+        return "it stands under `service:` in the file of a service, which is started with: inv serve.up FILE"
+    if key in typing.get_type_hints(TaskFile):
+        return "it is a key of a job, and a job says what it does; add the line `run: COMMAND`"
+    return ""
+
+
 def of_command(text: str, workdir: Path | None) -> JobFile:
     """Return the job of one command line: `--cmd`. Raises UsageError."""
     if not text.strip():
@@ -213,6 +222,8 @@ def _check_keys(path: Path, document: YamlDocument, body: Any, kind: type, at: s
             flag = str(key).replace("_", "-")
             where = f"{path}: line {document.line(*place) if isinstance(key, str) else document.line(*at)}"
             hint = near(str(key), hints)
+            if not at and key in schema.IN_SERVICE:
+                hint = belongs(str(key))
             if not at and flag in FLAGS:
                 hint = f"a job file says it as {FLAGS[flag]}; or type the flag --{flag}"
             raise UsageError(f"{where}: unknown key {'.'.join(map(str, place))!r}; {hint}")

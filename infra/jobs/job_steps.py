@@ -74,7 +74,7 @@ def _kept(file: JobFile, one: Mount, is_own: bool) -> tuple[str, str]:
 
 
 def _outside(where: str, path: str) -> str:
-    return f"{where}: on a machine of your own nothing outside the pod's folder is touched; write ~{path}"
+    return f"{where}: on a machine of your own, and in a rehearsal, nothing outside the pod's folder is touched; write ~{path}"
 
 
 def _mount(file: JobFile, one: Mount, is_own: bool, name_of: Any) -> tuple[str, str, str]:
