@@ -292,8 +292,12 @@ def _mounts(path: Path, said: TaskFile, fail: Any, document: YamlDocument) -> tu
             )
             raise fail(f"{wanted}: {empty}{'' if 'name' in _said(document, at) else ' name nor source'}", *at, "name")
         source = storage.source or ""
+        if storage.source is not None and not source.strip():
+            raise fail(f"{wanted}: source is empty: write what is to be there", *at)
         if source and "://" not in source:
             local = _path(path, source)
+            if local.exists() and not (local.is_dir() or local.is_file()):  # opening a pipe would wait for ever
+                raise fail(f"{wanted}: {source} is neither a file nor a folder", *at)
             try:
                 list(local.iterdir()) if local.is_dir() else local.open("rb").close()
             except OSError as error:
