@@ -52,7 +52,7 @@ class Figures:
 
 
 class GpuHistory:
-    """What the GPUs did over the time of a run, also under an earlier agent.
+    """The load and memory of the GPUs over the time of a run, also under an earlier agent.
 
     Each line of its file is JSON: `at`, and for each GPU the most memory that was in use since the line before
     (`used_bytes`), all that it has (`memory_bytes`) and its mean load (`percent`); null where it does not say.
