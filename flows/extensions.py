@@ -71,8 +71,11 @@ def reward_text(word: str, settings: Settings) -> str:
     return use(extensions.of_file("--reward", word, "reward")).text
 
 
-def of_job(job: Mapping[str, Any], provider: str, settings: Settings) -> list[dict[str, str]]:
-    """Return the extensions that a job runs, and the one that its machine comes from, for its receipt."""
+def of_job(job: Mapping[str, Any], provider: str, settings: Settings, wanted: str = "") -> list[dict[str, str]]:
+    """Return the extensions that a job runs, and those that its machine comes from, for its receipt.
+
+    wanted: the filter of machines.
+    """
     kinds: dict[str, str] = {}  # kind of each text
     for step in job.get("steps", ()):
         config = step.get("config", {})
@@ -87,6 +90,8 @@ def of_job(job: Mapping[str, Any], provider: str, settings: Settings) -> list[di
              for one in all_used() if one.text in kinds]  # fmt: skip
     if is_rented(provider) and provider not in VENDORS and (own := extensions.find("provider", provider, settings)):
         found.append(OwnCode(name=own.name, word=own.word, sha256=own.sha256, kind="provider"))
+    if wanted and (own := extensions.find("filter", wanted, settings)):
+        found.append(OwnCode(name=own.name, word=own.word, sha256=own.sha256, kind="filter"))
     return [asdict(one) for one in found]
 
 

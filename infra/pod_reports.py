@@ -113,10 +113,10 @@ def _kept(said: Mapping[str, Any], kinds: Mapping[str, Callable[[Any], Any]]) ->
 
 NULLABLE = {  # fields that are null while not known, or where they do not apply
     *("started_at", "ended_at", "record", "result", "exit_code", "lost", "limit_s", "clocks"),
-    *("percent", "used_bytes", "memory_bytes", "idle_s", "others_share"),
+    *("percent", "used_bytes", "memory_bytes", "peak_bytes", "idle_s", "others_share"),
 }
 Kinds = dict[str, Callable[[Any], Any]]
-GPU: Kinds = {"name": _text, "percent": _number, "used_bytes": _number, "memory_bytes": _number}
+GPU: Kinds = {"name": _text, **dict.fromkeys(("percent", "used_bytes", "memory_bytes", "peak_bytes"), _number)}
 MACHINE: Kinds = {"gpus": _gpus, "gpus_at": _number, "disk_free_bytes": _number, "disk_at": _number}
 RECORD: Kinds = {
     **dict.fromkeys(("kind", "unit", "text"), _text),

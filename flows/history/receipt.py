@@ -77,7 +77,9 @@ def write(op: Op, settings: Settings, offer: Offer | None = None) -> Path:
         offer={key: value for key, value in asdict(offer).items() if value} if offer else {},
         store=op.store,
         job=job,
-        extensions=extensions.of_job(job, op.vendor, settings),
+        extensions=extensions.of_job(
+            job, op.vendor, settings, json.loads(op.request).get("filter", "") if op.request else ""
+        ),
     )
     if diff and len(diff) <= MOST_DIFF_BYTES:
         write_durably(folder / DIFF, diff.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode())

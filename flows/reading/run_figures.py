@@ -1,7 +1,8 @@
 """The figures of a run, wherever they are: on its pod, in artifacts, in a store, or at home of a pod that is gone."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from infra.agent.job import Job
@@ -13,11 +14,13 @@ from infra.runs.pods import folder_of
 from infra.runs.sync import mirror
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings
-from store import Store, StoreError, credentials
+from store import Store, StoreError, credentials, outside
 from store.manifest import kept_name
 from store.run_sync.run_folder import RunFolder
 
-Place = Callable[[str, str], bytes | None]  # phase and file -> what it holds, None where it is not there
+Place = Callable[[str, str], bytes | None]
+"""Phase and file -> what it holds, None where it is not there; the phase "" is for a log."""
+GPUS = "gpus.log"
 
 
 def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
@@ -33,7 +36,7 @@ def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
 
             def pod(phase: str, file: str) -> bytes | None:
                 with contextlib.suppress(FileNotFoundError):
-                    return reach.get(root / "work" / "runs" / phase / file)
+                    return reach.get(root / _inside(phase, file))
                 return None
 
             yield pod
@@ -51,12 +54,31 @@ def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
             names = left.names()
 
             def store(phase: str, file: str) -> bytes | None:
-                name = f"work/runs/{phase}/{file}"
+                name = _inside(phase, file)
                 return b"".join(left.pieces(name)) if name in names else None
 
             yield store
-    kept = settings.homes / op.run / "pod" / "work" / "runs"
-    yield lambda phase, file: read(kept / phase / file)
+    kept = settings.homes / op.run
+    yield lambda phase, file: read(kept / "pod" / _inside(phase, file) if phase else kept / file)
+
+
+def gpu_memory(spoken: Sequence[Place]) -> list[tuple[float, float]]:
+    """Return minutes since the GPUs were first asked, and the GB in use on the fullest at most; [] without GPUs."""
+    content = next((found for place in spoken if (found := place("", GPUS))), b"")
+    points: list[tuple[float, float]] = []
+    first = None
+    for line in content.splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            said = outside.parse(line)
+            at, used = float(said["at"]), [float(one) for one in said["used_bytes"] if one is not None]
+            first = at if first is None else first
+            if used and math.isfinite(at):
+                points.append(((at - first) / 60, max(used) / 1e9))
+    return points
+
+
+def _inside(phase: str, file: str) -> str:
+    return f"work/runs/{phase}/{file}" if phase else f"logs/{file}"
 
 
 def of_artifact(store: str, name: str, fingerprint: str, file: str) -> bytes | None:

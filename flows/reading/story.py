@@ -15,7 +15,7 @@ from typing import Any
 from flows import status
 from flows.find_model import find_model
 from flows.reading import measures, timeline
-from flows.reading.run_figures import places, read
+from flows.reading.run_figures import gpu_memory, places, read
 from infra.agent.job import Job
 from infra.agent.limits import read_clocks
 from infra.checkout import ROOT
@@ -116,7 +116,7 @@ def of_run(op: Op, view: PodView, journal: Journal, settings: Settings, tell: Sa
     marks = [(at, words) for at, _, words in timeline.marks_of(op, view, journal)]
     rows = [one for one in journal.ops() if one.run == op.run or pods.run_of(one) == op.run]
     cost = timeline.cost_curve(rows, read_clocks(), settings.clock_scale)
-    return Story(op.run, list(facts(view)), phases, now(), view.note, marks, cost)
+    return Story(op.run, list(facts(view)), phases, now(), view.note, marks, cost, gpu_memory(spoken))
 
 
 def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str, str, str]]:

@@ -92,6 +92,15 @@ def is_job(path: Path) -> bool:
     return any(isinstance(one.said, dict) and set(schema.JOB_KEYS) & set(one.said) for one in found)
 
 
+def belongs(key: str) -> str:
+    """Return in words which kind of file has this key, and what that lacks; "" for a key of neither."""
+    if key in schema.IN_SERVICE:
+        return "it stands under `service:` in the file of a service, which is started with: inv serve.up FILE"
+    if key in typing.get_type_hints(TaskFile):
+        return "it is a key of a job, and a job says what it does; add the line `run: COMMAND`"
+    return ""
+
+
 def of_command(text: str, workdir: Path | None) -> JobFile:
     """Return the job of one command line: `--cmd`. Raises UsageError."""
     if not text.strip():
@@ -213,6 +222,8 @@ def _check_keys(path: Path, document: YamlDocument, body: Any, kind: type, at: s
             flag = str(key).replace("_", "-")
             where = f"{path}: line {document.line(*place) if isinstance(key, str) else document.line(*at)}"
             hint = near(str(key), hints)
+            if not at and key in schema.IN_SERVICE:
+                hint = belongs(str(key))
             if not at and flag in FLAGS:
                 hint = f"a job file says it as {FLAGS[flag]}; or type the flag --{flag}"
             raise UsageError(f"{where}: unknown key {'.'.join(map(str, place))!r}; {hint}")
@@ -281,8 +292,12 @@ def _mounts(path: Path, said: TaskFile, fail: Any, document: YamlDocument) -> tu
             )
             raise fail(f"{wanted}: {empty}{'' if 'name' in _said(document, at) else ' name nor source'}", *at, "name")
         source = storage.source or ""
+        if storage.source is not None and not source.strip():
+            raise fail(f"{wanted}: source is empty: write what is to be there", *at)
         if source and "://" not in source:
             local = _path(path, source)
+            if local.exists() and not (local.is_dir() or local.is_file()):  # opening a pipe would wait for ever
+                raise fail(f"{wanted}: {source} is neither a file nor a folder", *at)
             try:
                 list(local.iterdir()) if local.is_dir() else local.open("rb").close()
             except OSError as error:

@@ -57,6 +57,8 @@ def lay_out(file: JobFile, is_own: bool) -> Layout:
         copied = [one for one in task.mounts if one.mode != "MOUNT_CACHED"]
         mounts.append(tuple(_mount(file, one, is_own, name_of) for one in copied))
         kept.append(tuple(_kept(file, one, is_own) for one in task.mounts if one.mode == "MOUNT_CACHED"))
+    for each in carried:  # before anything is rented
+        shipment.check(Path(each.source), each.file)
     return Layout(carried=tuple(carried), workdirs=tuple(workdirs), mounts=tuple(mounts), kept=tuple(kept))
 
 
@@ -74,7 +76,8 @@ def _kept(file: JobFile, one: Mount, is_own: bool) -> tuple[str, str]:
 
 
 def _outside(where: str, path: str) -> str:
-    return f"{where}: on a machine of your own nothing outside the pod's folder is touched; write ~{path}"
+    told = "on a machine of your own, and in a rehearsal, nothing outside the pod's folder is touched"
+    return f"{where}: {told}; write ~{path}"
 
 
 def _mount(file: JobFile, one: Mount, is_own: bool, name_of: Any) -> tuple[str, str, str]:

@@ -99,6 +99,8 @@ class TaskFile:
 
 
 JOB_KEYS = ("run", "setup", "resources", "slipway")  # a file with one of them is a job
+IN_SERVICE = ("readiness_probe", "replica_policy", "replicas", "load_balancing_policy", "tls")
+"""Keys of the section `service`, which other files than a service's do not have."""
 REFUSED = {
     "service": "this describes a service; start it with: inv serve.up FILE",
     "pool": "pools of workers are SkyPilot's; start a sweep instead: inv sweep FILE",

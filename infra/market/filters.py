@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from infra.market import gpus
+from infra.market import gpus, own_filter
 from infra.money import dollars
 from infra.records import Offer, Request
 
@@ -81,6 +81,14 @@ def filters(request: Request) -> list[Filter]:
                 f"--max-price {dollars(request.max_micro_usd_per_hour)}",
                 lambda offer: offer.micro_usd_per_hour <= request.max_micro_usd_per_hour,
                 lambda offers: f"--max-price {dollars(min(one.micro_usd_per_hour for one in offers))}",
+            )
+        )
+    if request.filter:  # last: whoever else refuses a machine spares its code
+        found.append(
+            Filter(
+                f"--filter {request.filter}",
+                lambda offer: own_filter.takes(request.filter, offer),
+                lambda _: "leave out --filter",
             )
         )
     return found

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from infra.errors import UsageError
 from infra.settings import Settings
 from store import extensions
-from store.extensions import Extension, ExtensionError
+from store.extensions import Extension, ExtensionError, use
 
 VARIABLE = "SLIPWAY_EXTENSIONS"
 
@@ -21,6 +21,16 @@ def find(kind: str, name: str, settings: Settings, ours: Sequence[str] = ()) -> 
         return extensions.find(settings.extensions, kind, name, ours)
     except ExtensionError as error:
         raise UsageError(f"{VARIABLE}: {error}") from None
+
+
+def use_filter(name: str, settings: Settings) -> None:
+    """Register the filter of machines that a request names in this process. Raises UsageError."""
+    if name:
+        found = find("filter", name, settings)
+        if found is None:
+            own = named(settings) or f"; {VARIABLE} lists the files that add some (docs/extend.md)"
+            raise UsageError(f"--filter {name}: no extension is called so{own}")
+        use(found)
 
 
 def of_file(flag: str, word: str, kind: str) -> Extension:

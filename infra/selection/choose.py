@@ -11,7 +11,7 @@ from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.machines.host_memory import HostMemory, known_as
 from infra.market.filters import in_words
 from infra.money import in_usd
-from infra.providers import Provider, clock_scale, market, offers, registry
+from infra.providers import Provider, clock_scale, extensions, market, offers, registry
 from infra.providers.offers import OfferSource
 from infra.records import Offer, Request
 from infra.settings import MARKET, VENDORS, Settings
@@ -52,6 +52,7 @@ def find(candidates: Sequence[Provider], request: Request, settings: Settings, t
 
     Raises NoOffer with what to relax.
     """
+    extensions.use_filter(request.filter, settings)
     if not candidates[0].is_rented:
         return of_machines(candidates[0], request)
     asked = [OfferSource(one.name, one.catalog) for one in map(market, candidates) if one]

@@ -85,6 +85,23 @@ def survey(root: Path) -> dict[str, os.stat_result]:
     return found
 
 
+def check(root: Path, file: str = "") -> None:
+    """Raise UsageError where nothing of a folder, or that file in it, can be sent, or a file cannot be read."""
+    real = root.resolve()
+    if real == Path("/dev") or real.parts[1:2] in (("proc",), ("sys",)):
+        raise UsageError(f"{root} holds no files of yours, but the system's; nothing was sent")
+    try:
+        found = {file: os.lstat(root / file)} if file else survey(root)
+    except OSError as error:
+        raise UsageError(f"{error.filename or root} cannot be read to be sent: {error.strerror}") from None
+    sent = [path for path, seen in found.items() if file or not _why_not(root, path, seen)]
+    if not sent:
+        raise UsageError(f"{root}: no file to send")
+    for path in (root / one for one in sent):
+        if os.path.exists(path) and not os.access(path, os.R_OK):  # a link to nothing is sent as it is
+            raise UsageError(f"{path} cannot be read to be sent: permission denied")
+
+
 def mode(seen: os.stat_result) -> int | str:
     """Return the mode of a file on a pod: "link", or its permissions.
 

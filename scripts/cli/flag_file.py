@@ -55,6 +55,7 @@ def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
         if flag not in known:
             near = difflib.get_close_matches(flag, known, 1)
             hint = f"did you mean {near[0]}?" if near else "see: inv --help launch"
+            hint = job_file.belongs(str(key)) or hint
             raise UsageError(f"{path}: {key}: no such flag; {hint}")
         if flag in found and flag != "set":
             raise UsageError(f"{path}: {key}: --{flag} is given twice")

@@ -154,6 +154,10 @@ class PipelineFlags(Output):
     profile: str = flag("", "recipe of model and training, or a .yaml file (RUN_CONFIG, else runpod_1b)")
     config: str = flag("", "the same as --profile", unit="FILE")
     steps: int | None = flag(None, "optimizer steps instead of the recipe's; the schedule is rescaled to them")
+    tensorboard: bool = flag(
+        False, "show TensorBoard on port 6006 while it trains, and keep its files in the run's folder (on a pod with a "
+        "volume always)"
+    )  # fmt: skip
     dry_run: bool = flag(False, "show what would be done, and stop")
 
 

@@ -7,6 +7,8 @@ The training reads the folder's own shards and tokenizer: decision 24.
 """
 
 import hashlib
+import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from infra.settings import Settings
 from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
-from scripts.data import adopt, training_files
+from scripts.data import adopt, board, training_files
 from scripts.data import tokenizer as vocabulary
 from scripts.data.flags import PipelineFlags
 from scripts.data.workspace import Workspace, manifest
@@ -64,7 +66,9 @@ def pipeline(spec: PipelineFlags) -> None:
     shards(settings, space, text, spec.reuse_shards, spec.json)
     tokenizer = make_tokenizer(settings, space, recipe.vocab_size, spec.tokenizer_json, spec.json)
     file = write_config(settings, space, recipe, tokenizer["vocab_size"])
-    made = training(settings, space, file, tokenizer["tokenizer_sha256"], spec.json)
+    is_shown = spec.tensorboard or bool(os.environ.get("SLIPWAY_VOLUME"))
+    with board.beside(space, settings) if is_shown else nullcontext():
+        made = training(settings, space, file, tokenizer["tokenizer_sha256"], spec.json)
     if spec.json:
         print_json({"experiment": space.experiment, "store": space.store, "config": file, **made})
     else:

@@ -61,6 +61,11 @@ class Workspace:
         return self.run / "artifacts"
 
     @property
+    def board(self) -> Path:
+        """Return the folder of TensorBoard's files."""
+        return self.run / "tensorboard"
+
+    @property
     def hub(self) -> Path:
         return self.root / "hf_cache"
 

@@ -11,6 +11,7 @@ from infra.flags import given
 from infra.market import catalogue
 from infra.market.filters import satisfying
 from infra.money import dollars
+from infra.providers import extensions
 from infra.providers import offers as market
 from infra.providers.offers import Survey
 from infra.records import Offer, Request
@@ -25,6 +26,7 @@ from store import moving_line
 def offers(spec: OffersFlags) -> None:
     request = request_for(spec)
     settings = context.settings()
+    extensions.use_filter(request.filter, settings)
     if spec.save and (given_flags := sorted(given(spec, but=("json", "provider", "save")))):
         raise UsageError(f"--save keeps the prices of everything; leave out --{given_flags[0]}")
     try:

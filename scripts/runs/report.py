@@ -19,7 +19,7 @@ from scripts.runs import status
 from scripts.runs.flags import ReportFlags
 from store import moving_line
 from trainer.reporting import comparison
-from trainer.reporting.run_report import Story, charts, cost_chart, page
+from trainer.reporting.run_report import Story, charts, cost_chart, memory_chart, page
 
 
 def report(spec: ReportFlags) -> None:
@@ -60,6 +60,8 @@ def write(story: Story, folder: Path) -> list[str]:
     pictures = {f"{phase.name}-{name}.png": chart for phase in story.phases for name, chart in charts(phase, story)}
     if cost := cost_chart(story):
         pictures["cost.png"] = cost
+    if memory := memory_chart(story):
+        pictures["gpu-memory.png"] = memory
     for name, chart in pictures.items():
         (folder / name).write_bytes(png(chart))
     (folder / "report.html").write_text(page(story), encoding="utf-8")

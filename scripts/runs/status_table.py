@@ -232,14 +232,19 @@ def figures_tables(views: Sequence[PodView], now: float) -> "RenderableType":
 
 
 def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return `8 x 93 %` (their mean), and the memory of the fullest: `31.2 GB of 80.0 GB`; ? = it does not say."""
+    """Return `8 x 93 %` (their mean), and the memory of the fullest, now and at most since the run began.
+
+    `31.2 GB of 80.0 GB, peak 71.0 GB`; ? = it does not say.
+    """
     if not gpus:
         return "", ""
     percents = [gpu["percent"] for gpu in gpus if gpu["percent"] is not None]
     many = f"{len(gpus)} x " if len(gpus) > 1 else ""
     full = max(gpus, key=lambda gpu: gpu["used_bytes"] or 0)
     used, whole = (size(full[key]) if full[key] is not None else "?" for key in ("used_bytes", "memory_bytes"))
-    return f"{many}{sum(percents) / len(percents):.0f} %" if percents else f"{many}?", f"{used} of {whole}"
+    peak = max((gpu.get("peak_bytes") or 0 for gpu in gpus), default=0)
+    most = f", peak {size(peak)}" if peak > (full["used_bytes"] or 0) else ""
+    return f"{many}{sum(percents) / len(percents):.0f} %" if percents else f"{many}?", f"{used} of {whole}{most}"
 
 
 def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":

@@ -1,4 +1,4 @@
-"""A user's own code: a provider, a data source, a reward, a phase or a tracker in a Python file or package.
+"""A user's own code: a provider, a source, a reward, a phase, a tracker or a filter in a Python file or package.
 
 In: a word of SLIPWAY_EXTENSIONS, such as `lab/boxes.py` or `lab.boxes`. Out: an `Extension`, which is its text: it is
 read and checked without being run, is hashed, and goes along with a run. `store.extensions.run` runs it from that text.
@@ -27,6 +27,7 @@ FUNCTIONS = {
     "reward": ("question", "answer", "completion"),
     "phase": ("run",),
     "tracker": ("run", "folder", "configs"),
+    "filter": ("offer", "facts"),
 }
 """The kinds of extensions, each with the parameters of its function."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")

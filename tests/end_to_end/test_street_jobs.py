@@ -119,7 +119,7 @@ def test_a_job_that_is_taken_away_in_the_market_goes_on_from_its_checkpoint(worl
 
 
 SMI = """#!/bin/sh
-case "$*" in *query*) printf 'NVIDIA L40S\\nNVIDIA L40S\\n';; esac
+case "$*" in *memory.used*) echo 'NVIDIA L40S, 50, 31200, 46068';; *query*) printf 'NVIDIA L40S\\nNVIDIA L40S\\n';; esac
 """
 
 
@@ -176,3 +176,15 @@ def test_a_script_runs_under_torchrun_with_our_packages(world, tmp_path):
     for words, told in {("--cmd", "x"): "are two jobs", ("--workdir", "docs"): "which is sent along"}.items():
         assert told in world.json("launch", "--script", str(script), "--provider", "local", *words, code=2)["error"]
     world.inv("train", "--script", "nowhere.py", code=2)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_the_memory_of_gpus_over_a_job_is_a_log_of_it_and_a_picture_in_its_report(world, tmp_path):
+    world.inv(*job_on("0", "seen", sleep=3))
+    log = world.inv("logs", "seen", "--file", "gpus")
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    assert lines and set(lines[0]) == {"at", "used_bytes", "memory_bytes", "percent"} and lines[0]["used_bytes"][0] > 0
+    told = world.json("report", "seen", "--out", str(tmp_path / "page"))
+    assert "gpu-memory.png" in told["pictures"] and "GPU memory" in (tmp_path / "page" / "report.html").read_text()
+    (gpu,) = world.json("status", "seen")[0]["gpus"]
+    assert gpu["peak_bytes"] == max(line["used_bytes"][0] for line in lines)

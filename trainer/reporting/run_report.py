@@ -62,6 +62,8 @@ class Story:
     """Events of the run: UTC epoch seconds and words."""
     cost: Sequence[tuple[float, float]] = ()
     """Minutes since its first pod was asked for, and the US dollars that it had cost by then."""
+    memory: Sequence[tuple[float, float]] = ()
+    """Minutes since its GPUs were first asked, and the GB in use on the fullest of them at most."""
 
 
 def charts(phase: PhaseStory, story: Story | None = None) -> Iterator[tuple[str, Chart]]:
@@ -81,6 +83,14 @@ def cost_chart(story: Story) -> Chart | None:
     if not story.cost:
         return None
     return Chart("Cost, US dollars", tuple(story.cost), from_zero=True, unit=" USD", along="minute", run=story.run)
+
+
+def memory_chart(story: Story) -> Chart | None:
+    """Return the chart of the GPUs' memory over time, None where none was seen."""
+    if not story.memory:
+        return None
+    return Chart("GPU memory, the fullest at its most", tuple(story.memory), from_zero=True, unit=" GB", along="minute",
+                 run=story.run)  # fmt: skip
 
 
 def _placed(phase: PhaseStory, marks: Sequence[tuple[float, str]]) -> Iterator[tuple[float, str]]:
@@ -138,8 +148,8 @@ def _tiles(story: Story) -> Html:
 
 
 def _cost(story: Story) -> Iterator[Html]:
-    if chart := cost_chart(story):
-        yield tag("div", _card(chart.title, svg(chart)), class_="cards")
+    if shown := [chart for chart in (cost_chart(story), memory_chart(story)) if chart]:
+        yield tag("div", *(_card(chart.title, svg(chart)) for chart in shown), class_="cards")
 
 
 def _phase(phase: PhaseStory, story: Story) -> Iterator[Html]:

@@ -1,11 +1,13 @@
 """TensorBoard over the figures of a run, whether anybody asked for a tracker or not: `inv forward RUN tensorboard`.
 
-    python -m trainer.tracking.board --host HOST --port PORT
+    python -m trainer.tracking.board [--events FOLDER [--once]] --host HOST --port PORT
 
-In: the run's folder, which SLIPWAY_WORK names. Out: TensorBoard's page, over files of events in a folder of its own,
-which grow with the figures and go with this process.
+In: the run's folder, which SLIPWAY_WORK names. Out: TensorBoard's page, over files of events that grow with the
+figures: in FOLDER, where they stay, else in a folder of its own, which goes with this process. With --once the files
+get all that there is, without a page.
 """
 
+import argparse
 import os
 import signal
 import subprocess
@@ -24,20 +26,26 @@ LEAVE_S = 10.0
 def main(words: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):  # when the reader leaves, the page and its folder go, too
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    work = Path(os.environ["SLIPWAY_WORK"])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--events", type=Path)
+    parser.add_argument("--once", action="store_true")
+    own, rest = parser.parse_known_args(words)
+    work, parent = Path(os.environ["SLIPWAY_WORK"]), os.getppid()
     with tempfile.TemporaryDirectory(prefix="slipway-board-") as private:
-        run = TrackedRun(os.environ.get("SLIPWAY_RUN_ID", ""), Path(private, "events"))
+        run = TrackedRun(os.environ.get("SLIPWAY_RUN_ID", ""), own.events or Path(private, "events"))
         sidecar = Sidecar(NAME, run, work / "runs", Path(private, "state.json"))
         sidecar.begin()
         while sidecar.look():
             continue
-        line = [sys.executable, "-m", "tensorboard.main", "--logdir", str(run.folder), "--reload_interval", "5", *words]
+        if own.once:
+            return 0
+        line = [sys.executable, "-m", "tensorboard.main", "--logdir", str(run.folder), "--reload_interval", "5", *rest]
         shown = subprocess.Popen(line)
         try:
-            while shown.poll() is None:
+            while os.getppid() == parent and (shown.poll() is None or own.events):  # files also without a page
                 sidecar.look()
                 time.sleep(LOOK_S)
-            return shown.returncode
+            return shown.poll() or 0
         finally:
             shown.terminate()
             shown.wait(LEAVE_S)

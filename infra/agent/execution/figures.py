@@ -1,8 +1,11 @@
 """The utilization of a pod's machine: free disk, of each GPU its load and its memory, and what others take of its CPUs.
 
-Nobody waits for nvidia-smi: on a broken driver it hangs where no signal reaches it. Each figure carries its time.
+Nobody waits for nvidia-smi: on a broken driver it hangs where no signal reaches it. Each figure carries its time. What
+the GPUs did over the hours of a run is kept beside its logs, a line for each minute.
 """
 
+import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -10,7 +13,11 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from infra.agent import outside
+from infra.agent.state import say
+
 LOOK_EVERY_S = 5.0
+KEEP_EVERY_S = 60.0
 SHORTEST_S = 0.2  # shortest interval in which the kernel's ticks, of 10 ms, tell how busy the CPUs were
 STAT = Path("/proc/stat")
 WORDS = ("nvidia-smi", "--query-gpu=name,utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits")
@@ -19,7 +26,8 @@ WORDS = ("nvidia-smi", "--query-gpu=name,utilization.gpu,memory.used,memory.tota
 class Figures:
     """The sampler of a machine's utilization, at intervals."""
 
-    def __init__(self, folder: Path, devices: str = "") -> None:
+    def __init__(self, folder: Path, devices: str = "", history: Optional[Path] = None) -> None:
+        self.history = GpuHistory(history)
         self.words = (*WORDS, f"--id={devices}") if devices else WORDS
         self.folder = folder
         self.known: Dict[str, Any] = {}
@@ -32,6 +40,7 @@ class Figures:
         if self.asked is not None and self.asked.poll() is not None:
             gpus = _gpus(self.asked)
             if gpus:
+                self.history.add(gpus)
                 self.known.update(gpus=gpus, gpus_at=time.time())
             self.asked = None
         if time.monotonic() - self.looked_at >= LOOK_EVERY_S:
@@ -40,6 +49,57 @@ class Figures:
             if self.has_gpus and self.asked is None:
                 self.asked = _ask(self.words)
         return self.known
+
+
+class GpuHistory:
+    """The load and memory of the GPUs over the time of a run, also under an earlier agent.
+
+    Each line of its file is JSON: `at`, and for each GPU the most memory that was in use since the line before
+    (`used_bytes`), all that it has (`memory_bytes`) and its mean load (`percent`); null where it does not say.
+    """
+
+    def __init__(self, path: Optional[Path]) -> None:
+        self.path = path
+        self.seen: List[List[Dict[str, Any]]] = []  # answers since the last line
+        self.kept_at = -KEEP_EVERY_S
+        self.peaks: Dict[int, int] = {}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            for line in path.read_bytes().splitlines() if path else ():
+                self._top([{"used_bytes": used} for used in outside.parse(line)["used_bytes"]])
+
+    def add(self, gpus: List[Dict[str, Any]]) -> None:
+        """Take an answer; tell each of its GPUs the most memory that was ever in use on it (`peak_bytes`)."""
+        if self.seen and len(self.seen[-1]) != len(gpus):
+            self.keep()
+        self.seen.append(gpus)
+        self._top(gpus)
+        for number, gpu in enumerate(gpus):
+            gpu["peak_bytes"] = self.peaks.get(number)
+        if time.monotonic() - self.kept_at >= KEEP_EVERY_S:
+            self.keep()
+
+    def keep(self) -> None:
+        """Append a line about what was seen since the last one."""
+        if not self.seen or self.path is None:
+            return
+        rows = [[gpus[number] for gpus in self.seen] for number in range(len(self.seen[-1]))]
+        line = {
+            "at": round(time.time(), 3),
+            "used_bytes": [max(_told(row, "used_bytes"), default=None) for row in rows],
+            "memory_bytes": [row[-1]["memory_bytes"] for row in rows],
+            "percent": [round(sum(told) / len(told), 1) if (told := _told(row, "percent")) else None for row in rows],
+        }
+        self.seen, self.kept_at = [], time.monotonic()
+        try:
+            with open(self.path, "a", encoding="ascii") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:  # the disk is full: there is a gap
+            say("could not keep what the GPUs did: %s" % error)
+
+    def _top(self, gpus: Sequence[Dict[str, Any]]) -> None:
+        for number, gpu in enumerate(gpus):
+            if gpu["used_bytes"] is not None:
+                self.peaks[number] = max(self.peaks.get(number, 0), gpu["used_bytes"])
 
 
 class OtherLoad:
@@ -99,6 +159,10 @@ def _gpus(asked: "subprocess.Popen[str]") -> List[Dict[str, Any]]:
         {"name": row[0], "percent": _number(row[1]), "used_bytes": _bytes(row[2]), "memory_bytes": _bytes(row[3])}
         for row in rows
     ]
+
+
+def _told(row: Sequence[Dict[str, Any]], name: str) -> List[int]:
+    return [one[name] for one in row if one[name] is not None]
 
 
 def _number(text: str) -> Optional[int]:

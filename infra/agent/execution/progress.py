@@ -18,6 +18,7 @@ from infra.agent.state import said_in, say, tell
 
 WRITE_EVERY_S = 0.5
 SHORTEST = 8  # shorter values are replaced only as they stand: a short text may mean many things
+GPUS = "gpus"  # name of the log of what the GPUs did
 NOTE_EVERY_S = 1.0
 MARK_EVERY = 0.05  # share of a step's work: at each multiple the time is recorded
 
@@ -128,7 +129,7 @@ class Progress:
         self.acknowledged = pod.acknowledged if job.beside else None
         self.waiting = pod.waiting if job.beside else None
         self.tracking = pod.tracking if job.trackers else None
-        self.figures = Figures(pod.root, job.devices)
+        self.figures = Figures(pod.root, job.devices, pod.log(GPUS))
         self.redact = redact
         self.steps = {name: _waiting(name) for name in names}
         agents = _agents_before(self.path, job.token) + 1
@@ -164,6 +165,7 @@ class Progress:
 
     def end(self, name: str, state: str, result: Any = None) -> None:
         """End a step that is done, reused or failed; a reused one brings its result along."""
+        self.figures.history.keep()
         step = self.steps[name]
         step.update(state=state, ended_at=time.time(), result=step["result"] or result)
         if step["attempts"]:  # else it was made by an earlier agent

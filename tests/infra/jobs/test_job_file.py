@@ -1,11 +1,12 @@
 """A job file: what is read, what is refused with its line, and what machine it asks for."""
 
+import os
 from dataclasses import replace
 
 import pytest
 
 from infra.errors import UsageError
-from infra.jobs import job_file, machines, schema
+from infra.jobs import job_file, job_steps, machines, schema
 from infra.selection.machine_spec import MachineSpec
 
 
@@ -70,6 +71,8 @@ BAD = {
     "run: x\nworkdir: /etc/passwd": "line 2: workdir: /etc/passwd is a file",
     "run: x\nworkdir: /no/where": "line 2: workdir: there is no folder /no/where",
     "run: x\nfile_mounts:\n  /data: /no/where": "line 3: /data: /no/where cannot be read: No such file",
+    "run: x\nfile_mounts:\n  /data: /dev/zero": "line 3: /data: /dev/zero is neither a file nor a folder",
+    "run: x\nfile_mounts:\n  /data: ''": "line 3: /data: source is empty: write what is to be there",
     "run: x\nfile_mounts:\n  /data:\n    name:\n    mode: COPY": "line 4: /data: name is empty: write the name of your",
     "run: x\nfile_mounts:\n  /data: {name: a, mode: MONT}": "line 3: mode is 'MONT'; did you mean MOUNT?",
     "run: x\nfile_mounts: {../up: /etc}": "line 2: file_mounts: '../up' is no path",
@@ -176,3 +179,24 @@ def test_every_key_of_skypilot_is_known_here():
     )
     assert set(task.split()) == set(schema.TaskFile.__dataclass_fields__) - {"slipway"}
     assert set(resources.split()) == set(schema.Resources.__dataclass_fields__)
+
+
+def test_what_cannot_be_sent_is_refused_before_a_machine_is_chosen(tmp_path, monkeypatch):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(UsageError, match="/data/pipe is neither a file nor a folder"):  # and is not waited for
+        job(tmp_path, f"run: x\nfile_mounts: {{~/a: {folder}/pipe}}")
+    for system in ("workdir: /proc", "workdir: /dev", "file_mounts: {~/a: /sys}"):  # endless, and different each time
+        with pytest.raises(UsageError, match="holds no files of yours, but the system's"):
+            job_steps.lay_out(job(tmp_path, f"run: x\n{system}"), is_own=False)
+    read = job(tmp_path, f"run: x\nfile_mounts: {{~/a: {folder}}}")
+    with pytest.raises(UsageError, match="data: no file to send"):
+        job_steps.lay_out(read, is_own=False)
+    (folder / "nowhere").symlink_to("absent")
+    (folder / "locked").write_text("x")
+    job_steps.lay_out(read, is_own=False)
+    may = os.access  # everything may be read by whoever may do all, as tests may
+    monkeypatch.setattr(os, "access", lambda path, how: not str(path).endswith("locked") and may(path, how))
+    with pytest.raises(UsageError, match="data/locked cannot be read to be sent: permission denied"):
+        job_steps.lay_out(read, is_own=False)

@@ -36,6 +36,13 @@ def test_the_flags_of_a_file_are_those_of_the_line_unless_it_says_otherwise(worl
     ("text", "said"),
     [
         ("gpux: H100", "gpux: no such flag; did you mean gpu?"),
+        ("file_mounts: {/c: {name: b}}", "a job says what it does; add the line `run: COMMAND`"),
+        ("config: {gcp: {}}", "it is a key of a job"),
+        ("readiness_probe: {path: /health}", "under `service:` in the file of a service"),
+        (
+            "replica_policy: {min_replicas: 3}\nrun: x",
+            "line 1: unknown key 'replica_policy'; it stands under `service:`",
+        ),
         ("- phase", "expected lines of the form `flag: value`"),
         ("steps: many", "steps 'many' is not a whole number"),
         ("steps: [1, 2]", "expected one word or number"),

@@ -56,7 +56,7 @@ def made(tmp_path_factory):
     world = World(folder, {"RUN_EXPERIMENT": "x", "SLIPWAY_WORKSPACE": str(folder / "ws")})
     held_out = write_corpus(folder / "val.txt", 20, "wheat")
     words = ("--input", write_corpus(folder / "corpus.txt", 200), "--validation", held_out, *SMALL)
-    out, err = typed(world, "pipeline", *words)
+    out, err = typed(world, "pipeline", *words, "--tensorboard")
     return world, words, Workspace(folder / "ws", "x"), out, err
 
 
@@ -71,6 +71,15 @@ def test_a_corpus_becomes_a_model_stage_by_stage(made):
     assert all((space.root / kind / "x").is_dir() for kind in KINDS) and space.hub.is_dir()
     assert [one["lines"] for one in read_manifest(space.train)["shards"]] == [50, 50, 50, 50]
     assert (space.val / "shard-00000.txt").read_bytes() == (space.root.parent / "val.txt").read_bytes()
+
+
+@pytest.mark.process
+def test_tensorboard_is_there_while_it_trains_and_its_files_stay_with_the_run(made):
+    _, _, space, _, err = made
+    assert err.index("TensorBoard: port 6006") < err.index("training: tokens, base") and "was not told" not in err
+    (events,) = (space.run / "tensorboard" / "base").iterdir()
+    steps = (space.run / "runs" / "base" / "metrics.jsonl").read_text().count('"grad_norm"')
+    assert events.read_bytes().count(b"grad_norm") == steps > 0
 
 
 @pytest.mark.process

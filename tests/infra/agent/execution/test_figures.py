@@ -1,9 +1,10 @@
+import json
 import os
 import time
 
 import pytest
 
-from infra.agent.execution.figures import Figures
+from infra.agent.execution.figures import Figures, GpuHistory
 from tests.world import until
 
 pytestmark = pytest.mark.process
@@ -26,7 +27,8 @@ def test_disk_and_gpus_are_told_with_their_times(on_path):
     began = time.time()
     seen = until(lambda: (found := figures.look()).get("gpus") and found, "an answer", 20)
     assert seen["gpus"][0] == {
-        "name": "NVIDIA H100, 80GB", "percent": 93, "used_bytes": 31200 << 20, "memory_bytes": 81559 << 20
+        "name": "NVIDIA H100, 80GB", "percent": 93, "used_bytes": 31200 << 20, "memory_bytes": 81559 << 20,
+        "peak_bytes": 31200 << 20,
     }  # fmt: skip
     assert seen["gpus"][1]["percent"] is None
     assert seen["disk_free_bytes"] > 0
@@ -46,3 +48,39 @@ def test_a_driver_that_is_broken_is_not_waited_for(on_path, script):
         if figures.asked:
             figures.asked.kill()
             figures.asked.communicate()
+
+
+def gpu(used, percent=50):
+    return {"name": "H100", "percent": percent, "used_bytes": used, "memory_bytes": 100}
+
+
+def test_the_memory_of_gpus_is_kept_minute_by_minute_and_its_peak_outlives_the_agent(tmp_path, monkeypatch):
+    file, now = tmp_path / "gpus.log", [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    history = GpuHistory(file)
+    for minute in range(180):
+        for used in (10 + minute, 30 + minute, 20):
+            history.add([gpu(used, percent=used), gpu(None, percent=None)])
+            now[0] += 20
+    history.keep()
+    history.keep()  # nothing new
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(lines) == 181  # three hours: the first answer, one a minute, and the rest
+    assert set(lines[0]) == {"at", "used_bytes", "memory_bytes", "percent"} and lines[0]["memory_bytes"] == [100, 100]
+    assert lines[90]["used_bytes"] == [30 + 89, None] and lines[90]["percent"][1] is None
+    assert max(line["used_bytes"][0] for line in lines) == 209
+
+    file.write_text(file.read_text() + '{"at": 1, "used_')  # a kill left half a line
+    seen = [gpu(5), gpu(7)]
+    GpuHistory(file).add(seen)
+    assert [one["peak_bytes"] for one in seen] == [209, 7]
+
+
+def test_another_number_of_gpus_begins_a_line_of_its_own(tmp_path):
+    history = GpuHistory(tmp_path / "gpus.log")
+    history.add([gpu(1), gpu(2)])
+    history.add([gpu(3), gpu(4)])
+    history.add([gpu(5)])
+    history.keep()
+    lines = [json.loads(line)["used_bytes"] for line in (tmp_path / "gpus.log").read_text().splitlines()]
+    assert lines == [[1, 2], [3, 4], [5]]

@@ -1,0 +1,48 @@
+"""TensorBoard beside the training of `inv pipeline`: a page on this machine, and files in the experiment's folder.
+
+In: an experiment's folders. Out: `runs/<experiment>/tensorboard`, which stays, and a page for as long as it trains. A
+training never fails for it: what is wrong is told.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from infra.checkout import ROOT
+from infra.errors import SlipwayError
+from infra.settings import Settings
+from scripts.cli import local_step, render
+from scripts.data.workspace import Workspace
+
+PORT = 6006
+LEAVE_S = 20.0
+ALL_S = 120.0
+
+
+@contextmanager
+def beside(space: Workspace, settings: Settings) -> Iterator[None]:
+    """Show what is trained within, and keep its figures as files of events."""
+    try:
+        python = local_step.python(settings, "track-tensorboard")
+    except SlipwayError as error:
+        render.say(f"without TensorBoard: {error}")
+        yield
+        return
+    line = [str(python), "-m", "trainer.tracking.board", "--events", str(space.board)]
+    environ = {**os.environ, **space.environ, "SLIPWAY_RUN_ID": space.experiment, "PYTHONPATH": str(ROOT)}
+    log = space.run / "tensorboard.log"
+    with log.open("ab") as out:
+        shown = subprocess.Popen([*line, "--host", "127.0.0.1", "--port", str(PORT)], cwd=ROOT, env=environ,
+                                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
+        render.say(f"TensorBoard: port {PORT} of this machine while it trains (of a run elsewhere: inv forward RUN "
+                   f"{PORT}:{PORT}); its files stay in {space.board}")  # fmt: skip
+        try:
+            yield
+        finally:
+            shown.terminate()
+            shown.wait(LEAVE_S)
+        try:
+            subprocess.run([*line, "--once"], cwd=ROOT, env=environ, stdout=out, stderr=out, timeout=ALL_S, check=True)
+        except (subprocess.SubprocessError, OSError):
+            render.say(f"TensorBoard was not told all; see {log}")

@@ -1,0 +1,72 @@
+"""A pod manifest with a command and a volume, launched at a rehearsed RunPod: four stages on the volume, by `RUN_*`.
+
+What is on the volume outlives the pod: a second pod takes the shards and the tokenizer that the first has made.
+"""
+
+import contextlib
+import random
+import re
+
+import pytest
+import yaml
+
+from infra.rehearsal import attach
+from tests.end_to_end.test_street_market import KEYS, Rehearsed
+from tests.world import ROOT
+
+pytestmark = [
+    pytest.mark.nightly,  # three minutes: a pod makes its own environments, and trains
+    pytest.mark.process,
+    pytest.mark.needs("sshd", "ssh-keygen"),
+    pytest.mark.timeout(900),
+]
+VOLUME, NAME = "vol-rehearsal", "runpod-tiny"
+WORDS = "river boats drift slowly under willow branches until evening comes barley".split()
+
+
+def manifest() -> dict:
+    """Return infra/runpod-pod.yaml with the lines that stand there as comments, in place of its phase."""
+    text = (ROOT / "infra" / "runpod-pod.yaml").read_text().replace("\nphase: base\n", "\n")
+    text = re.sub(r"^# (volumeMounts:|  - volumeName:|workdir:|env:|command:|  )", r"\1", text, flags=re.M)
+    return yaml.safe_load(text)
+
+
+def test_the_boot_of_the_manifest_trains_on_the_volume_and_a_second_pod_takes_what_is_there(tmp_path):
+    user = Rehearsed(tmp_path, {**KEYS, "SLIPWAY_BOOT_S": "600"})
+    attach.start(user.base, speed=20)
+    try:
+        volume = user.world.folder / "volumes" / "runpod" / VOLUME
+        volume.mkdir(parents=True)
+        chance = random.Random(1)
+        lines = (" ".join(chance.choice(WORDS) for _ in range(30)) for _ in range(200))
+        (volume / "raw_corpus.txt").write_text("".join(f"{line}\n" for line in lines))
+        said = manifest()
+        assert said["command"].count("\n") == 2 and set(said["env"]) == {
+            "RUN_EXPERIMENT", "RUN_CONFIG", "RUN_SHARD", "SHARD_LINES",
+        }  # fmt: skip
+        said |= {"gpuType": "L40S", "workdir": str(ROOT), "volumeMounts": [{"volumeName": VOLUME}]}
+        said["command"] = said["command"].rstrip() + " --vocab-size 300\n"
+        said["env"] = {"RUN_EXPERIMENT": NAME, "RUN_CONFIG": "tiny", "SHARD_LINES": 50, "OMP_NUM_THREADS": 1}
+        file = tmp_path / "pod.yaml"
+        for run, shard in (("first", 1), ("second", 0)):
+            file.write_text(yaml.safe_dump({**said, "env": {**said["env"], "RUN_SHARD": shard}}))
+            user.inv("launch", str(file), "--rehearse", "--run-name", run, "--yes")
+            log = (user.store / "runs" / run / "logs" / "run.log").read_text()
+            if run == "first":
+                stages = ["directories: 6 new folders", "shards: 5 shards, 200 lines", "tokenizer: made, 300 ids",
+                          "config: ", "TensorBoard: port 6006", "training: tokens, base", "Next: "]  # fmt: skip
+                assert [log.index(one) for one in stages] == sorted(log.index(one) for one in stages)
+                shards = {path: path.stat().st_mtime_ns for path in (volume / "datasets" / "train" / NAME).iterdir()}
+                assert len(shards) > 3
+            else:
+                assert all(one in log for one in ("reusing 5 shards", "tokenizer: reused", "everything is here"))
+                assert {path: path.stat().st_mtime_ns for path in shards} == shards
+        made = volume / "runs" / NAME
+        assert {"training.yaml", "training.toml", "artifacts", "tensorboard"} <= {one.name for one in made.iterdir()}
+        (events,) = made.glob("tensorboard/base/events.out.tfevents.*")
+        assert events.stat().st_size > 1000
+        assert (volume / "transformer" / "tasks.py").is_file()  # the code, too, is kept there
+        assert user.truth()["billing"] == 0
+    finally:
+        with contextlib.suppress(attach.NoWorld):
+            user.inv("rehearse", "--stop")

@@ -1,0 +1,125 @@
+"""Filters of machines as the user's own code: they see what the vendor tells, and whatever they do is told."""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+
+from flows import extensions as recorded
+from infra.errors import UsageError
+from infra.market import own_filter
+from infra.market.filters import explain, satisfying
+from infra.providers import extensions
+from infra.records import Offer, Request
+from infra.selection import choose
+from infra.selection.machine_spec import MachineSpec
+from infra.selection.request import request_on
+from infra.settings import Settings
+from store.extensions import _used
+from tests.world import ROOT, World
+
+STEADY = ROOT / "examples" / "own" / "steady.py"
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    used = dict(_used)
+    yield
+    _used.clear()
+    _used.update(used)
+
+
+def offer(name, score, usd=1.0, driver="580.65"):
+    raw = {"reliability_score": score, "specs": {"gpu": {"driver": driver}}}
+    return Offer(provider="lium", offer_id=name, gpu="H100", num_gpus=1, micro_usd_per_hour=round(usd * 10**6),
+                 raw=json.dumps(raw))  # fmt: skip
+
+
+def settings_of(tmp_path, **files):
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    words = ",".join([str(STEADY), *(str(tmp_path / f"{name}.py") for name in files)])
+    return Settings.load(tmp_path, {}, environ={"SLIPWAY_EXTENSIONS": words, "HOME": str(tmp_path)})
+
+
+def wanted(name, settings):
+    extensions.use_filter(name, settings)
+    return Request(run="r", filter=name)
+
+
+def test_the_example_takes_by_what_the_vendor_tells_of_a_machine_and_its_refusals_are_counted(tmp_path):
+    request = wanted("steady", settings_of(tmp_path))
+    kind = Offer(provider="runpod", offer_id="kind", gpu="H100", num_gpus=1)  # nothing is told of one machine
+    old, bad, good = offer("old", 99, driver="550.1"), offer("bad", 80), offer("good", 97.2)
+    assert satisfying(request, [old, bad, good, kind]) == [good]
+    said = explain(request, [old, bad, kind])
+    assert "3 of 3 fail --filter steady" in said and "try: leave out --filter" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def filter(offer, facts):\n    return facts['no such']\n", "odd.py:2: KeyError: 'no such' (for lium one)"),
+        ("def filter(offer, facts):\n    raise SystemExit(3)\n", "odd.py:2: SystemExit: 3"),
+        ("def filter(offer, facts):\n    return offer.gpu\n", "filter returned 'H100'; expected True or False"),
+        ("def filter(offer, facts):\n    while True: pass\n", "no answer in 0.2 s"),
+        ("raise ValueError('at once')\ndef filter(offer, facts): ...\n", "odd.py:1: ValueError: at once"),
+    ],
+    ids=["a key that is not there", "an exit", "a word", "for ever", "at import"],
+)
+def test_whatever_a_filter_does_is_told_with_its_line(text, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(own_filter, "LONGEST_S", 0.2)
+    if "while" in text:  # the thread goes on: it must not keep this process busy
+        text = text.replace("while True: pass", "import time; time.sleep(5)")
+    request = wanted("odd", settings_of(tmp_path, odd=text))
+    with pytest.raises(UsageError) as raised:
+        satisfying(request, [offer("one", 99)])
+    assert told in str(raised.value)
+
+
+def test_a_filter_that_is_not_there_or_cannot_be_asked_is_refused(tmp_path):
+    settings = settings_of(tmp_path, bare="def filter(machine): ...\n", other="def source(): ...\n")
+    with pytest.raises(UsageError, match="--filter stedy: no extension is called so; SLIPWAY_EXTENSIONS has steady"):
+        extensions.use_filter("stedy", settings)
+    with pytest.raises(UsageError, match=r"has no function filter\(offer, facts\)"):
+        extensions.use_filter("other", settings)
+    with pytest.raises(UsageError, match=r"bare.py:1: filter\(machine\) cannot be called as filter\(offer, facts\)"):
+        extensions.use_filter("bare", settings)
+
+    class Here:
+        name, is_rented, recovers = "ssh", False, False
+
+    with pytest.raises(UsageError, match="--filter steady: ssh tells nothing of single machines"):
+        request_on([Here()], MachineSpec(filter="steady"), "r")
+
+
+def test_the_filter_of_a_run_is_in_its_receipt_by_its_hash(tmp_path):
+    settings = settings_of(tmp_path)
+    (code,) = recorded.of_job({}, "lium", settings, "steady")
+    assert (code["name"], code["kind"], code["word"]) == ("steady", "filter", str(STEADY))
+
+
+@pytest.mark.process
+def test_only_machines_that_the_filter_takes_are_offered_and_planned_and_a_keeper_asks_it_again(shared, tmp_path):
+    """Told by a rehearsed market, whose cheapest machine is elsewhere."""
+    far = tmp_path / "far.py"
+    far.write_text("def filter(offer, facts):\n    return (facts.get('location') or {}).get('city') == 'Sydney'\n")
+    environ = {**shared.user.extra, "SLIPWAY_EXTENSIONS": str(far)}
+    user = copy.copy(shared)
+    user.user = World(shared.user.folder, environ)
+    every = shared.json("offers", "--provider", "lium", "--gpu", "B200", "--num-gpus", "1")["offers"]
+    found = user.json("offers", "--provider", "lium", "--gpu", "B200", "--filter", "far")["offers"]
+    assert every[0]["city"] != "Sydney" and found and {one["city"] for one in found} == {"Sydney"}
+
+    launch = ("launch", "--phase", "base", "--provider", "lium", "--gpu", "B200", "--num-gpus", "1", "--dry-run")
+    code, said = user.fails(*launch, "--filter", "far")
+    assert code == 0 and "Sydney" in said and "Dallas" not in said
+    code, said = user.fails(*launch, "--filter", "near")
+    assert code == 2 and "--filter near: no extension is called so; SLIPWAY_EXTENSIONS has far" in said
+
+    request = Request(run="r", provider="lium", gpu="B200", num_gpus=1, filter="far")
+    (kept, *_) = choose.find_payable(request, replace(user.settings, extensions=str(far)), print)
+    assert kept.city == "Sydney"
+    with pytest.raises(UsageError, match="--filter far: no extension is called so"):
+        choose.find_payable(request, user.settings, print)
