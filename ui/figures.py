@@ -7,7 +7,7 @@ each with its lowest and highest value, so that no spike is lost. A run of 100,0
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import truediv
 from typing import Any
@@ -20,7 +20,7 @@ OVERLAP = 256  # bytes that are read again, to see that it is still the same fil
 BY = ("step", "time", "tokens")  # possible horizontal axes
 NO_FIGURES = ("step", "tokens", "at")
 DIGITS = 5
-ALIKE = 256  # lines that are decoded together: what they hold stays in the processor's cache
+PIECE = 1 << 16  # bytes of lines that are decoded together: what they hold stays in the processor's cache
 MOST_SHAPES = 8  # of one file; lines of any other are read one by one
 PLAIN: dict[type, type] = {int: float, float: float, str: str, bool: bool, type(None): type(None)}
 
@@ -69,27 +69,34 @@ class FigureTable:
     shapes: dict[tuple[str, ...], "LineShape"] = field(default_factory=dict)
     """The kinds of lines that this file has had."""
 
-    def add(self, lines: Sequence[bytes]) -> None:
-        """Take in lines. One that is no record of a step is left out, as `inv report` does."""
-        for begin in range(0, len(lines), ALIKE):
-            self._add_some(lines[begin : begin + ALIKE])
+    def add(self, text: bytes) -> None:
+        """Take in whole lines. One that is no record of a step is left out, as `inv report` does."""
+        begin = 0
+        while begin < len(text):
+            end = text.rfind(b"\n", begin, begin + PIECE) + 1 or text.find(b"\n", begin) + 1 or len(text)
+            self._add_some(text[begin:end])
+            begin = end
 
-    def _add_some(self, lines: Sequence[bytes]) -> None:
+    def _add_some(self, text: bytes) -> None:
+        if any(self._add_alike(text, shape) for shape in self.shapes.values()):
+            return
+        lines = [line for line in text.split(b"\n") if line]
+        half = len(lines) // 2
+        for some in (lines[:half], lines[half:]) if half else ():
+            self._add_some(b"\n".join(some))
         if len(lines) == 1:
             self._add_one(lines[0])
-        elif not any(self._add_alike(lines, shape) for shape in self.shapes.values()):
-            half = len(lines) // 2
-            self._add_some(lines[:half])
-            self._add_some(lines[half:])
 
-    def _add_alike(self, lines: Sequence[bytes], shape: "LineShape") -> bool:
-        """Take in lines of one shape, a sixth of the work that they are one by one. False: not all of them are."""
-        if max(map(len, lines)) > LINE_BYTES:
+    def _add_alike(self, text: bytes, shape: "LineShape") -> bool:
+        """Take in lines of one shape, for a fifth of the work that they are one by one. False: not all are."""
+        if len(text) > LINE_BYTES:
             return False
         try:
-            found = shape.decoder.decode_lines(b"\n".join(lines))
+            found = shape.decoder.decode_lines(text)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return False
+        if not found:
+            return True
         columns = dict(zip(shape.names, zip(*map(msgspec.structs.astuple, found), strict=True), strict=True))
         numbers = {name: columns[name] for name in shape.numbers}
         lows, highs = map(min, numbers.values()), map(max, numbers.values())
@@ -186,8 +193,10 @@ class GrowingFigures:
             return self.table
         self.offset += len(new)
         self.last = (self.last + new)[-OVERLAP:]
-        *lines, self.part = (self.part + new).split(b"\n")
-        self.table.add([line for line in lines if line])
+        text = self.part + new
+        end = text.rfind(b"\n") + 1
+        self.part = text[end:]
+        self.table.add(text[:end])
         self.version += 1
         return self.table
 

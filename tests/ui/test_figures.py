@@ -14,7 +14,7 @@ def line(step, **more):
 def table(count, **more):
     found = FigureTable()
     for step in range(1, count + 1):
-        found.add([line(step, **more).strip().encode()])
+        found.add(line(step, **more).encode())
     return found
 
 
@@ -81,14 +81,14 @@ def test_a_run_that_went_back_to_its_checkpoint_is_read_anew():
 ])  # fmt: skip
 def test_a_line_that_is_no_record_is_left_out(odd):
     found = FigureTable()
-    found.add([odd.encode("latin-1")])
+    found.add(odd.encode("latin-1"))
     assert not found.steps
 
 
 def test_figures_that_only_some_lines_have_stay_at_their_steps():
     found = table(4)
     one = line(5, mfu=0.4, data_wait_s=0.1, step_s=0.5, mfu_of="a peak", name="text", flag=True)
-    found.add([one.strip().encode()])
+    found.add(one.encode())
     assert thin(found, "mfu", most=9) == {"x": [5], "mean": [0.4], "low": [0.4], "high": [0.4]}
     assert thin(found, "data_share", most=9)["mean"] == [0.2]
     assert list(found.peaks) == ["a peak"] and not {"name", "flag"} & found.columns.keys()
@@ -103,12 +103,12 @@ def test_lines_that_are_alike_are_taken_together_and_say_what_they_say_one_by_on
         lines.insert(301 * number, one.encode())
     alone = FigureTable()
     for one in lines:
-        alone.add([one])
+        alone.add(one)
     taken = []
     add_one = FigureTable._add_one
     monkeypatch.setattr(FigureTable, "_add_one", lambda self, one: (taken.append(one), add_one(self, one)))
     together = FigureTable()
-    together.add(lines)
+    together.add(b"\n".join(lines))
     assert len(taken) < 100
     assert (together.steps, together.tokens, together.at) == (alone.steps, alone.tokens, alone.at)
     assert (together.columns, together.peaks) == (alone.columns, alone.peaks)
