@@ -17,6 +17,7 @@ from infra.errors import UsageError
 from infra.notices import hooks, outbox
 from infra.notices.outbox import Notice
 from infra.notices.send import send
+from infra.notices.tell import tell
 from infra.settings import Settings
 from store.backoff import Backoff
 from tests.world import ROOT, until
@@ -145,6 +146,24 @@ def test_a_notice_is_sent_once_and_one_that_fails_again_until_it_is(tmp_path, ad
     assert [path for path, _ in heard] == ["/once", "/once", "/log"]
     for path, _ in outbox.records(ours):
         assert path.stat().st_mode & 0o077 == 0 and url not in path.read_text()
+
+
+def test_a_hook_that_hangs_keeps_no_other_waiting(tmp_path):
+    meet = "command touch {0}/{1}; until [ -e {0}/{2} ]; do sleep 0.02; done"
+    ours = settings(tmp_path, SLIPWAY_HOOK_A=meet.format(tmp_path, "a", "b"),
+                    SLIPWAY_HOOK_B=meet.format(tmp_path, "b", "a"))  # fmt: skip
+    outbox.put(NOTICE, ["a", "b"], ours)
+    assert outbox.deliver(ours) == [] and not outbox.waits(ours)
+
+
+def test_a_run_that_comes_back_does_not_wait_for_who_is_told(tmp_path):
+    ours = settings(tmp_path, SLIPWAY_HOOK_A=f"command until [ -e {tmp_path}/back ]; do sleep 0.02; done")
+    said = []
+    tell(NOTICE, ("a",), ours, said.append, aside=True)
+    assert outbox.waits(ours)
+    (tmp_path / "back").touch()
+    until(lambda: not outbox.waits(ours), "it is sent")
+    assert said == []
 
 
 def test_what_many_threads_put_at_once_is_there_once(tmp_path):
