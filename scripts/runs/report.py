@@ -34,7 +34,8 @@ def report(spec: ReportFlags) -> None:
             render.say(f"{story.run} has written no metrics yet")
     name = "-and-".join(one.run.replace("/", "-") for one in stories)
     folder = Path(spec.out or ROOT / "var" / "reports" / name).absolute()
-    pictures = compare(stories[0], stories[1], folder) if len(stories) == 2 else write(stories[0], folder)
+    with moving_line.waiting("the page is written"):
+        pictures = compare(stories[0], stories[1], folder) if len(stories) == 2 else write(stories[0], folder)
     target = folder / "report.html"
     if spec.json:
         print_json({**about(stories), "page": str(target), "pictures": pictures})
