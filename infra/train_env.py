@@ -19,6 +19,7 @@ from typing import IO, Any, NoReturn
 from infra.agent.environments import environment
 from infra.errors import SlipwayError, UsageError
 from infra.interrupts import ToldToLeave
+from store.moving_line import waiting
 
 POLL_S = 0.05
 LEAVING_S = 2.0
@@ -30,7 +31,8 @@ PARENT = "SLIPWAY_PARENT"  # a step that reads it does not outlive that process
 def interpreter(root: Path, cache: Path, say: Callable[[str], None], name: str = "train") -> Path:
     """Return the Python of environment `name` for the checkout `root`. Raises SlipwayError."""
     try:
-        return environment.ensure(name, root, cache, environment.torch_build(), say)
+        with waiting(f"the {name} environment is being made"):
+            return environment.ensure(name, root, cache, environment.torch_build(), say)
     except environment.EnvironmentFailed as error:
         raise SlipwayError(str(error)) from error
 

@@ -28,6 +28,7 @@ from store.backoff import Backoff
 
 BACKOFF = Backoff(first_s=5.0, longest_s=900.0)
 GIVE_UP_S = 86_400.0
+AT_ONCE = 8  # notices that are sent at the same time
 KEEP_S = 40 * 86_400.0  # then it may happen again
 
 
@@ -98,26 +99,37 @@ def deliver(settings: Settings, wait_s: float = 0.0) -> list[str]:
     place = folder(settings)
     if not place.is_dir():
         return []
-    said = []
+    due: list[tuple[Path, dict[str, Any]]] = []
+    said: list[str] = []
     with contextlib.suppress(_Busy), local_files.held(place / "lock", _Busy(), wait_s):  # busy: another one sends
         for path, one in records(settings):
             now = time.time()
             if one["sent_at"] is not None or one.get("given_up"):
                 if now - one["at"] > KEEP_S:
                     path.unlink(missing_ok=True)
-                continue
-            if one["next_at"] > now:
-                continue
-            problem = _send(one, settings)
-            if problem and not one["tries"]:
-                said.append(f"notice of {one['said']['run']} by {one['hook']}: {problem}; it is tried again")
-            one["tries"] += 1
-            one["next_at"] = time.time() + BACKOFF.wait_s(one["tries"])
-            one |= {"problem": problem, "given_up": bool(problem) and now - one["at"] > GIVE_UP_S}
-            one["sent_at"] = None if problem else time.time()
-            with contextlib.suppress(OSError):  # a full disk: it may be sent again
-                local_files.replace(path, json.dumps(one).encode(), 0o600)
+            elif one["next_at"] <= now:
+                due.append((path, one))
+        for begin in range(0, len(due), AT_ONCE):  # one that hangs keeps no other waiting
+            threads = [threading.Thread(target=_try, args=(*one, settings, said), daemon=True)
+                       for one in due[begin : begin + AT_ONCE]]  # fmt: skip
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
     return said
+
+
+def _try(path: Path, one: dict[str, Any], settings: Settings, said: list[str]) -> None:
+    """Send one notice, and write down what became of it; `said` gets what went wrong for the first time."""
+    now, problem = time.time(), _send(one, settings)
+    if problem and not one["tries"]:
+        said.append(f"notice of {one['said']['run']} by {one['hook']}: {problem}; it is tried again")
+    one["tries"] += 1
+    one["next_at"] = time.time() + BACKOFF.wait_s(one["tries"])
+    one |= {"problem": problem, "given_up": bool(problem) and now - one["at"] > GIVE_UP_S}
+    one["sent_at"] = None if problem else time.time()
+    with contextlib.suppress(OSError):  # a full disk: it may be sent again
+        local_files.replace(path, json.dumps(one).encode(), 0o600)
 
 
 def _send(one: dict[str, Any], settings: Settings) -> str:

@@ -4,11 +4,16 @@ In: a hook and what is to be told. Out: "" or what went wrong, in words that rep
 Nothing is raised for a hook that fails.
 """
 
+import contextlib
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +21,8 @@ from infra.notices.hooks import COMMAND, DESKTOP, Hook
 from infra.units import duration
 
 PATIENCE_S = 30.0
+POLL_S = 0.02
+READ_BYTES = 1 << 16  # of stderr, which a pipe holds at most
 TITLE = "Slipway"
 HOOK_TEXT = "SLIPWAY_HOOK_COMMAND"  # in the environment of the shell, since others can read its arguments
 LINE = {
@@ -60,24 +67,49 @@ def _post(hook: Hook, said: Mapping[str, str]) -> str:
     else:
         request = {"json": dict(said)}
     try:
-        answer = httpx.post(hook.target, timeout=PATIENCE_S, **request)
+        with httpx.stream("POST", hook.target, timeout=PATIENCE_S, **request) as answer:  # its body is not read
+            return "" if answer.is_success else f"answered with {answer.status_code}"
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return type(error).__name__  # the address may hold a secret
-    return "" if answer.is_success else f"answered with {answer.status_code}"
 
 
 def _command(hook: Hook, said: Mapping[str, str]) -> str:
     environ = {**os.environ, **{f"SLIPWAY_{name.upper()}": text for name, text in said.items()}}
     environ[HOOK_TEXT] = hook.target
-    try:
-        done = subprocess.run(["sh", "-c", f'eval "${HOOK_TEXT}"'], env=environ, input=json.dumps(dict(said)),
-                              text=True, timeout=PATIENCE_S, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.PIPE)  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"its command has not ended after {duration(PATIENCE_S)}"
-    except OSError as error:
-        return f"its command cannot be started: {error.strerror}"
-    return f"exit code {done.returncode}: {done.stderr.strip()[-200:]}" if done.returncode else ""
+    with tempfile.TemporaryFile() as given:
+        given.write(json.dumps(dict(said)).encode())
+        given.seek(0)
+        try:
+            process = subprocess.Popen(["sh", "-c", f'eval "${HOOK_TEXT}"'], env=environ, stdin=given,
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                       start_new_session=True)  # fmt: skip
+        except OSError as error:
+            return f"its command cannot be started: {error.strerror}"
+    with process:
+        words = _last_words(process)
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+            return f"its command has not ended after {duration(PATIENCE_S)}"
+    return f"exit code {process.returncode}: {words.strip()[-200:]}" if process.returncode else ""
+
+
+def _last_words(process: "subprocess.Popen[bytes]") -> str:
+    """Return the end of what a command writes to stderr, until it ends or our patience does.
+
+    What it left in the background may hold stderr open for ever, and it may write without end.
+    """
+    assert process.stderr is not None
+    end, last, pipe = time.monotonic() + PATIENCE_S, b"", process.stderr.fileno()
+    is_open, has_ended = True, False
+    while not has_ended and time.monotonic() < end:
+        has_ended = process.poll() is not None  # what it has written before is read once more
+        if is_open and select.select([pipe], [], [], 0 if has_ended else POLL_S)[0]:
+            part = os.read(pipe, READ_BYTES)
+            is_open, last = bool(part), (last + part)[-READ_BYTES:]
+        elif not has_ended:
+            time.sleep(POLL_S)
+    return last.decode("utf-8", "replace")
 
 
 def _desktop(said: Mapping[str, str]) -> str:

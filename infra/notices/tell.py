@@ -5,6 +5,7 @@ Nothing is raised: a run does not suffer from what is told of it.
 """
 
 import json
+import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -30,13 +31,26 @@ def names_of(op: Op, settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*hooks.for_all(settings), *hooks.split(own))))
 
 
-def tell(notice: Notice, names: tuple[str, ...], settings: Settings, say: Say) -> None:
-    """Write a notice for hooks, and try to send it at once."""
+def tell(notice: Notice, names: tuple[str, ...], settings: Settings, say: Say, *, aside: bool = False) -> None:
+    """Write a notice for hooks, and try to send it at once.
+
+    aside: do not wait until it is sent; whoever supervises sends what this process leaves unsent.
+    """
     try:
         if names and outbox.put(notice, names, settings):
-            for problem in outbox.deliver(settings, WAIT_S):
-                say(problem)
+            sender = threading.Thread(target=_deliver, args=(notice, settings, say), daemon=True)
+            sender.start()
+            if not aside:
+                sender.join()
     except Exception as error:  # a full disk, say
+        say(f"notice of {notice.subject}: {in_words(error)}")
+
+
+def _deliver(notice: Notice, settings: Settings, say: Say) -> None:
+    try:
+        for problem in outbox.deliver(settings, WAIT_S):
+            say(problem)
+    except Exception as error:
         say(f"notice of {notice.subject}: {in_words(error)}")
 
 
@@ -47,6 +61,7 @@ def tell_end(
     settings: Settings,
     say: Say,
     verdict: Mapping[str, Any] = MappingProxyType({}),
+    aside: bool = False,
 ) -> None:
     """Tell how a run ended, or that it lost its pod, and what all its pods have cost.
 
@@ -59,11 +74,12 @@ def tell_end(
     total = cost.total(journal.ops(run=op.run), journal.told("vendor"), read_clocks(), clock_scale=scale)
     key = f"{op.token} {int(verdict.get('at') or op.ended_at or 0)}"
     note = str(verdict.get("reason") or op.reason)
-    tell(Notice(subject=op.run, event=state, key=key, note=note, cost_micro_usd=total), names, settings, say)
+    notice = Notice(subject=op.run, event=state, key=key, note=note, cost_micro_usd=total)
+    tell(notice, names, settings, say, aside=aside)
 
 
 def tell_back(op: Op, settings: Settings, say: Say) -> None:
-    """Tell that a run was brought back."""
+    """Tell that a run was brought back, which goes on meanwhile."""
     note = f"on {op.vendor}, recovery {op.recoveries}"
     tell(Notice(subject=op.run, event="recovered", key=str(op.recoveries), note=note), names_of(op, settings),
-         settings, say)  # fmt: skip
+         settings, say, aside=True)  # fmt: skip

@@ -117,7 +117,7 @@ class Keeper:
             secrets=job_environment.secrets_for(Job.from_json(op.job).secrets if op.job else (), settings),
             say=say,
             terms=terms_for(settings, registry.provider(settings, op.vendor)),
-            lost=lambda gone: tell_end(gone, "preempted", journal, settings, say),
+            lost=lambda gone: tell_end(gone, "preempted", journal, settings, say, aside=True),
             back=lambda op: tell_back(op, settings, say),
         )
 

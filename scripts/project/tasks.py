@@ -194,4 +194,5 @@ def run_in_dev(words: Sequence[str], cwd: Path) -> int:
 
 
 def say(text: str) -> None:
+    moving_line.clear()
     print(f"inv: {text}", file=sys.stderr, flush=True)

@@ -105,7 +105,8 @@ def launch(spec: LaunchFlags) -> None:
                 render.say(warning)
                 prompts.confirm(spec.yes)
         with supervise.handing_on(settings):
-            op = use_case.start(found, journal, settings, render.tell)
+            with moving_line.waiting("the run begins"):
+                op = use_case.start(found, journal, settings, render.tell)
             if watch.is_wanted(journal, settings):
                 supervise.ensure(settings)
             if spec.detach:
@@ -151,7 +152,8 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
             render.say(f"\ndetached; {op.run} goes on. {kept}")
             say_how(op, as_json)
             raise Exit(code=follow.DETACHED) from None
-    follow.conclude(op, verdict["state"], journal, settings, render.tell)
+    with moving_line.waiting(f"{op.run}: its end is written down and told"):
+        follow.conclude(op, verdict["state"], journal, settings, render.tell)
     succeeded = verdict["state"] == "succeeded"
     if as_json:
         print_json(

@@ -26,15 +26,16 @@ def report(spec: ReportFlags) -> None:
     settings = context.settings()
     if len(spec.run) > 2:
         raise UsageError(f"{len(spec.run)} runs; inv report compares two; more of them: inv ui")
-    with open_journal(settings) as journal, moving_line.waiting("figures are read"):
-        status.settle_due(use_case.status(journal, settings, ""), journal, settings)
-        stories = [story_of(one, journal, settings, render.tell) for one in spec.run or ("",)]
-    for story in stories:
-        if not any(phase.lines for phase in story.phases):
-            render.say(f"{story.run} has written no metrics yet")
-    name = "-and-".join(one.run.replace("/", "-") for one in stories)
-    folder = Path(spec.out or ROOT / "var" / "reports" / name).absolute()
-    pictures = compare(stories[0], stories[1], folder) if len(stories) == 2 else write(stories[0], folder)
+    with moving_line.waiting("figures are read, and the page is written"):
+        with open_journal(settings) as journal:
+            status.settle_due(use_case.status(journal, settings, ""), journal, settings)
+            stories = [story_of(one, journal, settings, render.tell) for one in spec.run or ("",)]
+        for story in stories:
+            if not any(phase.lines for phase in story.phases):
+                render.say(f"{story.run} has written no metrics yet")
+        name = "-and-".join(one.run.replace("/", "-") for one in stories)
+        folder = Path(spec.out or ROOT / "var" / "reports" / name).absolute()
+        pictures = compare(stories[0], stories[1], folder) if len(stories) == 2 else write(stories[0], folder)
     target = folder / "report.html"
     if spec.json:
         print_json({**about(stories), "page": str(target), "pictures": pictures})

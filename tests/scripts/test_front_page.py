@@ -168,3 +168,46 @@ def test_tab_completes_what_is_typed_in_a_real_shell(tmp_path, name):
             assert "rror" not in said and "not found" not in said
         one.type("\x15./inv pipeline --input in\t")  # of the whole line nothing is left; a value is a file
         one.wait_for("--input inv ")
+
+
+MAKING = """
+import sys, types
+inv = types.ModuleType("inv")
+inv.__file__ = sys.argv[1]
+exec(compile(open(sys.argv[1]).read(), "inv", "exec"), inv.__dict__)
+def work():
+    sys.stdin.readline()
+    inv.say("Resolved 46 packages")
+    sys.stdin.readline()
+    return 7
+sys.exit(inv.while_moving(work))
+"""
+
+
+def test_a_line_moves_while_the_first_command_makes_its_environment():
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(["python3", "-c", MAKING, INV], stdin=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    try:
+        while len(set(re.findall(rb"\r([-|/\\\\]) inv: its environment is being made, \d+ s", seen))) < 2:
+            seen += os.read(ours, 4096)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        while not re.search(rb"\r +\rinv: Resolved 46 packages\r\n.*being made", seen, re.DOTALL):  # and it comes back
+            seen += os.read(ours, 4096)
+        child.communicate(b"\n", timeout=60)
+        with contextlib.suppress(OSError):  # nobody has it open any more
+            while part := os.read(ours, 4096):
+                seen += part
+        assert re.search(rb"\r +\r\Z", seen)
+        assert child.returncode == 7
+    finally:
+        child.kill()
+        child.wait(60)
+        os.close(ours)
+
+
+def test_without_a_terminal_no_line_moves():
+    done = subprocess.run(["python3", "-c", MAKING, INV], input=b"\n\n", capture_output=True)
+    assert (done.returncode, done.stderr) == (7, b"inv: Resolved 46 packages\n")

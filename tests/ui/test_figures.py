@@ -87,7 +87,28 @@ def test_a_line_that_is_no_record_is_left_out(odd):
 
 def test_figures_that_only_some_lines_have_stay_at_their_steps():
     found = table(4)
-    found.add(line(5, mfu=0.4, data_wait_s=0.1, step_s=0.5, mfu_of="a peak", name="text", flag=True).encode())
+    one = line(5, mfu=0.4, data_wait_s=0.1, step_s=0.5, mfu_of="a peak", name="text", flag=True)
+    found.add(one.encode())
     assert thin(found, "mfu", most=9) == {"x": [5], "mean": [0.4], "low": [0.4], "high": [0.4]}
     assert thin(found, "data_share", most=9)["mean"] == [0.2]
     assert list(found.peaks) == ["a peak"] and not {"name", "flag"} & found.columns.keys()
+
+
+def test_lines_that_are_alike_are_taken_together_and_say_what_they_say_one_by_one(monkeypatch):
+    odd = ["{", '{"step": 7}', line(3, loss=1e300).strip(), line(4, step_s=0.0, data_wait_s=1.0).strip(),
+           line(5, lr=None, mfu_of="a peak").strip(), line(6, config={"depth": 2}).strip(), line(2**70).strip(),
+           line(8, **{"class": 1.0}).strip(), line(9, loss=True).strip(), line(10, tokens=1.5).strip()]  # fmt: skip
+    lines = [line(step, mfu=0.3, step_s=0.5, data_wait_s=0.1).strip().encode() for step in range(1, 5001)]
+    for number, one in enumerate(odd):
+        lines.insert(301 * number, one.encode())
+    alone = FigureTable()
+    for one in lines:
+        alone.add(one)
+    taken = []
+    add_one = FigureTable._add_one
+    monkeypatch.setattr(FigureTable, "_add_one", lambda self, one: (taken.append(one), add_one(self, one)))
+    together = FigureTable()
+    together.add(b"\n".join(lines))
+    assert len(taken) < 100
+    assert (together.steps, together.tokens, together.at) == (alone.steps, alone.tokens, alone.at)
+    assert (together.columns, together.peaks) == (alone.columns, alone.peaks)

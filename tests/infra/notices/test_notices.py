@@ -1,19 +1,26 @@
 """Notices are sent once, by the hook that was named; a hook that fails harms nothing and is tried again."""
 
+import contextlib
 import json
+import os
+import resource
+import signal
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from infra.agent.process import identify
 from infra.errors import UsageError
 from infra.notices import hooks, outbox
 from infra.notices.outbox import Notice
 from infra.notices.send import send
+from infra.notices.tell import tell
 from infra.settings import Settings
 from store.backoff import Backoff
-from tests.world import ROOT
+from tests.world import ROOT, until
 
 pytestmark = pytest.mark.process
 
@@ -42,6 +49,49 @@ def test_a_command_is_told_by_its_environment_and_on_stdin_and_stands_in_no_argu
 
 def test_a_command_that_fails_is_told():
     assert "exit code 3: no mail today" in send(hook("command", "echo no mail today >&2; exit 3"), SAID)
+
+
+def test_a_command_may_leave_something_in_the_background(monkeypatch, tmp_path):
+    monkeypatch.setattr("infra.notices.send.PATIENCE_S", 60.0)
+    pid = tmp_path / "pid"
+    assert send(hook("command", f"sleep 300 & echo $! > {pid}"), SAID) == ""
+    os.kill(int(pid.read_text()), signal.SIGKILL)  # it lives on, and nobody has waited for it
+
+
+def test_a_command_that_never_ends_is_ended_with_all_that_it_has_started(monkeypatch, tmp_path):
+    monkeypatch.setattr("infra.notices.send.PATIENCE_S", 1.0)
+    pid = tmp_path / "pid"
+    said = send(hook("command", f"sleep 300 & echo $! > {pid}; wait"), SAID)
+    assert "has not ended after" in said
+    until(lambda: identify(int(pid.read_text())) is None, "its child is gone")
+
+
+def test_a_command_that_writes_without_end_takes_no_memory(monkeypatch):
+    monkeypatch.setattr("infra.notices.send.PATIENCE_S", 2.0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "has not ended after" in send(hook("command", "yes >&2"), SAID)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024  # KiB
+
+
+def test_megabytes_that_a_service_answers_are_not_read(monkeypatch):
+    monkeypatch.setattr("infra.notices.send.PATIENCE_S", 5.0)
+    sent = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            caller = listener.accept()[0]
+            with caller, contextlib.suppress(OSError):
+                caller.recv(1 << 16)
+                caller.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
+                while len(sent) < 16_000:
+                    caller.sendall(bytes(1 << 16))
+                    sent.append(1 << 16)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        assert send(hook("post", f"http://127.0.0.1:{listener.getsockname()[1]}/"), SAID) == ""
+        thread.join(60)
+        assert not thread.is_alive() and sum(sent) < 1 << 26
 
 
 @pytest.fixture
@@ -96,6 +146,24 @@ def test_a_notice_is_sent_once_and_one_that_fails_again_until_it_is(tmp_path, ad
     assert [path for path, _ in heard] == ["/once", "/once", "/log"]
     for path, _ in outbox.records(ours):
         assert path.stat().st_mode & 0o077 == 0 and url not in path.read_text()
+
+
+def test_a_hook_that_hangs_keeps_no_other_waiting(tmp_path):
+    meet = "command touch {0}/{1}; until [ -e {0}/{2} ]; do sleep 0.02; done"
+    ours = settings(tmp_path, SLIPWAY_HOOK_A=meet.format(tmp_path, "a", "b"),
+                    SLIPWAY_HOOK_B=meet.format(tmp_path, "b", "a"))  # fmt: skip
+    outbox.put(NOTICE, ["a", "b"], ours)
+    assert outbox.deliver(ours) == [] and not outbox.waits(ours)
+
+
+def test_a_run_that_comes_back_does_not_wait_for_who_is_told(tmp_path):
+    ours = settings(tmp_path, SLIPWAY_HOOK_A=f"command until [ -e {tmp_path}/back ]; do sleep 0.02; done")
+    said = []
+    tell(NOTICE, ("a",), ours, said.append, aside=True)
+    assert outbox.waits(ours)
+    (tmp_path / "back").touch()
+    until(lambda: not outbox.waits(ours), "it is sent")
+    assert said == []
 
 
 def test_what_many_threads_put_at_once_is_there_once(tmp_path):
