@@ -45,7 +45,7 @@ def test_a_profile_has_the_size_of_its_model_and_its_batch(name):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("phase", ["mid", "sft", "rl"])
+@pytest.mark.parametrize("phase", ["mid", "sft", "rl", "dlm"])
 def test_a_chat_phase_of_smoke_is_over_before_compiling_would_pay(phase, threads):
     """It took 33 CPU seconds where all conversations were counted as sequences, or one thread was set."""
     import torch
