@@ -42,7 +42,7 @@ class Request:
     network: str = ""  # "best" = made for traffic between machines
     volume: str = ""  # id of a volume of the vendor's that the pod gets
     max_micro_usd_per_hour: int = 0  # price of the whole machine
-    filter: str = ""  # name of an extension whose code takes a machine or not; "" = none
+    machine_filter: str = ""  # name of an extension whose code takes a machine or not; "" = none
 
 
 @dataclass(frozen=True, kw_only=True)

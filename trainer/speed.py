@@ -163,7 +163,7 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
     kind = machine.device.type
     units = max(machine.threads, LEAST_THREADS) if kind == "cpu" else 1
     pays = config.flops / (FLOPS_PER_S[kind] * units) > PAYS_AFTER_S[kind]
-    # A CPU attends in blocks by parts whose sizes change from batch to batch: tracing those took 22 minutes of smoke's dlm.
+    # A CPU attends in blocks by parts whose sizes change with the batch: tracing them took 22 minutes of dlm at smoke.
     is_slow_to_trace = kind == "cpu" and config.blocks is not None
     if config.compile == "never" or config.compile == "auto" and (is_slow_to_trace or not pays):
         return False

@@ -1,6 +1,6 @@
 """A filter of your own: hosts whose vendor says that they seldom fail, with a driver that is new enough.
 
-SLIPWAY_EXTENSIONS=examples/own/steady.py ./inv offers --provider lium --filter steady
+SLIPWAY_EXTENSIONS=examples/own/steady.py ./inv offers --provider lium --machine-filter steady
 """
 
 

@@ -78,7 +78,7 @@ def write(op: Op, settings: Settings, offer: Offer | None = None) -> Path:
         store=op.store,
         job=job,
         extensions=extensions.of_job(
-            job, op.vendor, settings, json.loads(op.request).get("filter", "") if op.request else ""
+            job, op.vendor, settings, json.loads(op.request).get("machine_filter", "") if op.request else ""
         ),
     )
     if diff and len(diff) <= MOST_DIFF_BYTES:

@@ -83,12 +83,12 @@ def filters(request: Request) -> list[Filter]:
                 lambda offers: f"--max-price {dollars(min(one.micro_usd_per_hour for one in offers))}",
             )
         )
-    if request.filter:  # last: whoever else refuses a machine spares its code
+    if request.machine_filter:  # last: whoever else refuses a machine spares its code
         found.append(
             Filter(
-                f"--filter {request.filter}",
-                lambda offer: own_filter.takes(request.filter, offer),
-                lambda _: "leave out --filter",
+                f"--machine-filter {request.machine_filter}",
+                lambda offer: own_filter.takes(request.machine_filter, offer),
+                lambda _: "leave out --machine-filter",
             )
         )
     return found

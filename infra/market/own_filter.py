@@ -20,7 +20,7 @@ def takes(name: str, offer: Offer) -> bool:
     """Return whether the filter called so takes the machine. Raises UsageError."""
     extension = used(name)
     if extension is None:
-        raise UsageError(f"--filter {name}: SLIPWAY_EXTENSIONS names no such extension")
+        raise UsageError(f"--machine-filter {name}: SLIPWAY_EXTENSIONS names no such extension")
     said: list[Any] = []
     raised: list[BaseException] = []
 
@@ -36,10 +36,10 @@ def takes(name: str, offer: Offer) -> bool:
     thread.join(LONGEST_S)
     if raised:
         why = str(raised[0]) if isinstance(raised[0], ExtensionError) else blame(extension, raised[0])
-        raise UsageError(f"--filter {name}: {why} (for {offer.provider} {offer.offer_id})") from raised[0]
+        raise UsageError(f"--machine-filter {name}: {why} (for {offer.provider} {offer.offer_id})") from raised[0]
     if not said:
-        raise UsageError(f"--filter {name}: no answer in {LONGEST_S:g} s ({extension.where})")
+        raise UsageError(f"--machine-filter {name}: no answer in {LONGEST_S:g} s ({extension.where})")
     if not isinstance(said[0], bool):
-        raise UsageError(f"--filter {name}: filter returned {said[0]!r:.100}; expected True or False "
+        raise UsageError(f"--machine-filter {name}: filter returned {said[0]!r:.100}; expected True or False "
                          f"({extension.where})")  # fmt: skip
     return said[0]

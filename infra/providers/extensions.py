@@ -29,7 +29,7 @@ def use_filter(name: str, settings: Settings) -> None:
         found = find("filter", name, settings)
         if found is None:
             own = named(settings) or f"; {VARIABLE} lists the files that add some (docs/extend.md)"
-            raise UsageError(f"--filter {name}: no extension is called so{own}")
+            raise UsageError(f"--machine-filter {name}: no extension is called so{own}")
         use(found)
 
 

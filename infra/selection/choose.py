@@ -52,7 +52,7 @@ def find(candidates: Sequence[Provider], request: Request, settings: Settings, t
 
     Raises NoOffer with what to relax.
     """
-    extensions.use_filter(request.filter, settings)
+    extensions.use_filter(request.machine_filter, settings)
     if not candidates[0].is_rented:
         return of_machines(candidates[0], request)
     asked = [OfferSource(one.name, one.catalog) for one in map(market, candidates) if one]

@@ -35,7 +35,7 @@ class MachineSpec:
         "today, so nothing matches",
         group=MACHINE,
     )
-    filter: str = flag(
+    machine_filter: str = flag(
         "", "only machines that the filter of this extension takes (docs/extend.md)", group=MACHINE, unit="NAME"
     )
     volume: str = flag("", "id of a vendor's volume to attach; only machines that can attach it match", group=MACHINE)

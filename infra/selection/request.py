@@ -27,9 +27,11 @@ def request_on(
             raise UsageError(f"--{flag} is for rented machines; nothing is paid here")
     if spec.volume and not candidates[0].is_rented:
         raise UsageError("--volume is for rented machines; own machines keep their disks")
-    if spec.filter and (not candidates[0].is_rented or candidates[0].recovers):
-        raise UsageError(f"--filter {spec.filter}: {candidates[0].name} tells nothing of single machines; it is for "
-                         "vendors whose machines are listed: inv offers")  # fmt: skip
+    if spec.machine_filter and (not candidates[0].is_rented or candidates[0].recovers):
+        raise UsageError(
+            f"--machine-filter {spec.machine_filter}: {candidates[0].name} tells nothing of single machines; "
+            "it is for vendors whose machines are listed: inv offers"
+        )
     wanted = request_for(spec)
     if candidates[0].recovers:
         wanted = counted(wanted)
@@ -86,7 +88,7 @@ def request_for(spec: MachineSpec) -> Request:
         network=spec.network,
         volume=spec.volume,
         max_micro_usd_per_hour=most,
-        filter=spec.filter,
+        machine_filter=spec.machine_filter,
     )
 
 

@@ -26,7 +26,7 @@ from store import moving_line
 def offers(spec: OffersFlags) -> None:
     request = request_for(spec)
     settings = context.settings()
-    extensions.use_filter(request.filter, settings)
+    extensions.use_filter(request.machine_filter, settings)
     if spec.save and (given_flags := sorted(given(spec, but=("json", "provider", "save")))):
         raise UsageError(f"--save keeps the prices of everything; leave out --{given_flags[0]}")
     try:

@@ -34,8 +34,8 @@ STEP = {
 PROGRESS = {
     "token": "sw1-x", "run": "calm-ox-1", "state": "running", "step": "base", "updated_at": 1e9, "steps": [STEP],
     "agents": 1,
-    "machine": {"gpus": [{"name": "H100", "percent": 93, "used_bytes": 1, "memory_bytes": 2}], "gpus_at": 1e9,
-                "disk_free_bytes": 7, "disk_at": 1e9},
+    "machine": {"gpus": [{"name": "H100", "percent": 93, "used_bytes": 1, "memory_bytes": 2, "peak_bytes": 1}],
+                "gpus_at": 1e9, "disk_free_bytes": 7, "disk_at": 1e9},
     "in_store": {"base-x/step-000000005": 1e9},
 }  # fmt: skip
 VERDICT = {"token": "sw1-x", "state": "failed", "step": "base", "exit_code": 1, "lost": None, "reason": "x", "at": 1e9}

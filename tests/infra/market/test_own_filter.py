@@ -45,7 +45,7 @@ def settings_of(tmp_path, **files):
 
 def wanted(name, settings):
     extensions.use_filter(name, settings)
-    return Request(run="r", filter=name)
+    return Request(run="r", machine_filter=name)
 
 
 def test_the_example_takes_by_what_the_vendor_tells_of_a_machine_and_its_refusals_are_counted(tmp_path):
@@ -54,7 +54,7 @@ def test_the_example_takes_by_what_the_vendor_tells_of_a_machine_and_its_refusal
     old, bad, good = offer("old", 99, driver="550.1"), offer("bad", 80), offer("good", 97.2)
     assert satisfying(request, [old, bad, good, kind]) == [good]
     said = explain(request, [old, bad, kind])
-    assert "3 of 3 fail --filter steady" in said and "try: leave out --filter" in said
+    assert "3 of 3 fail --machine-filter steady" in said and "try: leave out --machine-filter" in said
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,9 @@ def test_whatever_a_filter_does_is_told_with_its_line(text, told, tmp_path, monk
 
 def test_a_filter_that_is_not_there_or_cannot_be_asked_is_refused(tmp_path):
     settings = settings_of(tmp_path, bare="def filter(machine): ...\n", other="def source(): ...\n")
-    with pytest.raises(UsageError, match="--filter stedy: no extension is called so; SLIPWAY_EXTENSIONS has steady"):
+    with pytest.raises(
+        UsageError, match="--machine-filter stedy: no extension is called so; SLIPWAY_EXTENSIONS has steady"
+    ):
         extensions.use_filter("stedy", settings)
     with pytest.raises(UsageError, match=r"has no function filter\(offer, facts\)"):
         extensions.use_filter("other", settings)
@@ -90,8 +92,8 @@ def test_a_filter_that_is_not_there_or_cannot_be_asked_is_refused(tmp_path):
     class Here:
         name, is_rented, recovers = "ssh", False, False
 
-    with pytest.raises(UsageError, match="--filter steady: ssh tells nothing of single machines"):
-        request_on([Here()], MachineSpec(filter="steady"), "r")
+    with pytest.raises(UsageError, match="--machine-filter steady: ssh tells nothing of single machines"):
+        request_on([Here()], MachineSpec(machine_filter="steady"), "r")
 
 
 def test_the_filter_of_a_run_is_in_its_receipt_by_its_hash(tmp_path):
@@ -109,17 +111,17 @@ def test_only_machines_that_the_filter_takes_are_offered_and_planned_and_a_keepe
     user = copy.copy(shared)
     user.user = World(shared.user.folder, environ)
     every = shared.json("offers", "--provider", "lium", "--gpu", "B200", "--num-gpus", "1")["offers"]
-    found = user.json("offers", "--provider", "lium", "--gpu", "B200", "--filter", "far")["offers"]
+    found = user.json("offers", "--provider", "lium", "--gpu", "B200", "--machine-filter", "far")["offers"]
     assert every[0]["city"] != "Sydney" and found and {one["city"] for one in found} == {"Sydney"}
 
     launch = ("launch", "--phase", "base", "--provider", "lium", "--gpu", "B200", "--num-gpus", "1", "--dry-run")
-    code, said = user.fails(*launch, "--filter", "far")
+    code, said = user.fails(*launch, "--machine-filter", "far")
     assert code == 0 and "Sydney" in said and "Dallas" not in said
-    code, said = user.fails(*launch, "--filter", "near")
-    assert code == 2 and "--filter near: no extension is called so; SLIPWAY_EXTENSIONS has far" in said
+    code, said = user.fails(*launch, "--machine-filter", "near")
+    assert code == 2 and "--machine-filter near: no extension is called so; SLIPWAY_EXTENSIONS has far" in said
 
-    request = Request(run="r", provider="lium", gpu="B200", num_gpus=1, filter="far")
+    request = Request(run="r", provider="lium", gpu="B200", num_gpus=1, machine_filter="far")
     (kept, *_) = choose.find_payable(request, replace(user.settings, extensions=str(far)), print)
     assert kept.city == "Sydney"
-    with pytest.raises(UsageError, match="--filter far: no extension is called so"):
+    with pytest.raises(UsageError, match="--machine-filter far: no extension is called so"):
         choose.find_payable(request, user.settings, print)
