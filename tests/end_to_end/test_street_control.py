@@ -97,7 +97,7 @@ def end_network(host):
             continue  # it has ended meanwhile
 
 
-def on_terminal(world, *words, press, within_s=60.0):
+def on_terminal(world, *words, press, within_s=180.0):
     """Return what a command shows on a terminal, and its exit code; at the first of `press` that key is struck."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 31, COLUMNS, 0, 0))
