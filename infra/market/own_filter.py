@@ -5,13 +5,11 @@ in this process; what it raises, or that it never returns, is told with its line
 """
 
 import json
-import threading
-from typing import Any
 
 from infra.errors import UsageError
 from infra.records import Offer
 from store.extensions import ExtensionError, used
-from store.extensions.run import blame, function
+from store.extensions.run import blame, function, in_time
 
 LONGEST_S = 10.0  # for one machine
 
@@ -21,22 +19,11 @@ def takes(name: str, offer: Offer) -> bool:
     extension = used(name)
     if extension is None:
         raise UsageError(f"--machine-filter {name}: SLIPWAY_EXTENSIONS names no such extension")
-    said: list[Any] = []
-    raised: list[BaseException] = []
-
-    def ask() -> None:
-        try:
-            facts = json.loads(offer.raw) if offer.raw else {}
-            said.append(function(extension, "filter")(offer, facts))
-        except BaseException as error:  # also SystemExit: a user's code must not end ours
-            raised.append(error)
-
-    thread = threading.Thread(target=ask, daemon=True, name=f"filter {name}")
-    thread.start()
-    thread.join(LONGEST_S)
-    if raised:
-        why = str(raised[0]) if isinstance(raised[0], ExtensionError) else blame(extension, raised[0])
-        raise UsageError(f"--machine-filter {name}: {why} (for {offer.provider} {offer.offer_id})") from raised[0]
+    facts = json.loads(offer.raw) if offer.raw else {}
+    said, error = in_time(lambda: function(extension, "filter")(offer, facts), f"filter {name}", LONGEST_S)
+    if error:
+        why = str(error) if isinstance(error, ExtensionError) else blame(extension, error)
+        raise UsageError(f"--machine-filter {name}: {why} (for {offer.provider} {offer.offer_id})") from error
     if not said:
         raise UsageError(f"--machine-filter {name}: no answer in {LONGEST_S:g} s ({extension.where})")
     if not isinstance(said[0], bool):

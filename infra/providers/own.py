@@ -8,7 +8,6 @@ raises in `create` beside a SlipwayError leaves open whether a machine was rente
 """
 
 import difflib
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +21,7 @@ from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 from infra.transport.protocol import Transport
 from store.extensions import Extension, ExtensionError
-from store.extensions.run import blame, function
+from store.extensions.run import blame, function, in_time
 
 VERBS = ("account", "offers", "create", "find", "list", "delete")
 ASK_S = 60.0
@@ -53,25 +52,14 @@ class OwnProvider(Market):
 
     def _in_time(self, verb: str, call: Callable[[], T], limit_s: float) -> T:
         """Return the result of `call`. Raises SlipwayErrors as they are, and _Theirs for all else, also for silence."""
-        made: list[T] = []
-        raised: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                made.append(call())
-            except BaseException as error:  # also SystemExit: a user's code must not end ours
-                raised.append(error)
-
-        thread = threading.Thread(target=work, daemon=True, name=f"{self.name} {verb}")
-        thread.start()
-        thread.join(limit_s)
+        made, error = in_time(call, f"{self.name} {verb}", limit_s)
         if made:
             return made[0]
-        if not raised:
+        if error is None:
             raise _Theirs(f"{self.name}: {verb} has not answered in {limit_s:g} s ({self.extension.where})")
-        if isinstance(raised[0], SlipwayError):
-            raise raised[0]
-        raise _Theirs(f"{self.name}: {verb}: {blame(self.extension, raised[0])}") from raised[0]
+        if isinstance(error, SlipwayError):
+            raise error
+        raise _Theirs(f"{self.name}: {verb}: {blame(self.extension, error)}") from error
 
     def _checked(self, verb: str, value: Any, kind: type[T]) -> T:
         if not isinstance(value, kind) or isinstance(value, bool):

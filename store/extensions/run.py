@@ -4,11 +4,14 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
+import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from store.extensions import Extension, ExtensionError, require
+
+T = TypeVar("T")
 
 
 def function(extension: Extension, kind: str) -> Callable[..., Any]:
@@ -18,6 +21,26 @@ def function(extension: Extension, kind: str) -> Callable[..., Any]:
     if not callable(made):
         raise ExtensionError(f"{extension.where}: {kind} is {type(made).__name__}, no function")
     return made
+
+
+def in_time(call: Callable[[], T], name: str, limit_s: float) -> tuple[list[T], BaseException | None]:
+    """Return the result of a user's code, which is called in a thread of that name, and what it raised.
+
+    Both are empty when it has not returned within `limit_s`; it may never do so.
+    """
+    made: list[T] = []
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            made.append(call())
+        except BaseException as error:  # also SystemExit: a user's code must not end ours
+            raised.append(error)
+
+    thread = threading.Thread(target=work, daemon=True, name=name)
+    thread.start()
+    thread.join(limit_s)
+    return made, raised[0] if raised else None
 
 
 def blame(extension: Extension, error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,15 @@ def test_a_rehearsal_takes_whatever_a_launch_does():
     launch, rehearse = ({one.name: one for one in COMMANDS[name].flags} for name in ("launch", "rehearse"))
     assert launch.keys() - {"rehearse"} <= rehearse.keys()
     assert all(launch[name] == rehearse[name] for name in launch.keys() & rehearse.keys())
+
+
+@pytest.mark.parametrize("name", sorted(name for name, one in COMMANDS.items() if one.record))
+def test_a_flag_has_one_meaning_in_a_command(name):
+    """A field that two of a record's parts declare is that of the first of them, in silence."""
+    parts = [(one, set(one.__dict__.get("__annotations__", ()))) for one in COMMANDS[name].record.__mro__]
+    twice = [
+        (one.__name__, other.__name__, own & others)
+        for (one, own), (other, others) in combinations(parts, 2)
+        if own & others and not issubclass(one, other)
+    ]
+    assert twice == []
