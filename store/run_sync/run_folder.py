@@ -6,7 +6,8 @@
     state/marks/<step>.json                    steps that are done
     state/acknowledged.json                    checkpoints that were read back, and when
     state/ending.json                          how the last pod of the run ended
-    logs/*                                     logs
+    logs/*                                     logs; in the store they are in `<store>/logs/<run>/`, beside those of
+                                               other runs. Older code kept them in the run's folder: they are found
 
 One pod writes here at a time. Nothing that is read is trusted: names, manifests and hashes are checked.
 """
@@ -98,21 +99,24 @@ class RunFolder:
     """The folder of one run in a store. Every method may raise StoreError, and OSError where the store is a folder."""
 
     def __init__(self, store: str, run: str) -> None:
-        self.uri, self._root = str(store), f"runs/{check_name(run)}"
+        self.uri, self._root, self._logs = str(store), f"runs/{check_name(run)}", f"logs/{check_name(run)}"
         self._place = open_place(self.uri)
 
     def names(self) -> dict[str, int]:
         """Return the size in bytes of every file, by name; {} where the run has left nothing."""
         found = {path.removeprefix(f"{self._root}/"): one.size for path, one in self._listing().items()}
+        for path, one in self._place.listing(self._logs).items():
+            found[f"logs/{path.removeprefix(f'{self._logs}/')}"] = one.size
         return {name: size for name, size in found.items() if is_harmless(name) and not _is_draft(name)}
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file. Raises FileNotFoundError, StoreError when it is not small."""
-        return self._place.small(self._at(name))
+        return self._place.small(self._found(name, ""))
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of a file that may be large, as it is now."""
-        yield from self._place.pieces(self._at(name), self._place.pin())
+        at = self._place.pin()
+        yield from self._place.pieces(self._found(name, at), at)
 
     def put(self, files: Mapping[str, Iterable[bytes]]) -> None:
         """Replace each of these files, whole, by these bytes; where it can, the store changes all of them at once.
@@ -136,7 +140,7 @@ class RunFolder:
         been tidied away meanwhile.
         """
         checkpoint, manifest = ListedCheckpoint.of(folder), self._at(f"{name}/{MANIFEST}")
-        if f"{name}/{MANIFEST}" in self.names():
+        if manifest in self._listing():
             if not self.problem(name):
                 return
             self._place.put({}, [manifest])  # first of all, since nobody may see a checkpoint that does not verify
@@ -156,9 +160,9 @@ class RunFolder:
                 self._place.put({}, [target])
                 raise StoreError(f"{self.uri}: {target} reads back otherwise than it was written")
         self.put({f"{name}/{MANIFEST}": [checkpoint.raw]})
-        sizes = self.names()
+        listed = self._listing()
         for file in checkpoint.files:
-            if sizes.get(f"{name}/{file.path}") != file.size:
+            if (path := self._at(f"{name}/{file.path}")) not in listed or listed[path].size != file.size:
                 self._place.put({}, [manifest])
                 raise StoreError(f"{self.uri}: {name}: {file.path} is not listed with its {file.size} bytes")
 
@@ -222,7 +226,19 @@ class RunFolder:
             raise StoreError(f"{self._at(ACKNOWLEDGED)} cannot be read ({error}); remove it to do without") from None
 
     def _at(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        log = name.removeprefix("logs/")
+        return f"{self._root}/{name}" if log == name else f"{self._logs}/{log}"
+
+    def _found(self, name: str, at: str) -> str:
+        """Return where a file lies that is there: a log of older code lies with the rest of its run."""
+        place = self._at(name)
+        if place.startswith(f"{self._root}/"):
+            return place
+        try:
+            self._place.get(place, 0, 1, at)
+        except FileNotFoundError:
+            return f"{self._root}/{name}"
+        return place
 
     def _listing(self) -> dict[str, ListedFile]:
         return self._place.listing(self._root)

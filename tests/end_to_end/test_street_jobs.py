@@ -83,6 +83,25 @@ def test_a_job_that_was_stopped_saves_and_goes_on(world, tmp_path):
     assert "begins at step" in told and "begins at step 0" not in told and told.endswith("done\n")
 
 
+def test_what_of_a_mounted_folder_is_not_in_the_store_yet_is_shown(world, tmp_path):
+    file, enough = tmp_path / "job.yaml", tmp_path / "enough"
+    file.write_text(
+        "file_mounts: {~/out: {name: numbers, mode: MOUNT_CACHED}}\n"
+        f"run: echo all > ~/out/whole; until [ -e {enough} ]; do echo 1 >> ~/out/growing; sleep 0.05; done\n"
+    )
+    world.inv("launch", str(file), "--provider", "local", "-n", "kept", "--detach")
+    store = world.folder / "artifacts" / "mounts" / "numbers"
+    until((store / "whole").exists, "what is written once is in the store")
+    growing = "work/mounts/numbers/growing"  # never twice the same, so that it waits
+    until(lambda: world.json("ckpt.status", "kept")[0]["pending"] == [growing], "the other file is shown")
+    said = world.inv("ckpt.status", "kept")
+    assert "kept: pending 1;" in said and f"\n  {growing}\n" in said and not (store / "growing").exists()
+    enough.touch()
+    until(lambda: world.json("status", "kept")[0]["state"] == "succeeded", "it ends")
+    assert "kept: pending 0;" in world.inv("ckpt.status", "kept")
+    assert (store / "growing").read_text() == (world.folder / "pods/kept/work/mounts/numbers/growing").read_text()
+
+
 def test_what_is_refused_is_refused_before_anything_starts(world, tmp_path):
     file = job_file(tmp_path)
     for words, why in (

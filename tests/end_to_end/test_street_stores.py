@@ -67,9 +67,9 @@ def test_a_run_whose_pod_is_taken_away_goes_on_from_a_store_elsewhere(kind, requ
         assert user.truth()["billing"] == 0
     run = told["launch"]["run"]
     place = open_place(uri)
-    log = place.get(f"runs/{run}/logs/fetch.log", 0, 1 << 20).decode()
+    log = place.get(f"logs/{run}/fetch.log", 0, 1 << 20).decode()
     assert "step-" in log  # it went on from a checkpoint in the store
-    for one in place.listing(f"runs/{run}"):
+    for one in (*place.listing(f"runs/{run}"), *place.listing(f"logs/{run}")):
         content = place.get(one, 0, 8 << 20)
         assert b"canary" not in content, one  # no key of a store is in what a run leaves there
     here = World(tmp_path / "here", CACHES)

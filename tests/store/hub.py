@@ -146,7 +146,7 @@ def _handler(hub: RepositoryHub) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self.answer()
 
-        do_POST = do_PUT = do_GET
+        do_POST = do_PUT = do_HEAD = do_GET
 
         def answer(self) -> None:
             parts = urlsplit(self.path)
@@ -339,10 +339,12 @@ def _handler(hub: RepositoryHub) -> type[BaseHTTPRequestHandler]:
             if at is None or path not in at[1]:
                 return 404, {"error": "?"}, {"X-Error-Code": "EntryNotFound"}
             blob = at[1][path]
+            about = {"X-Repo-Commit": at[0], "ETag": f'"{blob.oid}"'}  # the client's own downloads ask for these
             if not blob.is_lfs:
-                return 200, blob.content, {}
+                return 200, blob.content, about
             oid = hashlib.sha256(blob.content).hexdigest()
-            return 302, b"", {"Location": f"{hub.store}/store/{name}/{oid}?X-Amz-Signature=signed-canary"}
+            about |= {"X-Linked-ETag": f'"{oid}"', "X-Linked-Size": str(len(blob.content))}
+            return 302, b"", {**about, "Location": f"{hub.store}/store/{name}/{oid}?X-Amz-Signature=signed-canary"}
 
         def send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
             found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
@@ -365,6 +367,8 @@ def _handler(hub: RepositoryHub) -> type[BaseHTTPRequestHandler]:
             for name, value in {**headers, "Content-Length": str(len(content))}.items():
                 self.send_header(name, value)
             self.end_headers()
+            if self.command == "HEAD":
+                return
             if kind == "cut":
                 self.wfile.write(content[: min(amount, len(content) - 1)])
                 self.connection.shutdown(socket.SHUT_RDWR)

@@ -98,6 +98,10 @@ class Pod:
     def there(self) -> Path:
         return Path(self.store, "runs", RUN)
 
+    def log(self, name: str) -> str:
+        """A log, where people look for it: at the top of the store."""
+        return Path(self.store, "logs", RUN, name).read_text()
+
     def shown(self) -> list[str]:
         """The checkpoints that the store shows, before we look and after it; each of them must verify."""
         problems = {name: self.folder.problem(name) for names in self.listed().values() for name in names}
@@ -161,7 +165,7 @@ def test_what_a_run_makes_is_in_the_store_while_it_works_and_the_newest_two_are_
     pod.write("logs/base.log", "hello\nworld\n")
     pod.write("state/ending.json", json.dumps({"state": "succeeded", "ends_at_monotonic_s": time.monotonic() + 30}))
     assert left(one).endswith("all is in the store\n")  # it has seen the ending by itself
-    assert (pod.there / "logs/base.log").read_text() == "hello\nworld\n"
+    assert pod.log("base.log") == "hello\nworld\n"
     assert json.loads((pod.there / "state/ending.json").read_text())["state"] == "succeeded"
     assert set(json.loads((pod.there / "state/acknowledged.json").read_text())) == set(pod.shown())
     assert json.loads((pod.root / "state/waiting.json").read_text()) == {"names": []}
@@ -205,8 +209,20 @@ def test_another_pod_begins_where_the_first_one_ended(pods, tmp_path):
     with (second.root / "logs/base.log").open("a") as log:
         log.write("two\n")
     second.end(second.begin())
-    assert (second.there / "logs/base.log").read_text() == "one\ntwo\n"
-    assert (second.there / "logs/agent.log").read_text() == "first agent\nsecond agent\n"
+    assert second.log("base.log") == "one\ntwo\n"
+    assert second.log("agent.log") == "first agent\nsecond agent\n"
+
+
+def test_logs_that_older_code_has_left_in_the_folder_of_their_run_are_gone_on_with(pods):
+    first, second = pods("one"), pods("two")
+    first.folder.put({"logs/base.log": [b"one\n"]})
+    Path(first.store, "logs", RUN).rename(first.there / "logs")
+    assert fetch(second)["logs"] == 1
+    with (second.root / "logs/base.log").open("a") as log:
+        log.write("two\n")
+    courier(second).carry(last=True)
+    assert second.log("base.log") == "one\ntwo\n" == second.folder.read("logs/base.log").decode()
+    assert second.folder.names()["logs/base.log"] == 8
 
 
 @pytest.mark.process
@@ -376,8 +392,8 @@ def test_before_the_fetch_is_done_only_last_words_are_carried(pods):
     second.write("logs/error-20261121T000000Z.log", "why\n")
     second.write("state/ending.json", json.dumps({"state": "failed"}))
     left(second.begin())
-    assert (first.there / "logs/base.log").read_text() == "of the first\n"
-    assert (first.there / "logs/error-20261121T000000Z.log").read_text() == "why\n"
+    assert first.log("base.log") == "of the first\n"
+    assert first.log("error-20261121T000000Z.log") == "why\n"
     assert json.loads((first.there / "state/ending.json").read_text())["state"] == "failed"
 
 
@@ -461,7 +477,7 @@ def test_secrets_are_struck_out_of_what_is_carried_and_places_stay(pods, monkeyp
     text = "with canary-8b1d-77 and " + b"canary-8b1d-77".hex() + "\nend\n"
     pod.write("logs/base.log", text)
     pod.end(pod.begin())
-    there = (pod.there / "logs/base.log").read_text()
+    there = pod.log("base.log")
     assert there == "with " + "*" * 14 + " and " + "*" * 28 + "\nend\n"
 
 

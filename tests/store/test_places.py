@@ -2,7 +2,10 @@
 
 import os
 import random
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -255,6 +258,20 @@ def test_on_a_hub_a_checkpoint_is_one_commit_and_so_are_the_figures_of_one_look(
     pod.save(5, size=3000)
     one.carry()
     assert len(repo.commits) == before + 3  # the checkpoint, and what is acknowledged
+
+
+def test_the_logs_of_all_runs_are_downloaded_from_a_hub_by_its_own_client(hub, pods, tmp_path):
+    open_place("hf://us/things").create()
+    pod = pods("one", "hf://us/things")
+    pod.write("logs/base.log", "a\n")
+    pod.write("logs/error-20261121T000000Z.log", "Traceback\n" * 50)
+    pod.write("work/runs/base/metrics.jsonl", "{}\n")
+    courier(pod).carry()
+    words = ["download", "us/things", "--include", "logs/*.log", "--local-dir", str(tmp_path / "logs")]
+    subprocess.run([str(Path(sys.executable).with_name("hf")), *words], check=True, capture_output=True)
+    came = {one.relative_to(tmp_path).as_posix(): one.read_text() for one in tmp_path.rglob("logs/logs/**/*.log")}
+    above = f"logs/logs/{RUN}"
+    assert came == {f"{above}/base.log": "a\n", f"{above}/error-20261121T000000Z.log": "Traceback\n" * 50}
 
 
 # A bad network.
