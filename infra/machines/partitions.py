@@ -96,10 +96,12 @@ def fit(kind: Nodes, request: Request) -> tuple[str, str]:
 
 def state_of(job: Mapping[str, str]) -> tuple[str, str]:
     """Return the state of a pod by Slurm's state of its job: `queued`, `running` or "", and that in words."""
-    if not queue.lives(job):
+    if not job:
         return "", ""
     number, state, reason = job["job"], job["state"], job["reason"]
+    why = "" if reason in ("None", "") else f" ({reason})"
+    if not queue.lives(job):
+        return "", f"Slurm job {number} has ended: {state}{why}"
     if state in queue.WAITING:
-        why = "" if reason in ("None", "") else f" ({reason})"
         return "queued", f"Slurm job {number} waits in {job['partition']}{why}"
     return "running", f"Slurm job {number} on {job['at']}"

@@ -175,6 +175,9 @@ class SlurmClusters(Provider):
         if damaged:
             raise SlipwayError(f"{'; '.join(damaged)}; remove it when nothing runs there")
         jobs = {one["name"]: one for one in self._ask_queue(cluster, "jobs")["jobs"] if is_token(one["name"])}
+        forgotten = [one["token"] for one in said if one["token"] not in jobs]
+        if forgotten:
+            jobs |= {one["name"]: one for one in self._ask_queue(cluster, "ended", *forgotten)["jobs"]}
         pods: Pods = []
         for one in said:
             job = jobs.pop(one["token"], {})

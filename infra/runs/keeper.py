@@ -240,7 +240,9 @@ class Keeper:
                 if not self._rest(op, course.wait_s):
                     tried_at.append(time.time())
                     self.lease = self.journal.renew(self.lease)
-                    return self._resume(op, course) if course.do is Do.RESUME else self._begin_anew(op, rows, course)
+                    if course.do is Do.RESUME:
+                        return self._resume(op, course, sights[0])
+                    return self._begin_anew(op, rows, course)
             except (Lost, TimedOut, Unreachable, NoOffer) as error:
                 self.say(f"{op.run}: {error}")
                 tries = len(tried_at)
@@ -309,14 +311,14 @@ class Keeper:
             return Sight(False)
         return sight.look(op, self.vendors(op.vendor), asks)
 
-    def _resume(self, op: Op, course: Course) -> Op:
+    def _resume(self, op: Op, course: Course, seen: Sight) -> Op:
         """Resume the run on its pods.
 
         Each write names the row as it was last seen: whoever ended or took over the run meanwhile is not undone.
         """
         provider = self.vendors(op.vendor)
         op = self.journal.note(op, recoveries=self._recoveries(op) + 1)
-        why = f"{course.lost}; all answer again" if course.lost else "neither its guard nor its agent is running"
+        why = f"{course.lost}; all answer again" if course.lost else seen.death
         self.say(f"{op.run}: {why}; going on there (recovery {op.recoveries})")
         op = launch.resume(op, provider, self.journal, self.secrets)
         now = self.journal.op(op.token)

@@ -155,7 +155,7 @@ def _note(op: Op, seen: Sight) -> str:
     if _is_gone_at_its_limit(op, seen):
         return f"it was gone when its limit was due, and left no verdict ({op.reason})"
     if op.state == READY and seen.is_alive is False:
-        return "neither its guard nor its agent is running"
+        return seen.death
     if op.state == READY and seen.is_alive:
         return seen.pod.note if seen.pod and seen.pod.state == QUEUED else ""  # whatever the earlier reason
     return op.reason

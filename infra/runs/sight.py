@@ -82,6 +82,12 @@ class Sight:
     """Speed of that provider's clock."""
 
     @property
+    def death(self) -> str:
+        """Return in words that nothing of it runs, and what its provider says of that."""
+        said = f" ({self.pod.note})" if self.pod and self.pod.note else ""
+        return f"neither its guard nor its agent is running{said}"
+
+    @property
     def kind(self) -> Kind:
         if self.is_there is False:
             return Kind.GONE

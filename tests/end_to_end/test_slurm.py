@@ -96,7 +96,8 @@ def test_what_somebody_cancels_is_submitted_again_by_whoever_follows(world, clus
     (job,) = until(cluster.jobs, "it is queued", 60.0)
     until(lambda: newest(pods, "cut-1") > 3, "it is at work")
     cluster.call("scancel", job)
-    assert "cut-1 succeeded" in ended(launch)
+    said = ended(launch)
+    assert "cut-1 succeeded" in said and f"Slurm job {job} has ended: CANCELLED" in said
     assert world.json("status")[0]["recoveries"] == 1
 
 

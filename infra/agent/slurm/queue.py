@@ -6,6 +6,7 @@ one file that imports nothing of ours and prints one JSON document: {"unheard": 
     jobs [NAME]        this user's jobs, or those of that name; those that have ended lately among them
     partitions         every partition, and which nodes it has
     test OPTION...     whether sbatch would take a job with these options; its own words when it would not
+    ended NAME...      how the jobs of these names have ended that `jobs` does not show any more, by Slurm's accounting
     cancel NAME        cancel the jobs of that name; then those that are left
 """
 
@@ -18,10 +19,11 @@ import subprocess
 import sys
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
-CALL_S = 25
+CALL_S, ACCOUNT_S = 25, 5
 PLACES = ("/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/cm/shared/apps/slurm/current/bin")
 JOB = ("job", "state", "partition", "nodes", "left", "at", "name", "reason")  # the last may hold anything
 JOB_FORMAT = "%i|%T|%P|%D|%L|%N|%j|%r"
+ACCOUNT = ("job", "state", "name")
 NODE = ("node", "partition", "state", "cpus", "memory_mib", "time", "gres")
 NODE_FORMAT = "%N|%R|%T|%c|%m|%l|%G"
 OVER = (
@@ -35,7 +37,7 @@ class QueueError(Exception):
     """Slurm cannot be asked, or refuses; the message is one line."""
 
 
-def call(words: Sequence[str], text: str = "") -> str:
+def call(words: Sequence[str], text: str = "", within_s: float = CALL_S) -> str:
     """Return the output of a command of Slurm. Raises QueueError with its own words."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *PLACES])
     program = shutil.which(words[0], path=path)
@@ -45,7 +47,7 @@ def call(words: Sequence[str], text: str = "") -> str:
     try:
         done = subprocess.run(
             [program, *words[1:]], input=text.encode(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            timeout=CALL_S, env=environ,
+            timeout=within_s, env=environ,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise QueueError("{}: {}".format(words[0], error)) from error
@@ -60,6 +62,20 @@ def jobs(name: str = "") -> Dict[str, Any]:
     which = ["--name", name] if name else []
     said = call(["squeue", "--noheader", "--states", "all", "--user", getpass.getuser(), *which, "-o", JOB_FORMAT])
     return {"jobs": sorted(rows(said, JOB), key=lambda one: number(one["job"]))}
+
+
+def ended(*names: str) -> Dict[str, Any]:
+    """Return the jobs of these names that have ended by Slurm's accounting, the oldest first; none where it has none.
+
+    Only squeue says that a job lives: what an accounting takes for running may be gone.
+    """
+    asked = ["--allocations", "--user", getpass.getuser(), "--name", ",".join(names), "--starttime", "now-30days"]
+    try:
+        said = call(["sacct", "--noheader", "--parsable2", *asked, "-o", "JobIDRaw,State,JobName"], within_s=ACCOUNT_S)
+    except QueueError:
+        return {"jobs": []}
+    found = [{**one, "state": one["state"].partition(" ")[0], "reason": ""} for one in rows(said, ACCOUNT)]
+    return {"jobs": sorted((one for one in found if one["state"] in OVER), key=lambda one: number(one["job"]))}
 
 
 def newest(name: str) -> Dict[str, str]:
@@ -114,6 +130,7 @@ VERBS: Dict[str, Callable[..., Dict[str, Any]]] = {
     "jobs": jobs,
     "partitions": partitions,
     "test": test,
+    "ended": ended,
     "cancel": cancel,
 }
 

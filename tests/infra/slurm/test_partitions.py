@@ -93,8 +93,8 @@ class Login:
 
     python, agent = "python3", "infra.agent.slurm"
 
-    def __init__(self, pods=(), jobs=(), refusal="", deaf=""):
-        self.pods, self.jobs, self.refusal, self.deaf = list(pods), list(jobs), refusal, deaf
+    def __init__(self, pods=(), jobs=(), refusal="", deaf="", ended=()):
+        self.pods, self.jobs, self.refusal, self.deaf, self.ended = list(pods), list(jobs), refusal, deaf, list(ended)
         self.asked, self.files = [], {}
 
     def run(self, words, *, stdin=None, timeout_s, cwd=None, env=None):
@@ -106,7 +106,7 @@ class Login:
             return Result(0, json.dumps({"unheard": self.deaf}), "")
         answers = {
             "pods": {"pods": self.pods}, "jobs": {"jobs": self.jobs}, "partitions": {"nodes": [ROW]},
-            "test": {"problem": self.refusal}, "mark": {"folder": "/home/ada/.slipway/pods/new"},
+            "ended": {"jobs": self.ended}, "test": {"problem": self.refusal}, "mark": {"folder": "/home/ada/.slipway/pods/new"},
         }  # fmt: skip
         return Result(0, json.dumps(answers[verb]), "")
 
@@ -128,6 +128,30 @@ def test_a_job_of_ours_without_a_folder_is_listed_and_others_are_not():
         ("new", TOKEN, "running", True),
         ("", other, "queued", False),
     ]
+
+
+def test_how_a_job_has_ended_is_told_by_squeue_and_later_by_the_accounting():
+    marker = {"run": "new", "token": TOKEN, "folder": "/home/ada/.slipway/pods/new"}
+    for login in (Login([marker], [job(TOKEN, state="TIMEOUT")]), Login([marker], ended=[job(TOKEN, state="TIMEOUT")])):
+        (found,) = SlurmClusters((CLUSTER,), lambda _, login=login: login).list()
+        assert (found.state, found.note) == ("", "Slurm job 12 has ended: TIMEOUT")
+    asked = [words for words in login.asked if words[0] == "ended"]
+    assert asked == [("ended", TOKEN)]
+
+
+SACCT = """#!/bin/sh
+printf '7|OUT_OF_MEMORY|sw1-a\\n9|CANCELLED by 1000|sw1-b\\n12|RUNNING|sw1-b\\n'
+"""  # as sacct writes; the last one is what an accounting may hold of a job that is gone
+
+
+def test_the_accounting_says_how_a_job_has_ended_and_never_that_one_lives(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "sacct").write_text(SACCT)
+    (tmp_path / "sacct").chmod(0o755)
+    found = [(one["job"], one["state"], one["name"]) for one in queue.ended("sw1-a", "sw1-b")["jobs"]]
+    assert found == [("7", "OUT_OF_MEMORY", "sw1-a"), ("9", "CANCELLED", "sw1-b")]
+    (tmp_path / "sacct").write_text("#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2; exit 1\n")
+    assert queue.ended("sw1-a") == {"jobs": []}
 
 
 def test_a_queue_that_does_not_answer_is_no_absence():
