@@ -106,7 +106,8 @@ class Login:
             return Result(0, json.dumps({"unheard": self.deaf}), "")
         answers = {
             "pods": {"pods": self.pods}, "jobs": {"jobs": self.jobs}, "partitions": {"nodes": [ROW]},
-            "ended": {"jobs": self.ended}, "test": {"problem": self.refusal}, "mark": {"folder": "/home/ada/.slipway/pods/new"},
+            "ended": {"jobs": self.ended}, "test": {"problem": self.refusal},
+            "mark": {"folder": "/home/ada/.slipway/pods/new"},
         }  # fmt: skip
         return Result(0, json.dumps(answers[verb]), "")
 
