@@ -35,7 +35,7 @@ HEAD = f"""# The job files of the examples
 
 Each is begun with `./inv launch examples/jobs/FILE WORDS`, and on this machine with the words of the last column and
 `--provider local`. Hours are what a plan expects of the phases that are named, at two fifths of what the machine's GPUs
-can do at most; what they go on from is not among them. Those of a job without a training were measured on a laptop, as
+can do at most; what they go on from is not among them. Those of a job without a training were measured on a CPU, as
 no GPU would shorten them. Dollars are those hours, boot and setup, at the lowest price on demand in {prices.CATALOGUE};
 spot machines cost less. A ? is not known: no estimate, or no such machine there. `--dry-run` says what is true today.
 
