@@ -10,16 +10,19 @@ import stat
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
+from infra.agent.environments import environment
 from infra.agent.process import end_all, find
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
 from infra.skypilot import worker
 from infra.skypilot.client import Client
 from infra.transport.unix_socket import short
 from tests.infra.agent.world import until
+from tests.world import ROOT
 
 
 @pytest.fixture
@@ -119,3 +122,41 @@ def test_who_looks_is_told_what_is_known_while_skypilot_takes_long(tmp_path, mon
     assert newer["at"] > first["at"] and asked[:2] == ["a", "a"]
     monkeypatch.setitem(worker.QUESTIONS, "queue", lambda name: 1 / 0)
     assert "division by zero" in another.look("queue", {"name": "a"}, time.time(), 9.0)["error"]
+
+
+class OldServer(BaseHTTPRequestHandler):
+    """An API server of years ago, as far as it says its version."""
+
+    def do_GET(self):
+        said = b'{"status": "healthy", "api_version": "3", "version": "0.8.0", "commit": "c", "user": null}'
+        self.send_response(200)
+        for name, value in {"X-SkyPilot-API-Version": "3", "X-SkyPilot-Version": "0.8.0"}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.mark.nightly
+@pytest.mark.process
+@pytest.mark.timeout(900)
+def test_skypilot_s_own_client_tells_a_server_of_another_version_and_one_that_is_not_there(tmp_path):
+    python = environment.ensure("skypilot", ROOT, environment.default_cache(), "", print)
+    server = HTTPServer(("127.0.0.1", 0), OldServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    environ = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_API_SERVER_ENDPOINT": url}
+    client = Client(lambda: python, tmp_path / "state", environ)
+    try:
+        with pytest.raises(SlipwayError, match=r"another version than skypilot here .*0\.8\.0"):
+            client.ask("server", timeout_s=600.0)
+        server.shutdown()
+        server.server_close()
+        with pytest.raises(SlipwayError, match=r"no API server answers: .*; start one on this machine: .* api start"):
+            client.ask("server", timeout_s=600.0)
+    finally:
+        server.shutdown()
+        end_all(client._mark(client.socket_file), 0.0)
