@@ -215,7 +215,7 @@ def test_another_pod_begins_where_the_first_one_ended(pods, tmp_path):
 
 def test_logs_that_older_code_has_left_in_the_folder_of_their_run_are_gone_on_with(pods):
     first, second = pods("one"), pods("two")
-    first.folder.put({"logs/base.log": [b"one\n"]})
+    first.folder.put({"logs/base.log": [b"one\n"], "state/marks/text.json": [b"{}"]})
     Path(first.store, "logs", RUN).rename(first.there / "logs")
     assert fetch(second)["logs"] == 1
     with (second.root / "logs/base.log").open("a") as log:

@@ -267,8 +267,9 @@ def test_the_logs_of_all_runs_are_downloaded_from_a_hub_by_its_own_client(hub, p
     pod.write("logs/error-20261121T000000Z.log", "Traceback\n" * 50)
     pod.write("work/runs/base/metrics.jsonl", "{}\n")
     courier(pod).carry()
-    words = ["download", "us/things", "--include", "logs/*.log", "--local-dir", str(tmp_path / "logs")]
-    subprocess.run([str(Path(sys.executable).with_name("hf")), *words], check=True, capture_output=True)
+    words = ["download", "us/things", "--include", "logs/*.log", "--local-dir", tmp_path / "logs", "--token", TOKEN]
+    done = subprocess.run([Path(sys.executable).with_name("hf"), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     came = {one.relative_to(tmp_path).as_posix(): one.read_text() for one in tmp_path.rglob("logs/logs/**/*.log")}
     above = f"logs/logs/{RUN}"
     assert came == {f"{above}/base.log": "a\n", f"{above}/error-20261121T000000Z.log": "Traceback\n" * 50}

@@ -145,6 +145,7 @@ printf '7|OUT_OF_MEMORY|sw1-a\\n9|CANCELLED by 1000|sw1-b\\n12|RUNNING|sw1-b\\n'
 """  # as sacct writes; the last one is what an accounting may hold of a job that is gone
 
 
+@pytest.mark.process
 def test_the_accounting_says_how_a_job_has_ended_and_never_that_one_lives(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (tmp_path / "sacct").write_text(SACCT)
