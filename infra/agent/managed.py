@@ -13,6 +13,7 @@ Standard library only, and a grammar that Python 3.9 reads: this runs on any mac
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,6 +51,8 @@ REPORT_EVERY_S = 10.0
 REVIVE_S = 2.0
 EARLIER_S = 300.0  # time for the processes of an earlier attempt in the same home to end
 NUM_GPUS = "SKYPILOT_NUM_GPUS_PER_NODE"
+ALLOCATION = "SLURM_JOB_ID"
+CACHE = "SLIPWAY_ENVIRONMENTS"
 
 
 def job_here(job: Job, environ: Mapping[str, str], interface: str, now: float) -> Job:
@@ -147,6 +150,28 @@ def put_away(pod: PodFolder) -> None:
             one.rename(one.with_name("{}-{}".format(one.name, time.time_ns())))
 
 
+def begin_afresh(pod: PodFolder, home: Path, environ: Dict[str, str]) -> None:
+    """Do without what another allocation of Slurm's has left in this home; what counts of it is in the store.
+
+    SkyPilot deletes the home of a cluster whose allocation ends, and Slurm may kill it over that. Then a mark or an
+    environment is still there, and what it stands for is not.
+    """
+    allocation = environ.get(ALLOCATION, "")
+    if not allocation:
+        return
+    if not environ.get(CACHE):
+        environ[CACHE] = str(home / ".cache" / "slipway" / "environments-{}".format(allocation))
+    note = pod.state / "allocation"
+    if note.exists() and note.read_text(encoding="utf-8") == allocation:
+        return
+    for folder in (pod.work, pod.logs, pod.state / "marks", pod.state / "earlier"):
+        shutil.rmtree(folder, ignore_errors=True)
+    for file in (pod.acknowledged, pod.waiting):
+        if file.exists():
+            file.unlink()
+    write_durably(note, allocation)
+
+
 def has_left(pod: PodFolder) -> bool:
     """Return whether the work has left, or is leaving, to be begun anew."""
     return not pod.verdict.exists() and read_json(stop_file(pod)).get("state") == LEFT
@@ -164,6 +189,7 @@ def main() -> int:
     leave_no_core()
     pod = lay_out(Path.cwd(), Path.home(), os.environ, time.time())  # type: ignore[arg-type]
     put_away(pod)
+    begin_afresh(pod, Path.home(), os.environ)  # type: ignore[arg-type]
     job = Job.from_json(pod.job.read_text(encoding="utf-8"))
     os.environ[ENGINE] = "skypilot"
     told: List[int] = []

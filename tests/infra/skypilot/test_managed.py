@@ -113,3 +113,29 @@ def test_the_limit_of_a_task_counts_from_its_submission_and_one_that_is_taken_aw
     said = child.communicate(timeout=60)[0]
     lines = log.read_text().splitlines()
     assert (child.returncode, lines[0], lines[-1]) == (0, "begun", "went on"), said
+
+
+def test_what_another_allocation_of_slurm_has_left_in_the_same_home_is_not_gone_on_with(bundle, tmp_path):
+    text = """
+    echo "$([ ! -e "$SLIPWAY_WORK/left" ] || echo goes on) in ${SLIPWAY_ENVIRONMENTS##*/}"
+    touch "$SLIPWAY_WORK/left"
+    trap 'exit 75' TERM
+    echo begun; while :; do sleep 0.1; done
+    """
+    config = {"text": "echo done >> ~/setups", "name": "", "workdir": "workdir", "own_home": False}
+    setup = Step("setup", ("-m", "infra.agent.shell"), config=config)
+    folder, home = bundle("", steps=(setup, step(text))), tmp_path / "home"
+    log = home / ".slipway" / "pods" / "job-1" / "logs" / "run.log"
+    for allocation, begun in (("1", 1), ("1", 2), ("2", 1)):
+        child = begin(folder, home, SLURM_JOB_ID=allocation, SLIPWAY_ENVIRONMENTS="")
+
+        def is_at_work(allocation=allocation, begun=begun):
+            said = log.read_text() if log.exists() else ""
+            return said.count(f" in environments-{allocation}\n") == begun and said.endswith("begun\n")
+
+        until(is_at_work, "the step")
+        child.send_signal(signal.SIGTERM)
+        said = child.communicate(timeout=60)[0]
+        assert child.returncode == RESUME_ME, said
+        assert ("goes on" in log.read_text()) == (begun == 2)
+    assert (home / "setups").read_text() == "done\n" * 2
