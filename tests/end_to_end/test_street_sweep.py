@@ -97,7 +97,7 @@ def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world,
     _, err = sweep.communicate(timeout=60)
     assert sweep.returncode == 130 and "go on with the rest" in err.lower(), err
     assert {one["run"] for one in world.json("status")} == {"runs.short", "runs.long"}
-    done = world.json("sweep", str(path), code=5)["runs"]
+    done = world.json("sweep", str(path), code=1)["runs"]
     states = {one["run"]: one["state"] for one in done}
     wanted = {"short": "limit", "long": "succeeded", "after": "succeeded", "broken": "failed"}
     assert states == {f"runs.{name}": state for name, state in wanted.items()}
