@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.follow import DETACHED as DETACHED_CODE
+from flows.history.why import of_run as story_of
 from flows.reading import run_figures
 from flows.sweeps import ranking
 from flows.sweeps import results as kept
@@ -26,7 +27,7 @@ from flows.sweeps.pods import PodsAtWork, needed, share_costs
 from flows.sweeps.records import shown
 from flows.sweeps.results import SweepResult
 from infra.agent.limits import read_clocks
-from infra.errors import NoOffer, OutOfMoney
+from infra.errors import NoOffer, OutOfMoney, SlipwayError
 from infra.flags import as_typed
 from infra.ledger import budgets, spend
 from infra.ledger.journal import Journal
@@ -38,6 +39,7 @@ from infra.runs.settle import settle
 from infra.runs.sync.mirror import is_home
 from infra.runs.timing import Say
 from infra.settings import Settings
+from infra.units import count
 from store import Store, StoreError
 from trainer.reporting import jsonl_log
 
@@ -61,6 +63,8 @@ class TrialAtWork:
     looked_at: float = 0.0
     stopping: subprocess.Popen[bytes] | None = None
     stop_at: int | None = None
+    recoveries: int = 0
+    """Recoveries that have been told."""
 
 
 @dataclass
@@ -94,6 +98,7 @@ class SweepWork:
         try:
             while self._waiting() or self.running:
                 self._reap()
+                self._tell_recoveries()
                 if self.pods:
                     self.pods.look(self._needed())
                     self._close_hopeless(self.pods)
@@ -250,12 +255,33 @@ class SweepWork:
         with (home / "launch.json").open("wb") as said, (home / "launch.log").open("ab") as log:
             child = subprocess.Popen(inv(words), stdin=subprocess.DEVNULL, stdout=said, stderr=log,
                                      start_new_session=True)  # fmt: skip
-        self.running[run] = TrialAtWork(run, lane, child, home / "launch.json", home / "launch.log")
+        self.running[run] = TrialAtWork(run, lane, child, home / "launch.json", home / "launch.log",
+                                        recoveries=self._recoveries(run))  # fmt: skip
         self._set(run, state=kept.RUNNING, pod=place, reason="")
 
     def _say(self, run: str, what: str, place: str = "") -> None:
         where = f"{place}: " if place else ""
         self.tell(f"{time.strftime('%H:%M:%S')} {where}{shown(run, self.result.name)} {what}")
+
+    def _recoveries(self, run: str) -> int:
+        rows = self.journal.ops(run=run)
+        return rows[-1].recoveries if rows else 0
+
+    def _tell_recoveries(self) -> None:
+        """Say of each trial whose pod was taken away, or was silent, that it is brought back."""
+        for run, one in self.running.items():
+            if (now := self._recoveries(run)) > one.recoveries:
+                one.recoveries = now
+                self._say(run, f"is brought back ({count(now, 'time')} so far); see: inv why {run}")
+
+    def _cause(self, run: str, reason: str) -> str:
+        """Return why a trial has failed, as `inv why` says it; `reason` where nothing is on record."""
+        rows = self.journal.ops(run=run)
+        try:
+            cause = story_of(rows[-1], self.journal, self.settings).cause if rows else None
+        except SlipwayError:  # its pod cannot be read: what its launch said is all there is
+            cause = None
+        return f"{cause.name}: {cause.says}" if cause else reason
 
     def _reap(self) -> None:
         """Conclude the trials whose launches have left."""
@@ -283,6 +309,8 @@ class SweepWork:
             self._set(run, seconds=sum(step.get("elapsed_s") or 0.0 for step in steps))
             if one.stop_at is not None and state != kept.SUCCEEDED:
                 state, reason = kept.STOPPED, f"behind after {one.stop_at} of {self.result.trials[run].steps} steps"
+            elif state == "failed":
+                reason = self._cause(run, reason)
             self._close(run, state, reason)
 
     def _rest(self, one: TrialAtWork, why: str) -> None:

@@ -343,10 +343,7 @@ def test_two_that_resume_a_run_at_once_both_follow_it(ready):
 def test_following_the_log_of_a_run_that_was_killed_ends_and_says_what_to_do(ready):
     world = ready
     run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
-    while victims := world.processes():
-        for pid in victims:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    world.kill()
     process = world.begin("logs", "--follow")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and f"inv resume {run}" in err
@@ -420,9 +417,7 @@ def test_what_somebody_removed_while_the_run_was_cut_off_is_made_again(ready):
     world = ready
     world.json("launch", "--phase", "mid", "--yes", "--detach")
     until(lambda: world.steps_at_work() == ["mid"], "base is done")
-    for pid in world.processes():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    world.kill()
     world.lose("base_checkpoints")
     result = world.json("launch", "--phase", "mid", "--yes")
     assert result["state"] == "succeeded" and {"base", "mid"} <= set(result["ran"])

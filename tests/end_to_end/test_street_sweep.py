@@ -84,7 +84,10 @@ def test_three_pods_here_run_four_and_a_second_sweep_has_nothing_to_do(world):
 
 def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world, stock):
     world.take(stock)
-    runs = [{"name": "short", "ttl": "1s", "steps": 999}, {"name": "long", "steps": 60}, {"name": "after", "seed": 3}]
+    corpus = world.folder / "corpus.jsonl"
+    corpus.write_text('{"no_text": 1}\n')
+    runs = [{"name": "short", "ttl": "1s", "steps": 999}, {"name": "long", "steps": 60}, {"name": "after", "seed": 3},
+            {"name": "broken", "source": str(corpus)}]  # fmt: skip
     path = world.folder / "runs.yaml"
     path.write_text(json.dumps({"pods": 1, "each": {"profile": "tiny", "phase": "base"}, "runs": runs}))
     sweep = world.begin("sweep", str(path))
@@ -94,9 +97,12 @@ def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world,
     _, err = sweep.communicate(timeout=60)
     assert sweep.returncode == 130 and "go on with the rest" in err.lower(), err
     assert {one["run"] for one in world.json("status")} == {"runs.short", "runs.long"}
-    done = world.json("sweep", str(path), code=5)["runs"]
+    done = world.json("sweep", str(path), code=1)["runs"]
     states = {one["run"]: one["state"] for one in done}
-    assert states == {"runs.short": "limit", "runs.long": "succeeded", "runs.after": "succeeded"}
+    wanted = {"short": "limit", "long": "succeeded", "after": "succeeded", "broken": "failed"}
+    assert states == {f"runs.{name}": state for name, state in wanted.items()}
+    reason = next(one["reason"] for one in done if one["run"] == "runs.broken")
+    assert "no_text" in reason, reason
 
 
 @pytest.mark.nightly
@@ -200,6 +206,19 @@ def test_a_sweep_over_a_market_rents_a_pod_for_each_run_and_leaves_none(renter):
     assert [one["state"] for one in done] == ["succeeded"] * 2
     truth = user.truth()
     assert (len(truth["pods"]), truth["billing"]) == (2, 0)
+
+
+@pytest.mark.nightly
+def test_a_trial_that_is_preempted_goes_on_and_the_sweep_says_so(renter, tmp_path):
+    user, _ = renter
+    user.world.tell("/faults", {"preempt_at_work": {"lium": 1}})
+    each = {"profile": "tiny", "phase": "base", "gpu": "RTX4090", "num_gpus": 2, "use_spot": True}
+    (tmp_path / "taken.yaml").write_text(json.dumps({"each": each, "runs": [{"name": "a"}]}))
+    words = ["sweep", str(tmp_path / "taken.yaml"), "--provider", "lium", "--spend-limit", "30"]
+    sweep = user.begin(*words, "--rehearse", "--yes", "--json")
+    out, err = sweep.communicate(timeout=240)
+    assert sweep.returncode == 0 and json.loads(out)["runs"][0]["state"] == "succeeded", err
+    assert "taken/a is brought back (1 time so far)" in err, err
 
 
 @pytest.mark.nightly
