@@ -5,6 +5,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +144,7 @@ def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
         news += not growing.is_made
         table, grown = growing.get()
         key = ("thinned", one.token, phase, by, since, until, each)
-        figures = desk.keep_for(grown, key, lambda table=table: {
-            name: thin(table, name, most=each, by=by, since=since, until=until)
-            for name in sorted(table.columns, key=_place)
-        })  # fmt: skip
+        figures = desk.keep_for(grown, key, partial(_thinned, table, each, by, since, until))
         parts[f"run {one.run}"] = {
             "run": one.run,
             "figures": figures,
@@ -173,6 +171,11 @@ def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
 
 CURVES = View(curves)
 LIST = View(listed)
+
+
+def _thinned(table: FigureTable, most: int, by: str, since: float, until: float) -> dict[str, Any]:
+    names = sorted(table.columns, key=_place)
+    return {name: thin(table, name, most=most, by=by, since=since, until=until) for name in names}
 
 
 def _usual(journal: Journal) -> str:
