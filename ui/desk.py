@@ -88,6 +88,13 @@ class Desk:
                 self.kept[key] = make()
             return self.kept[key]
 
+    def keep_for(self, version: Any, key: Any, make: Callable[[], T]) -> T:
+        """Return the value under a key, made again where it was made for another version of what it depends on."""
+        found: tuple[Any, T] | None = self.kept.get(key)
+        if found is None or found[0] != version:
+            found = self.kept[key] = (version, make())
+        return found[1]
+
     def _look(self) -> tuple[list[PodView], float]:
         began = time.monotonic()
         with self.journal() as journal:

@@ -7,7 +7,7 @@ each with its lowest and highest value, so that no spike is lost. A run of 100,0
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import truediv
 from typing import Any
@@ -29,8 +29,20 @@ PLAIN: dict[type, type] = {int: float, float: float, str: str, bool: bool, type(
 class FigureColumn:
     """One figure, where a line has it: the numbers of those lines, and its values."""
 
-    rows: array = field(default_factory=lambda: array("i"))
+    rows: range | array = range(0)  # a range while no line is left out, which is half the memory
     values: array = field(default_factory=lambda: array("f"))  # seven digits, of which five are shown
+
+    def add(self, first: int, values: Sequence[float]) -> None:
+        """Take in the values of the lines from `first` on."""
+        new = range(first, first + len(values))
+        if not self.values:
+            self.rows = new
+        elif isinstance(self.rows, range) and self.rows.stop == first:
+            self.rows = range(self.rows.start, new.stop)
+        else:
+            self.rows = array("i", self.rows) if isinstance(self.rows, range) else self.rows
+            self.rows.extend(new)
+        self.values.extend(array("f", values))
 
 
 @dataclass(frozen=True)
@@ -106,7 +118,7 @@ class FigureTable:
             if not all(step_s):
                 return False
             numbers["data_share"] = tuple(map(truediv, numbers["data_wait_s"], step_s))
-        rows = array("i", range(len(self.steps), len(self.steps) + len(found)))
+        first = len(self.steps)
         try:
             steps, tokens = array("q", columns["step"]), array("q", columns["tokens"])
         except OverflowError:
@@ -118,8 +130,7 @@ class FigureTable:
         for name, values in numbers.items():
             if name not in NO_FIGURES:
                 column = self.columns.get(name) or self.columns.setdefault(name, FigureColumn())
-                column.rows += rows
-                column.values += array("f", values)
+                column.add(first, values)
         return True
 
     def _add_one(self, line: bytes) -> None:
@@ -150,8 +161,7 @@ class FigureTable:
         for name, value in numbers.items():
             if name not in NO_FIGURES:
                 column = self.columns.get(name) or self.columns.setdefault(name, FigureColumn())
-                column.rows.append(row)
-                column.values.append(value)
+                column.add(row, (value,))
 
     def along(self, by: str, row: int) -> float:
         """Return the position of a line on the axis: its step, its tokens, or the hours since the first line."""

@@ -146,6 +146,7 @@ def keeper_lease(run: str) -> str:
 
 
 Admit = Callable[[list[Op], Op], None]
+JournalVersion = tuple[str, int]
 
 _COLUMNS = tuple(one.name for one in fields(Op))
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM ops"
@@ -283,6 +284,10 @@ class Journal:
         """Return rows, oldest first; all, or only the live or the ended ones, or only those of a run."""
         found = self._ops("WHERE run = ? ORDER BY rowid", run) if run else self._ops("ORDER BY rowid")
         return [op for op in found if live is None or op.is_live is live]
+
+    def version(self) -> JournalVersion:
+        """Return what differs whenever a row has changed: whose journal it is, and the number of its last event."""
+        return self.installation, self.read("SELECT coalesce(max(id), 0) FROM events")[0][0]
 
     def replaced_ago_s(self, now: Clocks) -> float | None:
         """Return for how long, at least, it has replaced one that was lost; None when it does not."""

@@ -9,6 +9,7 @@ import threading
 import httpx
 import pytest
 
+from infra.agent.job import Job
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from store import Store
@@ -106,7 +107,7 @@ def test_of_many_runs_each_look_of_a_stream_reads_some_and_the_first_is_there_at
     names = ["calm-1", "calm-2", "calm-3"]
     record = json.dumps({"step": 1, "tokens": 8, "loss": 2.0, "at": 1.0}).encode() + b"\n"
     monkeypatch.setattr(runs, "READ_S", -1.0)
-    monkeypatch.setattr(runs, "source_of", lambda desk, run, journal: desk.keep(
+    monkeypatch.setattr(runs, "source_of", lambda desk, run, *_: desk.keep(
         run, lambda: runs.FigureSource(run, run, False, {"base": {}})))  # fmt: skip
     monkeypatch.setattr(runs, "marks_of", lambda *_: [])
     monkeypatch.setattr(runs, "_bytes_of", lambda *_: (lambda offset: record[offset:], 3600.0))
@@ -115,6 +116,23 @@ def test_of_many_runs_each_look_of_a_stream_reads_some_and_the_first_is_there_at
     assert [one["about"]["unread"] for one in looks] == [2, 1, 0]
     assert [[name for name in names if f"run {name}" in one] for one in looks] == [names[:1], names[:2], names]
     assert runs.curves(desk, ViewQuery(asked))["about"]["unread"] == 0
+
+
+def test_a_look_without_news_looks_up_no_run_again_and_one_with_news_does(desk, monkeypatch):
+    asked, found = ViewQuery({"runs": "calm-1,calm-2"}), []
+    with desk.journal() as journal:
+        rows = [
+            journal.plan(token=f"token-{run}", run=run, vendor="local", job=Job(run, f"token-{run}", ()).to_json())
+            for run in ("calm-1", "calm-2")
+        ]
+        find = runs.find_run
+        monkeypatch.setattr(runs, "find_run", lambda journal, run: found.append(run) or find(journal, run))
+        first = runs.curves(desk, asked)
+        assert found == ["calm-1", "calm-2"]
+        assert runs.curves(desk, asked) == first and found == ["calm-1", "calm-2"]
+        journal.note(rows[1], recoveries=1)
+        runs.curves(desk, asked)
+    assert found == ["calm-1", "calm-2"] * 2
 
 
 def test_what_was_published_is_shown_a_second_later(desk, tmp_path, monkeypatch):

@@ -94,6 +94,18 @@ def test_figures_that_only_some_lines_have_stay_at_their_steps():
     assert list(found.peaks) == ["a peak"] and not {"name", "flag"} & found.columns.keys()
 
 
+def test_a_figure_of_every_line_keeps_no_list_of_its_lines_and_one_with_gaps_keeps_its_places():
+    found = FigureTable()
+    for step in range(1, 7):
+        found.add(line(step, **({} if step in (1, 4) else {"mfu": step / 10})).encode())
+    assert found.columns["loss"].rows == range(6)
+    assert list(found.columns["mfu"].rows) == [1, 2, 4, 5]
+    curve = thin(found, "mfu", most=9)
+    assert (curve["x"], curve["mean"]) == ([2, 3, 5, 6], [0.2, 0.3, 0.5, 0.6])
+    assert thin(found, "mfu", most=9, since=3, until=5)["x"] == [3, 5]
+    assert thin(found, "loss", most=9, since=2, until=4)["x"] == [2, 3, 4]
+
+
 def test_lines_that_are_alike_are_taken_together_and_say_what_they_say_one_by_one(monkeypatch):
     odd = ["{", '{"step": 7}', line(3, loss=1e300).strip(), line(4, step_s=0.0, data_wait_s=1.0).strip(),
            line(5, lr=None, mfu_of="a peak").strip(), line(6, config={"depth": 2}).strip(), line(2**70).strip(),

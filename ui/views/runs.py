@@ -5,6 +5,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from flows.reading import run_figures, story, timeline
 from flows.status import current_record
 from infra.agent.job import Job
 from infra.errors import SlipwayError
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal, JournalVersion, Op
 from infra.money import dollars
 from infra.records import PodView
 from infra.runs.lookup import find_run, way
@@ -121,8 +122,10 @@ def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return the curves of the runs that are chosen: a part for each, their recipes' difference, and their marks."""
     with desk.journal() as journal:
         chosen = asked.words("runs")[:MOST_RUNS] or [_usual(journal)]
-        sources = [source_of(desk, one, journal) for one in chosen if one]
-        told = {one.run: marks_of(desk, one, journal) for one in sources}
+        version = journal.version()  # without news of any run, none is looked up again
+        sources = [source_of(desk, one, journal, version) for one in chosen if one]
+        views = {one.run: one for one in desk.runs()} if sources else {}
+        told = {one.run: marks_of(desk, one, journal, version, views.get(one.run)) for one in sources}
     known = dict.fromkeys((*PHASES, *(name for one in sources for name in one.phases)))
     phases = [name for name in known if any(name in one.phases for one in sources)]
     by = asked.choice("by", BY)
@@ -139,18 +142,12 @@ def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
             unread += 1  # the next look goes on
             continue
         news += not growing.is_made
-        table, version = growing.get()
+        table, grown = growing.get()
         key = ("thinned", one.token, phase, by, since, until, each)
-        kept = desk.kept.get(key)
-        if kept is None or kept[0] != version:
-            figures = {
-                name: thin(table, name, most=each, by=by, since=since, until=until)
-                for name in sorted(table.columns, key=_place)
-            }
-            kept = desk.kept[key] = (version, figures)
+        figures = desk.keep_for(grown, key, partial(_thinned, table, each, by, since, until))
         parts[f"run {one.run}"] = {
             "run": one.run,
-            "figures": kept[1],
+            "figures": figures,
             "last": _last(table),
             "marks": [mark for mark in (_placed(table, by, *found) for found in told[one.run]) if mark],
             "mfu_of": list(table.peaks),
@@ -176,6 +173,11 @@ CURVES = View(curves)
 LIST = View(listed)
 
 
+def _thinned(table: FigureTable, most: int, by: str, since: float, until: float) -> dict[str, Any]:
+    names = sorted(table.columns, key=_place)
+    return {name: thin(table, name, most=most, by=by, since=since, until=until) for name in names}
+
+
 def _usual(journal: Journal) -> str:
     try:
         return find_run(journal).run
@@ -183,16 +185,22 @@ def _usual(journal: Journal) -> str:
         return ""
 
 
-def source_of(desk: Desk, run: str, journal: Journal) -> FigureSource:
+def source_of(desk: Desk, run: str, journal: Journal, version: JournalVersion) -> FigureSource:
     """Return the source of a run's figures. Raises UsageError when there is no such run."""
     if run == story.FOREGROUND:
         phases = {
             name: story.manifest_of(folder).get("config", {}) for name, folder in story.folders(story.HERE).items()
         }
         return desk.keep(("source", run, *phases), lambda: FigureSource(run, run, True, phases))
-    op = find_run(journal, run)
-    steps = {one.name: one.config.get("spec", {}) for one in Job.from_json(op.job).steps if "keeping" in one.config}
-    return desk.keep(("source", op.token, op.is_live), lambda: FigureSource(op.run, op.token, op.is_live, steps))
+    return desk.keep_for(version, ("found", run), lambda: _found(desk, find_run(journal, run)))
+
+
+def _found(desk: Desk, op: Op) -> FigureSource:
+    def read() -> FigureSource:
+        steps = {one.name: one.config.get("spec", {}) for one in Job.from_json(op.job).steps if "keeping" in one.config}
+        return FigureSource(op.run, op.token, op.is_live, steps)
+
+    return desk.keep(("source", op.token, op.is_live), read)
 
 
 def figures_of(desk: Desk, source: FigureSource, phase: str) -> Fresh[tuple[FigureTable, int]]:
@@ -263,12 +271,19 @@ def said_by(desk: Desk, source: FigureSource, phase: str) -> list[dict[str, Any]
     return source.said[phase].get()
 
 
-def marks_of(desk: Desk, source: FigureSource, journal: Journal) -> list[timeline.Mark]:
+def marks_of(
+    desk: Desk, source: FigureSource, journal: Journal, version: JournalVersion, view: PodView | None
+) -> list[timeline.Mark]:
     """Return the events of a run with their times; [] of what was trained in the foreground."""
     if source.token == story.FOREGROUND:
         return []
-    view = next((one for one in desk.runs() if one.run == source.run), None)
-    return timeline.marks_of(journal.op(source.token), view, journal)
+
+    def make() -> list[timeline.Mark]:
+        return timeline.marks_of(journal.op(source.token), view, journal)
+
+    if source.is_live:  # its checkpoints are in no journal
+        return make()
+    return desk.keep_for((version, dict(view.in_store) if view else {}), ("marks", source.token), make)
 
 
 def _placed(table: FigureTable, by: str, at: float, kind: str, words: str) -> dict[str, Any] | None:
