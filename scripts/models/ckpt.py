@@ -13,7 +13,7 @@ from typing import Any
 
 from invoke import Exit
 
-from flows import status as runs
+from flows.reading import status as runs
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.runs.lookup import find_run

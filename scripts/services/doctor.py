@@ -14,8 +14,8 @@ from infra.settings import VENDORS, Settings
 from scripts.cli import render
 from serve import revision
 from serve import service as service_file
-from serve.controller_process import Places
 from serve.engine import models
+from serve.processes.controller_process import Places
 from serve.replicas import placement
 from serve.service import Service
 from store import StoreError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.status import due, of_run, status
+from flows.reading.status import due, of_run, status
 from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
 from infra.ledger.journal import Journal

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.reading import run_figures, story, timeline
-from flows.status import current_record
+from flows.reading.status import current_record
 from infra.agent.job import Job
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, Op

@@ -19,7 +19,7 @@ from infra.agent.process import Identity, is_alive, myself, send
 from infra.transport.unix_socket import short
 from serve.gateway.http.certificate import Tls
 from serve.gateway.http.limits import GatewayLimits
-from serve.places import Places
+from serve.processes.places import Places
 
 LONGEST_LINE = 16 << 20  # a thousand replicas take a few hundred kilobytes
 
