@@ -36,7 +36,7 @@ from store.backends.by_uri import open_place
 from store.catalogue import FoundCheckpoint
 from store.manifest import Manifest
 
-AT_WORK = ("planned", "idle", "running")
+AT_WORK = ("planned", "idle", "running", "ending")
 FOUND = 5  # an audit found something
 
 

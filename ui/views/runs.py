@@ -82,7 +82,7 @@ def row(view: PodView, now: float) -> dict[str, Any]:
         "in_store": dict(view.in_store),
         "pending": list(view.pending),
         "upload_problem": view.upload_problem,
-        "is_live": view.ended_at is None and view.state in ("planned", "running", "lost", "idle"),
+        "is_live": view.ended_at is None and view.state in ("planned", "running", "lost", "idle", "ending"),
         "clock_scale": view.clock_scale,
     }
 
