@@ -1,4 +1,4 @@
-"""The reader of pods: what can be seen of one just now. Keepers, services, sets of pods and `status` all see by it.
+"""The reader of pods: what can be seen of one just now. Keepers, services, sets of pods and `status` all use it.
 
 In: a journal's row, its provider. Out: a `Sight`. Three are asked, the costliest last, and only as far as the caller
 wants to know:
