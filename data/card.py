@@ -2,7 +2,7 @@
 
 In: a folder of text shards, of token shards, of conversations or of problems. Out: a card whose head names the files of
 each split, and whose text says what is in them, where it comes from and how to check it. It depends on the folder
-alone, so it is the same on every machine. Called when a step of `python -m data` is done, and by `push.py`.
+alone, so it is the same on every machine.
 """
 
 import re

@@ -21,12 +21,13 @@ from infra.records import Offer
 from infra.runs.timing import Say
 from infra.settings import Settings, is_secret
 from infra.units import count
-from serve import controller_client, controller_process, revision
+from serve import revision
 from serve import service as service_file
 from serve.engine import models
 from serve.engines import GGUF, LLAMA
 from serve.policy import service_state
 from serve.policy.service_state import ServiceRecord, Version, WantedService
+from serve.processes import controller_client, controller_process
 from serve.replicas import placement
 from serve.replicas.replica_pod import free_port
 from store.artifacts import model_files

@@ -1,8 +1,9 @@
 """Resources that several runs share: an amount of money, and a user's own machines.
 
-    pay_from    the budget that a launch names is opened or found, and what the run may cost is reserved there hand_back
-    what was reserved, where nothing was rented on_devices  the GPUs of a machine that a launch names, of which others
-    may have the rest in_line     the place of a launch that waits for a machine, first come, first served
+    pay_from    opens or finds the budget that a launch names, and reserves there what the run may cost
+    hand_back   returns what was reserved where nothing was rented
+    on_devices  takes the GPUs of a machine that a launch names; others may have the rest
+    in_line     gives a launch its place among those that wait for a machine: first come, first served
 
 The books are `infra.ledger.budgets` and `infra.ledger.turns`.
 """

@@ -15,7 +15,7 @@ from infra.runs.lookup import find_run
 from infra.runs.settle import bring_home
 from infra.runs.timing import Say
 from infra.settings import Settings
-from serve import controller_client
+from serve.processes import controller_client
 from store import StoreError
 
 

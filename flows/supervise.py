@@ -46,7 +46,7 @@ from infra.runs.settle import settle_rows, to_end
 from infra.runs.timing import Say
 from infra.settings import SKYPILOT, Settings
 from infra.units import moment
-from serve import controller_client
+from serve.processes import controller_client
 from store import credentials, local_files
 from store.backoff import Backoff
 

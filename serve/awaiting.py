@@ -7,9 +7,10 @@ from infra.ledger.journal import Journal
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import duration
-from serve import controller_client, controller_process, revision
+from serve import revision
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import Member, ServiceRecord, WantedService
+from serve.processes import controller_client, controller_process
 from serve.replicas.replica_pod import ENVIRONMENT
 from serve.service import Service
 

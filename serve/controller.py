@@ -36,13 +36,13 @@ from serve.budget import ServiceBudget, limit_of
 from serve.gateway import keys
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.open_files import raise_limit
-from serve.gateway_client import GatewayClient
-from serve.gateway_orders import Order, Router
 from serve.loops import run
-from serve.places import Places, say
 from serve.policy import autoscaler, fleet, replica_states
 from serve.policy.replica_states import Facts, State
 from serve.policy.service_state import Member, WantedService, seen_of, wanted_of, write
+from serve.processes.gateway_client import GatewayClient
+from serve.processes.gateway_orders import Order, Router
+from serve.processes.places import Places, say
 from serve.replicas import placement
 from serve.replicas.replica_pod import ROOT, Landing, free_port, role_of
 from serve.replicas.replicas import Replicas, passes

@@ -1,11 +1,11 @@
 """The gateway of a service as a process of its own: it lives on when its controller ends, and obeys the next one.
 
-    python -m serve.gateway_process FOLDER        the service's folder, by `serve.places.Places`
+    python -m serve.gateway_process FOLDER        the service's folder, by `serve.processes.places.Places`
 
-In: orders over a Unix socket (`serve.gateway_orders`), each with all that it is to know. Out: reports, with what it
-counts. It holds its own connections to replicas on other machines, so that nothing of a request passes through its
-controller. It ends when it is told to, or cannot listen. What takes long to import, and most gateways never need, is
-imported where it is used: a gateway that was killed is missed until it is there again.
+In: orders over a Unix socket (`serve.processes.gateway_orders`), each with all that it is to know. Out: reports, with
+what it counts. It holds its own connections to replicas on other machines, so that nothing of a request passes through
+its controller. It ends when it is told to, or cannot listen. What takes long to import, and most gateways never need,
+is imported where it is used: a gateway that was killed is missed until it is there again.
 """
 
 import asyncio
@@ -24,7 +24,6 @@ from infra import own_code
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.records import Pod
-from serve import gateway_orders
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
 from serve.gateway.http.certificate import Certificate, Tls
@@ -32,9 +31,10 @@ from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.open_files import raise_limit
 from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
-from serve.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
 from serve.loops import run
-from serve.places import Places, say
+from serve.processes import gateway_orders
+from serve.processes.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
+from serve.processes.places import Places, say
 
 REACHED_S = 5.0  # time for links to replicas, before it listens: a silent one does not hold up the others
 AGAIN_S = 2.0  # before a replica that cannot be reached is tried again

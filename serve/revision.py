@@ -1,7 +1,7 @@
 """The next revision of a service, planned before anything is started or changed.
 
-    service file, what is asked for, the version before -> document_of -> version_of -> with_limit -> after:
-    WantedService
+    service file, what is asked for, the version before
+        -> document_of -> version_of -> with_limit -> after: WantedService
 
 In: what is wanted until now, and otherwise from now on. Out: what is wanted from now on. Looks at the model; writes
 nothing. Raises UsageError for what cannot be meant; `tell` hears what changes nothing, and what was chosen by default.

@@ -102,7 +102,7 @@ ORDER = {
         "evaluation",
         "phases",
     ),
-    "serve": ("engine", "policy", "gateway", "replicas"),
+    "serve": ("engine", "policy", "gateway", "processes", "replicas"),
     "serve.gateway": ("http",),
     "store": ("backends", "artifacts", "run_sync"),
     # A noun's commands use those of another one in four places: chat asks a service, a report shows evaluations, the
@@ -135,7 +135,7 @@ DIGESTED = set("Again Cut Engine Patience Published Rows Stored Task Told Worker
 # them to a machine without code.
 STARTED = ("__main__", "managed", "own_environment", "shell", "slurm/__main__", "step_zero")
 READ = ("examine", "host", "meet", "process", "receive", "slurm/queue")
-MOST_FILES = 18  # of one folder
+MOST_FILES = 17  # of one folder, beside its __init__.py
 MOST_PARAMETERS = 10
 # Floors whose functions' docstrings begin with a verb. pyproject.toml keeps the tests from ruff's D rules as well.
 IMPERATIVE = ("infra", "data", "serve", "store", "sdk", "bench", "scripts", "flows", "trainer", "ui")

@@ -1,6 +1,6 @@
 """The machine in front of us: where tensors live, which dtype is fast there, how many threads.
 
-Out: `Machine`, chosen from what the hardware says. Called once by each program, before the first tensor. A GPU that is
+Out: `Machine`, chosen from what the hardware says. Each program asks once, before its first tensor. A GPU that is
 there and cannot be used is an error: the same work on its CPU takes a hundred times as long, at the price of the GPU.
 """
 

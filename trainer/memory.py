@@ -2,8 +2,8 @@
 
 In: a `PhaseConfig`, how much memory there is. Out: `Memory`, in bytes; a `Fit`. Every GPU holds the whole model and a
 share of the optimizer's state (`sharers`), or a part of both (`parts`). The sums are of what the decoder keeps for the
-way back without a compiler, which keeps less; tests hold them against what a process took. On a CPU glibc keeps more
-than is held, in pieces that nothing fits into (trainer.machine): up to a quarter of the sum more.
+backward pass without a compiler, which keeps less; tests hold them against what a process took. On a CPU glibc keeps
+more than is held, in pieces that nothing fits into (trainer.machine): up to a quarter of the sum more.
 """
 
 from dataclasses import asdict, dataclass, replace

@@ -15,7 +15,7 @@ from flows import resume, serve, stop, supervise
 from infra.errors import UsageError
 from infra.money import in_usd
 from infra.runs.lookup import find_run
-from serve import controller_client
+from serve.processes import controller_client
 from ui.desk import Desk
 
 WORD_S = 60.0  # time in which an answer to the question counts

@@ -22,9 +22,10 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
 from infra.transport.port_forward import LOOPBACK
-from serve import controller_client, engines
+from serve import engines
 from serve.gateway.http import certificate
 from serve.policy import service_state
+from serve.processes import controller_client
 from serve.replicas.replica_pod import free_port
 from trainer.records.phase_registry import PHASES, USUAL, all_phases
 from ui.desk import Desk

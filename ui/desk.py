@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from flows import status
+from flows.reading import status
 from infra.ledger.journal import Journal
 from infra.records import PodView
 from infra.settings import Settings

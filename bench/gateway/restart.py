@@ -19,11 +19,11 @@ from pathlib import Path
 import aiohttp
 
 from infra.agent.process import send
-from serve import gateway_orders
 from serve.gateway.http.limits import GatewayLimits
-from serve.gateway_client import GatewayClient
-from serve.gateway_orders import Order, ReplicaEndpoint
-from serve.places import Places
+from serve.processes import gateway_orders
+from serve.processes.gateway_client import GatewayClient
+from serve.processes.gateway_orders import Order, ReplicaEndpoint
+from serve.processes.places import Places
 from serve.replicas.replica_pod import free_port
 
 ROOT = Path(__file__).resolve().parents[2]

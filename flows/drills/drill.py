@@ -3,8 +3,8 @@
     plan -> Drill.run -> Evidence -> infra.drill.clauses.judge -> Report
 
 In: a vendor with a key, an amount of money. Out: the evidence, and a journal in which everything is ended again. What
-rents, reaches, guards, saves and ends is the code of every launch; between it and the vendor stands a watch. Called by
-`inv drill`, which asks before it begins.
+rents, reaches, guards, saves and ends is the code of every launch; a recorder stands between it and the vendor. `inv
+drill` asks before it begins.
 
 Up to three machines, each of the cheapest offer: the worker is rented as by a launch, does a minute's work and ends as
 finished work does; the answer to the stray's request is thrown away; and where a vendor does not show the timer that

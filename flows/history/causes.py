@@ -223,6 +223,7 @@ def _any(one: RunEvidence) -> Cause:
         ),
         "succeeded": ("all its steps are done", "talk to what it made: inv chat"),
         "planned": ("its machine is not there yet", f"wait, or end it: inv down {one.run}"),
+        "ending": ("its pod was asked to end, and is not proven gone yet", f"look again: inv status {one.run}"),
         "idle": ("its pod waits for work", f"give it some: inv pod.run, or end it: inv down {one.run}"),
     }
     said, then = what.get(one.state, (one.reason or "nothing is on record", f"look: inv status {one.run}"))

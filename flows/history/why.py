@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows import status
 from flows.history import causes
 from flows.history.causes import Cause, RunEvidence
 from flows.installation import watch
+from flows.reading import status
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal, JournalEvent, Op

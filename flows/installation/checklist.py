@@ -1,7 +1,7 @@
 """The checklist of `inv doctor --for train`: what should be in place before a training is rented.
 
 In: settings, the journal. Out: a DoctorLine for each thing to look after; the store and the API server are asked,
-nothing is rented. "off": it works without. Called by: `inv doctor`.
+nothing is rented. What is "off" is not needed.
 """
 
 from flows import doctor

@@ -14,7 +14,7 @@ from infra.runs import upgrade as handing_over
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import duration
-from serve import controller_client
+from serve.processes import controller_client
 
 TAKE_OVER_S = 60.0
 POLL_S = 0.2

@@ -13,13 +13,13 @@ from infra.money import dollars
 from infra.runs import pods
 from infra.settings import Settings
 from infra.units import duration, iso
-from serve import controller_process
 from serve.awaiting import phases
 from serve.gateway.http import certificate
 from serve.gateway.http.certificate import Tls
 from serve.policy import replica_states, service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import Member, ServiceRecord
+from serve.processes import controller_process
 
 RECENT_S = 300.0  # period from which metrics are taken
 TAIL_BYTES = 8 << 20

@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flows import status
 from flows.find_model import find_model
-from flows.reading import measures, timeline
+from flows.reading import measures, status, timeline
 from flows.reading.run_figures import gpu_memory, places, read
 from infra.agent.job import Job
 from infra.agent.limits import read_clocks

@@ -1,9 +1,11 @@
 """`python -m infra.control WORD`: what a control host does for the laptops that work through it.
 
-    relay     run a command for a laptop (`infra.control.relay`) state     say whether there is a journal, and whether
-    it is written to accept    take an installation in, or its keys anew: JSON on stdin release   stop what looks after
-    its runs, mark the journal as moved home, and give the installation out give      give out the installation as it is
-    forget    remove what `accept` has brought, but for artifacts and logs
+    relay     run a command for a laptop (`infra.control.relay`)
+    state     say whether there is a journal, and whether it is written to
+    accept    take in an installation, or new keys for it: JSON on stdin
+    release   stop the processes that look after its runs, mark the journal as moved home, and print the installation
+    give      print the installation as it is
+    forget    remove what `accept` has brought, except artifacts and logs
 
 It runs in the code that was pushed there. Each answers with JSON on stdout, or with one line on stderr and a code.
 """

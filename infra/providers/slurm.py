@@ -1,9 +1,10 @@
 """Slurm clusters reached by SSH: a pod is a folder on the cluster's file system, worked in by a job of Slurm's.
 
-    offers   what the partitions could run, whatever runs there now: the queue waits its turn create   the folder,
-    `~/.slipway/pods/<run>`, and sbatch's options in it; sbatch has said that it takes them start    sbatch, by
-    `infra.agent.slurm` on the login node, once code and job are there: nothing of ours stays there find     the
-    folder's marker, and squeue's word delete   the work's end, then scancel, until squeue has nothing of it
+    offers   lists what the partitions could run, whatever runs there now, as a job waits in the queue
+    create   makes the folder `~/.slipway/pods/<run>` with the options for sbatch, which has said that it takes them
+    start    runs sbatch, by `infra.agent.slurm` on the login node, once code and job are there; no process stays there
+    find     reads the marker in the folder, and asks squeue
+    delete   ends the work, then runs scancel, until squeue lists nothing of it
 
 A run over N nodes is N folders and one job over N nodes, named after node 0's token. Slurm begins it anew when it is
 preempted or loses a node: this side only observes. A pod's id is `token@cluster`. A login node or a queue that does not

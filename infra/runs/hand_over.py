@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from infra import pod_reports
 from infra.agent.job import Job
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
@@ -18,7 +17,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import BOOTING, LOST, READY
 from infra.providers import Provider, clock_scale, market
-from infra.runs import pods, ssh_names
+from infra.runs import pod_reports, pods, ssh_names
 from infra.runs.sync import mirror
 from infra.settings import VENDORS
 from infra.transport.protocol import Transport, twice

@@ -23,6 +23,7 @@ from infra.runs.sight import STOPPED, Sight
 from infra.runs.sync.mirror import words_at_home
 from infra.units import duration, moment
 
+ENDING = "ending"  # state of a run whose pod was asked to end, and is not proven gone
 QUEUED = "queued"  # state of a pod whose engine has not begun it yet
 VERDICTS = ("succeeded", "failed", "stopped", "limit", NODE_LOST)
 
@@ -123,12 +124,12 @@ def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
         return verdict
     if state in (FAILED, TERMINATED):
         return {FAILED: "failed", TERMINATED: "stopped"}[state]
+    if state == TERMINATING:
+        return ENDING
     if is_alive:
         return "running"
     if state in (PLANNED, CREATING, UNKNOWN, BOOTING):
         return "planned"
-    if state == TERMINATING:
-        return "running" if is_alive is None else "stopped"
     assert state in (READY, LOST), state
     return "lost" if state == LOST or is_alive is False else "running"
 

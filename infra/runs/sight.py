@@ -1,4 +1,4 @@
-"""The reader of pods: what can be seen of one just now. Keepers, services, sets of pods and `status` all see by it.
+"""The reader of pods: what can be seen of one just now. Keepers, services, sets of pods and `status` all use it.
 
 In: a journal's row, its provider. Out: a `Sight`. Three are asked, the costliest last, and only as far as the caller
 wants to know:
@@ -17,7 +17,6 @@ from enum import Enum, Flag, auto
 from pathlib import Path
 from typing import Any
 
-from infra import pod_reports
 from infra.agent.job import PodFolder
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
@@ -28,6 +27,7 @@ from infra.ledger.journal import Op
 from infra.ledger.life_cycle import CREATING, PLANNED, UNKNOWN
 from infra.providers import LAG_S, Provider, clock_scale
 from infra.records import Address, Pod
+from infra.runs import pod_reports
 from infra.transport.host_keys import StrangeHost
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 

@@ -1,7 +1,7 @@
-"""Commands that people are told to type, as they must be typed here: with the flags that chose this line's world.
+"""Commands in messages, with the flags that whoever reads them has to type: `--rehearse` or `--state-file`.
 
-In: text of ours with commands in it. Out: the same, each of them with `--rehearse` or `--state-file` where this line
-has them. Called by: whatever prints (`render.say`, the errors of `program`, notes in tables).
+In: text of ours with commands in it. Out: the same text; each command has those of the two flags that the line which is
+running was typed with.
 """
 
 import re

@@ -1,7 +1,7 @@
 """A line that runs on a control host: from the words that were typed here to the exit code from there.
 
-In: the commands of a line, parsed. Out: nothing where they run here, else the end of this program. Called by
-`scripts.cli.invoke_patch` before the first command of a line.
+In: the commands of a line, parsed. Out: nothing where they run here, else the end of this program.
+`scripts.cli.invoke_patch` asks this before it runs the first command of a line.
 """
 
 import contextlib

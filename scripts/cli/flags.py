@@ -1,4 +1,4 @@
-"""The flags that commands of several rooms share: what is printed, what is asked, and which world a line deals with."""
+"""The flags that commands of several folders share: what is printed and asked, and which world a line deals with."""
 
 from dataclasses import dataclass
 

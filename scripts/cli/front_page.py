@@ -1,6 +1,7 @@
 """The first screen of `./inv`, and the list of all commands, grouped by noun.
 
-A command belongs to the room of `scripts/` that does its work; the first line of its docstring is its line in the list.
+A command belongs to the folder of `scripts/` that does its work; the first line of its docstring is its line in the
+list.
 """
 
 from collections.abc import Iterator

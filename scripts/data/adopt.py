@@ -1,8 +1,8 @@
 """An experiment's own shards and tokenizer as artifacts of the store that its training reads.
 
 In: a `Workspace` whose shards and tokenizer are finished. Out: each artifact's fingerprint, which is of its content.
-Called by `pipeline.py`. The shards are linked and not copied, since they may fill the volume; every byte is read and
-compared with what the sharder has written down. Why: decision 24.
+The shards are linked and not copied, since they may fill the volume; every byte is read and compared with what the
+sharder has written down (decision 24).
 """
 
 import os

@@ -1,7 +1,7 @@
 """The settings of a training, as `training.yaml` and `training.toml` beside it, equal in content.
 
 In: a recipe as it will be trained, nothing left to a default. Out: two files; the YAML one is itself a recipe that
-`--profile` takes, so that the run can be repeated from it. Called by `pipeline.py`.
+`--profile` takes, so that the run can be repeated from it.
 """
 
 from collections.abc import Mapping

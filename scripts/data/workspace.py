@@ -1,7 +1,7 @@
 """The folders of an experiment, as a pod's volume has them, and what is in them: `inv tree`.
 
 In: a folder and the name of an experiment. Out: `Workspace`, one property for each place; rows of place and content.
-Called by `inv tree` and `pipeline.py`. Reads manifests, no shard.
+It reads manifests, and opens no shard.
 """
 
 from contextlib import suppress

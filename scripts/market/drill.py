@@ -23,10 +23,11 @@ from infra.records import Address
 from infra.rehearsal import attach, differences
 from infra.settings import VENDORS, Settings
 from infra.units import count
-from scripts.cli import context, offers_table, prompts, rehearsal_world, render
+from scripts.cli import context, prompts, rehearsal_world, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.market import offers_table
 from scripts.market.flags import DrillFlags
 
 

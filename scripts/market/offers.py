@@ -17,8 +17,9 @@ from infra.providers.offers import Survey
 from infra.records import Offer, Request
 from infra.selection.request import request_for
 from infra.settings import VENDORS, Settings
-from scripts.cli import context, offers_table, render
+from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
+from scripts.market import offers_table
 from scripts.market.flags import OffersFlags
 from store import moving_line
 

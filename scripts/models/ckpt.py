@@ -13,7 +13,7 @@ from typing import Any
 
 from invoke import Exit
 
-from flows import status as runs
+from flows.reading import status as runs
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.runs.lookup import find_run
@@ -36,7 +36,7 @@ from store.backends.by_uri import open_place
 from store.catalogue import FoundCheckpoint
 from store.manifest import Manifest
 
-AT_WORK = ("planned", "idle", "running")
+AT_WORK = ("planned", "idle", "running", "ending")
 FOUND = 5  # an audit found something
 
 

@@ -14,9 +14,10 @@ from infra.records import Request
 from infra.runs.settle import settle
 from infra.selection import choose
 from infra.settings import Settings
-from scripts.cli import offers_table, prompts, render, session
+from scripts.cli import prompts, render, session
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
+from scripts.market import offers_table
 from scripts.runs.flags import NOT_OF_THE_PLAN
 
 

@@ -44,13 +44,14 @@ from infra.runs.keeper import lease_name
 from infra.runs.lookup import find_run
 from infra.runs.settle import settle
 from infra.settings import Settings
-from scripts.cli import context, offers_table, plan_text, prompts, render, steps_text
+from scripts.cli import context, plan_text, prompts, render, steps_text
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
+from scripts.market import offers_table
 from scripts.runs.deploy import deploy
 from scripts.runs.flags import NOT_OF_THE_PLAN, DownFlags, KeepFlags, LaunchFlags, ResumeFlags, StopFlags
 from scripts.runs.logs import tell_steps
-from serve import controller_client, controller_process
+from serve.processes import controller_client, controller_process
 from store import moving_line
 from trainer.records.phase_registry import PHASES, USUAL
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flows import status as use_case
+from flows.reading import status as use_case
 from flows.reading.story import story_of
 from infra.checkout import ROOT
 from infra.errors import UsageError

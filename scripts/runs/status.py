@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 
 from flows import shares, supervise
-from flows import status as use_case
+from flows.reading import status as use_case
 from flows.sweeps import carry
 from flows.sweeps import results as kept
 from flows.sweeps.results import SweepResult

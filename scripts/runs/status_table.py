@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from flows.status import current_record
+from flows.reading.status import current_record
 from infra.money import cents, in_usd, per_hour
 from infra.money import dollars as usd
 from infra.records import PodView

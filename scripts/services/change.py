@@ -20,10 +20,11 @@ from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.services import inspect
 from scripts.services.flags import KeyFlags, ScaleFlags, ServeDownFlags, ServeExportFlags, ServeUpFlags
-from serve import awaiting, controller_client, controller_process, revision
+from serve import awaiting, revision
 from serve import service as service_file
 from serve.gateway import keys
 from serve.policy import service_state
+from serve.processes import controller_client, controller_process
 from serve.replicas import placement
 from store import moving_line
 

@@ -1,7 +1,7 @@
 """The checklist of `inv doctor --for serve`: what should be in place before a service is started.
 
 In: a service file, settings. Out: a DoctorLine for each thing to look after; accounts, machines and stores are asked,
-nothing is changed. "off": it works without. Called by: `inv doctor`.
+nothing is changed. What is "off" is not needed.
 """
 
 from pathlib import Path
@@ -14,8 +14,8 @@ from infra.settings import VENDORS, Settings
 from scripts.cli import render
 from serve import revision
 from serve import service as service_file
-from serve.controller_process import Places
 from serve.engine import models
+from serve.processes.controller_process import Places
 from serve.replicas import placement
 from serve.service import Service
 from store import StoreError

@@ -12,8 +12,8 @@ from infra.errors import AuthError, SlipwayError
 from infra.settings import Settings
 from scripts.cli import render
 from scripts.cli.session import open_journal
-from serve import controller_client
 from serve.gateway.http import certificate
+from serve.processes import controller_client
 from trainer import talk
 
 KEY = "SLIPWAY_ENDPOINT_KEY"

@@ -27,11 +27,11 @@ from scripts.cli.invoke_patch import line_after_dashes, print_json
 from scripts.cli.session import open_journal
 from scripts.services import services_text
 from scripts.services.flags import BenchFlags, ServeDoctorFlags, ServeLogsFlags, ServeSshFlags, ServeStatusFlags
-from serve import controller_client, controller_process
 from serve.awaiting import phases
 from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import ServiceRecord, WantedService
+from serve.processes import controller_client, controller_process
 from serve.replicas import placement
 from store import moving_line
 

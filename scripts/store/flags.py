@@ -1,4 +1,4 @@
-"""The flags of the commands of this room, each declared once."""
+"""The flags of the commands about the store, each declared once."""
 
 from dataclasses import dataclass
 

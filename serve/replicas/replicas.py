@@ -23,11 +23,11 @@ from infra.ledger.life_cycle import LOST, READY
 from infra.runs.recovery import REPLICA, Do, decide
 from infra.runs.sight import Asks, Kind, Sight
 from serve.gateway.routing import Target
-from serve.gateway_client import GatewayClient
-from serve.gateway_orders import ReplicaEndpoint
 from serve.policy import replica_states
 from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, WantedService, served_name
+from serve.processes.gateway_client import GatewayClient
+from serve.processes.gateway_orders import ReplicaEndpoint
 from serve.replicas.probe import Counters, probe
 from serve.replicas.replica_pod import Landing, Stage
 from serve.service import Service

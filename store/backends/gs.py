@@ -1,10 +1,9 @@
 """The backend of a bucket of Google's, or a folder of one: `gs://bucket/folder`, through its JSON API.
 
-Whose it is: GOOGLE_CREDENTIALS, the content of a key file, or its path; else as Google's own tools find it
-(GOOGLE_APPLICATION_CREDENTIALS, gcloud's file, the account of the machine). With STORAGE_EMULATOR_HOST another
-server is asked, without keys where none are set. A large object goes in parts, over one upload that is gone on with
-where it was cut; a process that has died sends that file again.
-Source: https://docs.cloud.google.com/storage/docs/json_api/v1.
+Credentials: GOOGLE_CREDENTIALS, the content of a key file, or its path; else as Google's own tools find them
+(GOOGLE_APPLICATION_CREDENTIALS, gcloud's file, the account of the machine). With STORAGE_EMULATOR_HOST another server
+is asked, without keys where none are set. A large object goes in parts, over one upload that is gone on with where it
+was cut; a process that has died sends that file again. Source: https://docs.cloud.google.com/storage/docs/json_api/v1.
 """
 
 import functools

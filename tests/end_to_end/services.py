@@ -16,11 +16,11 @@ import aiohttp
 from infra.agent.process import Identity, find, is_alive, send
 from infra.ledger import service_rows
 from infra.ledger.journal import SUPERVISOR, Journal
-from serve import gateway_orders
 from serve.load import Heard, LoadTest, ask
-from serve.places import Places
 from serve.policy.replica_states import State
 from serve.policy.service_state import ServiceRecord, seen_of
+from serve.processes import gateway_orders
+from serve.processes.places import Places
 from tests.world import World, until
 
 GUARD_S = 180.0  # against a test that hangs; nothing is measured by it

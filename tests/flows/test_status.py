@@ -1,8 +1,11 @@
 """Status reads; what is due is settled by who asks, and told."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
-from flows.status import due, of_run, status
+from flows.reading.status import due, of_run, status
 from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
@@ -48,6 +51,17 @@ def test_status_writes_nothing_and_names_what_is_due(settings, journal):
     assert journal.ops() == before and journal.op(op.token).is_live
     with pytest.raises(UsageError, match="beaver"):
         status(journal, settings, "beaver")
+
+
+def test_a_pod_that_is_ending_is_settled_here_unless_the_supervisor_asks_its_vendor(settings, journal):
+    op = cut_off(settings, journal, "otter-1")
+    (view,) = status(journal, settings)
+    assert (view.state, view.note) == ("ending", "being ended, not yet proven gone")
+    there = SimpleNamespace(ops=lambda live: [replace(op, vendor=vendor)])
+    due_of = {}
+    for vendor in ("local", "ssh", "runpod"):
+        due_of[vendor] = due([replace(view, provider=vendor)], there)
+    assert due_of == {"local": [op.token], "ssh": [op.token], "runpod": []}
 
 
 def test_the_command_settles_what_is_due_and_says_so_once(settings, journal, capsys):

@@ -5,13 +5,13 @@ import json
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from infra import pod_reports
 from infra.agent import outside as agents
 from infra.agent.execution.progress import Tail
 from infra.agent.job import Job, Limits, Step
 from infra.errors import SlipwayError
 from infra.ledger.journal import Op
 from infra.records import PodView
+from infra.runs import pod_reports
 from infra.runs.observe import read_clocks, view
 from infra.runs.sight import Sight
 from scripts.cli import render, steps_text

@@ -389,7 +389,7 @@ def test_what_is_given_is_never_planned_and_must_be_there():
         {"tokenizer": HeldArtifact("tokenizer", "ccc")},
         {"tokenizer": replace(tokenizer, problem="cut")},
     ):
-        with pytest.raises(UsageError, match=r"tokenizer in somewhere was to be there, and is (missing|stale|damaged)"):
+        with pytest.raises(UsageError, match=r"tokenizer in somewhere should be there, but is (missing|stale|damaged)"):
             planned(wanted, Inventory("somewhere", {text.name: text, **another}))
 
 

@@ -1,6 +1,6 @@
 """llama.cpp as an engine: a GGUF file, computed by the library `xllamacpp` in a process of ours.
 
-In: ids. Out: ids, as they are made. The library is llama.cpp's own server with a door to Python: it listens on
+In: ids. Out: ids, as they are made. The library is llama.cpp's own server, called from Python: it listens on
 loopback, on a port of its choice, with a key that nobody else is told, and takes and gives ids, so that our tokenizer
 alone says what words are. Runs in the environment `llama-cpp`, where there is no torch. Source: llama.cpp's
 tools/server/README.md (/completion).

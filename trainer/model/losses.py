@@ -1,7 +1,7 @@
 """Linear head and cross entropy in one, so that the logits of a batch never exist whole.
 
-In: hidden states, the head's matrix, targets. Out: summed nats; on the way back the gradients of both, made while the
-logits of a slice were at hand: memory is one slice x V instead of tokens x V several times over.
+In: hidden states, the head's matrix, targets. Out: summed nats; in the backward pass the gradients of both, made while
+the logits of a slice were at hand: memory is one slice x V instead of tokens x V several times over.
 Source of the z-loss: Chowdhery et al., arXiv 2204.02311, section 5; of the soft-cap: Gemma 2, arXiv 2408.00118.
 """
 

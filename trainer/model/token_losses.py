@@ -1,9 +1,9 @@
 """Losses per token, each with a gradient of its own; computed in slices, so that a batch's logits never exist at once.
 
 In: hidden states, the head's matrix, the ids that came. Out: log-probabilities, one per token, and the entropy of each
-distribution. On the way back the logits of a slice are made again, since the gradient of a token is not known before;
-where they are few, they are kept. Beside a teacher: cross entropy and divergence, summed, whose gradients are made with
-them.
+distribution. In the backward pass the logits of a slice are made again, since the gradient of a token is not known
+before; where they are few, they are kept. Beside a teacher: cross entropy and divergence, summed, whose gradients are
+made with them.
 """
 
 from dataclasses import dataclass

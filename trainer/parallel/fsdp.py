@@ -4,8 +4,8 @@ In: a decoder, the `Ranks`, `fsdp` (cut over all processes) or `hybrid` (over th
 Out: the decoder changed in place, and a `Cut`: which rows of every parameter this process has. Of a parameter of N rows
 that is piece `rank` of `torch.chunk(N, size)`; gradients and the optimizer's state are cut alike. A block is put
 together just before it computes, in the dtype of activations, and dropped again; what lies outside of blocks stays
-whole from the way there to the way back, in float32. Where memory allows (`is_held`) all of it comes together once a
-step, and gradients travel on its last pass only. Source of the order of things: torchtitan's `parallelize` for
+whole through the forward and the backward pass, in float32. Where memory allows (`is_held`) all of it comes together
+once a step, and gradients travel on its last pass only. Source of the order of things: torchtitan's `parallelize` for
 dense decoders.
 """
 

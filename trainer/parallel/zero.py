@@ -1,7 +1,7 @@
 """A model that is whole in every process, and an optimizer that none has whole: ZeRO's first stage.
 
-In: a decoder, the `Ranks`. Out: a `Cut` of rows: every process has all parameters, and changes some rows of each. On
-the way back of a step's last pass the gradients of a block are sent off as soon as they are all there, added up by
+In: a decoder, the `Ranks`. Out: a `Cut` of rows: every process has all parameters, and changes some rows of each. In
+the backward part of a step's last pass the gradients of a block are sent off as soon as they are all there, added up by
 their owners while the blocks before it compute, and dropped; after the update each process is given the rows of the
 others. That moves as many bytes as adding all gradients up everywhere, and keeps one part of the optimizer's state.
 Sources: Rajbhandari et al., arXiv 1910.02054; the buckets of PyTorch's DistributedDataParallel.
@@ -57,7 +57,7 @@ class Shared(Cut):
                 unit.missing = len(unit.parameters)
 
     def arrived(self, parameter: nn.Parameter) -> None:
-        """Note that a gradient is there, and send off what is complete. Called by the way back."""
+        """Note that a gradient is there, and send off what is complete; the backward pass calls it."""
         if not self.waiting:
             return
         self.owner[parameter].missing -= 1

@@ -70,7 +70,7 @@ def resolve(
         )
     if wanted.mixture is not None and not {*wanted.phases} & {*phases_reading(TALK)}:
         of, rest = listed(phases_reading(TALK)), listed(phases_reading(TEXT))
-        raise UsageError(f"--mixture is of conversations, for {of}; {rest} reads text: --source")
+        raise UsageError(f"--mixture names conversations, for {of}; {rest} reads text, which --source names")
     if (wanted.tasks or wanted.rl or wanted.problems) and not {*wanted.phases} & {*phases_reading(PROMPTS)}:
         asked = "+".join((*wanted.phases, "rl"))
         raise UsageError(
@@ -96,7 +96,7 @@ def resolve(
             artifacts.append(_planned(node, choice, inventory, name in due, is_asked, flops_per_s))
         if name in due and name in wanted.given:
             seen = f"{artifacts[-1].state} {artifacts[-1].reason}".strip()
-            raise UsageError(f"{node.artifact} in {inventory.store} was to be there, and is {seen}")
+            raise UsageError(f"{node.artifact} in {inventory.store} should be there, but is {seen}")
         if name in due:
             steps.append(_step(node, nodes, chosen, pod_store or inventory.store, keeping))
     target = digest([[nodes[phase].artifact, chosen[phase].fingerprint] for phase in wanted.phases])

@@ -1,4 +1,4 @@
-"""Weights as the library that multiplies matrices on a processor reads them best, for as long as a model answers.
+"""The layout of weights that the matrix library of a processor reads fastest, kept while a model generates answers.
 
 In: a model whose weights stay as they are meanwhile. Out: the same model, a little faster; its matrices are otherwise
 rearranged in every product, which is up to a quarter of it.

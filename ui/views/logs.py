@@ -9,7 +9,7 @@ from infra.errors import UsageError
 from infra.ledger import service_rows
 from infra.ledger.journal import Journal, Op
 from infra.runs.lookup import find_run, names_of_runs
-from serve import controller_process
+from serve.processes import controller_process
 from ui.desk import ELSEWHERE_S, Desk, Fresh
 from ui.views.ask import View, ViewQuery
 

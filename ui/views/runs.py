@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.reading import run_figures, story, timeline
-from flows.status import current_record
+from flows.reading.status import current_record
 from infra.agent.job import Job
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, JournalVersion, Op
@@ -83,7 +83,7 @@ def row(view: PodView, now: float) -> dict[str, Any]:
         "in_store": dict(view.in_store),
         "pending": list(view.pending),
         "upload_problem": view.upload_problem,
-        "is_live": view.ended_at is None and view.state in ("planned", "running", "lost", "idle"),
+        "is_live": view.ended_at is None and view.state in ("planned", "running", "lost", "idle", "ending"),
         "clock_scale": view.clock_scale,
     }
 

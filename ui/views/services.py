@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.reading import services
 from infra.ledger import service_rows
-from serve import controller_process
+from serve.processes import controller_process
 from ui.desk import Desk
 from ui.views.ask import View, ViewQuery
 

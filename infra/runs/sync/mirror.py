@@ -20,7 +20,7 @@ from typing import Any
 from infra.agent.job import Job, PodFolder, write_durably
 from infra.errors import SlipwayError
 from infra.ledger.journal import Op
-from infra.pod_reports import parse
+from infra.runs.pod_reports import parse
 from infra.runs.pods import folder_of
 from infra.transport import large_files
 from infra.transport.meter import Meter

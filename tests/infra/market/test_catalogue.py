@@ -8,7 +8,7 @@ from infra.errors import UsageError
 from infra.market import catalogue, gpus
 from infra.market.filters import satisfying
 from infra.records import Offer, Request
-from scripts.cli.offers_table import catalogue_table
+from scripts.market.offers_table import catalogue_table
 
 NOW = 1_795_000_000.0  # 2026-11-18
 

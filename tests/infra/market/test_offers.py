@@ -17,7 +17,7 @@ from infra.records import Offer, Request
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.request import at_least, request_for
 from infra.settings import Settings
-from scripts.cli.offers_table import per_gpu
+from scripts.market.offers_table import per_gpu
 from tests.hosts import sshd as sshd
 from tests.infra.market import test_lium, test_runpod, test_shadeform
 from tests.infra.market.stand import Answer, Stand

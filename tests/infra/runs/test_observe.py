@@ -230,7 +230,7 @@ def test_the_truth_table():
         "BOOTING": ["running", "planned", "planned"],
         "READY": ["running", "lost", "running"],
         "LOST": ["running", "lost", "lost"],
-        "TERMINATING": ["running", "stopped", "running"],
+        "TERMINATING": ["ending"] * 3,
         "TERMINATED": ["stopped"] * 3,
         "FAILED": ["failed"] * 3,
     }

@@ -7,12 +7,12 @@ import pytest
 from infra.ledger import service_rows
 from scripts.services import change, inspect, services_text
 from scripts.services.flags import KeyFlags
-from serve import controller_client
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
 from serve.gateway.request_log import Visit
 from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, ServiceRecord
+from serve.processes import controller_client
 
 
 def test_a_request_is_one_line_for_people_and_json_where_it_is_asked_for(tmp_path, capsys):

@@ -25,7 +25,8 @@ from infra.settings import Settings, is_rented
 
 NONE: Mapping[str, SweepResult] = MappingProxyType({})
 WAITS = "waits for a pod of its sweep"
-AT_WORK = ("running", "lost", "planned", "waiting")  # states of which one stands for a whole sweep, in this order
+# States of which one stands for a whole sweep, in this order.
+AT_WORK = ("running", "lost", "planned", "waiting", observe.ENDING)
 
 
 def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10) -> list[PodView]:
@@ -120,7 +121,8 @@ def of_run(
 
 def due(views: list[PodView], journal: Journal) -> list[str]:
     """Return the tokens of live rows that `settle` may find ended: their work is over, or they may bill for nothing."""
-    ended = {view.run for view in views if view.state not in ("running", "lost", "idle")}
+    ended = {view.run for view in views if view.state not in ("running", "lost", "idle", observe.ENDING)}
+    ended |= {view.run for view in views if view.state == observe.ENDING and not is_rented(view.provider)}
     rented = [view for view in views if is_rented(view.provider)]
     ended |= {view.run for view in rented if view.state == "lost" or view.limit_in_s == 0}  # it may bill
     return [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]

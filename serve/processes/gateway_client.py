@@ -20,12 +20,12 @@ import msgspec
 from infra.agent.process import send
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
-from serve import gateway_orders
-from serve.controller_process import tail
 from serve.gateway.http.certificate import Tls
 from serve.gateway.http.limits import GatewayLimits
-from serve.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
-from serve.places import Places
+from serve.processes import gateway_orders
+from serve.processes.controller_process import tail
+from serve.processes.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
+from serve.processes.places import Places
 
 HEAR_S = 0.1  # between two reports
 CONNECT_S = 0.02  # between two calls of one that is being started

@@ -14,11 +14,11 @@ from infra.names import match
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import duration
-from serve import controller_process, gateway_orders
-from serve.places import Places
 from serve.policy import service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import ServiceRecord, WantedService
+from serve.processes import controller_process, gateway_orders
+from serve.processes.places import Places
 
 POLL_S = 0.1
 TELL_EVERY_S = 30.0

@@ -1,7 +1,7 @@
 """The gateway's process and its controller: what they say to each other, and where they find each other.
 
-    Order    what the gateway is to do, all of it each time    controller -> gateway, a line of JSON
-    GatewayReport   what it does, and what it counts                  gateway -> controller, one for each order
+    Order           everything that the gateway is to do    controller -> gateway, a line of JSON
+    GatewayReport   what it does, and what it counts        gateway -> controller, one for each order
 
 They meet at a Unix socket in the service's folder, which only its owner may open. Of a service one gateway lives at
 most: it holds a lock there, in which it says who it is. Imports nothing of the `serve` environment but msgspec.
@@ -19,7 +19,7 @@ from infra.agent.process import Identity, is_alive, myself, send
 from infra.transport.unix_socket import short
 from serve.gateway.http.certificate import Tls
 from serve.gateway.http.limits import GatewayLimits
-from serve.places import Places
+from serve.processes.places import Places
 
 LONGEST_LINE = 16 << 20  # a thousand replicas take a few hundred kilobytes
 

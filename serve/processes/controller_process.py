@@ -17,8 +17,8 @@ from infra.ledger.journal import Journal
 from infra.ledger.service_rows import service_lease
 from infra.settings import Settings
 from infra.units import duration
-from serve.places import Places
 from serve.policy.service_state import ServiceRecord, seen_of
+from serve.processes.places import Places
 
 START_S = 120.0  # a machine that is busy imports slowly; a controller that fails says so at once
 POLL_S = 0.05
