@@ -6,6 +6,7 @@ is restarted. `state/verdict.json` is the end.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -24,6 +25,8 @@ CODE = Path(__file__).resolve().parents[2]
 NODE_LOST = "lost"  # state of a verdict: another node is silent for good; on machines that answer the run can go on
 LEFT = "left"  # the end of work that an engine restarts by itself, here or elsewhere: there is no verdict then
 ENGINE = "SLIPWAY_ENGINE"  # the engine that does so: "slurm"; not set where there is none
+STOP_BYTES = 1 << 14  # room on the disk for a request to stop
+VERDICT_BYTES = 1 << 18  # and for the verdict, the progress before it and the lines in logs
 UNCARRIED = "not in the store yet"  # in a verdict's reason: something that was made is only on its pod
 
 
@@ -58,7 +61,42 @@ def said_in(path: Path) -> Dict[str, Any]:
 
 @patient
 def write_json(path: Path, value: Any) -> None:
-    write_durably(path, json.dumps(value, indent=1) + "\n")
+    """Replace a file by this value; on a full disk in the room that `keep_room` has taken for it, where it has."""
+    text = json.dumps(value, indent=1) + "\n"
+    try:
+        write_durably(path, text)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not give_room(path):
+            raise
+        write_durably(path, text)
+
+
+def keep_room(pod: PodFolder) -> None:
+    """Take the room on the disk that the end of the work needs.
+
+    A step that fills the disk would keep the request to stop and the verdict from being written, and the pod would not
+    end before its limit. The bytes are random, as some file systems keep none for zeros.
+    """
+    for path, size in ((stop_file(pod), STOP_BYTES), (pod.verdict, VERDICT_BYTES)):
+        room = _room(path)
+        if not room.exists():
+            try:
+                room.write_bytes(os.urandom(size))
+            except OSError as error:
+                say(f"could not keep room for {path.name}: {error!r}")
+
+
+def give_room(path: Path) -> bool:
+    """Free the room that was taken for a file; return whether there was any."""
+    try:
+        _room(path).unlink()
+        return True
+    except FileNotFoundError:
+        return False
+
+
+def _room(path: Path) -> Path:
+    return path.with_name(f".{path.name}.room")
 
 
 def tell(path: Path, value: Any) -> None:
@@ -202,6 +240,7 @@ def put_away(pod: PodFolder) -> None:
 def close(pod: PodFolder, ending: Dict[str, Any]) -> Dict[str, Any]:
     """Write the verdict for an agent that could not, and let its progress agree. Returns the verdict that holds."""
     if not pod.verdict.exists():
+        give_room(pod.verdict)  # the progress is written first
         progress = read_json(pod.progress)
         if progress:
             for step in progress["steps"]:

@@ -33,9 +33,11 @@ from infra.agent.state import (
     ask_to_stop,
     carry_s,
     end_of_machine,
+    give_room,
     grace_s,
     hold,
     is_held,
+    keep_room,
     living,
     lock,
     read_job,
@@ -107,6 +109,7 @@ class Agent:
         self.end_tree(steps.LEFTOVER_GRACE_S)  # also the processes beside the steps of an earlier agent
         for stale in (self.pod.ending, self.pod.waiting):
             patient(stale.unlink)(missing_ok=True)
+        keep_room(self.pod)
         missing = [name for name in self.job.secrets if name not in self.secrets]
         if missing:
             return verdict(self.job, "failed", f"not in {self.pod.secrets.name}: {', '.join(missing)}")
@@ -241,6 +244,7 @@ class Agent:
             self.dismiss_trackers()
         if self.beside:
             self.finish_beside(self.beside, ending)
+        give_room(self.pod.verdict)  # nobody but us writes to the disk any more
         self.progress.close(ending["state"])
         say(f"verdict: {ending['state']} {ending['reason']}")
         while not self.pod.verdict.exists():

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from infra.agent.process import find, send
 from infra.agent.state import read_json, report, write_json
 from tests.infra.agent.execution.test_steps import WAIT
 from tests.infra.agent.world import World, module, until
+from tests.needs import PRIVILEGE, needs
 from tests.programs import source
 
 pytestmark = pytest.mark.process
@@ -207,6 +210,26 @@ def test_at_the_spend_limit_everything_is_killed_even_when_the_agent_hangs(world
     assert 7200 <= guard_json(world)["elapsed_s"] < 7200 + 1000 * 3
     world.start()  # the money is spent, so a new start ends at once
     assert world.verdict()["state"] == "limit" and world.lines("ran.txt") == ["ran"]
+
+
+@pytest.mark.parametrize("words", [(), ("--stays",)], ids=["leaves", "stays"])
+def test_a_step_that_fills_the_disk_ends_with_a_verdict(tmp_path: Path, words: tuple[str, ...]) -> None:
+    needs(PRIVILEGE)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk], check=True)
+    world = World(disk / "pod")
+    try:
+        world.program("fills_disk", source("fills_disk"))
+        world.job(replace(module("fills_disk", max_restarts=0), words=("-m", "fills_disk", *words)),
+                  limits=Limits(reserve_bytes=1 << 21))  # fmt: skip
+        world.start()
+        assert world.verdict()["state"] == "failed"
+        assert read_json(world.pod.progress)["state"] == "failed"
+        assert shutil.disk_usage(disk).free < 1 << 21, "it was full"
+    finally:
+        world.end()
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_a_disk_without_its_reserve_stops_the_work_and_names_the_bytes(world: World) -> None:
