@@ -15,6 +15,7 @@ from infra.runs.lookup import find_run
 from infra.runs.settle import bring_home
 from infra.runs.timing import Say
 from infra.settings import Settings
+from infra.transport.protocol import Lost
 from serve.processes import controller_client
 from store import StoreError
 
@@ -90,6 +91,8 @@ def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings, t
     try:
         pods.stop_work(vendor, op)
         bring_home(op, vendor, settings)
+    except Lost:  # as when a pod has saved, and ends itself
+        tell(f"{op.run}: the connection closed before the pod had answered; asking {op.vendor} whether it is gone")
     except (SlipwayError, StoreError) as error:
         tell(f"{op.run}: {error}")
     return op

@@ -31,7 +31,7 @@ def ensure(name: str, settings: Settings, journal: Journal, tell: Say) -> Servic
     row = service_rows.find(journal, name)
     seen = controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
     if not was_kept and row is not None and row.seen:
-        tell(f"{name}: its controller was gone; another one has taken over")
+        tell(f"{name}: no controller was at work; a new one has taken over")
     return seen
 
 

@@ -118,8 +118,23 @@ def test_without_descriptors_guard_and_agent_wait_and_end_nobody(tmp_path):
         assert "ended without a verdict" not in world.pod.log("guard").read_text()
 
 
-def test_without_disk_the_verdict_waits_for_room_and_a_stop_does_not(tmp_path, disk):
+def test_without_disk_there_is_a_verdict_in_the_room_that_was_kept_and_a_stop(tmp_path, disk):
     with running(disk / "first") as world:
+        fill(world.pod.work / "ballast")
+        (step,) = set(world.members()) - {world.living("guard"), world.living("agent")}
+        send(step, signal.SIGKILL)
+        assert world.verdict()["reason"].startswith("step wait was killed by SIGKILL")
+        (world.pod.work / "ballast").unlink()
+    with running(disk / "second") as world:
+        fill(world.pod.work / "ballast")
+        said = world.call("stop")
+        assert said["stopped"] and said["verdict"]["state"] == "stopped" and not world.members()
+
+
+def test_without_disk_and_room_the_verdict_waits(tmp_path, disk):
+    with running(disk / "first") as world:
+        for room in world.pod.state.glob(".*.room"):
+            room.unlink()
         fill(world.pod.work / "ballast")
         (step,) = set(world.members()) - {world.living("guard"), world.living("agent")}
         send(step, signal.SIGKILL)
@@ -128,10 +143,6 @@ def test_without_disk_the_verdict_waits_for_room_and_a_stop_does_not(tmp_path, d
         (world.pod.work / "ballast").unlink()
         assert world.verdict()["reason"].startswith("step wait was killed by SIGKILL")
         assert world.pod.log("guard").read_text().count("guard armed") == 1
-    with running(disk / "second") as world:
-        fill(world.pod.work / "ballast")
-        said = world.call("stop")
-        assert said["stopped"] and said["verdict"]["state"] == "stopped" and not world.members()
 
 
 def fill(path: Path) -> None:
