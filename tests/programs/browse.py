@@ -85,7 +85,7 @@ def press(page: Page, one: dict) -> str:
         page.get_by_label(label).fill(value, timeout=WAIT_MS)
     page.get_by_role("button", name=one["press"], exact=True).click(delay=HELD_MS, timeout=WAIT_MS)
     dialog = page.get_by_role("dialog")
-    question = dialog.inner_text(timeout=WAIT_MS)
+    question = dialog.inner_text()
     dialog.get_by_role("button", name=one["answer"], exact=True).click()
     dialog.wait_for(state="detached")
     return question

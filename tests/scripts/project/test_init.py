@@ -77,7 +77,8 @@ def environ(tmp_path):
     with Stand(("Authorization", f"Bearer {GOOD}"), paths=["/graphql"], document=test_runpod.DOCUMENT) as runpod:
         runpod.on("POST /graphql", Answer(200, me))
         plain = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
-        yield {**plain, "PYTHONPATH": str(ROOT), "SLIPWAY_RUNPOD_URL": runpod.url, "TERM": "dumb", "HOME": str(tmp_path),
+        yield {**plain, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "TERM": "dumb",
+               "SLIPWAY_RUNPOD_URL": runpod.url,
                "SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.sqlite")}  # fmt: skip
 
 
