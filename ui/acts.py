@@ -19,7 +19,7 @@ from serve.processes import controller_client
 from ui.desk import Desk
 
 WORD_S = 60.0  # time in which an answer to the question counts
-SOON_S = 2.0  # an act that fails within this time fails before the eyes of whoever began it
+SOON_S = 2.0  # an act that fails within this time is answered by its error
 MOST_REPLICAS = 64
 
 
@@ -74,7 +74,7 @@ class Acts:
         try:
             question.do()
             self.desk.tell(f"{question.command}: done")
-        except Exception as error:  # the user sees it among the notes
+        except Exception as error:  # it stands among the notes, too
             problems.append(str(error) or type(error).__name__)
             self.desk.tell(f"{question.command}: {problems[0]}")
 
