@@ -19,6 +19,7 @@ from serve.processes import controller_client
 from ui.desk import Desk
 
 WORD_S = 60.0  # time in which an answer to the question counts
+SOON_S = 2.0  # an act that fails within this time is answered by its error
 MOST_REPLICAS = 64
 
 
@@ -60,16 +61,22 @@ class Acts:
             question = self.asked.pop(word, None)
         if question is None or question.until < time.monotonic():
             raise UsageError("the question was asked too long ago, or was answered; ask again")
-        threading.Thread(target=self._do, args=(question,), daemon=True).start()
+        problems = list[str]()
+        act = threading.Thread(target=self._do, args=(question, problems), daemon=True)
+        act.start()
+        act.join(SOON_S)
+        if problems:
+            raise UsageError(problems[0])
         return {"begun": question.command}
 
-    def _do(self, question: ActQuestion) -> None:
+    def _do(self, question: ActQuestion, problems: list[str]) -> None:
         self.desk.tell(f"{question.command}: begun")
         try:
             question.do()
             self.desk.tell(f"{question.command}: done")
-        except Exception as error:  # the user sees it among the notes
-            self.desk.tell(f"{question.command}: {error or type(error).__name__}")
+        except Exception as error:  # it stands among the notes, too
+            problems.append(str(error) or type(error).__name__)
+            self.desk.tell(f"{question.command}: {problems[0]}")
 
     def _down(self, said: Mapping[str, Any]) -> ActQuestion:
         with self.desk.journal() as journal:

@@ -159,7 +159,7 @@ def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> l
             found.append(_pod(number, op, [event for event in events if event.token == op.token]))
         elif op is tried[1]:
             found.append(f"pods 2 to {len(tried) - SHOWN_PODS + 1}: the same again")
-    steps = [step for step in one.progress.get("steps", ()) if step["state"] != "waiting"]
+    steps = [step for step in one.progress.get("steps", ()) if step["state"] != "waiting" or step.get("attempts")]
     if steps:
         found.append("steps: " + ", ".join(map(_step, steps)))
     if view.in_store and view.state != "succeeded":
@@ -194,7 +194,12 @@ def _pod(number: int, op: Op, events: Sequence[JournalEvent]) -> str:
 def _step(step: Mapping[str, Any]) -> str:
     tries = step.get("attempts") or 0
     more = f" at the {tries}. attempt" if tries > 1 else ""
-    return f"{step['name']} {step['state']}{more}"
+    state, record = step["state"], step.get("record") or {}
+    if state == "waiting":  # it has begun, and can go on
+        state = "stopped"
+    if state in ("stopped", "running") and record.get("done") and record.get("total"):
+        more += f" after {record['done']:,} of {record['total']:,} {record.get('unit', '')}".rstrip()
+    return f"{step['name']} {state}{more}"
 
 
 def _money(one: RunEvidence, view: PodView) -> str:

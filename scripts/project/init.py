@@ -8,6 +8,7 @@ import getpass
 import sys
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 
 from flows.installation import env_file, first_keys
 from flows.installation.first_keys import NAMES, STORE_KEYS, Found, Verdict
@@ -35,9 +36,8 @@ def init(spec: InitFlags) -> None:
         raise UsageError(f"--provider is {spec.provider!r}; known: {', '.join(VENDORS)}")
     if not sys.stdin.isatty():
         raise UsageError(BY_HAND)
-    render.say(f"Answers go into {ROOT / env_file.NAME}, which git ignores and")
-    render.say("nobody else can read. Keys are not shown while they are typed.")
-    render.say("Enter: skip, or keep the present value. Ctrl-D: finish.")
+    render.say(f"Answers go into {ROOT / env_file.NAME}, which git ignores and nobody else can read.")
+    render.say("Keys are not shown while they are typed. Enter: skip, or keep the present value. Ctrl-D: finish.")
     try:
         for name in [spec.provider] if spec.provider else VENDORS:
             ask_key(name)
@@ -98,7 +98,7 @@ def ask_for_store() -> None:
             return
         keys = keys_for(uri, settings)
         with moving_line.waiting(f"{uri} is asked"):
-            found = first_keys.ask_store(uri if "://" in uri else str((ROOT / uri).expanduser()), keys)
+            found = first_keys.ask_store(uri if "://" in uri else str(ROOT / Path(uri).expanduser()), keys)
         render.tell(f"  {in_words(found)}")
         if found.verdict is Verdict.GOOD or agrees("  use it anyway?"):
             env_file.put(ROOT, {"SLIPWAY_STORE": uri, **keys})

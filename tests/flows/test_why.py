@@ -6,6 +6,7 @@ from flows.history import why
 from flows.history.causes import RunEvidence, cause_of
 from flows.history.why import of_run
 from infra.ledger.journal import Journal, Op
+from infra.records import PodView
 from infra.settings import Settings
 from serve.policy.replica_states import Facts, ProcessStatus
 from serve.policy.service_state import Member, ServiceRecord
@@ -76,6 +77,20 @@ def test_the_story_of_a_run_is_ten_lines_at_most_of_what_the_journal_has(tmp_pat
     assert "pods 2 to 4: the same again" in story.text
     assert story.text[-1] == "to do: bring it back: inv resume calm-1"
     assert any(line.startswith("cost: ") and line.endswith("nothing of it bills") for line in story.text)
+
+
+@pytest.mark.parametrize(("said", "shown"), [
+    ({"state": "done", "attempts": 1}, "sft done"),
+    ({"state": "failed", "attempts": 2}, "sft failed at the 2. attempt"),
+    ({"state": "waiting", "attempts": 1, "record": {"done": 281, "total": 5000, "unit": "steps"}},
+     "sft stopped after 281 of 5,000 steps"),
+    ({"state": "waiting", "attempts": 1, "record": None}, "sft stopped"),
+])  # fmt: skip
+def test_a_step_that_has_begun_says_how_far_it_came(said, shown):
+    waiting = {"name": "rl", "state": "waiting", "attempts": 0}
+    view = PodView("calm-1", "runpod", "limit")
+    evidence = RunEvidence("calm-1", "limit", [], progress={"steps": [{"name": "sft", **said}, waiting]})
+    assert f"steps: {shown}" in why._lines(evidence, [], view)
 
 
 @pytest.mark.parametrize(("said", "cause"), [

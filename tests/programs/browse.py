@@ -2,9 +2,10 @@
 
     python browse.py LINK FOLDER CHROMIUM < VISITS
 
-A visit is {"name", "path", "wait": a text, "dark", "narrow", "say": a message for the chat}. Out, as JSON: for each
-visit its text, what axe finds that is serious, how far it is too wide, the errors of the browser, who was asked.
-Pictures go to FOLDER.
+A visit is {"name", "path", "wait": a text, "dark", "narrow", "say": a message for the chat, "fill": values of fields by
+their labels, "press": a button that asks, "answer": the button that answers}. Out, as JSON: for each visit its text and
+buttons, what was asked, the acts that were sent, what axe finds that is serious, how far it is too wide, the errors of
+the browser, who was asked. Pictures go to FOLDER.
 """
 
 import json
@@ -16,6 +17,7 @@ from playwright.sync_api import Page, sync_playwright
 
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 360, "height": 800}
 WAIT_MS = 90_000
+HELD_MS = 2500  # a button is held down for longer than it takes until news come
 
 
 def main() -> None:
@@ -25,16 +27,24 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_context(viewport=WIDE).new_page()
-        errors, asked = list[str](), set[str]()
+        errors, asked, acts = list[str](), set[str](), list[str]()
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("request", lambda request: asked.add(request.url.split("/")[2] if "//" in request.url else "here"))
+        page.on(
+            "request",
+            lambda request: acts.append(request.post_data or "") if request.url.endswith("/api/acts") else None,
+        )
         page.goto(link)
         page.get_by_role("navigation").get_by_role("link", name="Runs").wait_for(timeout=WAIT_MS)
         found = {}
         for one in json.load(sys.stdin):
             errors.clear()
-            found[one["name"]] = visit(page, base, one, Path(folder), axe, errors)
+            acts.clear()
+            found[one["name"]] = {
+                **visit(page, base, one, Path(folder), axe, errors),
+                "acts": list(map(json.loads, acts)),
+            }
         cookies = page.context.cookies()
         browser.close()
     print(json.dumps({"visits": found, "asked": sorted(asked), "cookies": cookies}))
@@ -50,6 +60,7 @@ def visit(page: Page, base: str, one: dict, folder: Path, axe: str, errors: list
         page.get_by_label("Message").fill(one["say"])
         page.wait_for_function("!document.querySelector('form.ask button[type=submit]').disabled", timeout=WAIT_MS)
         page.keyboard.press("Enter")
+    question = press(page, one) if one.get("press") else ""
     page.get_by_text(one["wait"]).first.wait_for(timeout=WAIT_MS)
     page.wait_for_timeout(400)
     page.screenshot(path=folder / f"{one['name']}.png")
@@ -58,12 +69,26 @@ def visit(page: Page, base: str, one: dict, folder: Path, axe: str, errors: list
     bad = [one for one in violations if one["impact"] in ("serious", "critical")]
     return {
         "text": page.inner_text("main"),
+        "question": question,
+        "buttons": page.get_by_role("button").all_inner_texts(),
         "command": page.inner_text("#command"),
         "charts": page.locator(".chart canvas").evaluate_all("all => all.map(one => one.getAttribute('aria-label'))"),
         "serious": [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in bad],
         "too_wide": page.evaluate("document.documentElement.scrollWidth - innerWidth"),
         "errors": list(errors),
     }
+
+
+def press(page: Page, one: dict) -> str:
+    """Press a button and answer what it asks; return what it has asked."""
+    for label, value in one.get("fill", {}).items():
+        page.get_by_label(label).fill(value, timeout=WAIT_MS)
+    page.get_by_role("button", name=one["press"], exact=True).click(delay=HELD_MS, timeout=WAIT_MS)
+    dialog = page.get_by_role("dialog")
+    question = dialog.inner_text()
+    dialog.get_by_role("button", name=one["answer"], exact=True).click()
+    dialog.wait_for(state="detached")
+    return question
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from infra.agent.job import Job
+from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from store import Store
@@ -197,6 +198,20 @@ def test_an_act_asks_first_and_its_word_counts_once(desk, monkeypatch):
     for word in (said["word"], "guessed"):
         with pytest.raises(Exception, match="ask again"):
             asking.take({"word": word})
+
+
+def test_an_act_that_fails_at_once_says_so_where_it_was_begun(desk, monkeypatch):
+    def refuse() -> None:
+        raise UsageError("no scaling target is set")
+
+    monkeypatch.setattr(
+        acts.Acts, "_scale", lambda self, said: acts._question("Scale it?", "inv serve.scale it", refuse)
+    )
+    asking = acts.Acts(desk)
+    word = asking.take({"act": "scale"})["word"]
+    with pytest.raises(UsageError, match="no scaling target"):
+        asking.take({"word": word})
+    assert desk.notes[-1] == "inv serve.scale it: no scaling target is set"
 
 
 def test_no_act_is_about_something_by_default(desk):

@@ -19,6 +19,7 @@ from scripts.project import debian
 from tests.world import ROOT, World
 
 pytestmark = [pytest.mark.nightly, pytest.mark.process, pytest.mark.timeout(1500)]
+ACTS = {"End", "Resume", "Scale"}
 SWEEP = "axes: {seed: [1, 2]}\neach: {phase: base}\n"
 
 
@@ -57,29 +58,34 @@ def world(tmp_path):
         made.begin("down", "--all").communicate(timeout=300)
 
 
-def test_every_view_over_real_work(world, tmp_path):
+def look(world, pictures: Path, visits: list[dict], *flags: str) -> dict:
+    """Return what a browser sees at these visits on a page that was begun with `flags`."""
     chromium = debian.find("chromium")
     assert chromium, "the page is looked at in a real browser; on Debian: apt-get install chromium"
     python = train_env.interpreter(ROOT, default_cache(), print, "browser")
-    run = world.json("launch", "--phase", "sft", "--yes")["run"]
-    (tmp_path / "sweep.yaml").write_text(SWEEP)
-    world.json("sweep", str(tmp_path / "sweep.yaml"), "--yes")
-    world.inv("serve.up", "--name", "demo", "--model", "sft", "--engine", "torch", "--replicas", "1", "--yes")
-    pictures = Path(os.environ.get("SLIPWAY_SCREENSHOTS") or tmp_path / "pictures")
     pictures.mkdir(parents=True, exist_ok=True)
-    page = subprocess.Popen([sys.executable, "-m", "ui", "--port", "0"], cwd=ROOT, env=world.environ, text=True,
+    page = subprocess.Popen([sys.executable, "-m", "ui", "--port", "0", *flags], cwd=ROOT, env=world.environ, text=True,
                             stdout=subprocess.PIPE)  # fmt: skip
     try:
         link = re.search(r"http\S+", page.stdout.readline())[0]
         done = subprocess.run(
             [python, ROOT / "tests" / "programs" / "browse.py", link, pictures, chromium],
-            input=json.dumps(visits(run)), capture_output=True, text=True, timeout=900,
+            input=json.dumps(visits), capture_output=True, text=True, timeout=900,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
     finally:
         page.terminate()
         page.wait(30)
-    said = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_every_view_over_real_work(world, tmp_path):
+    run = world.json("launch", "--phase", "sft", "--yes")["run"]
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    world.json("sweep", str(tmp_path / "sweep.yaml"), "--yes")
+    world.inv("serve.up", "--name", "demo", "--model", "sft", "--engine", "torch", "--replicas", "1", "--yes")
+    pictures = Path(os.environ.get("SLIPWAY_SCREENSHOTS") or tmp_path / "pictures")
+    said = look(world, pictures, visits(run))
     assert len(said["asked"]) == 1, "nobody else is asked for anything"
     assert [(one["httpOnly"], one["sameSite"]) for one in said["cookies"]] == [(True, "Strict")]
     for name, one in said["visits"].items():
@@ -87,12 +93,36 @@ def test_every_view_over_real_work(world, tmp_path):
         assert one["errors"] == [], name
         assert one["too_wide"] <= 0, name
         assert one["command"].startswith("inv "), name
+        assert not ACTS & set(one["buttons"]), name
     seen = said["visits"]
     assert re.search(r"Loss, nats per token: \S+ \d", seen["run"]["charts"][0])
     assert "seed-1" in seen["compare"]["charts"][0] and "seed-2" in seen["compare"]["charts"][0]
     assert "seed" in seen["compare"]["text"].partition("What differs")[2]
     assert "1 of 1" in seen["services"]["text"] and "no limit" in seen["pods"]["text"]
     assert len(seen["chat"]["text"].partition("Who are you?")[2]) > 20
+    wanted = {"At least so many replicas": "2", "At most so many replicas": "2"}
+    scaled = {"name": "scaled", "path": "services", "fill": wanted, "press": "Scale", "answer": "Yes", "wait": "1 of 2"}
+    (scaled,) = look(world, tmp_path, [scaled], "--allow-acts")["visits"].values()
+    assert "Let demo have 2 to 2 replicas?" in scaled["question"]
+    assert scaled["acts"][0] == {"act": "scale", "name": "demo", "least": 2, "most": 2}
+    assert scaled["serious"] == []
+
+
+def test_a_run_is_ended_from_the_page_once_that_is_allowed_and_confirmed(world, tmp_path):
+    run = world.json("launch", "--phase", "base", "--set", "base.steps=100000", "--detach", "--yes")["run"]
+    here = {"path": f"curves?runs={run}&phase=base", "wait": "Logs · Report"}
+    (plain,) = look(world, tmp_path, [{"name": "plain", **here}])["visits"].values()
+    assert "running" in plain["text"] and not ACTS & set(plain["buttons"])
+    end = {**here, "press": "End"}
+    declined, still, ended = look(world, tmp_path, [
+        {**end, "name": "declined", "answer": "No"}, {**here, "name": "still"},
+        {**end, "name": "ended", "answer": "Yes", "wait": "Resume"},
+    ], "--allow-acts")["visits"].values()  # fmt: skip
+    assert f"End {run}?" in declined["question"] and f"inv down {run}" in declined["question"]
+    assert declined["acts"] == [{"act": "down", "name": run}], "No sends nothing"
+    assert "running" in still["text"]
+    assert [*ended["acts"][0], *ended["acts"][1]] == ["act", "name", "word"]
+    assert world.json("status", run)[0]["state"] == "stopped"
 
 
 def test_a_run_at_work_is_seen_within_a_second_of_its_lines(world, tmp_path):

@@ -21,8 +21,20 @@ export function s(name, props = {}, ...inner) {
   return made;
 }
 
-// Puts `inner` into `place`, and leaves it alone where nothing has changed: focus, selection and scrolling stay.
+const late = new Map(); // for a place in which something is pressed: what it shows once that is let go
+for (const name of ["pointerup", "pointercancel", "keyup"]) addEventListener(name, () => setTimeout(drawLate));
+
+function drawLate() {
+  const found = [...late];
+  late.clear();
+  for (const [place, [key, make]] of found) put(place, key, make);
+}
+
+// Puts what `make` returns into `place`, and leaves it alone where nothing has changed: focus, selection and scrolling
+// stay. What is pressed stays until it is let go; a button that was replaced meanwhile would miss its click.
 export function put(place, key, make) {
+  late.delete(place);
+  if (place.matches(":active")) return late.set(place, [key, make]);
   const text = JSON.stringify(key);
   if (place.dataset.key === text) return;
   const held = place.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;

@@ -77,7 +77,8 @@ def environ(tmp_path):
     with Stand(("Authorization", f"Bearer {GOOD}"), paths=["/graphql"], document=test_runpod.DOCUMENT) as runpod:
         runpod.on("POST /graphql", Answer(200, me))
         plain = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
-        yield {**plain, "PYTHONPATH": str(ROOT), "SLIPWAY_RUNPOD_URL": runpod.url, "TERM": "dumb",
+        yield {**plain, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "TERM": "dumb",
+               "SLIPWAY_RUNPOD_URL": runpod.url,
                "SLIPWAY_STATE_FILE": str(tmp_path / "state" / "journal.sqlite")}  # fmt: skip
 
 
@@ -105,10 +106,11 @@ def test_a_store_is_tried_and_the_end_of_the_input_ends_the_questions(tmp_path, 
         one.answer(f"{name}_API_KEY: ", "")
     one.answer("SLIPWAY_STORE (Enter keeps it): ", "/proc/nowhere")
     one.answer("[y/N] ", "n")
-    one.answer("SLIPWAY_STORE (Enter keeps it): ", "models")
+    one.answer("SLIPWAY_STORE (Enter keeps it): ", "~/models")
     one.until("written")
     assert one.end() == 0 and "./inv launch --phase sft" in one.seen
-    assert (tmp_path / ".env").read_text() == "SLIPWAY_STORE=models\n"
+    assert (tmp_path / ".env").read_text() == "SLIPWAY_STORE=~/models\n"
+    assert not (tmp_path / "~").exists(), "the folder that was tried is the one that is meant"
     two = Terminal(tmp_path, environ)
     two.until("RUNPOD_API_KEY: ")
     time.sleep(0.05)

@@ -27,10 +27,10 @@ export function open(place) {
         const about = h("div"), load = chart("Requests per second"), ends = chart("Seconds to the end of an answer");
         charts.push(load, ends);
         shown.set(one.service, { about, load, ends });
-        return h("section", {}, about, h("div", { class: "charts" }, boxed(load), boxed(ends)));
+        return h("section", {}, about, scaling(one), h("div", { class: "charts" }, boxed(load), boxed(ends)));
       });
     });
-    for (const one of found.services) {
+    for (const one of found.services.filter((it) => shown.has(it.service))) {
       const { about, load, ends } = shown.get(one.service);
       put(about, { ...one, history: null }, () => service(one));
       const { x, qps, p50, p95 } = one.history;
@@ -46,19 +46,23 @@ const chart = (title) => new Chart({ title, fromZero: true, words: (at) => `${du
 const boxed = (one) => h("section", { class: "card" }, h("h2", {}, one.options.title), one.box);
 const series = (name, index, x, mean) => ({ name, index, x, mean, low: mean, high: mean });
 
+// Drawn once, so that what is typed stays when news come.
+function scaling(one) {
+  const field = (words) => h("input", { type: "number", min: 0, max: 64, value: String(one.target), "aria-label": words, style: { width: "70px" } });
+  const least = field("At least so many replicas"), most = field("At most so many replicas");
+  const scale = actButton("Scale", () => ({ act: "scale", name: one.service, least: Number(least.value), most: Number(most.value) }));
+  return scale && h("div", { class: "tools" }, "Replicas", h("label", {}, "from", least), h("label", {}, "to", most), scale);
+}
+
 function service(one) {
   const { metrics: seen } = one, tile = (words, value) => h("div", { class: "card" }, h("span", { class: "soft small" }, words), h("b", {}, value));
-  const least = h("input", { type: "number", min: 0, max: 64, value: String(one.target), "aria-label": "At least so many replicas", style: { width: "70px" } });
-  const most = h("input", { type: "number", min: 0, max: 64, value: String(one.target), "aria-label": "At most so many replicas", style: { width: "70px" } });
-  const scale = actButton("Scale", () => ({ act: "scale", name: one.service, least: Number(least.value), most: Number(most.value) }));
   const rows = one.replicas.map((it) => [String(it.id), state(it.state), it.serving ? "yes" : "", `v${it.version}`, `${it.provider ?? ""} ${it.where ?? ""}`, it.kind, Number(it.usd_per_hour) ? `${usd(it.usd_per_hour)}/h` : "free", duration(it.age_s), it.ready_after_s === null ? "" : duration(it.ready_after_s), it.at || it.why || ""]);
   return [
     h("h2", { style: { "font-size": "18px" } }, one.service, " ", state(one.state)),
     h("div", { class: "tiles" }, tile("ready", `${one.ready} of ${one.target}`), tile("requests per second", seen.qps.toFixed(2)), tile("answer, median", seconds(seen.latency_s.p50)), tile("95th percentile", seconds(seen.latency_s.p95)), tile("99th", seconds(seen.latency_s.p99)),
       tile("first token, median", seconds(seen.time_to_first_token_s.p50)), tile("waiting, 95th", seconds(seen.queue_s.p95)), tile("failed", `${seen.failed} of ${seen.requests}`), tile("price", Number(one.usd_per_hour) ? `${usd(one.usd_per_hour)}/h` : "free")),
     card("", h("dl", {}, h("dt", {}, "address"), h("dd", {}, h("code", {}, one.endpoint ?? "none yet")), h("dt", {}, "model"), h("dd", {}, one.model), h("dt", {}, "engine"), h("dd", {}, one.engine), one.held && [h("dt", {}, "held"), h("dd", { class: "error" }, one.held)]),
-      h("p", { class: "small" }, h("a", { href: `#/logs?service=${encodeURIComponent(one.service)}` }, "Requests"), " · ", h("a", { href: `#/chat?model=${encodeURIComponent(`service ${one.service}`)}` }, "Chat")),
-      scale && h("div", { class: "tools" }, h("label", {}, "from", least), h("label", {}, "to", most), scale)),
+      h("p", { class: "small" }, h("a", { href: `#/logs?service=${encodeURIComponent(one.service)}` }, "Requests"), " · ", h("a", { href: `#/chat?model=${encodeURIComponent(`service ${one.service}`)}` }, "Chat"))),
     card("Replicas", table([["id", "number"], "state", "serves", "version", "where", "kind", ["price", "number"], ["age", "number"], ["ready after", "number"], ["now", "wrap"]], rows, `Replicas of ${one.service}`)),
   ];
 }
