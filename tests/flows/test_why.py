@@ -89,7 +89,7 @@ def test_the_story_of_a_run_is_ten_lines_at_most_of_what_the_journal_has(tmp_pat
 def test_a_step_that_has_begun_says_how_far_it_came(said, shown):
     waiting = {"name": "rl", "state": "waiting", "attempts": 0}
     view = PodView("calm-1", "runpod", "limit")
-    evidence = RunEvidence("calm-1", "limit", [], progress={"steps": [{"name": "sft", **said}, waiting]})
+    evidence = RunEvidence(run="calm-1", state="limit", rows=[], progress={"steps": [{"name": "sft", **said}, waiting]})
     assert f"steps: {shown}" in why._lines(evidence, [], view)
 
 
