@@ -94,7 +94,7 @@ def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Sett
             cause = story.cause
             if one.state == State.SHUTTING_DOWN and cause.name != "killed engine":
                 continue  # it is not wanted any more
-            now = f"; {count(len(seen.serving), 'replica')} answer now" if seen.serving else ""
+            now = f"; {_answering(len(seen.serving))} now" if seen.serving else ""
             says = f"replica {one.number}: {cause.says}{now}"
             then = cause.then if cause.name != "killed engine" else (
                 f"its last words: inv serve.logs {name}; the controller begins another one by itself"
@@ -103,10 +103,14 @@ def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Sett
     if seen.held:
         return WhyStory(name, Cause("held", f"fewer replicas than wanted: {seen.held}", f"inv serve.status {name}"),
                      tuple(lines))  # fmt: skip
-    says = f"{count(len(seen.serving), 'replica')} of {len(seen.members)} answer"
+    says = _answering(len(seen.serving), f" of {len(seen.members)}")
     return WhyStory(
         name, Cause("serving" if seen.serving else "starting", says, f"inv serve.status {name}"), tuple(lines)
     )
+
+
+def _answering(number: int, more: str = "") -> str:
+    return f"{count(number, 'replica')}{more} {'answers' if number == 1 else 'answer'}"
 
 
 def _member(one: Member) -> str:

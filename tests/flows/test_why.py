@@ -111,4 +111,4 @@ def test_a_killed_engine_is_named_while_its_replica_is_still_being_ended(tmp_pat
         seen = ServiceRecord(members=(ends, answers), serving=(1,))
         story = why._of_service("demo", seen, journal, settings)
     assert story.cause.name == cause
-    assert ("answer now" in story.cause.says) == (cause == "killed engine")
+    assert ("1 replica answers now" in story.cause.says) == (cause == "killed engine")
