@@ -70,10 +70,12 @@ def compared(one: RunTimes, spent_micro_usd: int | None = None) -> ForecastError
     low, seconds, high = total(one.expected)
     early_s = EARLY * one.wall_s
     said_s = early_s + left(one.expected, replayed(one, early_s), one.asked_at + early_s, early_s)[1]
-    heavy = [each for each in one.expected if each.step != AROUND and each.seconds >= 0.05 * seconds]
+    steps = [each for each in one.expected if each.step != AROUND]
+    long_s = 0.05 * sum(each.seconds for each in steps)  # not of the total: a long AROUND would leave no step
+    repeated = bool(steps) and all(each.source == SAME for each in steps if each.seconds >= long_s)
     return ForecastError(
         run=one.run, machine=one.works[0].machine, asked_at=one.asked_at, forecast_s=(low, seconds, high),
-        came_s=one.wall_s, source=words(one.expected), is_repeated=all(each.source == SAME for each in heavy),
+        came_s=one.wall_s, source=words(one.expected), is_repeated=repeated,
         error=seconds / one.wall_s - 1, early_error=said_s / one.wall_s - 1, others=one.others,
         micro_usd=one.micro_usd, spent_micro_usd=spent_micro_usd,
     )  # fmt: skip

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -63,20 +64,27 @@ def test_the_store_is_asked_whether_it_may_be_written_and_the_token_that_counts_
     assert local["store"][0] == "ok" and "hub token" not in local
 
 
-@pytest.mark.process
-def test_of_each_tool_it_is_said_what_is_done_with_it(tmp_path, monkeypatch):
-    def tools() -> dict[str, tuple[str, str]]:
-        found = doctor.findings(ROOT, Settings.load(ROOT, environ={"SLIPWAY_STORE": str(tmp_path / "artifacts")}))
-        return {one.name: (one.state, one.detail) for one in found if one.name in ("git", "ssh", "rsync", "sshd")}
+def _tools(artifacts: Path) -> dict[str, tuple[str, str]]:
+    found = doctor.findings(ROOT, Settings.load(ROOT, environ={"SLIPWAY_STORE": str(artifacts)}))
+    return {one.name: (one.state, one.detail) for one in found if one.name in ("git", "ssh", "rsync", "sshd")}
 
-    assert tools()["ssh"][0] == "ok" and "OpenSSH" in tools()["ssh"][1]
-    assert "files above 32 MB go by it where the other machine has it" in tools()["rsync"][1]
+
+@pytest.mark.process
+@pytest.mark.needs("ssh", "rsync")
+def test_of_each_tool_it_is_said_what_is_done_with_it(tmp_path):
+    tools = _tools(tmp_path / "artifacts")
+    assert tools["ssh"][0] == "ok" and "OpenSSH" in tools["ssh"][1]
+    assert "files above 32 MB go by it where the other machine has it" in tools["rsync"][1]
+
+
+@pytest.mark.process
+def test_of_each_missing_tool_it_is_said_what_cannot_be_done_or_is_done_without_it(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor.shutil, "which", lambda name, **_: None)
-    assert {name: state for name, (state, _) in tools().items()} == dict.fromkeys(("ssh", "rsync", "sshd"), "off") | {
-        "git": "bad"
-    }
-    assert "inv ssh" in tools()["ssh"][1] and "openssh-client" in tools()["ssh"][1]
-    assert "sent without it" in tools()["rsync"][1] and "in pieces of 32 MB" in tools()["rsync"][1]
+    tools = _tools(tmp_path / "artifacts")
+    off = dict.fromkeys(("ssh", "rsync", "sshd"), "off")
+    assert {name: state for name, (state, _) in tools.items()} == off | {"git": "bad"}
+    assert "inv ssh" in tools["ssh"][1] and "openssh-client" in tools["ssh"][1]
+    assert "sent without it" in tools["rsync"][1] and "in pieces of 32 MB" in tools["rsync"][1]
 
 
 @pytest.mark.process

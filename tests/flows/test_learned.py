@@ -100,6 +100,14 @@ def test_what_came_is_kept_once_and_compared_with_the_forecast(settings, journal
     assert Timings.beside(settings.state_file).of(op.token).state == "succeeded"
 
 
+def test_a_first_run_that_builds_its_environment_for_most_of_its_time_has_not_run_before(settings, journal):
+    plan = planned(settings)
+    around = replace(next(one for one in plan.forecast if one.step == AROUND), seconds=3600.0, high=7200.0)
+    ran(settings, journal, replace(plan, forecast=(*(one for one in plan.forecast if one.step != AROUND), around)))
+    (first,) = learned.errors(journal, settings)
+    assert not first.is_repeated
+
+
 def kept(settings: Settings, op: Op) -> tuple[dict[str, StepTime], float | None]:
     found = Timings.beside(settings.state_file).of(op.token)
     return {one.work.step: one for one in found.times}, found.wall_s
