@@ -1,9 +1,10 @@
 """The gateway against direct access, SkyServe's load balancer and vllm-router, before two fake engines on loopback.
 
-Run: python -m bench.serve [--sky PYTHON] [--router PROGRAM] [--nginx PROGRAM] [--rounds 5] [--memory 100000]. The peers
-are taken from environments of their own: `pip install skypilot==0.14.1` and `pip install vllm-router==0.1.17`; nginx is
-Debian's. All run in one go, the arms in turn within each round, and each figure is a ratio of that run. A proxy's CPU
-seconds hardly depend on what else the machine does; what is on the wall does. Prints tables for bench/RESULTS.md.
+Run: python -m bench.serve [--before FOLDER] [--sky PYTHON] [--router PROGRAM] [--nginx PROGRAM] [--rounds 5]
+[--memory 100000]. FOLDER is a checkout of another version, whose gateway is an arm. The peers are taken from
+environments of their own: `pip install skypilot==0.14.1` and `pip install vllm-router==0.1.17`; nginx is Debian's.
+All run in one go, the arms in turn within each round, and each figure is a ratio of that run. A proxy's CPU seconds
+hardly depend on what else the machine does; what is on the wall does. Prints tables for bench/RESULTS.md.
 """
 
 import argparse
@@ -228,13 +229,18 @@ async def bench(words: argparse.Namespace, folder: Path) -> None:
         ports = [port_of(one) for one in engines]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         replicas = [{"replica_id": f"r{number}", "url": url} for number, url in enumerate(urls)]
-        (folder / "gateway.json").write_text(
-            json.dumps({"replicas": replicas, "access_log": str(folder / "access.jsonl")})
-        )
-        gateway = program("serve.gateway", str(folder / "gateway.json"), start_new_session=True)
-        processes.append(gateway)
-        ours = Arm("gateway", port_of(gateway), gateway.pid)
+
+        def gateway(name: str, checkout: Path) -> Arm:
+            config = folder / f"{name}.json"
+            config.write_text(json.dumps({"replicas": replicas, "access_log": str(folder / f"{name}.jsonl")}))
+            process = program("serve.gateway", str(config), cwd=checkout, start_new_session=True)
+            processes.append(process)
+            return Arm(name, port_of(process), process.pid)
+
+        ours = gateway("gateway", ROOT)
         arms = [Arm("direct", ports[0]), ours]
+        if words.before:
+            arms.append(gateway("before", Path(words.before)))
         if words.sky:
             runner, controller = await skyserve_controller(urls)
             port = free_port()
@@ -327,6 +333,7 @@ def _range(values: Sequence[float], digits: int = 0) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.serve")
+    parser.add_argument("--before", default="", help="a checkout of another version, whose gateway is an arm")
     parser.add_argument("--sky", default="", help="the python of an environment with skypilot")
     parser.add_argument("--router", default="", help="the program vllm-router")
     parser.add_argument(

@@ -1,7 +1,8 @@
 """Training steps of a 22M Llama shape, side by side with what people train with. Prints tokens per second and ratios.
 
-Run: python -m bench.train [--peers PYTHON] [--rounds N] [--steps N] [--modes bf16,fp32] [--arms PATTERN]
-PYTHON is one of an environment with the same torch, transformers and litgpt. Every arm is a process that lives through
+Run: python -m bench.train [--before FOLDER] [--peers PYTHON] [--rounds N] [--steps N] [--modes bf16,fp32]
+[--arms PATTERN]. FOLDER is a checkout of another version, whose `ours` is the arm `before`. PYTHON is one of an
+environment with the same torch, transformers and litgpt. Every arm is a process that lives through
 the whole run; the arms take turns, so that a busy machine is busy for all of them. A step is a batch of ROWS x LENGTH
 tokens forward and backward, the gradient clipped to 1, AdamW. Weights and gradients are float32 everywhere, bf16 is
 the dtype of activations (peers: autocast; `pure`: all of a peer in bfloat16, which keeps no exact weights). Peak is
@@ -239,23 +240,25 @@ class Arm:
 
 
 @contextmanager
-def begun(mode: str, wanted: re.Pattern[str], peers: str, compiled: tuple[bool, ...]) -> Iterator[list[Arm]]:
+def begun(
+    mode: str, wanted: re.Pattern[str], peers: str, before: str, compiled: tuple[bool, ...]
+) -> Iterator[list[Arm]]:
     """Yield the arms, each warmed up, one after another."""
     arms: list[Arm] = []
     kernels = tempfile.TemporaryDirectory(prefix="kernels-")  # a compiler's cache that nobody left half-written
     environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": kernels.name}
     try:
-        for name in ARMS:
+        for name in (*ARMS, *(["before"] if before else [])):
             for is_compiled in compiled:
                 title = f"{name} {'compiled' if is_compiled else 'eager'}"
                 if not wanted.search(title) or name in ("transformers", "litgpt") and not peers:
                     continue
                 python = peers if name in PEERS and peers else sys.executable
-                words = [python, "-m", "bench.train", "--arm", name, "--modes", mode]
+                words = [python, "-m", "bench.train", "--arm", "ours" if name == "before" else name, "--modes", mode]
                 words += ["--rows", str(ROWS), "--length", str(LENGTH), *([] if is_compiled else ["--only-eager"])]
-                pipe = subprocess.PIPE
+                pipe, checkout = subprocess.PIPE, before if name == "before" else ROOT
                 arms.append(
-                    Arm(title, subprocess.Popen(words, cwd=ROOT, env=environ, stdin=pipe, stdout=pipe, text=True))
+                    Arm(title, subprocess.Popen(words, cwd=checkout, env=environ, stdin=pipe, stdout=pipe, text=True))
                 )
                 arms[-1].hear()
         yield arms
@@ -268,6 +271,7 @@ def begun(mode: str, wanted: re.Pattern[str], peers: str, compiled: tuple[bool, 
 
 def main() -> None:
     flags = argparse.ArgumentParser()
+    flags.add_argument("--before", default="", help="a checkout of another version, whose `ours` is an arm")
     flags.add_argument("--peers", default="", help="the Python of an environment with transformers and litgpt")
     flags.add_argument("--rounds", type=int, default=7)
     flags.add_argument("--steps", type=int, default=3, help="of each turn")
@@ -284,7 +288,7 @@ def main() -> None:
         return
     for mode in given.modes.split(","):
         compiled = (False,) if given.only_eager else (False, True)
-        with begun(mode, re.compile(given.arms), given.peers, compiled) as arms:
+        with begun(mode, re.compile(given.arms), given.peers, given.before, compiled) as arms:
             found: dict[str, list[dict[str, float]]] = {one.name: [] for one in arms}
             for _ in range(given.rounds):
                 for one in arms:

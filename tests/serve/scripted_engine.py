@@ -73,9 +73,9 @@ class Engine:
             return json.load(reply)
 
 
-def program(module: str, *words: str, **more: Any) -> subprocess.Popen[str]:
+def program(module: str, *words: str, cwd: Path = ROOT, **more: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", module, *words]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, **more)
+    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, text=True, **more)
 
 
 def port_of(process: subprocess.Popen[str]) -> int:
