@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.agent import process
-from infra.errors import SlipwayError
+from infra.errors import SlipwayError, UsageError
 from infra.names import random_word
 from infra.runs.sync.sync_step import FETCH
 from store.run_sync.run_folder import ACKNOWLEDGED
@@ -231,11 +231,18 @@ class Pod:
         self._init = None
 
 
-def sshd_words(folder: Path, port: int, environ: dict[str, str]) -> list[str]:
-    """Return the command line of a server that lets in the keys of this pod and nobody else. Raises SlipwayError."""
+def find_sshd() -> str:
+    """Return the path of this machine's sshd. Raises UsageError."""
     sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if not sshd:
-        raise SlipwayError("a rehearsal needs sshd: apt install openssh-server")
+        raise UsageError("a rehearsed machine is reached by SSH, and there is no sshd here; "
+                         "install it: apt install openssh-server")  # fmt: skip
+    return sshd
+
+
+def sshd_words(folder: Path, port: int, environ: dict[str, str]) -> list[str]:
+    """Return the command line of a server that lets in the keys of this pod and nobody else. Raises UsageError."""
+    sshd = find_sshd()
     sftp = next((path for path in SFTP if Path(path).exists()), "internal-sftp")
     options = {
         "HostKey": folder / "host", "AuthorizedKeysFile": folder / "authorized_keys", "PidFile": "none",

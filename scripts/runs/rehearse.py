@@ -22,6 +22,7 @@ from infra.market import gpus
 from infra.money import in_usd, micro_usd
 from infra.rehearsal import attach
 from infra.rehearsal.attach import Running
+from infra.rehearsal.pods import find_sshd
 from infra.selection import request
 from infra.settings import MARKET, VENDORS
 from scripts.cli import context, local_step, rehearsal_world, render
@@ -55,7 +56,9 @@ def rehearse(spec: RehearseFlags) -> None:
     if spec.speed is not None and spec.speed <= 0:
         raise UsageError(f"--speed is {spec.speed:g}; it must be more than 0")
     plan = plan_of(spec.faults, spec.preempt, spec.bad_host)
-    if not spec.dry_run:  # made before the clock runs, or the first pod would spend its money on it
+    if not spec.dry_run:
+        find_sshd()
+        # It is made before the clock runs, or the first pod would spend its money on it.
         local_step.python(context.settings())
     world = the_world(plan, spec.faults, spec.offers, spec.speed, fitting_speed(spec))
     rehearsal_world.step_into(world)

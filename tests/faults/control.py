@@ -3,13 +3,16 @@
     python -m tests.faults.control laptops --times 200 --seed 5    a laptop is cut off for good at a random moment
     python -m tests.faults.control boots --times 20     the control host goes down, and comes up through cron's @reboot
     python -m tests.faults.control disks --times 50     its disk is gone, and `control.down --lost` rebuilds the journal
+    python -m tests.faults.control full --times 20      nothing can be written to its disk for a while
     python -m tests.faults.control pairs --times 20     two laptops type the same at the same time
 
 Each says what became of every run; it fails at the first machine that nobody knows of, or that was ended at its work.
 """
 
 import argparse
+import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -17,12 +20,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from infra.ledger.journal import Op
 from tests import seeds
 from tests.faults.control_site import GPU, Site, Wrong, chance_of, kill, say, site, wait
+from tests.hosts import call
 
 SPEED = 20.0
 AT_ONCE = 8  # laptops' launches that one cut ends
@@ -30,6 +34,8 @@ WORK_S = 5.0
 LONGEST_S = 90.0  # between the first word that is typed and the cut
 END_S = 900.0
 BOOT_S = 60.0  # within which a host that came up is supervised again
+FULL_S = 60.0  # a disk is full for that long at most
+ROOM_BYTES = 64_000_000  # of a small disk, beside what lies there
 
 
 class Rig:
@@ -171,6 +177,40 @@ class Rig:
                 here.up()
             self.tell(number, "disks gone")
 
+    def full(self, times: int) -> None:
+        """Fill its disk for a while: what runs ends as it would have, and nobody has to tidy up."""
+        here = self.here
+        here.switch_off()
+        with small_disk(here.host.folder):
+            here.boot()
+            for number in range(1, times + 1):
+                names = self.names(2)
+                for name, vendor in names.items():
+                    here.laptop.json(*here.launch(name, vendor, WORK_S, "--detach"))
+                time.sleep(self.chance.uniform(0, 15))
+                ballast = fill(here.host.folder)
+                full_until = time.monotonic() + self.chance.uniform(5, FULL_S)
+                if self.chance.random() < 0.5 and (there := list(here.billing())):
+                    here.market.tell("/preempt", {"id": self.chance.choice(there)})
+                    self.counts["machines taken meanwhile"] += 1
+                ((new, vendor),) = self.names(1).items()
+                refused = self.type(0, here.launch(new, vendor, WORK_S, "--detach"))
+                _, err = refused.communicate(timeout=END_S)
+                if "Traceback" in err:
+                    raise Wrong(err)
+                self.counts[f"launches meanwhile left with {refused.returncode}"] += 1
+                time.sleep(max(0.0, full_until - time.monotonic()))
+                ballast.unlink()
+                self.wait_for(names)
+                for name in names:
+                    self.judge(name)
+                if here.rows(run=new):
+                    self.wait_for({new: vendor})
+                    self.judge(new, "never begun", "cut off before the hand-over")
+                here.check_nothing_left()
+                self.tell(number, "times a full disk")
+            here.switch_off()
+
     def pairs(self, times: int) -> None:
         """Two laptops launch, end and look at the same runs at the same time."""
         here = self.here
@@ -201,13 +241,37 @@ class Rig:
             self.tell(number, "rounds of two laptops")
 
 
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Lay a file system with ROOM_BYTES to spare over a folder, with all that is in it."""
+    disk = folder.with_name(f"{folder.name}.disk")
+    disk.mkdir()
+    used = int(subprocess.run(["du", "-sb", folder], capture_output=True, check=True).stdout.split()[0])
+    call("mount", "-t", "tmpfs", "-o", f"size={used + ROOM_BYTES}", "none", disk)
+    call("cp", "-a", f"{folder}/.", disk)
+    call("mount", "--bind", disk, folder)
+    try:
+        yield
+    finally:
+        call("umount", "--lazy", folder)
+        call("umount", "--lazy", disk)
+
+
+def fill(folder: Path) -> Path:
+    """Take all of the disk that is free; return the file that holds it."""
+    ballast, free = folder / "ballast", os.statvfs(folder)
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+    return ballast
+
+
 def told(row: Op) -> str:
     return f"{row.token} {row.state} {row.outcome!r} {row.reason!r} recoveries {row.recoveries}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["laptops", "boots", "disks", "pairs"])
+    parser.add_argument("what", choices=["laptops", "boots", "disks", "full", "pairs"])
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--seed", type=int)
     words = parser.parse_args()

@@ -14,7 +14,9 @@ pytestmark = [
 NONE = "0 orphans, 0 duplicates, 0 early ends"
 
 
-@pytest.mark.parametrize(("what", "times"), [("laptops", 200), ("boots", 20), ("disks", 50), ("pairs", 20)])
+@pytest.mark.parametrize(
+    ("what", "times"), [("laptops", 200), ("boots", 20), ("disks", 50), ("full", 20), ("pairs", 20)]
+)
 def test_whatever_befalls_a_control_host_no_run_is_lost_and_no_machine_forgotten(what, times):
     done = rig("control", what, "--times", str(times), timeout_s=14000)
     assert done.returncode == 0 and NONE in done.stdout.splitlines()[-1]
