@@ -6,6 +6,7 @@ pod that has ended.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,12 +158,13 @@ def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> l
     if refused:
         found.append(f"{count(len(refused), 'offer')} could not be had: {refused[-1].reason or 'taken by others'}")
     tried = [op for op in one.rows if op.state != FAILED]
-    shown = tried if len(tried) <= SHOWN_PODS else [tried[0], *tried[-SHOWN_PODS + 1 :]]
+    left_out = tried[1 : 1 - SHOWN_PODS] if len(tried) > SHOWN_PODS + 1 else []
     for number, op in enumerate(tried, 1):
-        if op in shown:
+        if op not in left_out:
             found.append(_pod(number, op, [event for event in events if event.token == op.token]))
-        elif op is tried[1]:
-            found.append(f"pods 2 to {len(tried) - SHOWN_PODS + 1}: the same again")
+        elif op is left_out[0]:
+            ends = Counter(map(_end_of_pod, left_out)).most_common()
+            found.append(f"pods 2 to {1 + len(left_out)}: {', '.join(f'{end} ({times})' for end, times in ends)}")
     steps = [step for step in one.progress.get("steps", ()) if step["state"] != "waiting" or step.get("attempts")]
     if steps:
         found.append("steps: " + ", ".join(map(_step, steps)))
@@ -189,10 +191,12 @@ def _pod(number: int, op: Op, events: Sequence[JournalEvent]) -> str:
         parts.append(f"silent from {moment(at['unreachable'])}")
     if not op.is_live:
         ended = op.ended_at or op.del_requested_at
-        lived = f" after {duration(ended - op.intent_at)}" if ended else ""
-        is_taken = op.reason in ("", sight.GONE)
-        parts.append(f"taken away{lived}" if is_taken else f"gone{lived}: {op.reason}")
+        parts.append(_end_of_pod(op, f" after {duration(ended - op.intent_at)}" if ended else ""))
     return ", ".join(parts)
+
+
+def _end_of_pod(op: Op, lived: str = "") -> str:
+    return f"taken away{lived}" if op.reason in ("", sight.GONE) else f"gone{lived}: {op.reason}"
 
 
 def _step(step: Mapping[str, Any]) -> str:

@@ -13,8 +13,11 @@ from infra.transport.protocol import Transport
 
 
 def way(settings: Settings, op: Op) -> Transport:
-    """Return the transport to the pod of a row."""
-    return registry.provider(settings, op.vendor).reach(pods.pod_of(op))
+    """Return the transport to the pod of a row. Raises UsageError when the pod is gone."""
+    vendor = registry.provider(settings, op.vendor)
+    if vendor.fleeting and not op.is_live:
+        raise UsageError(f"{op.run} has ended, and its machine is gone; what was brought here: inv logs {op.run}")
+    return vendor.reach(pods.pod_of(op))
 
 
 def find_run(journal: Journal, run: str = "") -> Op:

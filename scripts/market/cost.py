@@ -12,7 +12,7 @@ from infra.ledger import cost as costs
 from infra.ledger.cost import Estimate, Measured, PodCost
 from infra.market import catalogue, gpus
 from infra.market.filters import satisfying
-from infra.money import BadAmount, in_usd, micro_usd
+from infra.money import BadAmount, cents, in_usd, micro_usd
 from infra.providers import offers
 from infra.records import Request
 from infra.runs.lookup import find_run
@@ -71,7 +71,7 @@ def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str)
     if not lines:
         render.say(f"nothing was spent{f' in {month}' if month else ''}")
         return
-    rows = [("run", "provider", "machine", "began", "time", "USD/h", "quoted", "billed", "")]
+    rows = [("run", "provider", "machine", "began", "time", "USD/h", "quoted USD", "billed USD", "")]
     for one in lines:
         rows.append(
             (
@@ -81,8 +81,8 @@ def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str)
                 time.strftime("%Y-%m-%d %H:%M", time.gmtime(one.began_at)),
                 render.duration(one.elapsed_s),
                 render.usd(one.micro_usd_per_hour),
-                render.usd(one.quoted_micro_usd),
-                "?" if one.billed_micro_usd is None else render.usd(one.billed_micro_usd),
+                cents(one.quoted_micro_usd),
+                "?" if one.billed_micro_usd is None else cents(one.billed_micro_usd),
                 "" if one.ended_at else "still billing",
             )
         )
@@ -233,11 +233,6 @@ def estimate_table(found: Sequence[Estimate], dated: str = "") -> str:
         price = f"{least} to {most} ({source})" if least != most else f"{least} ({source})"
         rows.append((name, hours, price, *map(cents, one.micro_usd)))
     return columns(rows)
-
-
-def cents(amount: int) -> str:
-    """Return an amount rounded up to cents: an estimate has no more digits than that."""
-    return f"{-(-amount // 10_000) / 100:.2f}"
 
 
 def estimate_json(one: Estimate) -> dict[str, Any]:

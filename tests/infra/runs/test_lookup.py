@@ -1,0 +1,20 @@
+"""The way to the pod of a row."""
+
+import pytest
+
+from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.runs.lookup import way
+from infra.settings import Settings
+from tests.world import ROOT
+
+
+def test_a_rented_machine_that_is_gone_is_not_connected_to(tmp_path):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path), "RUNPOD_API_KEY": "k"}
+    settings = Settings.load(ROOT, environ=environ)
+    with Journal.open(settings.state_file) as journal:
+        op = journal.plan(token="sw1-1", run="calm-1", vendor="runpod", rate=2_000_000)
+        for event in ("sending", "created", "gone"):
+            op = journal.advance(op, event, **({"remote_id": "p1"} if event == "created" else {}))
+    with pytest.raises(UsageError, match="calm-1 has ended, and its machine is gone; .* inv logs calm-1"):
+        way(settings, op)
