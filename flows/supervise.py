@@ -8,6 +8,8 @@
 In: the journal. Out: runs brought home and back, by the same `infra.runs.keeper` that a launch runs in its terminal;
 controllers begun again. Whoever leaves something behind calls `ensure`; it ends by itself when nothing is left. The
 lease `supervisor` lets one live at a time. What it sees last it writes beside the journal, for `inv supervisor`.
+A full disk leaves threads that could not release what they held. From then on the process begins nothing, waits until
+the journal can be written again, and leaves the rest to another process.
 """
 
 import contextlib
@@ -21,14 +23,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from flows import follow
 from flows.installation import watch
 from flows.sweeps import carry
 from infra import job_environment, own_code
 from infra.agent.process import is_alive, send
+from infra.agent.shortage import is_shortage
 from infra.checkout import ROOT
 from infra.errors import LimitHit, SlipwayError, in_words
+from infra.journal_file import JournalFull
 from infra.ledger import service_rows
 from infra.ledger.journal import SUPERVISOR, Held, Journal, Op
 from infra.ledger.life_cycle import LOST, READY
@@ -53,10 +58,13 @@ from store.backoff import Backoff
 EVERY_S = 1.0  # between two looks
 WRITE_EVERY_S = 5.0  # where nothing has changed
 ENDS = Backoff(first_s=2.0, longest_s=60.0)  # between two requests to end what a vendor does not let go
+ROOM = Backoff(first_s=5.0, longest_s=15.0)  # between two tries to write to a full disk
 RECENT_S = 900.0  # when nobody looked for longer than this after a pod was gone, the user has to resume the run
 START_S = 60.0
 LEAVE_S = 30.0
 POLL_S = 0.1
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,14 +263,18 @@ class Supervisor:
         self.settings, self.journal, self.since, self.tell = settings, journal, since, tell
         self.cares: dict[str, Care] = {}
         self.is_leaving = threading.Event()
+        self.is_disk_full = threading.Event()
         self.written: tuple[float, SupervisorState] | None = None
         self.concluding = threading.Lock()
         self.watching: threading.Thread | None = None
         self.ending: threading.Thread | None = None
 
     def run(self) -> None:
-        """Look after what is to go on, until there is nothing left, this process is to leave or the journal is gone."""
-        while not self.is_leaving.is_set():
+        """Look after what is to go on.
+
+        Return when there is nothing left, the journal is gone, this process is to leave, or nothing could be written.
+        """
+        while not (self.is_leaving.is_set() or self.is_disk_full.is_set()):
             if not self.settings.state_file.exists():  # no other process reads what is written from here on
                 self.tell(f"{self.settings.state_file} is gone")
                 self.is_leaving.set()
@@ -286,7 +298,7 @@ class Supervisor:
         self._watch()
         ends = pods_to_end(self.journal, self.settings)
         if ends and (self.ending is None or not self.ending.is_alive()):
-            self.ending = threading.Thread(target=self._end, name="ends", daemon=True)
+            self.ending = threading.Thread(target=self._in_thread, args=(self._end,), name="ends", daemon=True)
             self.ending.start()
         self._write(services.keys())
         at_work = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
@@ -294,6 +306,18 @@ class Supervisor:
         waits = [one for one in cares if not (one.is_done or one.given_up)]
         is_wanted = carry.is_at_work(self.journal) or watch.is_wanted(self.journal, self.settings)
         return bool(at_work or services or waits or ends) or is_wanted
+
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        """Work until it is done or fails; the next look begins it again."""
+        try:
+            work()
+        except Exception as error:
+            self._fail("supervisor", error)
+
+    def _fail(self, name: str, error: Exception) -> None:
+        if isinstance(error, JournalFull) or is_shortage(error):
+            self.is_disk_full.set()
+        self.tell(f"{name}: {in_words(error)}")
 
     def _end(self) -> None:
         """End what is to end, and ask again, less and less often, until all of it is proven gone."""
@@ -314,7 +338,7 @@ class Supervisor:
     def _watch(self) -> None:
         """Run the watch for events worth a notice in a thread, as a hook may take its time."""
         if self.watching is None or not self.watching.is_alive():
-            self.watching = threading.Thread(target=self._watch_on, name="watch", daemon=True)
+            self.watching = threading.Thread(target=self._in_thread, args=(self._watch_on,), name="watch", daemon=True)
             self.watching.start()
 
     def _watch_on(self) -> None:
@@ -352,7 +376,7 @@ class Supervisor:
             self._tell_given_up(name, why)
         except Exception as error:  # started again, at the pace of its retries
             is_done = False
-            self.tell(f"{name}: {in_words(error)}")
+            self._fail(name, error)
         if (is_done and not why or why) and work != self._carry:
             with Journal.open(self.settings.state_file) as journal:
                 row = journal.ops(run=name)[-1]
@@ -372,7 +396,7 @@ class Supervisor:
         log.parent.mkdir(parents=True, exist_ok=True)
 
         def tell(text: str) -> None:
-            with log.open("a") as file:
+            with contextlib.suppress(OSError), log.open("a") as file:  # a line less on a full disk
                 file.write(f"{moment(time.time())} {text}\n")
 
         self.tell(f"{run}: kept from now on; its log: {log}")
@@ -437,17 +461,39 @@ def serve(tell: Say) -> None:
     with Journal.open(settings.state_file) as journal:
         while True:
             try:
-                lease = journal.take(SUPERVISOR, own_code.stamp())
+                lease = _when_there_is_room(lambda: journal.take(SUPERVISOR, own_code.stamp()), tell)
             except Held as error:
                 tell(str(error))
                 return
             supervisor = Supervisor(settings, journal, time.time(), tell)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in SIGNALS:
                 signal.signal(number, lambda *_: supervisor.is_leaving.set())  # noqa: B023
             tell(f"process {os.getpid()} looks after {settings.state_file}")
             supervisor.run()
-            journal.release(lease)
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_DFL)  # whoever waits for room has nothing that a signal could harm
+            is_handing_on = supervisor.is_disk_full.is_set() and not supervisor.is_leaving.is_set()
+            if is_handing_on:
+                time.sleep(ROOM.first_s)  # or, while only another disk is full, one process would follow the other
+            _when_there_is_room(lambda: journal.release(lease), tell)  # noqa: B023
+            if is_handing_on:
+                tell("it exits, for something could not be written; another process takes over")
+                _start(settings)
+                return
             # A process that has just left work behind saw this lease held, and so started no other supervisor.
             if supervisor.is_leaving.is_set() or not is_needed(journal, settings):
                 tell("it exits: " + ("it was told to" if supervisor.is_leaving.is_set() else "nothing is left"))
                 return
+
+
+def _when_there_is_room(write: Callable[[], T], tell: Say) -> T:
+    """Return what a write to the journal returns, once the disk has room for it. Raises JournalError otherwise."""
+    tries = 0
+    while True:
+        try:
+            return write()
+        except JournalFull as error:
+            if not tries:
+                tell(f"{error}; this is tried again until it succeeds")
+            tries += 1
+            time.sleep(ROOM.wait_s(tries))

@@ -147,6 +147,16 @@ class JournalError(SlipwayError):
     """The journal cannot be used, or not for writing."""
 
 
+class JournalFull(JournalError):
+    """Nothing can be written to the journal for now; what was to be written is not in it."""
+
+    IN_WORDS = ("database or disk is full", "disk I/O error")  # by SQLite; Python tells its codes from 3.11 on
+
+    @classmethod
+    def is_meant(cls, error: sqlite3.Error) -> bool:
+        return str(error).startswith(cls.IN_WORDS)
+
+
 class OlderCode(JournalError):
     """Living processes still use the layout that the journal has; `holders` are those that hold a lease."""
 

@@ -23,7 +23,7 @@ from infra.agent.job import Job
 from infra.agent.limits import Clocks, gap_s, read_clocks
 from infra.agent.process import Identity, boot_id, is_alive, myself
 from infra.errors import Busy, UsageError
-from infra.journal_file import JournalError
+from infra.journal_file import JournalError, JournalFull
 from infra.ledger.life_cycle import ENDED, PLANNED, TERMINATING, after
 from infra.records import Pod
 
@@ -459,7 +459,7 @@ class Journal:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Run one transaction under the lock. Raises JournalError."""
+        """Run one transaction under the lock. Raises JournalFull, JournalError."""
         if self.problem:
             raise JournalError(self.problem)
         with journal_file.locked(self.path) as lock:
@@ -479,7 +479,8 @@ class Journal:
                     raise
                 journal_file.checkpoint_if_long(self._db, self.path)
             except sqlite3.Error as error:
-                raise JournalError(f"journal {self.path}: {error}") from error
+                kind = JournalFull if JournalFull.is_meant(error) else JournalError
+                raise kind(f"journal {self.path}: {error}") from error
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 python -m scripts.runs.supervisor        of the journal of SLIPWAY_STATE_FILE; its standard error is its log
 """
 
+import contextlib
 import sys
 import time
 
@@ -55,7 +56,8 @@ def supervisor(spec: Output) -> None:
 
 def _say(text: str) -> None:
     for line in text.splitlines():
-        print(f"{moment(time.time())} {line}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a line less on a full disk
+            print(f"{moment(time.time())} {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

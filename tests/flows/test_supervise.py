@@ -12,6 +12,7 @@ from flows.sweeps import results as kept_sweeps
 from flows.sweeps.carry import SweepCommand
 from flows.sweeps.results import SweepResult, TrialResult
 from infra.errors import UsageError
+from infra.journal_file import JournalFull
 from infra.ledger.journal import SUPERVISOR, Journal
 from infra.runs.keeper import lease_name
 from infra.settings import Settings
@@ -156,3 +157,33 @@ def test_a_supervisor_whose_journal_is_gone_ends_and_makes_no_other(journal, set
     assert said == [f"{settings.state_file} is gone"] and supervisor.is_leaving.is_set()
     assert not settings.state_file.exists()
     (tmp_path / "elsewhere").rename(tmp_path / "state")  # which the fixture closes
+
+
+def test_a_supervisor_that_could_not_write_begins_nothing_more_and_waits_for_room(journal, settings, monkeypatch):
+    begun(journal, "far-1")
+    supervisor = supervise.Supervisor(settings, journal, 0.0, print)
+
+    def fails(run):
+        raise JournalFull("journal: database or disk is full")
+
+    monkeypatch.setattr(supervisor, "_keep", fails)
+    supervisor.run()
+    care = supervisor.cares[lease_name("far-1")]
+    assert supervisor.is_disk_full.is_set() and not supervisor.is_leaving.is_set()
+    assert len(care.begun_at) == 1 and not care.given_up
+    said, waits, left = [], [], [JournalFull("full"), JournalFull("full")]
+    monkeypatch.setattr(supervise.time, "sleep", waits.append)
+    assert supervise._when_there_is_room(lambda: fails("") if left and left.pop() else "written", said.append)
+    assert len(waits) == 2 and len(said) == 1
+    with pytest.raises(UsageError, match="held"):
+        supervise._when_there_is_room(lambda: [journal.take("a"), journal.take("a")], said.append)
+
+
+def test_a_disk_that_fills_is_told_from_a_journal_that_is_wrong(journal, settings):
+    (pages,) = journal.read("PRAGMA page_count")[0]
+    journal.read(f"PRAGMA max_page_count = {pages}")  # SQLite's own way to have no room
+    with pytest.raises(JournalFull, match="database or disk is full"):
+        for number in range(200):
+            begun(journal, f"far-{number}")
+    journal.read("PRAGMA max_page_count = 1000000")
+    begun(journal, "later-1")
