@@ -458,7 +458,7 @@ def load() -> Settings:
 def serve(tell: Say) -> None:
     """Run as the supervisor of this installation, unless one lives; return when nothing is left, or when asked to."""
     settings = load()
-    with Journal.open(settings.state_file) as journal:
+    with _when_there_is_room(lambda: Journal.open(settings.state_file), tell) as journal:
         while True:
             try:
                 lease = _when_there_is_room(lambda: journal.take(SUPERVISOR, own_code.stamp()), tell)

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ from urllib.parse import quote
 from infra import installation, names
 from infra.agent.limits import Clocks, read_clocks
 from infra.agent.process import Identity, is_alive
+from infra.agent.shortage import is_shortage
 from infra.errors import SlipwayError
 from infra.installation import JournalClaim
+from infra.units import size
 from store import local_files
 
 PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000, "wal_autocheckpoint": 0}
@@ -152,9 +155,15 @@ class JournalFull(JournalError):
 
     IN_WORDS = ("database or disk is full", "disk I/O error")  # by SQLite; Python tells its codes from 3.11 on
 
-    @classmethod
-    def is_meant(cls, error: sqlite3.Error) -> bool:
-        return str(error).startswith(cls.IN_WORDS)
+
+def failed(path: Path, error: Exception) -> JournalError:
+    """Return the error to raise when the system or SQLite does not take an operation on the journal at `path`."""
+    is_full = str(error).startswith(JournalFull.IN_WORDS) or isinstance(error, OSError) and is_shortage(error)
+    if not is_full:
+        return JournalError(f"journal {path}: {error}")
+    free = size(shutil.disk_usage(path.parent).free)
+    return JournalFull(f"journal {path}: {error}; {free} are free on its disk. Make room, then run that again; until "
+                       "then nothing is rented or ended from here, and pods end at their own limits")  # fmt: skip
 
 
 class OlderCode(JournalError):
@@ -244,7 +253,7 @@ def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             return _open_locked(path, environ, lock)
     except (OSError, sqlite3.OperationalError) as error:
-        raise JournalError(f"journal {path}: {error}") from error
+        raise failed(path, error) from error
 
 
 def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:

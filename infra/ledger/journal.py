@@ -23,7 +23,7 @@ from infra.agent.job import Job
 from infra.agent.limits import Clocks, gap_s, read_clocks
 from infra.agent.process import Identity, boot_id, is_alive, myself
 from infra.errors import Busy, UsageError
-from infra.journal_file import JournalError, JournalFull
+from infra.journal_file import JournalError
 from infra.ledger.life_cycle import ENDED, PLANNED, TERMINATING, after
 from infra.records import Pod
 
@@ -479,8 +479,7 @@ class Journal:
                     raise
                 journal_file.checkpoint_if_long(self._db, self.path)
             except sqlite3.Error as error:
-                kind = JournalFull if JournalFull.is_meant(error) else JournalError
-                raise kind(f"journal {self.path}: {error}") from error
+                raise journal_file.failed(self.path, error) from error
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
