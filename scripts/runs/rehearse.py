@@ -188,6 +188,7 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
         lines = costs.ledger(rows, {}, int(time.time()), clock_scale=world.speed)
     billed, ours = sum(pod["billed_micro_usd"] for pod in pods), sum(line.quoted_micro_usd for line in lines)
     running = [pod for pod in pods if pod["micro_usd_per_hour"]]
+    problems = truth["problems"][len(before["problems"]) :]
     if as_json:
         print_json({
             "launch": outcome,
@@ -197,7 +198,7 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
             "ledger_usd": render.usd(ours),
             "still_running": [pod["id"] for pod in running],
             "preemptions_left": truth["preemptions_left"],
-            "problems": truth["problems"],
+            "problems": problems,
         })  # fmt: skip
         return
     print(f"=== What the market saw (its clock ran {world.speed:g} times as fast) ===")
@@ -212,7 +213,7 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
     if truth["preemptions_left"]:
         left = render.count(truth["preemptions_left"], "preemption")
         render.say(f"{left} did not happen: no other machine had a checkpoint in the store")
-    for problem in truth["problems"]:
+    for problem in problems:
         render.say(render.clean(f"the world itself had a problem: {problem}"))
 
 
