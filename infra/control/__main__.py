@@ -15,10 +15,12 @@ import os
 import sys
 from typing import Any
 
+from infra.agent.shortage import is_shortage
 from infra.checkout import ROOT
 from infra.control import archive, host_side
 from infra.control.places import HostPlaces
 from infra.errors import SlipwayError
+from infra.installation import this_machine
 
 
 def main(words: list[str]) -> int:
@@ -56,4 +58,9 @@ def _copy(places: HostPlaces) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except OSError as error:
+        if not is_shortage(error):
+            raise
+        sys.exit(f"the control host {this_machine().host} cannot do this now: {error}; make room on its disk")

@@ -12,6 +12,7 @@ from typing import Any
 from infra import journal_moves
 from infra.agent.job import write_durably
 from infra.agent.process import boot_id
+from infra.agent.shortage import is_shortage
 from infra.control import archive, at_boot
 from infra.control.places import HERE, HostPlaces
 from infra.control.ties import refuse_ties
@@ -83,8 +84,12 @@ def is_due(places: HostPlaces) -> bool:
 
 
 def note_start(places: HostPlaces) -> None:
-    """Write down that what must go on is looked after now."""
-    write_durably(places.started, json.dumps({"boot_id": boot_id(), "at": time.time()}))
+    """Write down that what must go on is looked after now; on a full disk the next command does the same again."""
+    try:
+        write_durably(places.started, json.dumps({"boot_id": boot_id(), "at": time.time()}))
+    except OSError as error:
+        if not is_shortage(error):
+            raise
 
 
 def line_of(about: dict[str, Any], code: Path) -> tuple[list[str], str, dict[str, str]]:
