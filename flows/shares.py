@@ -73,8 +73,12 @@ def pay_from(
     if budget is not None:  # the cost of earlier pods is part of what is reserved for a run
         own = budgets.state(journal, name, settings.clock_scale).runs.get(run)
         most += own.most if own else 0
-    if not waits or budget is None or most > budget.amount:
-        budgets.reserve(journal, name, run, most, settings.clock_scale)
+    will_do = budget is not None and most <= budget.amount  # once enough of it is free
+    if not (waits and will_do):
+        try:
+            budgets.reserve(journal, name, run, most, settings.clock_scale)
+        except OutOfMoney as error:
+            raise OutOfMoney(f"{error}; wait until enough of it is free: --wait") if will_do else error from None
         return name
     place, why = f"budget {name}", ""
     turn = turns.stand_in_line(journal, run, BUDGET, (place,), "")

@@ -46,6 +46,10 @@ class NoWorld(UsageError):
     """No rehearsal runs; the message says why not."""
 
 
+class AlreadyRuns(UsageError):
+    """A rehearsal runs, perhaps since a moment ago, when another command has begun it at the same time."""
+
+
 @dataclass(frozen=True)
 class Running:
     """A world that answers, or did when it was looked at."""
@@ -126,13 +130,13 @@ def find(base: Path) -> Running:
 def start(base: Path, *words: str, speed: float, idle_s: float = IDLE_S) -> Running:
     """Start a new world; return it once it answers.
 
-    `words`: more of the command line of `python -m infra.rehearsal`. Raises UsageError when one runs already, or for
+    `words`: more of the command line of `python -m infra.rehearsal`. Raises AlreadyRuns, and UsageError for
     words that mean nothing.
     """
     with _alone(base):
         with contextlib.suppress(NoWorld):
             found = find(base)
-            raise UsageError(f"a rehearsal runs already in {found.folder}; end it with: inv rehearse --stop")
+            raise AlreadyRuns(f"a rehearsal runs already in {found.folder}; end it with: inv rehearse --stop")
         _clear(base)
         folder = base / f"world-{random_word(8)}"
         folder.mkdir(mode=0o700)

@@ -28,8 +28,12 @@ def enter(begin: bool = False, speed: float = 0.0) -> None:
     except attach.NoWorld:
         if not begin:
             raise
-        found = attach.start(base(), speed=speed or attach.SPEED)
-        render.say(f"a rehearsal was started, with built-in offers; {until_when()}")
+        try:
+            found = attach.start(base(), speed=speed or attach.SPEED)
+        except attach.AlreadyRuns:
+            found = attach.find(base())
+        else:
+            render.say(f"a rehearsal was started, with built-in offers; {until_when()}")
     step_into(found)
 
 

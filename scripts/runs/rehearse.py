@@ -142,7 +142,10 @@ def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | Non
     except attach.NoWorld:
         more = ["--offers", str(Path(offers).absolute())] if offers else []
         more += ["--faults", str(Path(faults).absolute())] if faults else []
-        found = attach.start(rehearsal_world.base(), *more, speed=speed or fitting)
+        try:
+            found = attach.start(rehearsal_world.base(), *more, speed=speed or fitting)
+        except attach.AlreadyRuns:
+            return the_world(plan, faults, offers, speed, fitting)
         render.say(f"a rehearsal was started; {rehearsal_world.until_when()}")
         return found
     at_start = [name for name in AT_START_ONLY if plan.get(name)]

@@ -1,0 +1,55 @@
+"""One budget for the launches of several terminals, in a rehearsed market that their first commands begin."""
+
+import pytest
+
+from tests.end_to_end.test_street_market import KEYS, Rehearsed
+from tests.world import until
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.needs("sshd", "ssh-keygen"),  # of the machines of its market
+    pytest.mark.timeout(400),  # a guard against hangs, also where eight others are at work
+]
+
+
+@pytest.fixture
+def user(tmp_path):
+    user = Rehearsed(tmp_path, KEYS)
+    yield user
+    user.inv("down", "--all", "--rehearse")
+    user.inv("rehearse", "--stop")
+    assert until(lambda: not user.processes(), "the end of everything")
+
+
+def line(name: str, folder, *more: str) -> list[str]:
+    """A launch that may cost 2 USD of the 3 of its budget, and works until there is a file with its name."""
+    work = f"until [ -e {folder}/{name}.go ]; do sleep 0.1; done"
+    machine = ["--provider", "lium", "--gpu", "RTX4090,L40S", "--num-gpus", "1"]
+    return ["launch", *machine, "--cmd", work, "-n", name, "--budget", "evals=3", "--spend-limit", "2", "--yes", *more]
+
+
+def test_of_two_terminals_one_is_paid_the_next_waits_and_a_killed_one_holds_up_nobody(user, tmp_path):
+    begun = {name: user.begin(*line(name, tmp_path), "--rehearse") for name in ("one", "two")}
+    lost = until(lambda: next((name for name, process in begun.items() if process.poll() is not None), ""), "a refusal")
+    paid = ({"one", "two"} - {lost}).pop()
+    _, err = begun[lost].communicate()
+    assert (
+        begun[lost].returncode == 2
+        and f"reserved by {paid}; nothing was rented; wait until enough of it is free: --wait" in err
+    )
+    third = user.begin(*line("third", tmp_path, "--wait"), "--rehearse")
+    until(lambda: user.status().get("third", {}).get("state") == "waiting", "the third waits")
+    note = user.status()["third"]["note"]
+    assert note.startswith("waits for budget evals: third may cost 2.00 USD") and f"reserved by {paid}" in note
+    fourth = user.begin(*line("fourth", tmp_path, "--wait"), "--rehearse")
+    until(lambda: user.status().get("fourth", {}).get("state") == "waiting", "the fourth waits behind it")
+    third.kill()
+    third.communicate()
+    until(lambda: "third" not in user.status(), "its place is free")
+    assert [pod["state"] for pod in user.truth()["pods"]] == ["running"]
+    for name in (paid, "fourth"):
+        (tmp_path / f"{name}.go").touch()
+    for process in (begun[paid], fourth):
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+    assert len(user.truth()["pods"]) == 2
