@@ -26,8 +26,8 @@ READ_BYTES = 1 << 16  # of stderr, which a pipe holds at most
 TITLE = "Slipway"
 HOOK_TEXT = "SLIPWAY_HOOK_COMMAND"  # in the environment of the shell, since others can read its arguments
 # What a command has started ends with the process that sends; what it leaves in the background after its end stays.
-SHELL = f'''(while sleep 1 && kill -0 $PPID; do :; done; kill -KILL 0) </dev/null >/dev/null 2>&1 &
-(eval "${HOOK_TEXT}"); code=$?; kill $!; exit $code'''
+SHELL = f"""(while sleep 1 && kill -0 $PPID; do :; done; kill -KILL 0) </dev/null >/dev/null 2>&1 &
+(eval "${HOOK_TEXT}"); code=$?; kill $!; exit $code"""
 LINE = {
     "succeeded": "done",
     "recovered": "back at work",

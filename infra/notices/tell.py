@@ -56,7 +56,7 @@ def _wait(notice: Notice, say: Say) -> None:
     for sender in senders:
         sender.join(max(0.0, until - time.monotonic()))
     if any(sender.is_alive() for sender in senders):
-        say(f"notice of {notice.subject}: a hook has not answered yet; it is waited for, {duration(PATIENCE_S)} at most")
+        say(f"notice of {notice.subject}: a hook has not answered yet, and gets {duration(PATIENCE_S)}")
     for sender in senders:
         sender.join()
 
