@@ -160,7 +160,7 @@ def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> l
     shown = tried if len(tried) <= SHOWN_PODS else [tried[0], *tried[-SHOWN_PODS + 1 :]]
     for number, op in enumerate(tried, 1):
         if op in shown:
-            found.append(_pod(number, op, [event for event in events if event.token == op.token]))
+            found.append(_pod(number, op, [event for event in events if event.token == op.token], view.clock_scale))
         elif op is tried[1]:
             found.append(f"pods 2 to {len(tried) - SHOWN_PODS + 1}: the same again")
     steps = [step for step in one.progress.get("steps", ()) if step["state"] != "waiting" or step.get("attempts")]
@@ -175,21 +175,21 @@ def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> l
     return found
 
 
-def _pod(number: int, op: Op, events: Sequence[JournalEvent]) -> str:
-    """Return the life of one pod in a line."""
+def _pod(number: int, op: Op, events: Sequence[JournalEvent], scale: float) -> str:
+    """Return the life of one pod in a line. `scale`: speed of the clock that counts its cost."""
     at = {event.event: event.at for event in reversed(events)}
     parts = [f"{moment(op.intent_at)} pod {number} on {op.vendor}{f' ({op.place})' if op.place else ''}"]
     if op.rate:
         parts.append(per_hour(op.rate))
     if "armed" in at:
-        parts.append(f"at work after {duration(at['armed'] - at.get('sending', op.intent_at))}")
+        parts.append(f"at work after {duration((at['armed'] - at.get('sending', op.intent_at)) * scale)}")
     elif not op.is_live:
         parts.append("never at work")
     if "unreachable" in at:
         parts.append(f"silent from {moment(at['unreachable'])}")
     if not op.is_live:
         ended = op.ended_at or op.del_requested_at
-        lived = f" after {duration(ended - op.intent_at)}" if ended else ""
+        lived = f" after {duration((ended - op.intent_at) * scale)}" if ended else ""
         is_taken = op.reason in ("", sight.GONE)
         parts.append(f"taken away{lived}" if is_taken else f"gone{lived}: {op.reason}")
     return ", ".join(parts)

@@ -18,10 +18,15 @@ export function go(name, query = {}, replace = false) {
   dispatchEvent(new Event("hashchange")); // replaceState sends none
 }
 
+// The same command for a terminal, which sees the rehearsal only when it is told to.
+export function typed(words) {
+  return words && about.is_rehearsal ? `${words} --rehearse` : words;
+}
+
 export function command(words) {
   const bar = document.getElementById("command");
   bar.hidden = !words;
-  bar.firstElementChild.textContent = words;
+  bar.firstElementChild.textContent = typed(words);
 }
 
 export function title(words) {
