@@ -52,7 +52,7 @@ export function number(value, digits = 4) {
     if (size >= 10 * much || (size >= much && much > 1e3)) return `${Number((value / much).toPrecision(3))}${letter}`;
   }
   if (size && size < 1e-4) return value.toExponential(1);
-  return value.toLocaleString("en", { maximumSignificantDigits: digits });
+  return (value || 0).toLocaleString("en", { maximumSignificantDigits: digits });
 }
 
 export function duration(seconds) {

@@ -18,9 +18,10 @@ export function go(name, query = {}, replace = false) {
   dispatchEvent(new Event("hashchange")); // replaceState sends none
 }
 
-// The same command for a terminal, which sees the rehearsal only when it is told to.
+// The same command for a terminal, which sees the rehearsal, or its store, only when it is told to.
 export function typed(words) {
-  return words && about.is_rehearsal ? `${words} --rehearse` : words;
+  if (!words || !about.is_rehearsal) return words;
+  return /^inv (chat|ckpt|shard)/.test(words) ? `SLIPWAY_STORE=${about.store} ./${words}` : `${words} --rehearse`;
 }
 
 export function command(words) {

@@ -75,7 +75,7 @@ function days(values) {
     const label = at % Math.ceil(all.length / 10) === 0 ? [s("text", { x, y: 172 }, day.slice(5))] : [];
     return [bar, ...label];
   });
-  return s("svg", { class: "days", viewBox: "0 0 740 180", role: "img", "aria-label": `Cost by day; ${all.slice(-3).map(([day, amount]) => `${day} ${usd(amount)}`).join(", ")}` }, s("text", { x: 0, y: 12 }, usd(most.toFixed(2))), ...drawn);
+  return s("svg", { class: "days", viewBox: "0 0 740 180", preserveAspectRatio: "xMinYMid", role: "img", "aria-label": `Cost by day; ${all.slice(-3).map(([day, amount]) => `${day} ${usd(amount)}`).join(", ")}` }, s("text", { x: 0, y: 12 }, usd(most.toFixed(2))), ...drawn);
 }
 
 const filter = { gpu: "", provider: "", spot: "", most: "" };
