@@ -71,6 +71,7 @@ def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyS
         state=view.state,
         rows=rows,
         armed=frozenset(one.token for one in events if one.event == "armed"),
+        stops=_stops(rows, events),
         verdict=verdict,
         progress=view.progress,
         words=_tail(op, step, settings),
@@ -80,6 +81,14 @@ def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyS
         money=view.limit_micro_usd and f"{in_usd(view.spent_micro_usd)} of {in_usd(view.limit_micro_usd)}" or "",
     )
     return WhyStory(op.run, causes.cause_of(evidence), tuple(_lines(evidence, events, view)))
+
+
+def _stops(rows: Sequence[Op], events: Sequence[JournalEvent]) -> list[str]:
+    """Return in words how the work has stopped before it went on, oldest first; lost pods are left out."""
+    found = [(op.ended_at or 0, op.reason) for op in rows[:-1] if not op.is_live and op.outcome]
+    found += [(event.at, "killed, as neither its guard nor its agent was running") for event in events
+              if event.event == "unreachable"]  # fmt: skip
+    return [words for _, words in sorted(found)]
 
 
 def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Settings) -> WhyStory:
@@ -186,7 +195,9 @@ def _pod(number: int, op: Op, events: Sequence[JournalEvent], scale: float) -> s
     elif not op.is_live:
         parts.append("never at work")
     if "unreachable" in at:
-        parts.append(f"silent from {moment(at['unreachable'])}")
+        parts.append(f"silent at {moment(at['unreachable'])}")
+    if "reachable" in at:
+        parts.append(f"at work again from {moment(at['reachable'])}")
     if not op.is_live:
         ended = op.ended_at or op.del_requested_at
         lived = f" after {duration((ended - op.intent_at) * scale)}" if ended else ""
