@@ -13,6 +13,7 @@ from infra.agent.limits import read_clocks
 from infra.errors import UsageError
 from infra.ledger import spend
 from infra.ledger.journal import Journal, Op, Taken
+from infra.ledger.life_cycle import READY
 from infra.money import in_usd
 from infra.providers import registry
 from infra.runs import hand_over, pods, sight
@@ -107,6 +108,8 @@ def again(
     if vendor.manages:
         raise UsageError(f"{op.run}: {vendor.name} takes whole jobs: launch it again with the same words and "
                          f"--run-name {op.run}; it goes on from its checkpoints in {op.store}")  # fmt: skip
+    if op.state == READY and not vendor.manages and not last_verdict(op, settings):
+        op = journal.advance(op, "unreachable")  # so that `inv why` tells of it later
     if vendor.fleeting and not op.is_live:
         keeper = Keeper.of(op, journal, settings, tell)
         keeper.terms = replace(keeper.terms, asked=asked)

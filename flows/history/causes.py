@@ -20,6 +20,7 @@ MEMORY = re.compile(r"SIGKILL|exit code (137|-9)\b|Out of memory: Killed|oom-kil
 DISK = re.compile(r"disk nearly full|No space left on device|disk is full|ENOSPC|Disk quota exceeded", re.I)
 IDLE = re.compile(r"GPUs? idle|idle for")
 SILENT = re.compile(r"fell silent")
+SHOWN_STOPS = 3
 SIGNAL = re.compile(r"killed by (SIG[A-Z0-9]+)")
 
 
@@ -38,6 +39,8 @@ class RunEvidence:
     progress: Mapping[str, Any] = field(default_factory=dict)
     words: str = ""
     """The last lines of the log of the step that ran last."""
+    stops: Sequence[str] = ()
+    """Words for each time at which its work stopped before it went on, oldest first; lost pods are in `rows`."""
     why: str = ""
     """Explanation by its controller or its provider."""
     is_engine: bool = False
@@ -215,6 +218,13 @@ def _lost(one: RunEvidence) -> Cause | None:
     return Cause("lost", f"its machine is gone or silent: {said}", f"bring it back: inv resume {one.run}")
 
 
+def _resumed(one: RunEvidence) -> Cause | None:
+    if one.state not in ("running", "succeeded") or not one.stops:
+        return None
+    said = f"it was stopped {count(len(one.stops), 'time')} ({'; then '.join(one.stops[-SHOWN_STOPS:])})"
+    return Cause("resumed", f"{said}, went on, and {_is(one.state)}", _any(one).then)
+
+
 def _any(one: RunEvidence) -> Cause:
     what = {
         "running": (
@@ -252,5 +262,6 @@ def _is(state: str) -> str:
 
 
 RULES: tuple[Callable[[RunEvidence], Cause | None], ...] = (
-    _engine, _disk, _gpu_memory, _memory, _idle, _limit, _silent, _preempted, _host, _failed, _lost, _stopped, _any,
+    _engine, _disk, _gpu_memory, _memory, _idle, _limit, _silent, _preempted, _host, _failed, _lost, _stopped, _resumed,
+    _any,
 )  # fmt: skip

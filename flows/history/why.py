@@ -72,6 +72,7 @@ def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyS
         state=view.state,
         rows=rows,
         armed=frozenset(one.token for one in events if one.event == "armed"),
+        stops=_stops(rows, events),
         verdict=verdict,
         progress=view.progress,
         words=_tail(op, step, settings),
@@ -81,6 +82,14 @@ def of_run(op: Op, journal: Journal, settings: Settings, said: str = "") -> WhyS
         money=view.limit_micro_usd and f"{in_usd(view.spent_micro_usd)} of {in_usd(view.limit_micro_usd)}" or "",
     )
     return WhyStory(op.run, causes.cause_of(evidence), tuple(_lines(evidence, events, view)))
+
+
+def _stops(rows: Sequence[Op], events: Sequence[JournalEvent]) -> list[str]:
+    """Return in words how the work has stopped before it went on, oldest first; lost pods are left out."""
+    found = [(op.ended_at or 0, op.reason) for op in rows[:-1] if not op.is_live and op.outcome]
+    found += [(event.at, "killed, as neither its guard nor its agent was running") for event in events
+              if event.event == "unreachable"]  # fmt: skip
+    return [words for _, words in sorted(found)]
 
 
 def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Settings) -> WhyStory:
@@ -161,7 +170,7 @@ def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> l
     left_out = tried[1 : 1 - SHOWN_PODS] if len(tried) > SHOWN_PODS + 1 else []
     for number, op in enumerate(tried, 1):
         if op not in left_out:
-            found.append(_pod(number, op, [event for event in events if event.token == op.token]))
+            found.append(_pod(number, op, [event for event in events if event.token == op.token], view.clock_scale))
         elif op is left_out[0]:
             ends = Counter(map(_end_of_pod, left_out)).most_common()
             found.append(f"pods 2 to {1 + len(left_out)}: {', '.join(f'{end} ({times})' for end, times in ends)}")
@@ -177,21 +186,23 @@ def _lines(one: RunEvidence, events: Sequence[JournalEvent], view: PodView) -> l
     return found
 
 
-def _pod(number: int, op: Op, events: Sequence[JournalEvent]) -> str:
-    """Return the life of one pod in a line."""
+def _pod(number: int, op: Op, events: Sequence[JournalEvent], scale: float) -> str:
+    """Return the life of one pod in a line. `scale`: speed of the clock that counts its cost."""
     at = {event.event: event.at for event in reversed(events)}
     parts = [f"{moment(op.intent_at)} pod {number} on {op.vendor}{f' ({op.place})' if op.place else ''}"]
     if op.rate:
         parts.append(per_hour(op.rate))
     if "armed" in at:
-        parts.append(f"at work after {duration(at['armed'] - at.get('sending', op.intent_at))}")
+        parts.append(f"at work after {duration((at['armed'] - at.get('sending', op.intent_at)) * scale)}")
     elif not op.is_live:
         parts.append("never at work")
     if "unreachable" in at:
-        parts.append(f"silent from {moment(at['unreachable'])}")
+        parts.append(f"silent at {moment(at['unreachable'])}")
+    if "reachable" in at:
+        parts.append(f"at work again from {moment(at['reachable'])}")
     if not op.is_live:
         ended = op.ended_at or op.del_requested_at
-        parts.append(_end_of_pod(op, f" after {duration(ended - op.intent_at)}" if ended else ""))
+        parts.append(_end_of_pod(op, f" after {duration((ended - op.intent_at) * scale)}" if ended else ""))
     return ", ".join(parts)
 
 

@@ -69,7 +69,7 @@ class NoticeWatch:
         for service in service_rows.every(self.journal) if hooks.for_all(settings) else ():
             try:
                 for notice in of_service(service.name, service_state.seen_of(service.seen)):
-                    tell(notice, hooks.for_all(settings), settings, self.say)
+                    tell(notice, hooks.for_all(settings), settings, self.say, aside=True)
             except Exception as error:
                 self.say(f"{service.name}: {in_words(error)}")
         for problem in outbox.deliver(settings):
@@ -90,7 +90,7 @@ class NoticeWatch:
             self.idle_since.pop(op.token, None)
         idle_s = (now - self.idle_since.get(op.token, now)) * seen.clock_scale
         for notice in of_run(op, seen, read_clocks(), idle_s):
-            tell(notice, names_of(op, settings), settings, self.say)
+            tell(notice, names_of(op, settings), settings, self.say, aside=True)
 
 
 def of_run(op: Op, seen: Sight, now: Clocks, idle_s: float = 0.0) -> Iterator[Notice]:

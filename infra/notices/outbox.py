@@ -1,7 +1,7 @@
 """The notices that are to be sent, and those that were: one file each, beside the journal.
 
     put       a file that exists is never written again: whatever happens twice is told once
-    deliver   one process at a time sends what is due; what fails is tried again later, for a day
+    deliver   each notice is sent by one process; what fails is tried again later, for a day
 
 In: what happened, and the names of hooks. Out: notices sent. Files hold no secrets: a hook is kept by its name, and is
 looked up when it is told. A machine that dies between the sending of a notice and its note sends that one twice.
@@ -21,13 +21,15 @@ from typing import Any
 from infra.errors import SlipwayError, UsageError
 from infra.money import dollars
 from infra.notices import hooks
-from infra.notices.send import send
+from infra.notices.send import PATIENCE_S, send
 from infra.settings import Settings
 from store import local_files
 from store.backoff import Backoff
 
 BACKOFF = Backoff(first_s=5.0, longest_s=900.0)
 GIVE_UP_S = 86_400.0
+CLAIM_S = PATIENCE_S + 10.0  # then another process may send what this one has begun to send
+LOCK_WAIT_S = 5.0
 AT_ONCE = 8  # notices that are sent at the same time
 KEEP_S = 40 * 86_400.0  # then it may happen again
 
@@ -91,32 +93,36 @@ def waits(settings: Settings) -> bool:
     return any(one["sent_at"] is None and not one.get("given_up") for _, one in records(settings))
 
 
-def deliver(settings: Settings, wait_s: float = 0.0) -> list[str]:
-    """Send what is due; return what went wrong for the first time, in words.
-
-    Another process may be at it already, and is waited for so long.
-    """
-    place = folder(settings)
-    if not place.is_dir():
-        return []
-    due: list[tuple[Path, dict[str, Any]]] = []
+def deliver(settings: Settings) -> list[str]:
+    """Send what is due; return what went wrong for the first time, in words."""
     said: list[str] = []
-    with contextlib.suppress(_Busy), local_files.held(place / "lock", _Busy(), wait_s):  # busy: another one sends
+    tried = set[Path]()
+    while due := _claim(settings, tried):
+        threads = [threading.Thread(target=_try, args=(*one, settings, said), daemon=True) for one in due]
+        for thread in threads:  # one that hangs keeps no other waiting
+            thread.start()
+        for thread in threads:
+            thread.join()
+        tried |= {path for path, _ in due}
+    return said
+
+
+def _claim(settings: Settings, tried: set[Path]) -> list[tuple[Path, dict[str, Any]]]:
+    """Return some of what is due, which other processes leave to this one until its time is over."""
+    place, due = folder(settings), list[tuple[Path, dict[str, Any]]]()
+    if not place.is_dir():
+        return due
+    with contextlib.suppress(_Busy), local_files.held(place / "lock", _Busy(), LOCK_WAIT_S):
         for path, one in records(settings):
             now = time.time()
             if one["sent_at"] is not None or one.get("given_up"):
                 if now - one["at"] > KEEP_S:
                     path.unlink(missing_ok=True)
-            elif one["next_at"] <= now:
+            elif one["next_at"] <= now and path not in tried and len(due) < AT_ONCE:
+                one["next_at"] = now + CLAIM_S
+                _write(path, one)
                 due.append((path, one))
-        for begin in range(0, len(due), AT_ONCE):  # one that hangs keeps no other waiting
-            threads = [threading.Thread(target=_try, args=(*one, settings, said), daemon=True)
-                       for one in due[begin : begin + AT_ONCE]]  # fmt: skip
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-    return said
+    return due
 
 
 def _try(path: Path, one: dict[str, Any], settings: Settings, said: list[str]) -> None:
@@ -128,6 +134,10 @@ def _try(path: Path, one: dict[str, Any], settings: Settings, said: list[str]) -
     one["next_at"] = time.time() + BACKOFF.wait_s(one["tries"])
     one |= {"problem": problem, "given_up": bool(problem) and now - one["at"] > GIVE_UP_S}
     one["sent_at"] = None if problem else time.time()
+    _write(path, one)
+
+
+def _write(path: Path, one: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # a full disk: it may be sent again
         local_files.replace(path, json.dumps(one).encode(), 0o600)
 
@@ -142,4 +152,4 @@ def _send(one: dict[str, Any], settings: Settings) -> str:
 
 
 class _Busy(SlipwayError):
-    """Another process sends just now."""
+    """Another process looks for what is due just now."""

@@ -25,6 +25,9 @@ POLL_S = 0.02
 READ_BYTES = 1 << 16  # of stderr, which a pipe holds at most
 TITLE = "Slipway"
 HOOK_TEXT = "SLIPWAY_HOOK_COMMAND"  # in the environment of the shell, since others can read its arguments
+# What a command has started ends with the process that sends; what it leaves in the background after its end stays.
+SHELL = f"""(while sleep 1 && kill -0 $PPID; do :; done; kill -KILL 0) </dev/null >/dev/null 2>&1 &
+(eval "${HOOK_TEXT}"); code=$?; kill $!; exit $code"""
 LINE = {
     "succeeded": "done",
     "recovered": "back at work",
@@ -80,7 +83,7 @@ def _command(hook: Hook, said: Mapping[str, str]) -> str:
         given.write(json.dumps(dict(said)).encode())
         given.seek(0)
         try:
-            process = subprocess.Popen(["sh", "-c", f'eval "${HOOK_TEXT}"'], env=environ, stdin=given,
+            process = subprocess.Popen(["sh", "-c", SHELL], env=environ, stdin=given,
                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                        start_new_session=True)  # fmt: skip
         except OSError as error:

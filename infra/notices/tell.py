@@ -6,6 +6,7 @@ Nothing is raised: a run does not suffer from what is told of it.
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,11 +17,14 @@ from infra.ledger import cost
 from infra.ledger.journal import Journal, Op
 from infra.notices import hooks, outbox
 from infra.notices.outbox import Notice
+from infra.notices.send import PATIENCE_S
 from infra.settings import VENDORS, Settings
+from infra.units import duration
 
 Say = Callable[[str], None]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-WAIT_S = 5.0  # time for another process that is sending
+SENDER = "notices"  # name of the threads that send
+QUIET_S = 2.0  # a longer wait is told of
 
 
 def names_of(op: Op, settings: Settings) -> tuple[str, ...]:
@@ -34,21 +38,32 @@ def names_of(op: Op, settings: Settings) -> tuple[str, ...]:
 def tell(notice: Notice, names: tuple[str, ...], settings: Settings, say: Say, *, aside: bool = False) -> None:
     """Write a notice for hooks, and try to send it at once.
 
-    aside: do not wait until it is sent; whoever supervises sends what this process leaves unsent.
+    aside: do not wait until it is sent. Without it, whatever this process sends is waited for, as it ends with it.
     """
     try:
         if names and outbox.put(notice, names, settings):
-            sender = threading.Thread(target=_deliver, args=(notice, settings, say), daemon=True)
+            sender = threading.Thread(target=_deliver, args=(notice, settings, say), name=SENDER, daemon=True)
             sender.start()
             if not aside:
-                sender.join()
+                _wait(notice, say)
     except Exception as error:  # a full disk, say
         say(f"notice of {notice.subject}: {in_words(error)}")
 
 
+def _wait(notice: Notice, say: Say) -> None:
+    senders = [one for one in threading.enumerate() if one.name == SENDER]
+    until = time.monotonic() + QUIET_S
+    for sender in senders:
+        sender.join(max(0.0, until - time.monotonic()))
+    if any(sender.is_alive() for sender in senders):
+        say(f"notice of {notice.subject}: a hook has not answered yet, and gets {duration(PATIENCE_S)}")
+    for sender in senders:
+        sender.join()
+
+
 def _deliver(notice: Notice, settings: Settings, say: Say) -> None:
     try:
-        for problem in outbox.deliver(settings, WAIT_S):
+        for problem in outbox.deliver(settings):
             say(problem)
     except Exception as error:
         say(f"notice of {notice.subject}: {in_words(error)}")

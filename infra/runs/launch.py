@@ -92,12 +92,13 @@ def start(
         with ThreadPoolExecutor(len(ops)) as pool:
             list(pool.map(lambda op: _send(op, vendors(op.vendor), root, plan, say, terms), ops))
         if len(ops) > 1:
-            with stage("introduce", say):
+            with stage("introduce", say, renting.scale):
                 ops[:] = _introduce(ops, vendors, journal)
-        with stage("hand-over", say):
+        with stage("hand-over", say, renting.scale):
             ops[:] = [hand_over(op, vendors(op.vendor), journal, secrets) for op in ops]
 
-    return _had(_Renting(plan, list(offers), vendors, journal, say, terms), work)
+    renting = _Renting(plan, list(offers), vendors, journal, say, terms)
+    return _had(renting, work)
 
 
 def _refuse_engine(job: Job | None, offers: Sequence[Offer], vendors: Vendors) -> None:
@@ -119,7 +120,7 @@ def hold(
 
     def work(ops: list[Op]) -> None:
         provider = vendors(ops[0].vendor)
-        with stage("guard", say):
+        with stage("guard", say, clock_scale):
             send_agent(ops[0], provider)
             ops[0] = hand_over(ops[0], provider, journal, {})
 
@@ -147,7 +148,7 @@ def give(
         job = with_courier(job, plan.store, op.run)
     _send(replace(op, job=job.to_json()), provider, root, plan, say, terms)
     op = journal.note(op, job=job.to_json(), target=plan.target, store=plan.store)
-    with stage("hand-over", say):
+    with stage("hand-over", say, clock_scale(provider)):
         return hand_over(op, provider, journal, secrets)
 
 
@@ -285,7 +286,7 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
         provider, why = vendors(offer.provider), ""
         while len(ops) < request.nodes and not why:
             try:
-                rent = stage("rent", say) if not provider.is_here else contextlib.nullcontext()
+                rent = stage("rent", say, clock_scale(provider)) if not provider.is_here else contextlib.nullcontext()
                 with rent, finishing(f"{offer.provider} was asked for a machine", say):
                     ops.append(_rent(renting, offer, provider, len(ops)))
             except NoOffer as error:
@@ -337,14 +338,14 @@ def _try(
     """Return why the last of `ops` does not boot or is not what was promised, in words; "" when it is."""
     if rented := market(provider):
         try:
-            with stage("boot", say):
+            with stage("boot", say, clock_scale(provider)):
                 ops[-1] = boot(ops[-1], rented, journal, terms.boot_s)
         except Unbooted as error:
             return str(error)
     beside = [op for op in journal.ops(live=True) if op.place and op.place == offer.place and op.run != request.run]
     if not terms.accept or beside:  # at work beside others, which a measurement would disturb, and which would spoil it
         return ""
-    with stage("accept", say):
+    with stage("accept", say, clock_scale(provider)):
         return terms.accept(provider.reach(pods.pod_of(ops[-1])), request, offer)
 
 
@@ -374,16 +375,16 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: T
     else:
         use_code_there(op, provider, root, plan, say)
     for one in plan.carried if terms.sync else ():
-        with stage(one.name, say) as told:
+        with stage(one.name, say, clock_scale(provider)) as told:
             pushed = push(transport, Path(one.source), pod.root / one.name, op.token, one.file)
             told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
     is_apart = op.slot and (provider.recovers or not provider.pod_store)
     pod_store = APART if is_apart else provider.pod_store
     if pod_store:
-        with stage("inputs", say) as told:
+        with stage("inputs", say, clock_scale(provider)) as told:
             told += mirror.send_artifacts(Job.from_json(op.job), pod, pod_store, transport, Store(plan.store))
     if terms.prepare and op.slot == 0:
-        with stage("what was made", say):
+        with stage("what was made", say, clock_scale(provider)):
             terms.prepare(op, transport)
 
 

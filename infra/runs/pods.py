@@ -35,6 +35,7 @@ from store.backoff import Backoff
 
 ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # fields of a row whose end somebody wanted
 PATIENCE_S = 120.0  # while a vendor deletes
+REASON_CHARS = 300
 SETTLE_S = 10.0  # while it deletes what somebody else has asked it to: the next look asks again
 LONGEST_S = 10 * 365 * 86400.0  # longest limit of time
 FIRST_WAIT_S = 0.25
@@ -337,7 +338,8 @@ def _cut_off(provider: Provider, op: Op, journal: Journal, patience_s: float) ->
 
 def said_by(verdict: Mapping[str, Any]) -> str:
     """Return the reason for which a pod is ended after such a verdict."""
-    return f"its work has ended: {verdict['state']}"
+    why = verdict.get("reason") if verdict["state"] in ("failed", "limit", "lost") else ""
+    return f"its work has ended: {verdict['state']}{f': {why}' if why else ''}"[:REASON_CHARS]
 
 
 def is_over(op: Op) -> bool:

@@ -84,9 +84,10 @@ class Fetch:
             mount = MountFolder(self.folder.uri, name, self.root)
             number = self._patiently(lambda mount=mount: mount.bring(self._progress))  # type: ignore[misc]
             self._tell(f"mount {name}: {number} files brought from {self.folder.uri}/{mount.under}")
-        brought = {"checkpoints": sorted(self.checkpoints), "marks": marks, "figures": figures, "logs": len(logs)}
-        self._tell(f"brought from the store: {brought}" if names else "nothing of this run is in the store yet")
-        self.emit("result", **brought, damaged=self.damaged)
+        brought = sorted(self.checkpoints)
+        said = ", ".join([*brought, *(f"the work of step {one}" for one in marks), *figures, f"{len(logs)} logs"])
+        self._tell(f"brought from the store: {said}" if names else "nothing of this run is in the store yet")
+        self.emit("result", checkpoints=brought, marks=marks, figures=figures, logs=len(logs), damaged=self.damaged)
 
     def _bring_checkpoints(self, names: Mapping[str, int]) -> None:
         there = by_folder(names)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.agent.process import identify
 from infra.rehearsal import attach
 from tests.world import ROOT, World, until
 
@@ -85,6 +86,8 @@ def world_of(folder: Path, speed: float):
             "SLIPWAY_BOOT_S": "600",
             "SLIPWAY_NOTIFY": f"""
         echo "$SLIPWAY_RUN $SLIPWAY_STATE $SLIPWAY_COST_USD" >> {folder}/notices""",
+            "SLIPWAY_HOOK_HANGS": f"command echo $$ >> {folder}/hanging; sleep 10000 & sleep 10000",
+            "SLIPWAY_HOOK_TOLD": f'command echo "$SLIPWAY_STATE" >> {folder}/told',
         },
     )
     attach.start(user.base, speed=speed)
@@ -278,10 +281,14 @@ def test_an_instance_is_chosen_by_its_number_and_down_returns_when_its_vendor_ha
 
 
 @pytest.mark.nightly
-def test_a_whole_run_that_is_taken_away_twice_ends_with_the_same_parameters(user):
+def test_a_whole_run_that_is_taken_away_twice_ends_with_the_same_parameters_and_tells_of_it_once(user):
     words = ["rehearse", "--provider", "runpod", "--phase", "sft", "--use-spot", "--preempt", "2", "--yes", "--json"]
-    told = json.loads(user.inv(*words, "--gpu", "H100", "--num-gpus", "1"))
+    told = json.loads(user.inv(*words, "--gpu", "H100", "--num-gpus", "1", "--notify", "hangs,told"))
     assert (told["launch"]["state"], told["launch"]["recoveries"]) == ("succeeded", 2)
+    assert sorted((user.folder / "told").read_text().split()) == [*["preempted"] * 2, *["recovered"] * 2, "succeeded"]
+    hung = [int(pid) for pid in (user.folder / "hanging").read_text().split()]
+    assert len(hung) >= 5  # tried again, perhaps
+    assert not [pid for pid in hung[:5] if identify(pid)], "what hangs has been ended"
     user.inv("launch", "--provider", "local", "--phase", "sft", "--yes")
     for folder in ("base_checkpoints/tiny", "mid_checkpoints/tiny", "chatsft_checkpoints/tiny"):
         assert weights(user.store, folder) == weights(user.folder / "artifacts", folder), folder

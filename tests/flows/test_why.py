@@ -52,6 +52,8 @@ KILLED = "step sft was killed by SIGKILL, as happens when the machine runs out o
         state="failed", rows=[ENDED], verdict=failed("step sft failed with exit code 1", "KeyError: 'text'"))),
     ("stopped", "somebody ended it", dict(state="stopped", rows=[pod("t1", "asked for", "asked")])),
     ("running", "on step sft", dict(state="running", rows=[BACK], progress={"step": "sft"})),
+    ("resumed", "stopped 2 times (asked for; then killed), went on, and is at work", dict(
+        state="running", rows=[BACK], stops=["asked for", "killed"])),
 ])  # fmt: skip
 def test_the_cause_is_named(name, word, evidence):
     armed = frozenset(op.token for op in evidence["rows"])
@@ -77,6 +79,22 @@ def test_the_story_of_a_run_is_ten_lines_at_most_of_what_the_journal_has(tmp_pat
     assert story.text[0].startswith("calm-1: preemption: its pod was taken away 6 times")
     assert story.text[-1] == "to do: bring it back: inv resume calm-1"
     assert any(line.startswith("cost: ") and line.endswith("nothing of it bills") for line in story.text)
+
+
+def test_a_run_that_was_resumed_tells_of_each_time_it_had_stopped(tmp_path):
+    settings = Settings.load(ROOT, environ={"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path)})
+    with Journal.open(settings.state_file) as journal:
+        for number, reason in enumerate(("its work has ended: failed: step sft was killed by SIGKILL", "")):
+            op = journal.plan(token=f"sw1-{number}", run="calm-1", vendor="runpod")
+            for event in ("sending", "created", "armed", "unreachable", "reachable"):
+                op = journal.advance(op, event, **({"remote_id": f"p{number}"} if event == "created" else {}))
+            if reason:
+                op = journal.advance(journal.advance(op, "end", reason=reason, outcome="failed"), "gone")
+        stops = why._stops(journal.ops(run="calm-1"), journal.events("calm-1"))
+        lines = why._lines(RunEvidence(run="calm-1", state="running", rows=journal.ops(run="calm-1")),
+                           journal.events("calm-1"), PodView("calm-1", "runpod", "running"))  # fmt: skip
+    assert [one.partition(",")[0] for one in stops].count("killed") == 2 and any("SIGKILL" in one for one in stops)
+    assert "silent at" in lines[1] and "at work again from" in lines[1]
 
 
 @pytest.mark.parametrize(("said", "shown"), [

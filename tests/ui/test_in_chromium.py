@@ -123,6 +123,10 @@ def test_a_run_is_ended_from_the_page_once_that_is_allowed_and_confirmed(world, 
     assert "running" in still["text"]
     assert [*ended["acts"][0], *ended["acts"][1]] == ["act", "name", "word"]
     assert world.json("status", run)[0]["state"] == "stopped"
+    resume = {**here, "name": "resumed", "press": "Resume", "answer": "Yes", "wait": "running"}
+    (resumed,) = look(world, tmp_path, [resume], "--allow-acts")["visits"].values()
+    assert f"inv resume {run} --detach" in resumed["question"] and "End" in resumed["buttons"]
+    assert world.json("status", run)[0]["state"] == "running"
 
 
 def test_a_run_at_work_is_seen_within_a_second_of_its_lines(world, tmp_path):

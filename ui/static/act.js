@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { post } from "./live.js";
-import { about } from "./page.js";
+import { about, typed } from "./page.js";
 
 const HEADER = { "Slipway-Act": "1" };
 
@@ -19,7 +19,7 @@ async function begin(body) {
     return notice(error.message);
   }
   const yes = h("button", { type: "button", class: "main" }, "Yes"), no = h("button", { type: "button", autofocus: true }, "No");
-  const box = h("dialog", { "aria-label": "Are you sure?" }, h("p", {}, asked.question), h("p", {}, h("code", {}, asked.command)), h("div", { class: "tools" }, no, yes));
+  const box = h("dialog", { "aria-label": "Are you sure?" }, h("p", {}, asked.question), h("p", {}, h("code", {}, typed(asked.command))), h("div", { class: "tools" }, no, yes));
   document.body.append(box);
   box.addEventListener("close", () => box.remove());
   no.addEventListener("click", () => box.close());

@@ -107,6 +107,7 @@ async function begin() {
 
 function start() {
   const nav = document.getElementById("nav");
+  if (about.is_rehearsal) document.querySelector(".brand").append(h("span", { class: "soft" }, "rehearsal"));
   nav.append(...NAV.filter(([name]) => !KEPT || KEPT[name]).map(([name, words], at) => h("a", { href: `#/${name}`, "data-view": name, title: `key ${at + 1}` }, words)));
   document.body.append(h("dialog", { id: "keys", "aria-label": "Keys" }, h("h2", {}, "Keys"), h("dl", {},
     h("dt", {}, h("kbd", {}, `1 to ${NAV.length}`)), h("dd", {}, "a view"), h("dt", {}, h("kbd", {}, "/")), h("dd", {}, "search"),

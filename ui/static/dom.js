@@ -1,5 +1,7 @@
 // Elements, and the forms of numbers, times and amounts. Nothing here knows of a view.
 
+import { typed } from "./page.js";
+
 export function h(name, props = {}, ...inner) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(props ?? {})) {
@@ -50,7 +52,7 @@ export function number(value, digits = 4) {
     if (size >= 10 * much || (size >= much && much > 1e3)) return `${Number((value / much).toPrecision(3))}${letter}`;
   }
   if (size && size < 1e-4) return value.toExponential(1);
-  return `${Number(value.toPrecision(digits))}`;
+  return (value || 0).toLocaleString("en", { maximumSignificantDigits: digits });
 }
 
 export function duration(seconds) {
@@ -75,8 +77,8 @@ export const usd = (text) => (text === null || text === undefined ? "" : `${Numb
 export const moment = (at) => (at ? new Date(at * 1000).toISOString().slice(0, 16).replace("T", " ") + " UTC" : "");
 export const percent = (share) => (share === null || share === undefined ? "" : `${(100 * share).toFixed(1)} %`);
 
-export function ago(at) {
-  return at ? `${duration(Math.max(0, Date.now() / 1000 - at))} ago` : "";
+export function ago(at, scale = 1) { // scale: of the clock of a rehearsal
+  return at ? `${duration(Math.max(0, Date.now() / 1000 - at) * scale)} ago` : "";
 }
 
 export function state(word) {
@@ -105,5 +107,5 @@ export function card(title, ...inner) {
 }
 
 export function empty(words, command) {
-  return h("p", { class: "empty" }, words, command && " ", command && h("code", {}, command));
+  return h("p", { class: "empty" }, words, command && " ", command && h("code", {}, typed(command)));
 }

@@ -18,10 +18,16 @@ export function go(name, query = {}, replace = false) {
   dispatchEvent(new Event("hashchange")); // replaceState sends none
 }
 
+// The same command for a terminal, which sees the rehearsal, or its store, only when it is told to.
+export function typed(words) {
+  if (!words || !about.is_rehearsal) return words;
+  return /^inv (chat|ckpt|shard)/.test(words) ? `SLIPWAY_STORE=${about.store} ./${words}` : `${words} --rehearse`;
+}
+
 export function command(words) {
   const bar = document.getElementById("command");
   bar.hidden = !words;
-  bar.firstElementChild.textContent = words;
+  bar.firstElementChild.textContent = typed(words);
 }
 
 export function title(words) {

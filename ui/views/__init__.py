@@ -1,5 +1,6 @@
 """The views of the page, by the names under which a browser asks for them."""
 
+import shlex
 from typing import Any
 
 from ui.desk import Desk
@@ -9,7 +10,8 @@ from ui.views.ask import View, ViewQuery
 
 def about(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
     """Return the facts that the page needs before it shows anything."""
-    return {"acts_allowed": desk.acts_allowed, "is_rehearsal": bool(desk.settings.rehearsal)}
+    return {"acts_allowed": desk.acts_allowed, "is_rehearsal": bool(desk.settings.rehearsal),
+            "store": shlex.quote(desk.settings.store)}  # fmt: skip
 
 
 VIEWS: dict[str, View] = {

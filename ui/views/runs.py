@@ -63,7 +63,7 @@ def row(view: PodView, now: float) -> dict[str, Any]:
         "loss": record.get("loss", record.get("train_loss")),
         "tokens_per_s": record.get("tokens_per_s"),
         "mfu": record.get("mfu"),
-        "eta_s": record.get("eta_s") if is_training else None,
+        "eta_s": _scaled(record.get("eta_s"), view) if is_training else None,
         "curve": record.get("curve") or [],
         "tracking": record.get("tracking"),
         "gpus": machine.get("gpus") or [],
@@ -86,6 +86,11 @@ def row(view: PodView, now: float) -> dict[str, Any]:
         "is_live": view.ended_at is None and view.state in ("planned", "running", "lost", "idle", "ending"),
         "clock_scale": view.clock_scale,
     }
+
+
+def _scaled(seconds: float | None, view: PodView) -> float | None:
+    """Return seconds of the machine by the clock that counts the run's cost."""
+    return None if seconds is None else seconds * view.clock_scale
 
 
 def _told(progress: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -151,6 +156,7 @@ def curves(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
             "last": _last(table),
             "marks": [mark for mark in (_placed(table, by, *found) for found in told[one.run]) if mark],
             "mfu_of": list(table.peaks),
+            "clock_scale": views[one.run].clock_scale if one.run in views else 1.0,
         }
     configs = {one.run: one.phases.get(phase, {}) for one in sources}
     recipe = configs[sources[0].run] if len(sources) == 1 else {}

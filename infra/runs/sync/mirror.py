@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,47 +28,71 @@ from infra.transport.protocol import READ_BYTES, Transport
 from store import Manifest, Store, StoreError, places
 from store.local_files import write_whole
 from store.manifest import MISSING, kept_name
+from store.run_sync.restore import EARLIER
 from store.run_sync.run_folder import ENDING, LOG, RunFolder
 
 LIST_S = 30.0
 SLOWEST_BYTES_PER_S = 100_000
 PATIENCE_S = 120.0  # while a large file is moved and the connection is gone
 INCOMING = "incoming"
+OVERLAP_BYTES = 256  # at the end of a copy of a log, by which it is known to be of the same log
+# Size of a log, size of what an earlier pod has written of it, name. Times are those of this pod's bytes only.
 LIST_LOGS = (
-    'cd -- "$1" 2>/dev/null || exit 0; for log in *.log *.times; do [ -f "$log" ] && wc -c -- "$log"; done; exit 0'
+    'cd -- "$1" 2>/dev/null || exit 0; for log in *.log *.times; do [ -f "$log" ] || continue; '
+    'before="$2/${log%.*}.log"; if [ ! -f "$before" ]; then echo $(wc -c < "$log") 0 "$log"; '
+    'elif [ "$log" = "${log%.times}" ]; then echo $(wc -c < "$log") $(wc -c < "$before") "$log"; fi; done; exit 0'
 )
 
 
 def bring_logs(op: Op, transport: Transport, folder: Path) -> list[Path]:
     """Append to the copies in `folder` what the pod's logs have grown by; the logs that there are, by name."""
     pod = folder_of(op)
-    done = transport.run(["sh", "-c", LIST_LOGS, "sh", str(pod.logs)], timeout_s=LIST_S)
+    before = pod.root / EARLIER
+    done = transport.run(["sh", "-c", LIST_LOGS, "sh", str(pod.logs), str(before)], timeout_s=LIST_S)
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: listing its logs: {done.stderr.strip() or f'exit code {done.exited}'}")
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for line in done.stdout.splitlines():
-        size, name = line.split(maxsplit=1)
+        size, size_before, name = line.split(maxsplit=2)
         path = folder / PurePosixPath(name).name
-        _append(transport, str(pod.logs / path.name), path, int(size))
+        parts = [(str(before / path.name), int(size_before)), (str(pod.logs / path.name), int(size))]
+        if not _append(transport, parts, path):
+            path.unlink()
+            _append(transport, parts, path)
         paths.append(path)
     return sorted(paths)
 
 
-def _append(transport: Transport, source: str, path: Path, size: int) -> None:
-    """Bring a copy to `size` bytes; one that is longer is of another pod, and begins anew."""
-    here = path.stat().st_size if path.exists() else 0
-    if here > size:
-        path.unlink()
-        here = 0
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+def _append(transport: Transport, parts: Sequence[tuple[str, int]], path: Path) -> bool:
+    """Append to a copy what it lacks of these parts; return False if it is a copy of something else."""
+    size, here = sum(size for _, size in parts), path.stat().st_size if path.exists() else 0
+    if here >= size > 0:
+        return here == size
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+        file.seek(max(0, here - OVERLAP_BYTES))
+        known = file.read(here - file.tell())
+        pieces, head = _pieces(transport, parts, here - len(known)), b""
+        while len(head) < len(known):
+            head += next(pieces)
+        if not head.startswith(known):
+            return False
         file.seek(here)  # by offset, so that two processes with the same bytes write them once
-        while here < size:
-            piece = transport.read(source, here)[: size - here]
+        file.write(head[len(known) :])
+        file.writelines(pieces)
+    return True
+
+
+def _pieces(transport: Transport, parts: Sequence[tuple[str, int]], begin: int) -> Iterator[bytes]:
+    """Yield the bytes of these parts together, from there on."""
+    for source, size in parts:
+        while begin < size:
+            piece = transport.read(source, begin)[: size - begin]
             if not piece:
                 raise SlipwayError(f"{source} has shrunk while it was read")
-            file.write(piece)
-            here += len(piece)
+            yield piece
+            begin += len(piece)
+        begin -= size
 
 
 def bring_logs_from_store(op: Op, folder: Path) -> list[Path]:

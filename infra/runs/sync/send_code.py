@@ -10,7 +10,7 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from infra.ledger.journal import Op
-from infra.providers import Provider
+from infra.providers import Provider, clock_scale
 from infra.records import Plan
 from infra.runs import pods
 from infra.runs.timing import Say, stage
@@ -46,7 +46,7 @@ def use_code_there(op: Op, provider: Provider, root: Path, plan: Plan, say: Say)
         than = f"; {_some(differ)} differ from here" if differ else ", as it is here"
         say(f"sync: skipped; {name} is that of {origin}{than}")
     if not (plan.job and plan.job.no_setup or provider.is_here):
-        with stage("tools", say) as told:
+        with stage("tools", say, clock_scale(provider)) as told:
             told.append(bootstrap.bring(transport, pod))
 
 
@@ -59,11 +59,11 @@ def send_code(op: Op, provider: Provider, root: Path, say: Say, meter: Meter | N
     """Send the code, and what set-up on another machine needs."""
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
     say(f"{'copying' if provider.is_here else 'sending'} the code to {pods.where(op)}")
-    with stage("copy" if provider.is_here else "push", say) as told:
+    with stage("copy" if provider.is_here else "push", say, clock_scale(provider)) as told:
         pushed = push(transport, root, pod.code, op.token, meter=meter)
         told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
     if not provider.is_here:
-        with stage("tools", say) as told:
+        with stage("tools", say, clock_scale(provider)) as told:
             told.append(bootstrap.bring(transport, pod))
     return pushed
 

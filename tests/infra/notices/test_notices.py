@@ -6,8 +6,11 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -63,6 +66,18 @@ def test_a_command_that_never_ends_is_ended_with_all_that_it_has_started(monkeyp
     pid = tmp_path / "pid"
     said = send(hook("command", f"sleep 300 & echo $! > {pid}; wait"), SAID)
     assert "has not ended after" in said
+    until(lambda: identify(int(pid.read_text())) is None, "its child is gone")
+
+
+def test_a_command_ends_with_the_process_that_has_begun_it(tmp_path):
+    pid = tmp_path / "pid"
+    program = f"""from infra.notices.hooks import Hook
+from infra.notices.send import send
+send(Hook("team", "command", "(sleep 300; :) & echo $! > {pid}; wait"), {SAID})"""
+    sender = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    until(lambda: pid.exists() and pid.read_text().strip(), "it is at work")
+    sender.kill()
+    sender.wait(30)
     until(lambda: identify(int(pid.read_text())) is None, "its child is gone")
 
 
@@ -164,6 +179,14 @@ def test_a_run_that_comes_back_does_not_wait_for_who_is_told(tmp_path):
     (tmp_path / "back").touch()
     until(lambda: not outbox.waits(ours), "it is sent")
     assert said == []
+
+
+def test_a_hook_that_hangs_keeps_no_later_notice_waiting_and_does_not_outlive_the_process(tmp_path):
+    ours = settings(tmp_path, SLIPWAY_HOOK_A=f"command until [ -e {tmp_path}/later ]; do sleep 0.02; done",
+                    SLIPWAY_HOOK_B=f"command touch {tmp_path}/later")  # fmt: skip
+    tell(NOTICE, ("a",), ours, print, aside=True)
+    tell(replace(NOTICE, event="recovered"), ("b",), ours, print)
+    assert not outbox.waits(ours)
 
 
 def test_what_many_threads_put_at_once_is_there_once(tmp_path):

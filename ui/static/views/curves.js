@@ -95,7 +95,7 @@ function tiles(run) {
     ["GPUs", gpus.length ? `${gpus.length > 1 ? `${gpus.length} × ` : ""}${used.length ? `${Math.round(used.reduce((sum, one) => sum + one.percent, 0) / used.length)} %` : "?"}` : ""],
     ["GPU memory", gpus.length ? `${size(Math.max(...gpus.map((one) => one.used_bytes ?? 0)))}, peak ${size(Math.max(...gpus.map((one) => one.peak_bytes ?? one.used_bytes ?? 0)))}` : ""],
     ["cost", run.limit_usd ? `${usd(run.spent_usd)} of ${usd(run.limit_usd)}` : usd(run.spent_usd)], ["time", duration(run.elapsed_s)], ["recovered", run.recoveries ? `${run.recoveries} ×` : ""],
-    ["seen", run.is_live ? ago(run.seen_at) : ""],
+    ["seen", run.is_live ? ago(run.seen_at, run.clock_scale) : ""],
   ];
   const said = [run.note, ...run.ends, run.upload_problem].filter(Boolean);
   return [
@@ -105,7 +105,7 @@ function tiles(run) {
 }
 
 function beneath(about, samples, parts) {
-  const made = [], marks = parts.flatMap((one) => one.marks.filter((mark) => mark.kind !== "save").map((mark) => [one.run, ago(mark.at), mark.words]));
+  const made = [], marks = parts.flatMap((one) => one.marks.filter((mark) => mark.kind !== "save").map((mark) => [one.run, ago(mark.at, one.clock_scale), mark.words]));
   if (marks.length) made.push(card("What happened to it", table(["run", "when", ["what", "wrap"]], marks, "Events")));
   if (about.differences.length) made.push(card("What differs between their recipes", table(["setting", ...about.chosen], about.differences.map((one) => [h("code", {}, one.name), ...about.chosen.map((run) => text(one.values[run]))]), "Differences")));
   else if (about.chosen.length > 1) made.push(card("What differs between their recipes", h("p", { class: "soft" }, "Nothing: the recipes of this phase are the same.")));

@@ -3,7 +3,7 @@
 import { actButton } from "../act.js";
 import { ago, card, duration, empty, h, moment, put, s, size, state, table, usd } from "../dom.js";
 import { Live } from "../live.js";
-import { command } from "../page.js";
+import { about, command, typed } from "../page.js";
 
 // A view of one stream: `draw(parts)` gives what stands below its tools.
 function simple(name, api, draw, before = () => null) {
@@ -30,16 +30,20 @@ export const pods = simple("Pods", "pods", ({ pods: rows, usd_per_hour: rate }) 
   const cells = rows.map((one) => [
     h("a", { href: `#/curves?runs=${encodeURIComponent(one.run)}` }, one.run), one.provider, state(one.state), one.usd_per_hour ? `${usd(one.usd_per_hour)}/h` : "free",
     one.limit_usd ? `${usd(one.spent_usd)} of ${usd(one.limit_usd)}` : usd(one.spent_usd), one.limit_in_s === null ? "no limit" : duration(one.limit_in_s),
-    one.ends.length ? one.ends.map((end) => h("div", {}, end)) : h("span", { class: "soft" }, "nobody but you: it costs nothing"), gpus(one), one.seen_at ? ago(one.seen_at) : "",
-    one.ssh ? h("code", {}, `inv ssh ${one.run}`) : "", one.role.startsWith("serve:") ? "" : actButton("End", { act: "down", name: one.run }, true),
+    one.ends.length ? one.ends.map((end) => h("div", {}, end)) : h("span", { class: "soft" }, "nobody but you: it costs nothing"), gpus(one), ago(one.seen_at, one.clock_scale),
+    one.ssh ? h("code", {}, typed(`inv ssh ${one.run}`)) : "", one.role.startsWith("serve:") ? "" : actButton("End", { act: "down", name: one.run }, true),
   ]);
   return [
     h("div", { class: "tiles" }, tile("pods", rows.length), tile("all together", `${usd(rate)}/h`)),
-    card("", table(["pod", "provider", "state", ["price", "number"], ["spent", "number"], ["limit in", "number"], ["who ends it", "wrap"], "GPUs", "seen", "reach it", "act"], cells, "Pods")),
+    card("", table(["pod", "provider", "state", ["price", "number"], ["spent", "number"], ["limit in", "number"], ["who ends it", "wrap"], "GPUs", "seen", "reach it", about.acts_allowed ? "act" : ""], cells, "Pods")),
   ];
 });
 
-const gpus = (one) => (one.gpus ?? []).map((gpu) => h("div", { class: "small" }, `${gpu.name} ${gpu.percent ?? "?"} %, ${size(gpu.used_bytes)}`));
+function gpus(one) {
+  const lines = (one.gpus ?? []).map((gpu) => `${gpu.name} ${gpu.percent ?? "?"} %, ${size(gpu.used_bytes)}`);
+  const alike = (line) => lines.filter((other) => other === line).length;
+  return [...new Set(lines)].map((line) => h("div", { class: "small" }, alike(line) > 1 ? `${alike(line)} × ${line}` : line));
+}
 const tile = (words, value) => h("div", { class: "card" }, h("span", { class: "soft small" }, words), h("b", {}, value));
 
 export const cost = simple("Cost", "cost", (found) => {
@@ -71,7 +75,7 @@ function days(values) {
     const label = at % Math.ceil(all.length / 10) === 0 ? [s("text", { x, y: 172 }, day.slice(5))] : [];
     return [bar, ...label];
   });
-  return s("svg", { class: "days", viewBox: "0 0 740 180", role: "img", "aria-label": `Cost by day; ${all.slice(-3).map(([day, amount]) => `${day} ${usd(amount)}`).join(", ")}` }, s("text", { x: 0, y: 12 }, usd(most.toFixed(2))), ...drawn);
+  return s("svg", { class: "days", viewBox: "0 0 740 180", preserveAspectRatio: "xMinYMid", role: "img", "aria-label": `Cost by day; ${all.slice(-3).map(([day, amount]) => `${day} ${usd(amount)}`).join(", ")}` }, s("text", { x: 0, y: 12 }, usd(most.toFixed(2))), ...drawn);
 }
 
 const filter = { gpu: "", provider: "", spot: "", most: "" };

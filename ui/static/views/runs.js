@@ -39,7 +39,7 @@ function listed(runs, chosen, draw) {
   const body = runs.map((one) => {
     const tick = one.service ? "" : h("input", { type: "checkbox", "data-focus": one.run, "aria-label": `Compare ${one.run}`, checked: chosen.has(one.run), onchange: (event) => { chosen[event.target.checked ? "add" : "delete"](one.run); draw(); } });
     const cells = [tick, h("a", { href: one.service ? "#/services" : `#/curves?runs=${encodeURIComponent(one.run)}`, "data-focus": `open ${one.run}` }, one.run), [state(one.state), h("span", { class: "soft small" }, ` ${one.provider}`)], bars(one.steps ?? []),
-      one.train_step?.toLocaleString("en"), number(one.loss), spark(one.curve ?? []), number(one.tokens_per_s), percent(one.mfu), usd(one.spent_usd), duration(one.elapsed_s), one.is_live ? ago(one.seen_at) : ""];
+      one.train_step?.toLocaleString("en"), number(one.loss), spark(one.curve ?? []), number(one.tokens_per_s), percent(one.mfu), usd(one.spent_usd), duration(one.elapsed_s), one.is_live ? ago(one.seen_at, one.clock_scale) : ""];
     return h("tr", {}, cells.map((cell, at) => h("td", { class: kinds[at] }, cell ?? "")));
   });
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Runs" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));

@@ -1,0 +1,33 @@
+"""The copies of a pod's logs at home, on folders of this machine."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.ledger.journal import Op
+from infra.runs.sync import mirror
+from infra.transport.protocol import ThisMachine
+
+pytestmark = pytest.mark.process
+
+
+def bring(root: Path, home: Path) -> str:
+    mirror.bring_logs(Op(token="sw1-test", run="a-1", vendor="ssh", address=str(root)), ThisMachine(), home)
+    return (home / "fetch.log").read_text()
+
+
+def write(root: Path, text: str, folder: str = "logs") -> None:
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / folder / "fetch.log").write_text(text)
+
+
+def test_the_copy_of_a_log_is_that_of_the_earlier_pods_and_of_the_last_one_in_order(tmp_path):
+    first, second, home = tmp_path / "first", tmp_path / "second", tmp_path / "home"
+    write(first, "one\n")
+    assert bring(first, home) == "one\n"
+    write(first, "one\n" + "two\n" * 200)
+    assert bring(first, home) == "one\n" + "two\n" * 200
+    write(second, "three, which is as long as all that the first one has written\n" * 50)
+    write(second, "one\n", "state/earlier")  # as far as the store had it
+    for _ in range(2):
+        assert bring(second, home) == "one\n" + "three, which is as long as all that the first one has written\n" * 50
