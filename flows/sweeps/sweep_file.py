@@ -122,9 +122,10 @@ def _entry(where: str, entry: Any, folder: Path) -> tuple[dict[str, Any], dict[s
     except UsageError as error:
         raise UsageError(f"{where}: env: {error}") from None
     values = {key: value for key, value in entry.items() if key != ENV}
-    profile = values.get("profile")
-    if isinstance(profile, str) and profile.endswith((".yaml", ".yml")) and (beside := folder / profile).is_file():
-        values["profile"] = str(beside)  # a file of a profile may stand beside that of the sweep
+    for key in ("profile", "persona", "task", "reward"):  # its file may stand beside that of the sweep
+        said = values.get(key)
+        if isinstance(said, str) and Path(said).suffix and (beside := folder / said).is_file():
+            values[key] = str(beside)
     return files.read(where, values, LaunchSpec, NOT_OF_A_TRIAL), variables
 
 

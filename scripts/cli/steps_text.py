@@ -70,8 +70,14 @@ def record_words(step: Mapping[str, Any], brief: bool = False, scale: float = 1.
         words.append(f"about {100 * record['share']:.0f} %")
     if record.get("shards") is not None and not brief and (ended or "done" in record):
         words.extend(_shard_words(record, ended))
-    if record.get("loss") is not None:
+    if record.get("reward") is not None:  # its loss says nothing
+        words.append(f"reward {record['reward']:.3f}")
+        if record.get("mismatch") is not None and not brief:
+            words.append(f"mismatch {record['mismatch']:.1e}")
+    elif record.get("loss") is not None:
         words.append(f"loss {record['loss']:.3f}")
+    if record.get("greedy") is not None and ended:
+        words.append(f"{100 * record['greedy']:.1f} % of {record.get('problems', 0):,} problems right")
     if record.get("bits_per_byte") is not None:
         words.append(f"{record['bits_per_byte']:.2f} bits per byte")
         words.extend(f"{name} {record[name]:.2f}" for name in ("gzip", "xz") if record.get(name))

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from flows.planning import Work
 from flows.sweeps import configurations, experiment, sweep_file
 from flows.sweeps.axes import values
 from flows.sweeps.experiment import ExperimentConfig, PodSpec
@@ -221,6 +222,17 @@ def test_the_arms_of_the_ablations_go_on_from_one_base_and_differ_in_what_they_a
     assert {arm for arm, nodes in first.items() if "bits1.9" not in nodes} == {
         "no-1.9", "no-1.9-lambda", "no-sub-norm", "fp"
     }  # fmt: skip
+
+
+def test_the_arms_of_the_rewards_go_on_from_one_sft_and_differ_in_the_reward_alone(tmp_path):
+    spec = sweep_file.load(EXAMPLES / "rewards.yaml")
+    usual = settings(tmp_path)
+    arms = [plan.recipe(Work.of(one.spec, usual).wanted(usual)) for one in spec.trials.values()]
+    assert len({repr(nodes["sft"].spec) for nodes in arms}) == 1
+    records = [nodes["rl"].spec.rl for nodes in arms]
+    assert [one.reward.count("def reward(") for one in records] == [0, 1, 1]
+    assert records[1].reward != records[2].reward
+    assert len({dataclasses.replace(one, reward="") for one in records}) == 1
 
 
 def reached(nodes):

@@ -16,6 +16,8 @@ from trainer import loop
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import open_final
 from trainer.model import export
+from trainer.plan.estimates import operations
+from trainer.recipes import smoke
 from trainer.records.blocks_config import BlocksConfig
 
 BLOCKS = BlocksConfig(block_size=8, sub_block_size=4)
@@ -71,6 +73,11 @@ def test_the_mask_begins_as_the_mean_of_what_text_has(world, monkeypatch):
     assert all(torch.equal(ours[one], theirs[one]) for one in theirs if one != name)
     assert torch.equal(ours[name][:rows], theirs[name])
     assert torch.allclose(ours[name][rows:], theirs[name].mean(dim=0).expand(64, -1), atol=1e-7)
+
+
+def test_a_step_of_dlm_is_expected_to_take_three_times_as_long_as_one_of_sft():
+    dlm = smoke().phases["dlm"]
+    assert operations(dlm) == 3 * operations(replace(dlm, phase="sft", blocks=None))
 
 
 def test_blocks_that_do_not_fit_are_refused_before_anything_is_trained():

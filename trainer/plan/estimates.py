@@ -61,7 +61,7 @@ def operations(config: PhaseConfig) -> float:
     row = config.row_len
     if not config.reads_text:
         row = min(row, CHAT_TOKENS if config.turns == 1 else TURN_TOKENS)
-    passes = 1 + config.num_frozen / 3
+    passes = config.views + config.num_frozen / 3
     return passes * 6.0 * config.model.num_params * config.steps * config.rows * row
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from data.report.html import Html, tag
 from trainer.reporting.chart import (
+    AXIS,
     BELOW,
     GAP,
     HEIGHT,
@@ -91,6 +92,7 @@ def curves(title: str, lines: Sequence[CurveLine], by_group: Mapping[str, str]) 
         drawn.append(tag("text", words, x=left - GAP, y=f"{y_of(y) + 4:.1f}", text_anchor="end"))
     for x, words in zip(steps, labels(steps), strict=True):
         drawn.append(tag("text", words, x=f"{x_of(x):.1f}", y=TALL - 8, text_anchor="middle"))
+    drawn.append(tag("text", "step", x=AXIS, y=TALL - 8))
     for one, points in drawn_lines:
         path = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in points)
         kind = {"class_": "stopped"} if one.is_stopped else {}

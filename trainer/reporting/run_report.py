@@ -15,12 +15,27 @@ from trainer.reporting.chart import STYLE, Chart, number, svg
 
 CURVES = (  # key, title, unit, smooth, from zero, factor
     ("loss", "Loss, nats per token", "", True, False, 1.0),
+    ("reward", "Reward of an answer, mean", "", True, False, 1.0),
+    ("right", "Right answers of those sampled", " %", True, False, 100.0),
+    ("greedy", "Problems kept aside, likeliest answer right", " %", False, False, 100.0),
+    ("pass_at_1", "Problems kept aside, a sampled answer right", " %", False, False, 100.0),
+    ("length", "Length of an answer, tokens", "", True, False, 1.0),
+    ("truncated", "Answers that were cut off", " %", True, True, 100.0),
+    ("silent_groups", "Problems whose answers all have one reward", " %", True, True, 100.0),
+    ("entropy", "Entropy, nats per token", "", True, False, 1.0),
+    ("clipped", "Tokens whose ratio was clipped", " %", True, True, 100.0),
+    ("mismatch", "Log-probabilities, engine against trainer, nats", "", True, True, 1.0),
+    ("moved", "Log-probabilities, change since the answers, nats", "", True, True, 1.0),
+    ("kl", "KL divergence from the first model, nats per token", "", True, True, 1.0),
     ("grad_norm", "Gradient norm", "", True, True, 1.0),
     ("lr", "Learning rate", "", False, True, 1.0),
     ("tokens_per_s", "Tokens per second", "", False, True, 1.0),
     ("mfu", "Model FLOPs utilisation (MFU)", " %", False, True, 100.0),
     ("memory_bytes", "Memory at the fullest moment", " GB", False, True, 1e-9),
     ("data_share", "Waiting for data or answers, share of a step", " %", False, True, 100.0),
+    ("rollout_tokens_per_s", "Tokens per second while answers are made", "", True, True, 1.0),
+    ("update_tokens_per_s", "Tokens per second in the update", "", True, True, 1.0),
+    ("rollout_s", "Time for the answers of a step", " s", True, True, 1.0),
 )
 TOLD_OTHERWISE = {"step", "tokens", "step_s", "data_wait_s", "at"}
 MFU = (

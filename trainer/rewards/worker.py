@@ -53,10 +53,8 @@ class Worker:
         """Return its answer. Raises NoAnswer; the next question is put to a new process then."""
         if self.process is None:
             self._start()
-        assert self.process is not None and self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps(question).encode() + b"\n")
-            self.process.stdin.flush()
+            self._send(json.dumps(question).encode() + b"\n", self.timeout_s)
             return json.loads(self._line(self.timeout_s))
         except (OSError, ValueError) as error:
             self.close()
@@ -87,6 +85,16 @@ class Worker:
         except NoAnswer:
             self.close()
             raise
+
+    def _send(self, words: bytes, limit_s: float) -> None:
+        """Write to it, in time also where it does not read."""
+        assert self.process is not None and self.process.stdin is not None
+        pipe, until = self.process.stdin.fileno(), time.monotonic() + limit_s
+        os.set_blocking(pipe, False)
+        while words:
+            if not select.select([], [pipe], [], max(0.0, until - time.monotonic()))[1]:
+                raise NoAnswer(f"no answer in {limit_s:g} s")
+            words = words[os.write(pipe, words) :]
 
     def _line(self, limit_s: float) -> bytes:
         assert self.process is not None and self.process.stdout is not None

@@ -30,7 +30,8 @@ MOST_POINTS = 6000  # points of one figure, over all runs: more than any screen 
 LEAST_EACH, MOST_EACH = 120, 600
 SHOWN_SAMPLES = 200
 READ_S = 1.0  # of runs that nobody has looked at yet, in one look of a stream: 100,000 steps take half a second
-FIRST = ("loss", "tokens_per_s", "mfu", "memory_bytes", "gpu_percent", "lr", "grad_norm", "data_share")
+FIRST = ("loss", "reward", "right", "greedy", "tokens_per_s", "mfu", "memory_bytes", "gpu_percent", "lr", "grad_norm",
+         "data_share")  # fmt: skip
 GPU_EVERY_S = 1.0
 
 

@@ -103,6 +103,16 @@ def test_a_step_that_makes_shards_says_how_fast_it_is_and_what_it_left_out():
     )
 
 
+def test_a_step_of_rl_says_its_reward_and_how_far_its_engine_is_from_the_trainer_then_how_many_it_has_right():
+    record = {"kind": "progress", "done": 32, "total": 128, "unit": "steps", "loss": 0.01, "reward": 0.5,
+              "mismatch": 0.0047, "greedy": 0.7, "tokens_per_s": 4000, "eta_s": 75}  # fmt: skip
+    step = {"name": "rl", "state": "running", "record": record, "result": {"greedy": 0.96875, "problems": 1024}}
+    assert steps_text.record_words(step) == (
+        "25 % of 128 steps, reward 0.500, mismatch 4.7e-03, 4,000 tok/s, 1 min 15 s left"
+    )
+    assert steps_text.record_words({**step, "state": "done"}) == "96.9 % of 1,024 problems right"
+
+
 def test_a_loss_is_drawn_from_where_it_began_to_where_it_is():
     assert status_table.sparkline([8.0, 4.0, float("nan"), 1.0]) == "█▄ ▁"
     assert status_table.sparkline([3.0, 3.0]) == "▁▁" and status_table.sparkline([]) == ""

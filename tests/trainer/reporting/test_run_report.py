@@ -113,6 +113,11 @@ def test_a_page_is_whole_at_any_moment_of_a_run():
         assert "script" not in parser.seen
         assert text.count("<svg") == len(list(charts(phase)))
     assert [name for name, _ in charts(moments[4])] == ["loss"]
+    rl = [{"step": 1, "loss": 0.1, "lr": 1e-4, "mismatch": 0.004, "reward_right": 0.5, "reward": 0.6, "right": 0.5}]
+    assert [chart.title for _, chart in charts(PhaseStory("rl", lines=rl))] == [
+        "rl: Loss, nats per token", "rl: Reward of an answer, mean", "rl: Right answers of those sampled",
+        "rl: Log-probabilities, engine against trainer, nats", "rl: Learning rate", "rl: Reward right",
+    ]  # fmt: skip
     assert "base 100 of 200 steps" in page(Story("r", (), [moments[2]], "now"))
     said = page(Story("r", (), [moments[3]], "now"))
     assert "1.5000 bits per byte (gzip 2.500)" in said

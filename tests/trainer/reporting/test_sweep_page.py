@@ -21,7 +21,7 @@ def test_a_figure_that_never_changes_is_a_level_line_with_marks_around_it():
         found = drawn(*[constant] * 6)
         (line,) = re.findall(r'points="([^"]+)"', found)
         assert len({point.split(",")[1] for point in line.split()}) == 1
-        assert 'text-anchor="end"' in found and "nan" not in found
+        assert 'text-anchor="end"' in found and ">step</text>" in found and "nan" not in found
 
 
 @given(st.lists(FIGURES, min_size=1, max_size=130), st.booleans())

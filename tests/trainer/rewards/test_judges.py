@@ -13,6 +13,7 @@ from trainer.rewards.code import Mbpp
 from trainer.rewards.code import test as parsed
 from trainer.rewards.own import Own
 from trainer.rewards.reward import Said
+from trainer.rewards.worker import NoAnswer, Worker
 
 OWN = """
 import os
@@ -137,3 +138,13 @@ def test_the_example_of_a_reward_judges_and_one_in_a_package_brings_its_modules(
     judge = Own(packed, limit_s=10.0)
     assert [one.parts for one in judge(answered("x"))] == [{"reward": 3.0}]
     judge.close()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+def test_a_process_that_reads_nothing_is_ended_also_where_the_question_is_larger_than_a_pipe():
+    code = "import time; print('\"ready\"', flush=True); time.sleep(600)"
+    worker = Worker([sys.executable, "-c", code], 0.5)
+    with pytest.raises(NoAnswer, match="no answer in 0.5 s"):
+        worker.ask("x" * 1_000_000)
+    assert worker.process is None
