@@ -49,12 +49,12 @@ def again(*more: str) -> str:
     return shlex.join(["./inv", *sys.argv[1:], *more])
 
 
-def watch_seconds(value: Any) -> float | None:
-    """Return the seconds between two looks, None when `--watch` was not given; a bare `--watch` means every 60 s."""
+def watch_seconds(value: Any, usual_s: float) -> float | None:
+    """Return the seconds between two looks, None when `--watch` was not given; a bare `--watch` means `usual_s`."""
     if value in (None, False):
         return None
     if value is True:
-        return 60.0
+        return usual_s
     found = seconds(str(value))
     assert found is not None
     return found

@@ -22,12 +22,13 @@ from scripts.runs import status_table
 from scripts.runs.flags import StatusFlags
 from store import moving_line
 
+WATCH_S = 60.0  # vendors are asked at each look
 SHOWN = 4  # runs of a budget that are shown
 
 
 def status(spec: StatusFlags) -> None:
     settings = context.settings()
-    every_s = context.watch_seconds(spec.watch)
+    every_s = context.watch_seconds(spec.watch, WATCH_S)
     with open_journal(settings) as journal:
         if every_s is None:
             with moving_line.waiting("asking every pod"):

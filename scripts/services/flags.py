@@ -42,7 +42,7 @@ class ServeStatusFlags(Output):
     name: str = flag("", "name of the service (default: all)", word=True, also=("n",))
     all: bool = flag(False, "one line per replica")
     metrics: bool = flag(False, "requests per second, latencies, replicas over time, from the gateway's own log")
-    watch: str | bool | None = flag(None, "redraw every N seconds (60)", unit="SECONDS", bare=True)
+    watch: str | bool | None = flag(None, "redraw every N seconds (5)", unit="SECONDS", bare=True)
 
 
 @dataclass(frozen=True, kw_only=True)

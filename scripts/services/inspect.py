@@ -36,12 +36,13 @@ from serve.replicas import placement
 from store import moving_line
 
 FOLLOW_S = 0.5
+WATCH_S = 5.0  # what is shown lies on this machine
 MOST_REQUESTS = 1_000_000  # requests in one round of a load: their outcomes are kept until its end
 
 
 def status(spec: ServeStatusFlags) -> None:
     settings = context.settings()
-    every_s = context.watch_seconds(spec.watch)
+    every_s = context.watch_seconds(spec.watch, WATCH_S)
     out = render.console(stderr=False)
     redraw = render.screen(out) if every_s is not None and not spec.json else contextlib.nullcontext()
     with open_journal(settings) as journal, redraw as redrawn:
