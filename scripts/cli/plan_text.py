@@ -10,6 +10,8 @@ from infra.settings import is_rented as costs
 from infra.units import count, duration
 from scripts.cli.render import clean, console, new_table
 
+LONG_S = 3600.0  # of this machine: more is too long to practise with
+
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     low, estimate, high = total(plan.forecast)
@@ -54,3 +56,5 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
         low, expected, high = (duration(one * scale) for one in total(shown))
         where = "on this machine, 0.00 USD" if plan.request.provider == "local" else "of work"
         out.print(f"{count(steps, 'step')}, about {expected} {where} ({low} to {high}; {words(shown)})", markup=False)
+        if scale != 1 and total(shown)[1] > LONG_S:
+            out.print("a rehearsed pod has the CPUs of this machine; to practise take a small recipe: --profile tiny")
