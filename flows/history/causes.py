@@ -21,6 +21,7 @@ DISK = re.compile(r"disk nearly full|No space left on device|disk is full|ENOSPC
 IDLE = re.compile(r"GPUs? idle|idle for")
 SILENT = re.compile(r"fell silent")
 SHOWN_STOPS = 3
+EXIT_CODE = re.compile(r"failed with exit code (-?\d+)")
 SIGNAL = re.compile(r"killed by (SIG[A-Z0-9]+)")
 
 
@@ -100,12 +101,14 @@ def _gpu_memory(one: RunEvidence) -> Cause | None:
 
 
 def _engine(one: RunEvidence) -> Cause | None:
-    if not one.is_engine or one.state in ("running", "succeeded") or not (one.verdict or one.why):
+    if not one.is_engine or one.state in ("running", "succeeded") or one.verdict.get("state") == "stopped":
         return None
-    if one.verdict.get("state") == "stopped" or not (SIGNAL.search(one.reason) or one.verdict.get("exit_code")):
+    reason = one.reason or (one.rows[-1].reason if one.rows else "")  # what is left when its folder is gone
+    signal, exit_code = SIGNAL.search(reason), EXIT_CODE.search(reason)
+    code = one.verdict.get("exit_code") or exit_code and exit_code[1]
+    if not (signal or code):
         return None
-    signal = SIGNAL.search(one.reason)
-    how = f"killed by {signal[1]}" if signal else f"ended with exit code {one.verdict.get('exit_code')}"
+    how = f"killed by {signal[1]}" if signal else f"ended with exit code {code}"
     more = ", as happens when the machine runs out of memory" if signal and signal[1] == "SIGKILL" else ""
     return Cause(
         "killed engine",

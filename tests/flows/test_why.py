@@ -47,6 +47,8 @@ KILLED = "step sft was killed by SIGKILL, as happens when the machine runs out o
         verdict=failed("step sft failed with exit code 1"))),
     ("killed engine", "killed by SIGKILL", dict(
         state="failed", rows=[ENDED], is_engine=True, verdict=failed("step engine was killed by SIGKILL", "", -9))),
+    ("killed engine", "ended with exit code 3", dict(  # its folder, and its verdict with it, are gone
+        state="failed", is_engine=True, rows=[pod("t1", "its engine has ended: step engine failed with exit code 3")])),
     ("stall", "fell silent", dict(state="failed", rows=[ENDED], verdict=failed("step sft fell silent 4 times"))),
     ("failure", "KeyError: 'text'", dict(
         state="failed", rows=[ENDED], verdict=failed("step sft failed with exit code 1", "KeyError: 'text'"))),
