@@ -1,7 +1,7 @@
 """Block decoding beside our own from left to right: right answers, tokens for each forward pass and each CPU second.
 
 Run: python -m bench.blocks [--store DIR] [--tag NAME] [--thresholds 1,0.9] [--questions N] [--alone N] [--steps N].
-It needs a model of sft and the one of dlm that came out of it: ./inv launch --phase sft+dlm --profile smoke.
+It needs a model of dlm, and compares it with the sft that it came out of: ./inv launch --phase sft+dlm --profile smoke.
 
 Both answer the same held-out questions, many side by side, which tells how many are right (paired) and how many forward
 passes it takes; then some of them one by one, as somebody asks who chats, which tells the time: CPU seconds of this
@@ -182,7 +182,10 @@ def main() -> None:
     flags.add_argument("--steps", type=int, default=5, help="of training that are timed; 0 = none")
     given = flags.parse_args()
     machine, store = prepare(), Store(given.store)
-    folders = [folder_of(store, f"{PHASES[phase].folder}/{given.tag}") / "hf" for phase in ("sft", "dlm")]
+    name = f"{PHASES['dlm'].folder}/{given.tag}"
+    learnt = folder_of(store, name)
+    before = store.manifest(name).about["inputs"]["sft"]  # its tag may stand for another one by now
+    folders = [one / "hf" for one in (store.path(before["name"], before["fingerprint"]), learnt)]
     plain, blocks = (export.read(folder).eval() for folder in folders)
     assert blocks.config.blocks is not None
     words = tokenizers.load(folders[0])
