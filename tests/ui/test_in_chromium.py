@@ -64,8 +64,9 @@ def look(world, pictures: Path, visits: list[dict], *flags: str) -> dict:
     assert chromium, "the page is looked at in a real browser; on Debian: apt-get install chromium"
     python = train_env.interpreter(ROOT, default_cache(), print, "browser")
     pictures.mkdir(parents=True, exist_ok=True)
-    page = subprocess.Popen([sys.executable, "-m", "ui", "--port", "0", *flags], cwd=ROOT, env=world.environ, text=True,
-                            stdout=subprocess.PIPE)  # fmt: skip
+    words = ["invoke", "ui"] if "--rehearse" in flags else ["ui"]
+    page = subprocess.Popen([sys.executable, "-m", *words, "--port", "0", *flags], cwd=ROOT, env=world.environ,
+                            text=True, stdout=subprocess.PIPE)  # fmt: skip
     try:
         link = re.search(r"http\S+", page.stdout.readline())[0]
         done = subprocess.run(
@@ -106,6 +107,30 @@ def test_every_view_over_real_work(world, tmp_path):
     assert "Let demo have 2 to 2 replicas?" in scaled["question"]
     assert scaled["acts"][0] == {"act": "scale", "name": "demo", "least": 2, "most": 2}
     assert scaled["serious"] == []
+
+
+def test_a_rehearsal_with_a_preemption(world, tmp_path):
+    words = ("--provider", "runpod", "--phase", "base", "--use-spot", "--preempt", "1", "--spend-limit", "50", "--yes")
+    try:
+        run = world.json("rehearse", *words)["launch"]["run"]
+        found = [
+            {"name": "rehearsed", "path": f"curves?runs={run}&phase=base", "wait": "brought back"},
+            {"name": "rehearsed-runs", "path": "runs", "wait": run},
+            {"name": "rehearsed-logs", "path": f"logs?run={run}", "wait": "brought from the store"},
+            {"name": "rehearsed-cost", "path": "cost", "wait": "By day"},
+            {"name": "rehearsed-data", "path": "data", "wait": "base_checkpoints"},
+        ]
+        found += [{**one, "name": f"{one['name']}-small", "narrow": True, "dark": True} for one in found]
+        pictures = Path(os.environ.get("SLIPWAY_SCREENSHOTS") or tmp_path / "pictures")
+        said = look(world, pictures, found, "--rehearse")["visits"]
+    finally:
+        world.inv("rehearse", "--stop")
+    for name, one in said.items():
+        assert (one["serious"], one["errors"]) == ([], []) and one["too_wide"] <= 0, name
+        ends = "ckpt.list" if "data" in name else "--rehearse"
+        assert one["command"].splitlines()[0].endswith(ends), name
+    assert "its pod was lost" in said["rehearsed"]["text"] and "nothing of this run" in said["rehearsed-logs"]["text"]
+    assert said["rehearsed-data"]["command"].startswith("SLIPWAY_STORE=")
 
 
 def test_a_run_is_ended_from_the_page_once_that_is_allowed_and_confirmed(world, tmp_path):
