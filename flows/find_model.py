@@ -11,7 +11,7 @@ from infra.settings import Settings
 from store import Artifact, Store
 from trainer.plan import profile_named
 from trainer.recipes import PROFILES
-from trainer.records.phase_registry import PHASES, USUAL, all_phases, checkpoint_folders
+from trainer.records.phase_registry import PHASES, USUAL, all_phases
 
 
 def model_folder(settings: Settings, model: str, tag: str, tell: Say, first: Sequence[str] = ()) -> Path:
@@ -29,7 +29,8 @@ def find_model(
     Raises UsageError that lists those there are.
     """
     store = Store(settings.store)
-    found = {one.name: one for one in store.artifacts() if one.name.split("/")[0] in checkpoint_folders()}
+    # Those of phases of extensions, too, which need not be named to talk to what they have made.
+    found = {one.name: one for one in store.artifacts() if one.name.partition("/")[0].endswith("_checkpoints")}
     whole = {name: one for name, one in found.items() if not one.problem}
     typed = f" --{'profile' if tag in PROFILES else 'tag'} {shlex.quote(tag)}" if tag else ""
     phases = (model,) if model in PHASES else (*first, *all_phases()[::-1])

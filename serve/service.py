@@ -211,6 +211,8 @@ def parse(where: str, document: Any) -> Service:
         raise UsageError(f"{where}: it needs a section `service:`")
     if {"pool", "workers"} & set(document["service"]):
         raise UsageError(f"{where}: service: pools of workers are for batch jobs; a service has `replicas`")
+    if not document.get("run"):  # an engine of ours, which says there whether it is ready
+        document = {**document, "service": {"readiness_probe": "/health", **document["service"]}}
     try:
         file = strict_records.convert(ServiceFile, document)
     except strict_records.Misfit as error:

@@ -62,8 +62,11 @@ def places(op: Op, settings: Settings, tell: Say) -> Iterator[Place]:
     yield lambda phase, file: read(kept / "pod" / _inside(phase, file) if phase else kept / file)
 
 
-def gpu_memory(spoken: Sequence[Place]) -> list[tuple[float, float]]:
-    """Return minutes since the GPUs were first asked, and the GB in use on the fullest at most; [] without GPUs."""
+def gpu_memory(spoken: Sequence[Place], scale: float) -> list[tuple[float, float]]:
+    """Return minutes since the GPUs were first asked, and the GB in use on the fullest at most; [] without GPUs.
+
+    scale: speed of the clock that counts the run's cost.
+    """
     content = next((found for place in spoken if (found := place("", GPUS))), b"")
     points: list[tuple[float, float]] = []
     first = None
@@ -73,7 +76,7 @@ def gpu_memory(spoken: Sequence[Place]) -> list[tuple[float, float]]:
             at, used = float(said["at"]), [float(one) for one in said["used_bytes"] if one is not None]
             first = at if first is None else first
             if used and math.isfinite(at):
-                points.append(((at - first) / 60, max(used) / 1e9))
+                points.append(((at - first) * scale / 60, max(used) / 1e9))
     return points
 
 

@@ -115,7 +115,7 @@ def of_run(op: Op, view: PodView, journal: Journal, settings: Settings, tell: Sa
     marks = [(at, words) for at, _, words in timeline.marks_of(op, view, journal)]
     rows = [one for one in journal.ops() if one.run == op.run or pods.run_of(one) == op.run]
     cost = timeline.cost_curve(rows, read_clocks(), settings.clock_scale)
-    return Story(op.run, list(facts(view)), phases, now(), view.note, marks, cost, gpu_memory(spoken))
+    return Story(op.run, list(facts(view)), phases, now(), view.note, marks, cost, gpu_memory(spoken, view.clock_scale))
 
 
 def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str, str, str]]:

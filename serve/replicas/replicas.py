@@ -234,7 +234,8 @@ class Replicas:
                 continue
             now = time.monotonic()
             one.counters = found.counters
-            if found.why and not one.probed:  # later reasons are shown by its state
+            is_new = found.why != one.probed and one.member.ready_at is None
+            if found.why and (is_new or not one.probed):  # later reasons are shown by its state
                 self.say(f"{one.member.run}: {found.why}")
             one.probed = found.why
             facts = replica_states.probed(one.member.facts, found.passed, now)

@@ -86,7 +86,7 @@ def world_of(folder: Path, speed: float):
             "SLIPWAY_BOOT_S": "600",
             "SLIPWAY_NOTIFY": f"""
         echo "$SLIPWAY_RUN $SLIPWAY_STATE $SLIPWAY_COST_USD" >> {folder}/notices""",
-            "SLIPWAY_HOOK_HANGS": f"command echo $$ >> {folder}/hanging; sleep 10000 & sleep 10000",
+            "SLIPWAY_HOOK_HANGS": f"command echo $$ >> {folder}/hanging; [ -e {folder}/over ] || sleep 10000",
             "SLIPWAY_HOOK_TOLD": f'command echo "$SLIPWAY_STATE" >> {folder}/told',
         },
     )
@@ -289,6 +289,7 @@ def test_a_whole_run_that_is_taken_away_twice_ends_with_the_same_parameters_and_
     hung = [int(pid) for pid in (user.folder / "hanging").read_text().split()]
     assert len(hung) >= 5  # tried again, perhaps
     assert not [pid for pid in hung[:5] if identify(pid)], "what hangs has been ended"
+    (user.folder / "over").touch()
     user.inv("launch", "--provider", "local", "--phase", "sft", "--yes")
     for folder in ("base_checkpoints/tiny", "mid_checkpoints/tiny", "chatsft_checkpoints/tiny"):
         assert weights(user.store, folder) == weights(user.folder / "artifacts", folder), folder

@@ -50,3 +50,12 @@ def test_without_a_tag_the_newest_model_is_meant_where_the_usual_profile_has_non
         find_model(chosen, "", "", told.append)
     store.publish(made, "base_checkpoints/smoke", "a" * 64, {})
     assert find_model(settings, "", "", told.append, ("bits3",))[0].name == "base_checkpoints/smoke"
+
+
+def test_what_a_phase_of_an_extension_has_made_is_found_by_its_name(tmp_path):
+    settings = Settings.load(tmp_path, {"store": str(tmp_path / "store")}, environ={})
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "weights").write_text("w")
+    Store(settings.store).publish(made, "smooth_checkpoints/tiny", "f" * 64, {})
+    assert find_model(settings, "smooth_checkpoints/tiny", "", print)[0].name == "smooth_checkpoints/tiny"

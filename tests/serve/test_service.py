@@ -31,6 +31,7 @@ def test_a_small_file_means_what_skyserve_takes_it_for():
     assert small.probe == Probe(path="/health") and small.probe.initial_delay_seconds == 1200
     assert (small.policy.min_replicas, small.policy.most, small.port) == (2, 2, 8000)
     assert parse("service: {}").policy.min_replicas == 1
+    assert [parse(text).probe.path for text in ("service: {}", "service: {}\nrun: serve")] == ["/health", "/"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from flows.reading import timeline
 from ui.figures import FigureTable, GrowingFigures, thin
+from ui.views.runs import _placed
 
 
 def line(step, **more):
@@ -26,6 +28,14 @@ class File:
         content = self.text.encode()[offset:]
         self.read_bytes += len(content)
         return content
+
+
+def test_a_lost_pod_is_told_wherever_it_falls_and_a_checkpoint_of_another_phase_is_not():
+    found = table(10)  # from 1001 to 1010 s
+    at = {when: _placed(found, "step", when, timeline.LOST, "gone") for when in (900.0, 1000.3, 1005.0)}
+    assert {when: one["x"] for when, one in at.items()} == {900.0: None, 1000.3: 1, 1005.0: 5}
+    assert _placed(found, "step", 900.0, timeline.SAVED, "saved") is None
+    assert _placed(FigureTable(), "step", 900.0, timeline.LOST, "gone")["x"] is None
 
 
 def test_a_thinned_curve_keeps_every_spike_and_both_ends():

@@ -3,14 +3,18 @@
 SLIPWAY_SCREENSHOTS names a folder that gets the pictures.
 """
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from infra import train_env
@@ -64,8 +68,9 @@ def look(world, pictures: Path, visits: list[dict], *flags: str) -> dict:
     assert chromium, "the page is looked at in a real browser; on Debian: apt-get install chromium"
     python = train_env.interpreter(ROOT, default_cache(), print, "browser")
     pictures.mkdir(parents=True, exist_ok=True)
-    page = subprocess.Popen([sys.executable, "-m", "ui", "--port", "0", *flags], cwd=ROOT, env=world.environ, text=True,
-                            stdout=subprocess.PIPE)  # fmt: skip
+    words = ["invoke", "ui"] if "--rehearse" in flags else ["ui"]
+    page = subprocess.Popen([sys.executable, "-m", *words, "--port", "0", *flags], cwd=ROOT, env=world.environ,
+                            text=True, stdout=subprocess.PIPE)  # fmt: skip
     try:
         link = re.search(r"http\S+", page.stdout.readline())[0]
         done = subprocess.run(
@@ -79,13 +84,37 @@ def look(world, pictures: Path, visits: list[dict], *flags: str) -> dict:
     return json.loads(done.stdout)
 
 
+@contextlib.contextmanager
+def asked_on_and_on(url: str):
+    """Keep a service busy meanwhile; every request is answered."""
+    over = threading.Event()
+
+    def ask() -> int:
+        asked = 0
+        while not over.is_set():
+            said = {"model": "demo", "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 8}
+            httpx.post(f"{url}/v1/chat/completions", json=said, timeout=60).raise_for_status()
+            asked += 1
+        return asked
+
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(ask) for _ in range(2)]
+        try:
+            yield
+        finally:
+            over.set()
+    assert all(one.result() for one in asking)
+
+
 def test_every_view_over_real_work(world, tmp_path):
     run = world.json("launch", "--phase", "sft", "--yes")["run"]
     (tmp_path / "sweep.yaml").write_text(SWEEP)
     world.json("sweep", str(tmp_path / "sweep.yaml"), "--yes")
-    world.inv("serve.up", "--name", "demo", "--model", "sft", "--engine", "torch", "--replicas", "1", "--yes")
+    service = ("serve.up", "--name", "demo", "--model", "sft", "--engine", "torch", "--replicas", "1", "--yes")
+    url = world.json(*service)["endpoint"]
     pictures = Path(os.environ.get("SLIPWAY_SCREENSHOTS") or tmp_path / "pictures")
-    said = look(world, pictures, visits(run))
+    with asked_on_and_on(url):
+        said = look(world, pictures, visits(run))
     assert len(said["asked"]) == 1, "nobody else is asked for anything"
     assert [(one["httpOnly"], one["sameSite"]) for one in said["cookies"]] == [(True, "Strict")]
     for name, one in said["visits"].items():
@@ -98,6 +127,7 @@ def test_every_view_over_real_work(world, tmp_path):
     assert re.search(r"Loss, nats per token: \S+ \d", seen["run"]["charts"][0])
     assert "seed-1" in seen["compare"]["charts"][0] and "seed-2" in seen["compare"]["charts"][0]
     assert "seed" in seen["compare"]["text"].partition("What differs")[2]
+    assert re.search(r"requests per second [1-9]", seen["services"]["charts"][0]), seen["services"]["charts"]
     assert "1 of 1" in seen["services"]["text"] and "no limit" in seen["pods"]["text"]
     assert len(seen["chat"]["text"].partition("Who are you?")[2]) > 20
     wanted = {"At least so many replicas": "2", "At most so many replicas": "2"}
@@ -106,6 +136,30 @@ def test_every_view_over_real_work(world, tmp_path):
     assert "Let demo have 2 to 2 replicas?" in scaled["question"]
     assert scaled["acts"][0] == {"act": "scale", "name": "demo", "least": 2, "most": 2}
     assert scaled["serious"] == []
+
+
+def test_a_rehearsal_with_a_preemption(world, tmp_path):
+    words = ("--provider", "runpod", "--phase", "base", "--use-spot", "--preempt", "1", "--spend-limit", "50", "--yes")
+    try:
+        run = world.json("rehearse", *words)["launch"]["run"]
+        found = [
+            {"name": "rehearsed", "path": f"curves?runs={run}&phase=base", "wait": "brought back"},
+            {"name": "rehearsed-runs", "path": "runs", "wait": run},
+            {"name": "rehearsed-logs", "path": f"logs?run={run}", "wait": "brought from the store"},
+            {"name": "rehearsed-cost", "path": "cost", "wait": "By day"},
+            {"name": "rehearsed-data", "path": "data", "wait": "base_checkpoints"},
+        ]
+        found += [{**one, "name": f"{one['name']}-small", "narrow": True, "dark": True} for one in found]
+        pictures = Path(os.environ.get("SLIPWAY_SCREENSHOTS") or tmp_path / "pictures")
+        said = look(world, pictures, found, "--rehearse")["visits"]
+    finally:
+        world.inv("rehearse", "--stop")
+    for name, one in said.items():
+        assert (one["serious"], one["errors"]) == ([], []) and one["too_wide"] <= 0, name
+        ends = "ckpt.list" if "data" in name else "--rehearse"
+        assert one["command"].splitlines()[0].endswith(ends), name
+    assert "its pod was lost" in said["rehearsed"]["text"] and "nothing of this run" in said["rehearsed-logs"]["text"]
+    assert said["rehearsed-data"]["command"].startswith("SLIPWAY_STORE=")
 
 
 def test_a_run_is_ended_from_the_page_once_that_is_allowed_and_confirmed(world, tmp_path):
@@ -131,8 +185,6 @@ def test_a_run_is_ended_from_the_page_once_that_is_allowed_and_confirmed(world, 
 
 def test_a_run_at_work_is_seen_within_a_second_of_its_lines(world, tmp_path):
     """The stream of a run's curves tells of a new line of its figures, and of nothing when there is none."""
-    import httpx
-
     run = world.json("launch", "--phase", "base", "--set", "base.steps=400", "--detach", "--yes")["run"]
     figures = world.folder / "pods" / run / "work" / "runs" / "base" / "metrics.jsonl"
     page = subprocess.Popen([sys.executable, "-m", "ui", "--port", "0"], cwd=ROOT, env=world.environ, text=True,

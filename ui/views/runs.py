@@ -33,6 +33,7 @@ READ_S = 1.0  # of runs that nobody has looked at yet, in one look of a stream: 
 FIRST = ("loss", "reward", "right", "greedy", "tokens_per_s", "mfu", "memory_bytes", "gpu_percent", "lr", "grad_norm",
          "data_share")  # fmt: skip
 GPU_EVERY_S = 1.0
+ROUNDED_S = 1.0  # the journal has whole seconds
 
 
 def listed(desk: Desk, asked: ViewQuery) -> dict[str, Any]:
@@ -294,10 +295,15 @@ def marks_of(
 
 
 def _placed(table: FigureTable, by: str, at: float, kind: str, words: str) -> dict[str, Any] | None:
-    """Return a mark where it belongs along the bottom; None where it does not fall into these figures."""
-    if not table.at or not table.at[0] <= at <= table.at[-1] + 60.0:
+    """Return a mark with its place along the bottom, None where it does not fall into these figures.
+
+    A checkpoint that does not fall into them belongs to another phase: None.
+    """
+    is_within = bool(table.at) and table.at[0] - ROUNDED_S <= at <= table.at[-1] + 60.0
+    if not is_within and kind == timeline.SAVED:
         return None
-    return {"x": table.along(by, max(0, table.row_at(at))), "kind": kind, "words": words, "at": at}
+    x = table.along(by, max(0, table.row_at(at))) if is_within else None
+    return {"x": x, "kind": kind, "words": words, "at": at}
 
 
 def _busiest(desk: Desk, sources: Sequence[FigureSource], phases: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ export function open(place, query) {
         charts.set(key, chart);
       }
       const chart = charts.get(key), with_ = parts.filter((one) => one.figures[key]);
-      const marks = parts.length < 4 ? parts.flatMap((one) => one.marks.map((mark) => ({ ...mark, words: parts.length > 1 ? `${one.run}: ${mark.words}` : mark.words }))) : [];
+      const marks = parts.length < 4 ? parts.flatMap((one) => one.marks.filter((mark) => mark.x !== null).map((mark) => ({ ...mark, words: parts.length > 1 ? `${one.run}: ${mark.words}` : mark.words }))) : [];
       chart.set(with_.map((one) => ({ name: one.run, index: index.get(one.run), ...one.figures[key] })), marks);
       const last = parts.length === 1 ? parts[0].last[key] : undefined;
       chart.value_.textContent = last === undefined ? "" : `${runs.find((one) => one.run === about.chosen[0])?.is_live ? "now" : "last"} ${number(last * (chart.options.factor ?? 1))}${chart.options.unit ?? ""}`;
