@@ -383,6 +383,10 @@ class Journal:
         """Release a lease. Raises Fenced when it was no longer ours."""
         self._hold(lease, None, None, None)
 
+    def forsake(self, lease: Lease) -> None:
+        """Release a lease as if its holder had died: whoever looks for abandoned ones takes it up. Raises Fenced."""
+        self._hold(lease, "", 0, "")
+
     # Within.
 
     def _lease(self, name: str) -> tuple[int, Identity | None]:

@@ -123,13 +123,18 @@ class Keeper:
 
     @contextlib.contextmanager
     def keeping(self, run: str) -> Iterator[None]:
-        """Hold the lease meanwhile, if nobody else does."""
+        """Hold the lease meanwhile, if nobody else does. A signal, or a fault of ours, leaves the run to the next."""
         self._take(run)
+        let_go = self.journal.forsake
         try:
             yield
+            let_go = self.journal.release
+        except SlipwayError:
+            let_go = self.journal.release
+            raise
         finally:
             if self.lease is not None:
-                self.journal.release(self.lease)
+                let_go(self.lease)
                 self.lease = None
 
     def keep(self, op: Op) -> Iterator[Seen]:

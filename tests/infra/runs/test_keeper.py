@@ -161,6 +161,21 @@ with Journal.open({str(journal.path)!r}) as journal:
     assert journal.take(keep.lease_name("a-1")).epoch == 2
 
 
+@pytest.mark.parametrize(
+    ("error", "is_left"), [(KeyboardInterrupt(), True), (OSError("full"), True), (SlipwayError("given up"), False)]
+)
+def test_who_is_interrupted_leaves_the_run_to_the_next_one_as_if_killed(journal, tmp_path, error, is_left):
+    """A pod may go at that very moment: then only this says that its run was still to go on."""
+    keeper = Keeper(journal, lambda name: Local(tmp_path), lambda _: (), tmp_path, {}, print)
+    with pytest.raises(type(error)), keeper.keeping("a-1"):
+        raise error
+    assert journal.holder(keep.lease_name("a-1")) is None
+    assert (keep.lease_name("a-1") in journal.abandoned()) == is_left
+    with keeper.keeping("a-1"):
+        assert journal.holder(keep.lease_name("a-1"))
+    assert journal.abandoned() == set()
+
+
 def wipe(op: Op, home: Path) -> None:
     """Another disk in the same machine: it answers, and knows nothing of the pod."""
     kill_all_of(op)
