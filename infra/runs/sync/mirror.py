@@ -67,7 +67,7 @@ def bring_logs(op: Op, transport: Transport, folder: Path) -> list[Path]:
 def _append(transport: Transport, parts: Sequence[tuple[str, int]], path: Path) -> bool:
     """Append to a copy what it lacks of these parts; return False if it is a copy of something else."""
     size, here = sum(size for _, size in parts), path.stat().st_size if path.exists() else 0
-    if here >= size > 0:
+    if here and here >= size:
         return here == size
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
         file.seek(max(0, here - OVERLAP_BYTES))

@@ -31,3 +31,6 @@ def test_the_copy_of_a_log_is_that_of_the_earlier_pods_and_of_the_last_one_in_or
     write(second, "one\n", "state/earlier")  # as far as the store had it
     for _ in range(2):
         assert bring(second, home) == "one\n" + "three, which is as long as all that the first one has written\n" * 50
+    third = tmp_path / "third"
+    write(third, "")  # it has begun the log, and nothing came along
+    assert bring(third, home) == ""
