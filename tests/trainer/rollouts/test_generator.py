@@ -58,6 +58,27 @@ def test_drawn_answers_hang_on_their_own_numbers_alone_and_tell_the_trainers_pro
         torch.testing.assert_close(mine.detach(), few.logprobs[row, : len(answer)], atol=1e-5, rtol=0)
 
 
+@pytest.mark.usefixtures("way")
+def test_in_bfloat16_answers_are_as_near_to_the_exact_probabilities_as_the_trainer_is(model):
+    """Eight bits round differently in another order of sums: the two differ, and neither leans to one side."""
+    short = Decoder(model.config, torch.bfloat16).eval()
+    short.load_state_dict(model.state_dict())
+    numbers = torch.rand(400, NEW, generator=torch.Generator().manual_seed(1))
+    got = answer_all(short, PROMPTS, 100, STOP, Sampling(max_new=NEW), numbers, 64)
+    off: dict[str, list[torch.Tensor]] = {"generator": [], "trainer": []}
+    for row in range(400):
+        ids, answer = torch.tensor([[*PROMPTS[row // 100], *got.of(row)][:-1]]), torch.tensor(got.of(row))
+        exact, told = (
+            logprobs_and_entropy(one.hidden(ids)[0, -len(answer) :], one.head, answer, one.shape)[0].detach()
+            for one in (model, short)
+        )
+        off["trainer"].append(told - exact)
+        off["generator"].append(got.logprobs[row, : len(answer)] - exact)
+    found = {name: torch.cat(parts) for name, parts in off.items()}
+    assert found["generator"].abs().mean() < 1.25 * found["trainer"].abs().mean()
+    assert all(one.mean().abs() < 0.1 * one.abs().mean() for one in found.values())
+
+
 def test_an_id_is_drawn_as_often_as_its_probability_says():
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(2)) * 2
     numbers = (torch.arange(200_000) + 0.5) / 200_000  # as even as can be: the shares are exact up to their grain
