@@ -124,7 +124,11 @@ def _phase(name: str, first: Story, second: Story) -> Iterator[Html]:
     rows = [(one["name"], *(_said(one["values"][run]) for run in (first.run, second.run))) for one in found]
     same = tag("p", "Nothing: the recipes of this phase are the same.", class_="soft")
     recipes = _table(("setting", first.run, second.run), rows) if rows else same
-    last = _table(("figure", first.run, second.run, "difference"), list(_last(ours, theirs)))
+    told = list(_last(ours, theirs))
+    silent = [story.run for story, phase in ((first, ours), (second, theirs)) if not any(charts(phase))]
+    last = tag("p", f"Nothing to compare: no figures of {' and '.join(silent)} are here.", class_="soft")
+    if told:
+        last = _table(("figure", first.run, second.run, "difference"), told)
     cards = [_card("What differs between their recipes", recipes), _card("At their last steps", last)]
     yield tag("div", *cards, *shown, class_="cards")
 

@@ -1,0 +1,20 @@
+"""Two runs on one page."""
+
+from trainer.reporting import comparison
+from trainer.reporting.run_report import PhaseStory, Story
+
+LINES = [{"step": step, "loss": 6.0 - step / 10} for step in (1, 2, 3)]
+
+
+def story(run: str, *lines: dict) -> Story:
+    return Story(run, [("state", "succeeded")], [PhaseStory(name="base", lines=lines)], "now")
+
+
+def test_what_both_have_told_is_compared_at_its_end():
+    page = comparison.page(story("calm-1", *LINES), story("busy-2", *LINES[:2]))
+    assert "<td>5.7</td><td>5.8</td><td>+0.1</td>" in page and "<polyline" in page
+
+
+def test_a_run_whose_figures_are_not_here_is_named_instead_of_an_empty_table():
+    page = comparison.page(story("calm-1", *LINES), story("busy-2"))
+    assert "Nothing to compare: no figures of busy-2 are here." in page and "<polyline" not in page
