@@ -209,7 +209,7 @@ def figures_tables(views: Sequence[PodView], now: float) -> "RenderableType":
     seen = {view.run: figures(view, now) for view in views}
     has_gpus = any(one["gpus"] for one in seen.values())
     has_mfu = any(one["mfu"] is not None for one in seen.values())
-    of_training = ("at work", "at", "loss", "tok/s", *(("MFU",) if has_mfu else ()), "left", "age")
+    of_training = ("at work", "at", "loss", "tok/s", *(("MFU",) if has_mfu else ()), "phase left", "age")
     of_machines = ("machine", *(("GPU", "memory", "age") if has_gpus else ()), "disk free", "age")
     training = FittedTable(*of_training, least=(len(of_training) - 1, 3, 4))
     machines = FittedTable(*of_machines, least=(len(of_machines) - 1, *((3, 4, 2) if has_gpus else ())))

@@ -91,7 +91,7 @@ function select(value, options, changed) {
 function tiles(run) {
   const gpus = run.gpus ?? [], used = gpus.filter((one) => one.percent !== null);
   const facts = [
-    ["state", state(run.state)], ["step", run.train_step?.toLocaleString("en")], ["loss", number(run.loss)], ["tokens per second", number(run.tokens_per_s)], ["left", duration(run.eta_s)],
+    ["state", state(run.state)], ["step", run.train_step?.toLocaleString("en")], ["loss", number(run.loss)], ["tokens per second", number(run.tokens_per_s)], ["phase left", duration(run.eta_s)],
     ["GPUs", gpus.length ? `${gpus.length > 1 ? `${gpus.length} × ` : ""}${used.length ? `${Math.round(used.reduce((sum, one) => sum + one.percent, 0) / used.length)} %` : "?"}` : ""],
     ["GPU memory", gpus.length ? `${size(Math.max(...gpus.map((one) => one.used_bytes ?? 0)))}, peak ${size(Math.max(...gpus.map((one) => one.peak_bytes ?? one.used_bytes ?? 0)))}` : ""],
     ["cost", run.limit_usd ? `${usd(run.spent_usd)} of ${usd(run.limit_usd)}` : usd(run.spent_usd)], ["time", duration(run.elapsed_s)], ["recovered", run.recoveries ? `${run.recoveries} ×` : ""],
