@@ -74,7 +74,7 @@ def test_figures_stand_in_columns_and_each_group_says_how_old_it_is():
     seen = status_table.figures(view, 1000.0)
     assert (seen["train_step"], seen["train_age_s"], seen["gpus_age_s"], seen["disk_age_s"]) == (1200, 30, 10, 20)
     words = " ".join(shown(status_table.status_table([view], 1000.0), 120).split())
-    assert "at work at loss tok/s left age a-1" in words and "machine GPU memory age disk free age a-1" in words
+    assert "at work at loss tok/s phase left age a-1" in words and "machine GPU memory age disk free age a-1" in words
     assert "a-1 1,200 4.956 4,496 1 min 15 s 30 s" in words and "a-1 93 % 31.2 GB of ? 10 s 512.0 GB 20 s" in words
     assert "GPU" not in shown(
         status_table.figures_tables([replace(view, progress={**progress, "machine": {}})], 1000.0)
@@ -130,7 +130,7 @@ def test_a_loss_is_drawn_from_where_it_began_to_where_it_is():
     words = " ".join(shown(status_table.status_table([view], 1000.0), 120).split())
     assert "brave-otter-3: loss of base 8.00 █▃▁ 2.00 brave-otter-3: wandb: offline" in words
     assert status_table.view_json(view)["tracking"] == {"wandb": "offline"}
-    assert "tok/s MFU left" in words and "43.2 %" in words
+    assert "tok/s MFU phase left" in words and "43.2 %" in words
     assert status_table.view_json(view)["curve"] == [8.0, 4.0, 2.0]
     assert "loss of" not in shown(status_table.status_table([replace(view, state="succeeded")], 1000.0), 120)
 
