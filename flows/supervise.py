@@ -30,7 +30,7 @@ from flows.installation import watch
 from flows.sweeps import carry
 from infra import job_environment, own_code
 from infra.agent.process import is_alive, send
-from infra.agent.shortage import is_shortage
+from infra.agent.shortage import is_full
 from infra.checkout import ROOT
 from infra.errors import LimitHit, SlipwayError, in_words
 from infra.journal_file import JournalFull
@@ -315,7 +315,7 @@ class Supervisor:
             self._fail("supervisor", error)
 
     def _fail(self, name: str, error: Exception) -> None:
-        if isinstance(error, JournalFull) or is_shortage(error):
+        if isinstance(error, JournalFull) or is_full(error):
             self.is_disk_full.set()
         self.tell(f"{name}: {in_words(error)}")
 

@@ -21,7 +21,7 @@ from urllib.parse import quote
 from infra import installation, names
 from infra.agent.limits import Clocks, read_clocks
 from infra.agent.process import Identity, is_alive
-from infra.agent.shortage import is_shortage
+from infra.agent.shortage import is_full
 from infra.errors import SlipwayError
 from infra.installation import JournalClaim
 from infra.units import size
@@ -29,6 +29,7 @@ from store import local_files
 
 PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000, "wal_autocheckpoint": 0}
 CHECKPOINT_BYTES = 1 << 20
+ROOM_BYTES = 1 << 20  # with more of it free, a disk that fails is not a full one
 MOVED_SCHEMA = 1_000_000  # of a journal that was moved to another machine: no version of Slipway writes to it
 MOVED_KEY = "moved"  # in `meta`: JSON, what `infra.journal_moves` knows of that
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -158,12 +159,12 @@ class JournalFull(JournalError):
 
 def failed(path: Path, error: Exception) -> JournalError:
     """Return the error to raise when the system or SQLite does not take an operation on the journal at `path`."""
-    is_full = str(error).startswith(JournalFull.IN_WORDS) or isinstance(error, OSError) and is_shortage(error)
-    if not is_full:
+    if not (str(error).startswith(JournalFull.IN_WORDS) or is_full(error)):
         return JournalError(f"journal {path}: {error}")
-    free = size(shutil.disk_usage(path.parent).free)
-    return JournalFull(f"journal {path}: {error}; {free} are free on its disk. Make room, then run that again; until "
-                       "then nothing is rented or ended from here, and pods end at their own limits")  # fmt: skip
+    free = shutil.disk_usage(path.parent).free
+    then = "look at that disk" if free > ROOM_BYTES else f"{size(free)} are free on its disk: make room"
+    return JournalFull(f"journal {path}: {error}; {then}, then run that again; until then nothing is rented or ended "
+                       "from here, and pods end at their own limits")  # fmt: skip
 
 
 class OlderCode(JournalError):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, List, TypeVar, cast
 
 SHORT = {errno.ENOMEM, errno.EAGAIN, errno.ENFILE, errno.EMFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOBUFS}
+FULL = {errno.ENOSPC, errno.EDQUOT}
 PATIENCE_S = 10.0
 POLL_S = 0.05
 MOST_DOUBLINGS = 30  # beyond it every longest wait is reached, and a float would overflow at last
@@ -43,6 +44,10 @@ class Backoff:
 
 def is_shortage(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or isinstance(error, OSError) and error.errno in SHORT
+
+
+def is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in FULL
 
 
 def patient(call: Call) -> Call:

@@ -6,7 +6,6 @@ is restarted. `state/verdict.json` is the end.
 """
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -19,7 +18,7 @@ from typing import Any, Dict, Optional
 from infra.agent import outside
 from infra.agent.job import Job, PodFolder, write_durably
 from infra.agent.process import TOKEN, Identity, is_alive
-from infra.agent.shortage import patient
+from infra.agent.shortage import is_full, patient
 
 CODE = Path(__file__).resolve().parents[2]
 NODE_LOST = "lost"  # state of a verdict: another node is silent for good; on machines that answer the run can go on
@@ -66,7 +65,7 @@ def write_json(path: Path, value: Any) -> None:
     try:
         write_durably(path, text)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not give_room(path):
+        if not is_full(error) or not give_room(path):
             raise
         write_durably(path, text)
 

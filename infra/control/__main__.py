@@ -15,7 +15,7 @@ import os
 import sys
 from typing import Any
 
-from infra.agent.shortage import is_shortage
+from infra.agent.shortage import is_full
 from infra.checkout import ROOT
 from infra.control import archive, host_side
 from infra.control.places import HostPlaces
@@ -61,6 +61,6 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except OSError as error:
-        if not is_shortage(error):
+        if not is_full(error):
             raise
         sys.exit(f"the control host {this_machine().host} cannot do this now: {error}; make room on its disk")

@@ -12,7 +12,7 @@ from typing import Any
 from infra import journal_moves
 from infra.agent.job import write_durably
 from infra.agent.process import boot_id
-from infra.agent.shortage import is_shortage
+from infra.agent.shortage import is_full
 from infra.control import archive, at_boot
 from infra.control.places import HERE, HostPlaces
 from infra.control.ties import refuse_ties
@@ -88,7 +88,7 @@ def note_start(places: HostPlaces) -> None:
     try:
         write_durably(places.started, json.dumps({"boot_id": boot_id(), "at": time.time()}))
     except OSError as error:
-        if not is_shortage(error):
+        if not is_full(error):
             raise
 
 
