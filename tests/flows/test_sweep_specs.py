@@ -199,7 +199,7 @@ def test_the_schema_of_an_experiment_has_the_defaults_of_its_source():
     assert json.dumps(found)
 
 
-@pytest.mark.parametrize("name", ["ablation_saliency", "ablation_small"])
+@pytest.mark.parametrize("name", ["ablation_saliency", "ablation_saliency_4m"])
 def test_the_arms_of_the_ablations_go_on_from_one_base_and_differ_in_what_they_are_called_by(name):
     spec = sweep_file.load(EXAMPLES / f"{name}.yaml")
     persona = plan.load_persona(ROOT / "data" / "persona.yaml")
