@@ -190,7 +190,7 @@ def site(folder: Path, speed: float, laptops: int = 1, are_apart: bool = True) -
 
     `are_apart`: each laptop has a network of its own, with a cable to the control host.
     """
-    for name in ("control", "store", "train"):  # from in there no package index answers
+    for name in ("control", "store", "train", "serve"):  # from in there no package index answers
         environment.ensure(name, ROOT, environment.default_cache(), "cpu" if name == "train" else "", say)
     made = Hosts(folder / "hosts")
     made.open()
