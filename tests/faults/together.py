@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infra.errors import UsageError
 from infra.ledger import service_rows
 from infra.runs import pods
 from serve.load import LoadTest
@@ -168,7 +169,10 @@ class Rig:
             there = [one["id"] for one in here.market.truth()["pods"] if one["state"] == "running"]
             if not there or self.chance.random() < 0.8:  # each takes minutes of the market's clock to come back from
                 return False
-            here.market.tell("/preempt", {"id": self.chance.choice(there)})
+            try:
+                here.market.tell("/preempt", {"id": self.chance.choice(there)})
+            except UsageError:  # its end was asked for in between
+                return False
             return True
         if kind == "connection":
             found = here.host.sessions()
