@@ -266,7 +266,7 @@ def down(spec: DownFlags) -> None:
         sweeps = [one for one in carry.known(journal, settings) if spec.all or one == run]
         rows = [op for name in sweeps for op in carry.stop(name, journal, settings, render.tell)]
         if spec.all:
-            rows = journal.ops(live=True)
+            rows = ending.all_rows(journal)
         elif not sweeps:
             rows = ending.rows_of(run, journal)
         with moving_line.waiting(f"{', '.join(one.run for one in rows)}: saved and ended"):
