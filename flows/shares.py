@@ -84,6 +84,7 @@ def pay_from(
     turn = turns.stand_in_line(journal, run, BUDGET, (place,), "")
     try:
         while True:
+            turns.check_in_line(journal, turn)
             before, now = turns.in_the_way((), turns.waiting(journal), turn, place), ""
             try:
                 if before is None:
@@ -101,6 +102,15 @@ def pay_from(
             settle_rows(journal, settings, tell, live)  # so that runs that are over release what they have not spent
     finally:
         turns.leave(journal, turn)
+
+
+def end_waiting(run: str, journal: Journal, tell: Say) -> list[str]:
+    """Take the launches that wait under that name, or all of them, out of the line; return their names."""
+    ended = [one for one in turns.waiting(journal) if run in ("", one.run)]
+    for one in ended:
+        turns.withdraw(journal, one)
+        tell(f"{one.run}: waits no more, nothing of it runs")
+    return [one.run for one in ended]
 
 
 def hand_back(name: str, run: str, journal: Journal) -> None:
@@ -158,6 +168,7 @@ class MachineLine:
         if self.turn is None:
             return work()
         while True:
+            turns.check_in_line(self.journal, self.turn)
             found = turns.obstacles(self.journal, self.turn)
             if sum(one is None for one in found.values()) >= self.nodes:
                 try:
