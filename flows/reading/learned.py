@@ -41,8 +41,8 @@ from infra.settings import Settings
 from trainer.fingerprints import VERSIONS, digest
 from trainer.plan.estimates import PHASE_START_S, operations, shape
 
-# seconds around the steps: of pods on this machine; on own machines; to build environments
-HERE_S, ELSEWHERE_S, BUILD_S = 3.0, 15.0, 60.0
+# seconds around the steps: of pods on this machine; on own machines; to build environments, and with a full cache
+HERE_S, ELSEWHERE_S, BUILD_S, CACHED_S = 3.0, 15.0, 60.0, 10.0
 BUILT_S = 5.0  # an environment that took longer than this to be had was built
 LOOKED_AT = 200  # newest rows that are read when times are gathered
 
@@ -57,7 +57,9 @@ def learn(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | None 
     guesses = {one.step: one.estimate_s for one in plan.artifacts if one.step}
     machine = machine_of(plan.request, settings, vendor, offer)
     is_found = _is_found(plan.job, settings, vendor)
-    works = (*works_of(plan.job, plan.target, machine, guesses), around(machine, settings, vendor, is_found))
+    is_cached = is_found is False and environment.is_cached("train", ROOT, plan.job.torch)
+    rest = around(machine, settings, vendor, is_found, is_cached)
+    works = (*works_of(plan.job, plan.target, machine, guesses), rest)
     past = Timings.beside(settings.state_file).past()
     found = {work.step: one for work in works if (one := expect(past, work)) is not None}
     artifacts = [replace(one, estimate_s=found[one.step].seconds) if one.step in found else one
@@ -91,10 +93,15 @@ def _work_of(step: Step, target: str, machine: str, guess_s: float | None) -> St
     )  # fmt: skip
 
 
-def around(machine: str, settings: Settings, vendor: Provider, is_found: bool | None) -> StepWork:
-    """Return the work of a run besides its steps. `is_found`: whether its environment exists; None = nobody knows."""
+def around(
+    machine: str, settings: Settings, vendor: Provider, is_found: bool | None, is_cached: bool = False
+) -> StepWork:
+    """Return the work of a run besides its steps.
+
+    `is_found`: whether its environment exists; None = nobody knows. `is_cached`: it can be built without a download.
+    """
     usual_s = SETUP_S[1] if vendor.is_rented and not settings.rehearsal else HERE_S if vendor.is_here else ELSEWHERE_S
-    guess_s = usual_s + (BUILD_S if is_found is False else 0.0)
+    guess_s = usual_s + (0.0 if is_found is not False else CACHED_S if is_cached else BUILD_S)
     kind = around_kind(vendor.name, is_found)
     return StepWork(step=AROUND, kind=kind, machine=machine, shape="", guess_s=guess_s, fixed_s=guess_s)
 

@@ -1,6 +1,8 @@
 """Plans learn from runs that are over, by what their pods have left on this machine."""
 
 import json
+import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from flows.planning import Work, plan_for
 from flows.reading import learned
 from flows.specs.work import WorkSpec
+from infra.agent.environments import environment
 from infra.agent.job import Limits, PodFolder
 from infra.ledger.journal import Journal, Op
 from infra.ledger.timings import Timings
@@ -170,3 +173,18 @@ def test_a_run_at_work_says_what_is_left_of_it(settings, journal):
     assert learned.with_left(replace(view, state="succeeded"), journal, settings).left_s is None
     Timings.beside(settings.state_file)._path(op.token).write_text("{")
     assert learned.with_left(view, journal, settings).left_s is None
+
+
+def test_an_environment_whose_packages_are_here_is_built_in_seconds(settings, tmp_path, monkeypatch):
+    """Nothing is known of the network of a machine, but whether it is needed is."""
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    downloaded = planned(settings)
+    pins = (ROOT / "constraints" / "train.txt").read_text()
+    version = re.search(r"^torch==([^\s;+]+)", pins, re.M)[1]
+    build = "+cpu" if environment.torch_build() == "cpu" and sys.platform == "linux" else ""
+    (tmp_path / "uv" / "archive-v0" / "x" / f"torch-{version}{build}.dist-info").mkdir(parents=True)
+    cached = planned(settings)
+    seconds = [next(one.seconds for one in plan.forecast if one.step == AROUND) for plan in (downloaded, cached)]
+    assert seconds == [learned.HERE_S + learned.BUILD_S, learned.HERE_S + learned.CACHED_S]
+    told = [next(note for note in plan.notes if "environment is built first" in note) for plan in (downloaded, cached)]
+    assert ["depending on the network" in note for note in told] == [True, False]
