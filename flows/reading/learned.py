@@ -36,6 +36,7 @@ from infra.records import Offer, Plan, PodView, Request, StepWork
 from infra.runs import sight
 from infra.runs.lookup import find_run, way
 from infra.runs.sync import mirror
+from infra.runs.sync.sync_step import FETCH
 from infra.selection.preflight import forecast_of
 from infra.settings import Settings
 from trainer.fingerprints import VERSIONS, digest
@@ -216,6 +217,8 @@ def came(
 ) -> RunTimes:  # fmt: skip
     """Return the times of a run that is over. `is_alone`: no other pod has worked on it."""
     job, vendor = Job.from_json(op.job), registry.provider(settings, op.vendor)
+    # what a rented pod restores from the store is in no plan, and counts among the time around the steps
+    job = replace(job, steps=tuple(step for step in job.steps if step.name != FETCH))
     told = before or RunTimes(token=op.token, run=op.run, vendor=op.vendor, asked_at=float(op.intent_at))
     works = {one.step: one for one in told.works}
     if not works:  # it was begun by a Slipway that kept no forecasts, or by a keeper
@@ -237,7 +240,7 @@ def came(
     if state == "succeeded" and own <= whole and verdict.get("at", 0.0) > told.asked_at:
         wall_s = verdict["at"] - told.asked_at
         rest_s = wall_s - sum(elapsed_s(step, 0.0) for step in steps if step["name"] in own)
-        built_s = sum(elapsed_s(step, 0.0) for step in steps if step["name"] not in own)
+        built_s = sum(elapsed_s(step, 0.0) for step in steps if step["name"] not in (*own, FETCH))
         is_known = works[AROUND].kind != around_kind(op.vendor, None)
         kind = around_kind(op.vendor, built_s <= BUILT_S if is_known else None)
         work = replace(works[AROUND], kind=kind)
