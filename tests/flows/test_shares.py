@@ -1,4 +1,4 @@
-"""What a launch that finds its machine taken is told."""
+"""The words for a launch that finds its machine taken."""
 
 import pytest
 

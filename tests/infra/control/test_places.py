@@ -1,4 +1,4 @@
-"""Whose control host a command runs on."""
+"""The control host that a command runs on."""
 
 import json
 
