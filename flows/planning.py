@@ -134,7 +134,9 @@ def plan_for(
         kept = "artifacts stay on the machine until a command copies them here: launch, inv status or inv pull"
         return replace(plan, notes=(*plan.notes, kept)) if plan.job else plan
     if plan.job and environments and not environment.find("train", ROOT, settings.environments, plan.job.torch):
-        built = "the train environment is built first: a minute or so, depending on the network"
+        is_cached = environment.is_cached("train", ROOT, plan.job.torch)
+        how = "some seconds, as its packages are here" if is_cached else "a minute or so, depending on the network"
+        built = f"the train environment is built first: {how}"
         return replace(plan, notes=(*plan.notes, built))
     return plan
 

@@ -31,6 +31,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 # seconds between two looks at what is in the way; for other machines each look makes a connection
 WAIT_S = {"local": 1.0}
 WAIT_ELSEWHERE_S = 5.0
+WAIT = "--wait"
 BUDGET = "budget"  # the line of launches that wait for money
 
 
@@ -84,6 +85,7 @@ def pay_from(
     turn = turns.stand_in_line(journal, run, BUDGET, (place,), "")
     try:
         while True:
+            turns.check_in_line(journal, turn)
             before, now = turns.in_the_way((), turns.waiting(journal), turn, place), ""
             try:
                 if before is None:
@@ -101,6 +103,15 @@ def pay_from(
             settle_rows(journal, settings, tell, live)  # so that runs that are over release what they have not spent
     finally:
         turns.leave(journal, turn)
+
+
+def end_waiting(run: str, journal: Journal, tell: Say) -> list[str]:
+    """Take the launches that wait under that name, or all of them, out of the line; return their names."""
+    ended = [one for one in turns.waiting(journal) if run in ("", one.run)]
+    for one in ended:
+        turns.withdraw(journal, one)
+        tell(f"{one.run}: waits no more, nothing of it runs")
+    return [one.run for one in ended]
 
 
 def hand_back(name: str, run: str, journal: Journal) -> None:
@@ -151,13 +162,20 @@ class MachineLine:
     tell: Say
     nodes: int = 1
     turn: Turn | None = None
+    may_wait: bool = False
     told: str = ""
 
     def begin(self, work: Callable[[], Op]) -> Op:
         """Call `work`, which rents, as soon as its turn has come. Raises its errors, but for temporary shortages."""
         if self.turn is None:
-            return work()
+            try:
+                return work()
+            except Busy as error:
+                if not self.may_wait or WAIT in str(error):
+                    raise
+                raise Busy(f"{error}\nstand in line until one is free: {WAIT}") from error
         while True:
+            turns.check_in_line(self.journal, self.turn)
             found = turns.obstacles(self.journal, self.turn)
             if sum(one is None for one in found.values()) >= self.nodes:
                 try:
@@ -188,7 +206,8 @@ def in_line(
 ) -> Iterator[MachineLine]:
     """Stand in line for a machine of one's own, where `waits`; the place is given up when this is over."""
     line = MachineLine(journal, settings, tell, 1 if vendor.is_here else request.nodes)
-    if waits and not (vendor.is_rented or vendor.recovers):
+    line.may_wait = not (vendor.is_rented or vendor.recovers)
+    if waits and line.may_wait:
         places = vendor.places(request)
         line.turn = turns.stand_in_line(journal, request.run, vendor.name, places, request.devices)
     try:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from flows import supervise
 from infra.errors import SlipwayError, as_told
 from infra.ledger.held_pods import guests_of
-from infra.ledger.journal import Fenced, Journal, Op
-from infra.ledger.life_cycle import TERMINATING
+from infra.ledger.journal import Journal, Op
+from infra.ledger.reconcile import RENTING
 from infra.providers import Provider, registry
 from infra.runs import keeper as keep
 from infra.runs import pods
@@ -49,6 +49,13 @@ def rows_of(run: str, journal: Journal) -> list[Op]:
     return [*pods.nodes_of(op, journal), *beside]
 
 
+def all_rows(journal: Journal) -> list[Op]:
+    """Return every live pod, and the last pod of each run that its keeper is about to continue on another one."""
+    kept, newest = journal.held() | journal.abandoned(), {op.run: op for op in journal.ops() if op.slot == 0}
+    between = [op for op in newest.values() if keep.lease_name(op.run) in kept and not (op.is_live or pods.is_over(op))]
+    return [*journal.ops(live=True), *between]
+
+
 def rows(ops: list[Op], journal: Journal, settings: Settings, tell: Say) -> Iterator[Ended]:
     """End pods, one after the other, whatever becomes of those before."""
     for op in dict.fromkeys(ops):
@@ -66,24 +73,22 @@ def end(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:
     """End a pod, and before it the runs that share it. Raises SlipwayError when it is not proven that nothing runs."""
     for guest in guests_of(op, journal.ops(live=True)):  # nothing can be asked of them afterwards
         end(guest, journal, settings, tell)
-    was_live, vendor = op.is_live, registry.provider(settings, op.vendor)
-    has_words = was_live and op.address and op.slot >= 0
+    op = journal.op(op.token)
+    was_live, was_over, vendor = op.is_live, pods.is_over(op), registry.provider(settings, op.vendor)
+    has_words = was_live and op.address and op.slot >= 0 and op.state not in RENTING
+    op = pods.ask_to_end(op, journal)  # from now on neither its launch nor a keeper brings it back
     if has_words and vendor.fleeting:  # nothing can be asked of it afterwards
         op = last_rites(op, vendor, journal, settings, tell)
     pods.end(vendor, op, journal)
     keep.end_keeper(op.run, journal)
     if has_words and not vendor.fleeting:
         bring_home(op, vendor, settings)
-    tell(f"{op.run}: {'ended, nothing of it runs' if was_live else 'had ended already'}")
+    ended = "had ended already" if was_over else "its pod had ended already; it is not continued on another one"
+    tell(f"{op.run}: {'ended, nothing of it runs' if was_live else ended}")
 
 
 def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Make a rented pod save, and download its reports. One that does not answer is ended all the same."""
-    while op.is_live and op.state != TERMINATING:  # from then on no keeper brings it back
-        try:
-            op = journal.advance(op, "end", **pods.ASKED_FOR)
-        except Fenced:  # its keeper has just changed the row
-            op = journal.op(op.token)
     if not op.is_live:
         return op
     keep.end_keeper(op.run, journal, patience_s=0.0)  # the keeper would end the pod as soon as it has a verdict

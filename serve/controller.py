@@ -40,6 +40,7 @@ from serve.loops import run
 from serve.policy import autoscaler, fleet, replica_states
 from serve.policy.replica_states import Facts, State
 from serve.policy.service_state import Member, WantedService, seen_of, wanted_of, write
+from serve.processes.endpoint_address import endpoint_of
 from serve.processes.gateway_client import GatewayClient
 from serve.processes.gateway_orders import Order, Router
 from serve.processes.places import Places, say
@@ -164,9 +165,8 @@ class Controller:
             await self.gateway.end(LEAVE_S)
             self.gateway.order = asked
             found = await self.gateway.begin()
-        host = f"[{self.wanted.host}]" if ":" in self.wanted.host else self.wanted.host
-        scheme = "https" if self.service.tls else "http"
-        self.seen = replace(self.seen, endpoint=f"{scheme}://{host}:{found.port}", port=found.port)
+        endpoint = endpoint_of("https" if self.service.tls else "http", self.wanted.host, found.port)
+        self.seen = replace(self.seen, endpoint=endpoint, port=found.port)
         what = "found at work" if self.gateway.is_found else "begun"
         self.say(f"{self.name}: listening on {found.port}; the gateway, process {found.pid}, was {what}")
 

@@ -54,7 +54,7 @@ TIMER_S = 600.0  # time limit of the machine that is left to its vendor's timer
 EXPECTED_S = 900.0  # time for which a machine exists, as a rule
 MOST_OFFERS = 3  # tried for the worker, where others are faster
 WORK_S, LEAST_WORK_S = 900.0, 180.0  # time until the work has its verdict, by the vendor's clock and by ours
-DOUBLE_S = 30.0  # time for which a second machine of one request is looked for
+DOUBLE_S = 30.0  # time for which listings are watched: for a second machine of one request, and for one left out
 POLL_S, LEAST_POLL_S = 5.0, 0.2
 PATIENCE_S, LEAST_PATIENCE_S = 150.0, 45.0  # with one deletion, likewise
 LATE_S, REHEARSED_LATE_S = 5.0, 60.0  # by our clock: delay of an answer, and of the processes of a rehearsal
@@ -186,6 +186,7 @@ class Drill:
         if not self.is_light:
             self._await_verdict(op)
             self.ground = replace(self.ground, log=self._log(op, word), checkpoint=self._checkpoint(op))
+        self._poll(DOUBLE_S, lambda: False)  # does it stay in the listing?
         self._ask_bill(op)
         if self.planned.vendor.farewell and not self.is_light:
             self._await_absence(op, clauses.FAREWELL_S + self._late_s)
@@ -360,8 +361,8 @@ class Drill:
         try:
             stage_of()
         except SlipwayError as error:  # the clauses judge the failure
-            self.failures[trial] = str(error)
-            self.tell(f"{self.runs[trial]}: {error}")
+            self.failures[trial] = str(error).removeprefix(f"{self.runs[trial]}: ")
+            self.tell(f"{self.runs[trial]}: {self.failures[trial]}")
 
     # Helpers.
 

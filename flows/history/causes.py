@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from infra.agent.job import Job
 from infra.ledger.journal import Op
 from infra.ledger.life_cycle import ASKED, TERMINATED
 from infra.runs import sight
@@ -234,13 +235,20 @@ def _any(one: RunEvidence) -> Cause:
             f"it is at work{f' on step {one.step}' if one.step else ''}",
             f"watch it: inv logs {one.run} --follow",
         ),
-        "succeeded": ("all its steps are done", "talk to what it made: inv chat"),
+        "succeeded": ("all its steps are done", _after(one)),
         "planned": ("its machine is not there yet", f"wait, or end it: inv down {one.run}"),
         "ending": ("its pod was asked to end, and is not proven gone yet", f"look again: inv status {one.run}"),
         "idle": ("its pod waits for work", f"give it some: inv pod.run, or end it: inv down {one.run}"),
     }
     said, then = what.get(one.state, (one.reason or "nothing is on record", f"look: inv status {one.run}"))
     return Cause(one.state or "unknown", said, then)
+
+
+def _after(one: RunEvidence) -> str:
+    """Return what may be done with a run that has succeeded: a job of one's own has made no model."""
+    steps = Job.from_json(one.rows[-1].job).steps if one.rows and one.rows[-1].job else ()
+    making = steps[-1].config.get("making") if steps else None
+    return f"talk to what it made: inv chat {making['name']}" if making else f"read what it wrote: inv logs {one.run}"
 
 
 def taken_away(one: RunEvidence) -> list[Op]:

@@ -29,6 +29,7 @@ from infra.runs import upgrade
 from infra.runs.settle import settle
 from infra.runs.timing import Say
 from infra.settings import Settings
+from infra.transport.protocol import Unreachable
 from infra.units import duration
 
 
@@ -63,7 +64,10 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
     installation = _installation(settings) if not before else ""
     host = ControlHost.of(name, settings)
     with contextlib.closing(host.machine):
-        there = host.ask()
+        try:
+            there = host.ask()
+        except Unreachable as error:
+            raise SlipwayError(f"{name} cannot be reached: {error}; nothing was moved; try it: ssh {name}") from error
         if before and not there.about and host.copy.digest:
             raise SlipwayError(f"{name} has no journal any more, and had one; run: inv control.down --lost")
         if there.about and not before and there.about["installation"] != installation:
@@ -99,7 +103,11 @@ def down(settings: Settings, tell: Say) -> CameHome:
     name = _moved(settings)
     host = ControlHost.of(name, settings)
     with contextlib.closing(host.machine):
-        there = host.ask()
+        try:
+            there = host.ask()
+        except Unreachable as error:
+            raise SlipwayError(f"{name} cannot be reached: {error}; nothing was moved; try it: ssh {name}; "
+                               "if it is lost for good: inv control.down --lost") from error  # fmt: skip
         if not there.about:
             raise SlipwayError(f"{name} has no journal any more; run: inv control.down --lost")
         host.send_code(there)

@@ -36,13 +36,14 @@ from infra.records import Offer, Plan, PodView, Request, StepWork
 from infra.runs import sight
 from infra.runs.lookup import find_run, way
 from infra.runs.sync import mirror
+from infra.runs.sync.sync_step import FETCH
 from infra.selection.preflight import forecast_of
 from infra.settings import Settings
 from trainer.fingerprints import VERSIONS, digest
 from trainer.plan.estimates import PHASE_START_S, operations, shape
 
-# seconds around the steps: of pods on this machine; on own machines; to build environments
-HERE_S, ELSEWHERE_S, BUILD_S = 3.0, 15.0, 60.0
+# seconds around the steps: of pods on this machine; on own machines; to build environments, and with a full cache
+HERE_S, ELSEWHERE_S, BUILD_S, CACHED_S = 3.0, 15.0, 60.0, 10.0
 BUILT_S = 5.0  # an environment that took longer than this to be had was built
 LOOKED_AT = 200  # newest rows that are read when times are gathered
 
@@ -57,7 +58,9 @@ def learn(plan: Plan, settings: Settings, vendor: Provider, offer: Offer | None 
     guesses = {one.step: one.estimate_s for one in plan.artifacts if one.step}
     machine = machine_of(plan.request, settings, vendor, offer)
     is_found = _is_found(plan.job, settings, vendor)
-    works = (*works_of(plan.job, plan.target, machine, guesses), around(machine, settings, vendor, is_found))
+    is_cached = is_found is False and environment.is_cached("train", ROOT, plan.job.torch)
+    rest = around(machine, settings, vendor, is_found, is_cached)
+    works = (*works_of(plan.job, plan.target, machine, guesses), rest)
     past = Timings.beside(settings.state_file).past()
     found = {work.step: one for work in works if (one := expect(past, work)) is not None}
     artifacts = [replace(one, estimate_s=found[one.step].seconds) if one.step in found else one
@@ -91,10 +94,15 @@ def _work_of(step: Step, target: str, machine: str, guess_s: float | None) -> St
     )  # fmt: skip
 
 
-def around(machine: str, settings: Settings, vendor: Provider, is_found: bool | None) -> StepWork:
-    """Return the work of a run besides its steps. `is_found`: whether its environment exists; None = nobody knows."""
+def around(
+    machine: str, settings: Settings, vendor: Provider, is_found: bool | None, is_cached: bool = False
+) -> StepWork:
+    """Return the work of a run besides its steps.
+
+    `is_found`: whether its environment exists; None = nobody knows. `is_cached`: it can be built without a download.
+    """
     usual_s = SETUP_S[1] if vendor.is_rented and not settings.rehearsal else HERE_S if vendor.is_here else ELSEWHERE_S
-    guess_s = usual_s + (BUILD_S if is_found is False else 0.0)
+    guess_s = usual_s + (0.0 if is_found is not False else CACHED_S if is_cached else BUILD_S)
     kind = around_kind(vendor.name, is_found)
     return StepWork(step=AROUND, kind=kind, machine=machine, shape="", guess_s=guess_s, fixed_s=guess_s)
 
@@ -209,6 +217,8 @@ def came(
 ) -> RunTimes:  # fmt: skip
     """Return the times of a run that is over. `is_alone`: no other pod has worked on it."""
     job, vendor = Job.from_json(op.job), registry.provider(settings, op.vendor)
+    # what a rented pod restores from the store is in no plan, and counts among the time around the steps
+    job = replace(job, steps=tuple(step for step in job.steps if step.name != FETCH))
     told = before or RunTimes(token=op.token, run=op.run, vendor=op.vendor, asked_at=float(op.intent_at))
     works = {one.step: one for one in told.works}
     if not works:  # it was begun by a Slipway that kept no forecasts, or by a keeper
@@ -230,7 +240,7 @@ def came(
     if state == "succeeded" and own <= whole and verdict.get("at", 0.0) > told.asked_at:
         wall_s = verdict["at"] - told.asked_at
         rest_s = wall_s - sum(elapsed_s(step, 0.0) for step in steps if step["name"] in own)
-        built_s = sum(elapsed_s(step, 0.0) for step in steps if step["name"] not in own)
+        built_s = sum(elapsed_s(step, 0.0) for step in steps if step["name"] not in (*own, FETCH))
         is_known = works[AROUND].kind != around_kind(op.vendor, None)
         kind = around_kind(op.vendor, built_s <= BUILT_S if is_known else None)
         work = replace(works[AROUND], kind=kind)

@@ -4,6 +4,7 @@ That is the code of a run as it was launched, with which it goes on elsewhere, a
 logs of runs, here and there, and the names of runs.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from infra.errors import SlipwayError
+from infra.errors import SlipwayError, UsageError
 from infra.runs.sync.snapshot import CARRIED
 from infra.transport.protocol import Transport
 
@@ -67,11 +68,16 @@ def fetch_path(machine: Transport, there: Path, here: Path) -> None:
     """Bring a file or a folder; one that is here is replaced file by file. Raises SlipwayError."""
     draft = f"{there.parent}/.{secrets.token_hex(4)}.tgz"
     words = ["tar", "-czf", draft, "-C", str(there.parent), "--", there.name]
-    done = machine.run(words, timeout_s=BASE_S * 10)
-    if done.exited != 0:
-        raise SlipwayError(f"{there} cannot be copied: {done.stderr.strip()}")
-    content = machine.get(draft)
-    machine.run(["rm", "-f", draft], timeout_s=BASE_S)
+    if machine.run(["test", "-e", str(there)], timeout_s=BASE_S).exited != 0:
+        raise UsageError(f"there is no {there} on the control host")
+    try:
+        done = machine.run(words, timeout_s=BASE_S * 10)
+        if done.exited != 0:
+            raise SlipwayError(f"{there} cannot be copied: {done.stderr.strip()}")
+        content = machine.get(draft)
+    finally:
+        with contextlib.suppress(SlipwayError):  # a connection that is lost has been told already
+            machine.run(["rm", "-f", draft], timeout_s=BASE_S)
     with tempfile.TemporaryDirectory(dir=_made(here.parent), prefix=".slipway-") as folder:
         _extract(content, Path(folder))
         _put(Path(folder, there.name), here)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra import installation
+from infra.settings import Settings
 
 HERE = "here"  # as the name of a control host: none, commands run on this machine
 BOOT_LINE = "# Slipway's control host"
@@ -36,6 +37,12 @@ class HostPlaces:
     def beside(state_file: Path) -> "HostPlaces":
         """Return those that a journal would belong to if this machine were a control host."""
         return HostPlaces(state_file.absolute().parent.parent)
+
+    @staticmethod
+    def of_world(settings: Settings) -> "HostPlaces":
+        """Return those of the installation that these settings belong to, be it through its rehearsal."""
+        of_rehearsals = Path(settings.rehearsal).parent if settings.rehearsal else None  # it lies beside the journal
+        return HostPlaces.beside(of_rehearsals or settings.state_file)
 
     @property
     def is_control_host(self) -> bool:

@@ -79,11 +79,11 @@ def token(seen: Evidence) -> ClauseResult:
 
 
 def listing(seen: Evidence) -> ClauseResult:
-    """Find whether a new pod is listed in time."""
+    """Find whether a new pod is listed in time, and in every listing from then on until somebody ends it."""
     trial = seen.trial(WORKER)
     made = seen.create(trial) if trial else None
     expected = f"a new pod is in the listing within {duration(LAG_S)}"
-    if not trial or not made or made.error:
+    if not trial or not made or made.error and not trial.pod_id:  # it may be there though its answer was an error
         return _finding("listing", UNREACHED, expected, _lost(seen, WORKER))
     looks = [one for one in seen.of("list") if one.began_at >= made.ended_at and not one.error]
     first = next((one for one in looks if any(pod.pod_id == trial.pod_id for pod in one.pods)), None)
@@ -95,7 +95,24 @@ def listing(seen: Evidence) -> ClauseResult:
     missed_s = before[-1].began_at - made.ended_at if before else 0.0  # until then at least it was not shown
     shown_s = first.ended_at - made.ended_at
     words = f"shown after {duration(shown_s)}"
-    return _finding("listing", BROKEN if missed_s > LAG_S else KEPT, expected, words)
+    left_out, since = _left_out(seen, trial, made.ended_at + LAG_S)
+    if left_out:
+        words += f", then left out of {left_out} of {count(since, 'listing')}, and shown again"
+    return _finding("listing", BROKEN if missed_s > LAG_S or left_out else KEPT, expected, words)
+
+
+def _left_out(seen: Evidence, trial: Trial, since: float) -> tuple[int, int]:
+    """Return how many listings between two that show a pod lack it, and how many there are, from that time on.
+
+    Those after its first deletion do not count: it may be on its way out of a part of the listings.
+    """
+    deletes = seen.of("delete", trial.pod_id)
+    until = seen.place(deletes[0]) if deletes else len(seen.asked)
+    looks = [one for one in seen.of("list") if not one.error and one.began_at >= since and seen.place(one) < until]
+    has = [any(pod.pod_id == trial.pod_id for pod in one.pods) for one in looks]
+    shown = [number for number, is_shown in enumerate(has) if is_shown]
+    between = has[shown[0] : shown[-1] + 1] if shown else []
+    return between.count(False), len(between)
 
 
 def timer(seen: Evidence) -> ClauseResult:

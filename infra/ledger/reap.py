@@ -72,7 +72,7 @@ def reap(
     while True:
         problems: list[str] = []
         try:
-            swept = reconcile.reconcile(market, journal, clock)
+            swept = reconcile.reconcile_in_turn(market, journal, clock)
             done += [one for one in swept.actions if one not in done]
             problems += swept.problems
         except Held as error:

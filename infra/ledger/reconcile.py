@@ -7,6 +7,7 @@ read: an intent precedes its request, so a pod in the listing has a row by the t
 orphan. Nothing is ended on silence: absence takes the vendor's word, more than once where no id is known.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -15,13 +16,17 @@ from typing import Any
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import in_words
 from infra.ledger import accounts, spend
-from infra.ledger.journal import Fenced, Journal, Op
+from infra.ledger.journal import Fenced, Held, Journal, Op
 from infra.ledger.life_cycle import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 from infra.money import per_hour
 from infra.providers import LAG_S, Provider, clock_scale, market
 from infra.records import Pod
 
 EARLY_S = 60.0  # by the vendor's clock: it looks by the minute, bills what has started, and knows its clock better
+TURN_S, TURN_POLL_S = (
+    10.0,
+    0.1,
+)  # for which whoever asks the same vendor just now is waited for; likewise, between looks
 APART_S = 60  # between listings that are to prove an absence
 # a row at work no longer belongs to its renter, though that process may still live
 RENTING = (PLANNED, CREATING, UNKNOWN, BOOTING)
@@ -252,6 +257,27 @@ def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) 
         return Reconciled(tuple(done), tuple(problems))
     finally:
         journal.release(lease)
+
+
+def reconcile_in_turn(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
+    """Reconcile one vendor once, after whoever else does it just now.
+
+    Raises Held where that takes so long that it hangs, or was suspended; JournalError.
+    """
+    deadline = time.monotonic() + TURN_S
+    while True:
+        try:
+            return reconcile(provider, journal, clock)
+        except Held:
+            if time.monotonic() < deadline:
+                time.sleep(TURN_POLL_S)
+                continue
+            holder = journal.holder(f"reconcile:{provider.name}")
+            by = f"process {holder.pid}" if holder else "another process"
+            raise Held(
+                f"not asked what it has: {by}, another inv command, has been asking it for {TURN_S:g} s; if that one "
+                "hangs or was suspended, end it, and look again: inv status"
+            ) from None
 
 
 def _by_our_clock(listing: Listing, provider: Provider, now: Clocks) -> Listing:

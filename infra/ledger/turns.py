@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from infra.agent.host import may_share
 from infra.agent.process import Identity, is_alive, myself
-from infra.errors import Busy, UsageError
+from infra.errors import Busy, SlipwayError, UsageError
 from infra.ledger.journal import Journal, Leased, Op
 
 HERE = "local"  # the provider whose pods are all on one machine, which no row names
@@ -37,6 +37,10 @@ class Turn:
 
 class InLine(Busy):
     """An earlier launch waits for that machine."""
+
+
+class Withdrawn(SlipwayError):
+    """Somebody has ended the run while it waited."""
 
 
 def read_devices(said: str) -> str:
@@ -81,6 +85,18 @@ def leave(journal: Journal, turn: Turn) -> None:
     """Leave the line."""
     with journal.writing():
         journal.execute("DELETE FROM turns WHERE number = ?", turn.number)
+
+
+def withdraw(journal: Journal, turn: Turn) -> None:
+    """Take the turn of another process out of the line: it begins nothing then."""
+    with journal.writing():
+        journal.execute("DELETE FROM turns WHERE number = ? AND run = ?", turn.number, turn.run)
+
+
+def check_in_line(journal: Journal, turn: Turn) -> None:
+    """Raise Withdrawn when somebody has taken this turn out of the line."""
+    if not journal.read("SELECT 1 FROM turns WHERE number = ? AND run = ?", turn.number, turn.run):
+        raise Withdrawn(f"{turn.run}: somebody ended it while it waited (inv down); nothing of it was begun")
 
 
 def waiting(journal: Journal) -> list[Turn]:
@@ -134,9 +150,12 @@ def why_waiting(journal: Journal, turn: Turn) -> str:
 def admit(journal: Journal, rows: Iterable[Op], new: Op, own: Turn | None = None) -> None:
     """Check that a new row may have its machine now; within the transaction that writes the row.
 
-    `own`: the turn of who asks. A run that has been there before goes on where it was. Raises Leased, InLine.
+    `own`: the turn of who asks. A run that has been there before goes on where it was. Raises Leased, InLine,
+    Withdrawn.
     """
     rows = list(rows)
+    if own is not None:
+        check_in_line(journal, own)
     if not new.place and new.vendor != HERE:
         return
     claim = own or Turn(1 << 62, new.run, new.vendor, (new.place,), new.devices, 0)

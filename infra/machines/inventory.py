@@ -185,7 +185,8 @@ def address_of(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Ad
         keys = (Path(named).expanduser(),) if named else tuple(ssh / name for name in KEY_NAMES)
     key = next((one for one in keys if one.is_file()), None)
     if key is None:
-        raise UsageError(f"there is no key {' or '.join(map(str, keys))}; set identity_file to the private key")
+        raise UsageError(f"there is no key {' or '.join(map(str, keys))}; name the private key: identity_file in the "
+                         "inventory, IdentityFile in ~/.ssh/config")  # fmt: skip
     if not _USER.fullmatch(user) or not HOST.fullmatch(host):
         raise UsageError(f"{user!r} at {host!r} is not a valid user and address")
     return Address(user=user, host=host, port=port, key=str(key.absolute()), folder="/")

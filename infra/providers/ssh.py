@@ -26,6 +26,7 @@ from infra.providers import Provider
 from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Transport
+from infra.units import count
 
 STOP_S = 300.0  # time for the agent to end its work, and for another start or stop to finish
 ANSWER_S = 30.0
@@ -70,7 +71,8 @@ class SshPools(Provider):
         if len(offers) < request.nodes:
             why = [f"\n  {host.place}: {one}" for host, one in zip(hosts, found, strict=True) if one not in offers]
             kind = Busy if any(isinstance(one, Busy) for one in found) else NoOffer
-            raise kind(f"{self.name}: {request.nodes} machine(s) wanted, {len(offers)} free and fit:{''.join(why)}")
+            wanted = count(request.nodes, "machine")
+            raise kind(f"{self.name}: {wanted} wanted, {len(offers)} free and fit:{''.join(why)}")
         return offers
 
     def places(self, request: Request) -> tuple[str, ...]:

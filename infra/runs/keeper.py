@@ -29,7 +29,7 @@ from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError
 from infra.interrupts import finishing
 from infra.ledger import spend
 from infra.ledger.journal import SUPERVISOR, Fenced, Held, Journal, Lease, Op, keeper_lease
-from infra.ledger.life_cycle import LOST, READY
+from infra.ledger.life_cycle import ASKED, LOST, READY
 from infra.machines.host_memory import at_once
 from infra.notices.tell import tell_back, tell_end
 from infra.providers import Vendors, clock_scale, market, registry
@@ -214,7 +214,9 @@ class Keeper:
         while True:
             op = self.journal.ops(run=op.run)[-1]
             if pods.is_over(op):
-                raise failure
+                raise (
+                    launch.EndedMeanwhile(f"{op.run}: somebody ended it (inv down)") if op.outcome == ASKED else failure
+                )
             self._take(op.run)
             if self.lease is None:  # another keeper is active
                 self._rest(op, RETRY_S)
@@ -401,8 +403,14 @@ class Keeper:
             snapshot.restore(new, transport, self.folder, Store(op.store))
 
         is_kept_here = bool(self.vendors(op.vendor).pod_store)  # a rented pod fetches it from the store
+
+        def admit(rows: list[Op], new: Op) -> None:
+            if limits is None and pods.is_over(next(row for row in rows if row.token == op.token)):
+                raise launch.EndedMeanwhile(f"{op.run}: somebody ended it (inv down); nothing was rented")
+            self._admit(rows, new)
+
         terms = replace(self.terms, prepare=prepare if is_kept_here else None, recoveries=recoveries, role=op.role,
-                        spec_hash=op.spec_hash, admit=self._admit, budget=budget, budget_name=op.budget_name,
+                        spec_hash=op.spec_hash, admit=admit, budget=budget, budget_name=op.budget_name,
                         asked=self.terms.asked or op.asked)  # fmt: skip
         offers = self.find(request)
         return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)

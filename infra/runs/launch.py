@@ -22,7 +22,7 @@ from infra.errors import Ambiguous, Busy, LimitHit, NoOffer, SlipwayError, Usage
 from infra.interrupts import finishing
 from infra.ledger import spend
 from infra.ledger.journal import Admit, Journal, Op, Taken
-from infra.ledger.life_cycle import BOOTING, LOST, READY
+from infra.ledger.life_cycle import ASKED, BOOTING, LOST, READY
 from infra.ledger.turns import Turn
 from infra.machines.node_addresses import meet
 from infra.providers import Provider, Vendors, clock_scale, farewell, market
@@ -74,6 +74,10 @@ class TakenAway(SlipwayError):
     """A vendor has ended a pod before it was at work."""
 
 
+class EndedMeanwhile(SlipwayError):
+    """Somebody has ended the run while it was being started."""
+
+
 def start(
     plan: Plan, offers: Sequence[Offer], vendors: Vendors, journal: Journal, root: Path, secrets: Mapping[str, str],
     say: Say, terms: Terms = PLAIN,
@@ -84,7 +88,7 @@ def start(
     wanting, or whose pod is taken away before it is at work, is passed over; what that has cost is taken off the
     limits of the next. All pods are rented before anything is sent, and given back when one cannot be had.
     Raises Taken when the run is at work already, NoOffer when no offer is left, LimitHit when nothing is left of a
-    limit.
+    limit, EndedMeanwhile when somebody wants it to end (`inv down`), after which nothing is rented for it any more.
     """
     _refuse_engine(plan.job, offers, vendors)
 
@@ -172,8 +176,10 @@ class _Renting:
     terms: Terms
     back: list[Op] = field(default_factory=list)
     budget: int | None = field(init=False)  # budget of the run, micro-USD
+    ended_before: frozenset[str] = field(init=False)  # pods that somebody ended before this start
 
     def __post_init__(self) -> None:
+        self.ended_before = frozenset(row.token for row in self._ended(self.journal.ops()))
         assert self.plan.job is not None
         each, self.budget = self.plan.job.limits.spend_micro_usd, self.terms.budget
         if self.budget is None and each is not None:
@@ -188,6 +194,21 @@ class _Renting:
         """Return the money reserved by all pods that there have been under the run's names."""
         rows = pods.rows_of(self.plan.request.run, self.plan.request.nodes, self.journal)
         return sum(spend.reserved(row, read_clocks(), self.scale) for row in rows)
+
+    def refuse_ended(self, rows: Sequence[Op]) -> None:
+        """Raise EndedMeanwhile when somebody has ended the run since it began to be started."""
+        if any(row.token not in self.ended_before for row in self._ended(rows)):
+            raise EndedMeanwhile(f"{self.plan.request.run}: somebody ended it while it was being started (inv down)")
+
+    def _ended(self, rows: Sequence[Op]) -> list[Op]:
+        names = {pods.name_of(self.plan.request.run, rank) for rank in range(self.plan.request.nodes)}
+        return [row for row in rows if row.run in names and row.outcome == ASKED]
+
+    def admit(self, rows: list[Op], new: Op) -> None:
+        """Check a new pod in the transaction that writes it down."""
+        self.refuse_ended(rows)
+        if self.terms.admit:
+            self.terms.admit(rows, new)
 
     def pass_over(self, offer: Offer, why: str) -> None:
         self.say(why)
@@ -216,7 +237,7 @@ def _had(renting: _Renting, work: Callable[[list[Op]], None]) -> Op:
     for starts_left in reversed(range(MOST_STARTS)):
         ops: list[Op] = []
         try:
-            with _whole(ops, renting.vendors, renting.journal, renting.say):
+            with _whole(ops, renting):
                 _rent_all(renting, ops)
                 work(ops)
             break
@@ -231,33 +252,44 @@ def _had(renting: _Renting, work: Callable[[list[Op]], None]) -> Op:
 
 
 @contextlib.contextmanager
-def _whole(ops: list[Op], vendors: Vendors, journal: Journal, say: Say) -> Iterator[None]:
+def _whole(ops: list[Op], renting: _Renting) -> Iterator[None]:
     """End the pods in `ops` when anything goes wrong within: all of it, or nothing."""
+    vendors, journal, say = renting.vendors, renting.journal, renting.say
     try:
         yield
     except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
-        taken = _taken_away(ops, vendors, journal) if ops and isinstance(error, SlipwayError) else None
+        taken = _why_taken(ops, renting) if isinstance(error, SlipwayError) else None
         if ops:
             why = str(taken or error) or type(error).__name__
             with contextlib.suppress(OSError):  # the output is closed: the pods are ended all the same
                 say(f"{ops[0].run} did not start: {why}; ending its pods")
             with finishing(f"{ops[0].run} is being ended" if ops else "", say):
-                _end_all(
-                    ops, vendors, journal, f"hand-over failed: {why}", "limit" if isinstance(taken, LimitHit) else ""
-                )
+                _end_all(ops, vendors, journal, f"hand-over failed: {why}", OUTCOMES.get(type(taken), ""))
         if taken:
-            then = "launch again with more: --spend-limit, --ttl" if isinstance(taken, LimitHit) else "launch again"
-            raise type(taken)(f"{taken}; nothing of it runs, and nothing bills: {then}") from error
+            then = THEN.get(type(taken), "")
+            raise type(taken)(f"{taken}; nothing of it runs, and nothing bills{then}") from error
         if ops and isinstance(error, (Lost, TimedOut, Unreachable)):  # its state was not known: now it is
             words = f"{ops[0].run}: {error}; it was ended, nothing of it runs: launch again"
             raise SlipwayError(words) from error
         raise
 
 
-def _taken_away(ops: list[Op], vendors: Vendors, journal: Journal) -> SlipwayError | None:
-    """Return the error for a pod that its vendor, or its own limit, has ended before it was active; None: not that."""
+OUTCOMES: Mapping[type, str] = {LimitHit: "limit", EndedMeanwhile: ASKED}
+THEN: Mapping[type, str] = {
+    LimitHit: ": launch again with more: --spend-limit, --ttl",
+    TakenAway: ": launch again",
+}
+
+
+def _why_taken(ops: list[Op], renting: _Renting) -> SlipwayError | None:
+    """Return the error for pods that somebody, their vendor, or their limit ended before they were active, if any."""
+    journal = renting.journal
+    try:
+        renting.refuse_ended(journal.ops())
+    except EndedMeanwhile as error:
+        return error
     for op in map(journal.op, [op.token for op in ops]):
-        rented = market(vendors(op.vendor))
+        rented = market(renting.vendors(op.vendor))
         if rented is None or not op.is_live:
             continue
         seen = sight.look(op, rented, sight.Asks.PROVIDER)
@@ -299,6 +331,7 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
             else:
                 failure = _try(ops, provider, journal, offer, replace(request, run=ops[-1].run), say, renting.terms)
                 if failure:
+                    renting.refuse_ended(journal.ops())
                     why = f"{offer.place or offer.offer_id} was given back: {failure}"
                     with finishing(f"{ops[-1].run} is being given back", say):
                         renting.back.append(pods.end(provider, journal.op(ops.pop().token), journal, failure))
@@ -326,7 +359,7 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
         store = plan.store if "://" in plan.store else provider.pod_store or plan.store
         job = with_courier(job, store, plan.request.run)
     row = pods.RowDraft(target="" if rank else plan.target, store=plan.store, slot=rank, recoveries=terms.recoveries,
-                   admit=terms.admit, role=terms.role, spec_hash=terms.spec_hash, budget=renting.budget,
+                   admit=renting.admit, role=terms.role, spec_hash=terms.spec_hash, budget=renting.budget,
                    budget_name=terms.budget_name, budget_run=plan.request.run if terms.budget_name else "",
                    turn=terms.turn, asked=terms.asked)  # fmt: skip
     return pods.rent(provider, request, offer, job, renting.journal, row)

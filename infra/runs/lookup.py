@@ -3,6 +3,7 @@
 from typing import Any
 
 from infra.errors import UsageError
+from infra.ledger import turns
 from infra.ledger.journal import Journal, Op
 from infra.names import match
 from infra.providers import registry
@@ -29,6 +30,10 @@ def find_run(journal: Journal, run: str = "") -> Op:
     run = run.replace("/", ".", 1)
     if run in journal.runs():
         return journal.ops(run=run)[-1]
+    if turn := next((one for one in turns.waiting(journal) if one.run == run), None):
+        raise UsageError(
+            f"{run} {turns.why_waiting(journal, turn)}; nothing of it has begun; to end it: inv down {run}"
+        )
     runs = names_of_runs(journal)
     if not runs:
         raise UsageError("there are no runs yet; begin with: ./inv launch --phase sft")

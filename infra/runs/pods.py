@@ -17,6 +17,7 @@ from typing import Any
 
 from infra.agent.job import STAYS, Job, Limits, NodeGroup
 from infra.agent.limits import hard_limit_s, read_clocks
+from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
 from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
 from infra.journal_file import JournalError
@@ -34,6 +35,7 @@ from infra.units import duration
 from store.backoff import Backoff
 
 ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # fields of a row whose end somebody wanted
+GOES_ON = ("", NODE_LOST)  # outcomes after which another pod may continue the run
 PATIENCE_S = 120.0  # while a vendor deletes
 REASON_CHARS = 300
 SETTLE_S = 10.0  # while it deletes what somebody else has asked it to: the next look asks again
@@ -225,6 +227,21 @@ def where(op: Op) -> str:
     return f"{to.folder} at {to.user}@{to.host}{'' if to.port == 22 else f':{to.port}'} ({op.vendor})"
 
 
+def ask_to_end(op: Op, journal: Journal) -> Op:
+    """Write down that somebody wants this pod and its run to end; return the row. May be repeated.
+
+    From then on no launch and no keeper begins the run on another pod, even where this one has ended for other reasons.
+    """
+    while True:
+        op = journal.op(op.token)
+        try:
+            if op.is_live and op.state != TERMINATING:
+                return journal.advance(op, "end", **ASKED_FOR)
+            return op if op.outcome not in GOES_ON else journal.note(op, outcome=ASKED)
+        except Fenced:  # another process has changed the row just now: what was asked for holds all the same
+            continue
+
+
 def end(
     provider: Provider, op: Op, journal: Journal, reason: str = "", outcome: str = "", patience_s: float = PATIENCE_S
 ) -> Op:  # fmt: skip
@@ -237,7 +254,9 @@ def end(
     if not op.is_live:
         return op
     if op.state != TERMINATING:
-        op = journal.advance(op, "end", **({"reason": reason, "outcome": outcome} if reason else ASKED_FOR))
+        op = journal.advance(op, "end", reason=reason, outcome=outcome) if reason else ask_to_end(op, journal)
+        if not op.is_live:
+            return op
     deadline, failures, is_asked = time.monotonic() + patience_s, 0, False
     while True:
         try:
@@ -256,7 +275,8 @@ def end(
         except Fenced:  # another process changed the row: perhaps it has ended the pod
             return end(provider, journal.op(op.token), journal, reason, outcome, patience_s)
         except SlipwayError as error:
-            left_s = deadline - time.monotonic() if provider.is_rented and (op.remote_id or not op.sent_at) else 0.0
+            is_known = op.remote_id or not op.sent_at or journal.holder(lease(op.token)) not in (None, myself())
+            left_s = deadline - time.monotonic() if provider.is_rented and is_known else 0.0
             if left_s <= 0:
                 cost = f", and cost {per_hour(op.rate)}" if op.rate else ""
                 kind = StillBills if op.rate else SlipwayError
@@ -344,7 +364,7 @@ def said_by(verdict: Mapping[str, Any]) -> str:
 
 def is_over(op: Op) -> bool:
     """Return whether the run of this newest row has ended for good; any other may continue on another pod."""
-    return (not op.is_live or op.state == TERMINATING) and op.outcome not in ("", NODE_LOST)
+    return (not op.is_live or op.state == TERMINATING) and op.outcome not in GOES_ON
 
 
 def _look_for(provider: Provider, pod: str) -> Pod | None:

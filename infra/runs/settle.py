@@ -11,9 +11,9 @@ from typing import Any
 from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, in_words
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Fenced, Journal, Op
 from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
-from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile
+from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile_in_turn
 from infra.ledger.service_rows import service_lease
 from infra.notices.tell import tell_end
 from infra.providers import Provider, registry
@@ -59,9 +59,11 @@ def settle_rows(
                 now = _settle(op, journal, settings, tell, waits)
                 if not now.is_live:
                     ended.append(now)
+            except Fenced:  # another process settles it at the same time, and tells of it
+                continue
             except Exception as error:  # an error about one must not keep the others from being settled
                 if waits or not isinstance(error, pods.StillBills):  # a caller that does not wait has only just asked
-                    tell(f"{op.run}: {in_words(error)}")
+                    tell(f"{op.run}: {in_words(error).removeprefix(f'{op.run}: ')}")
     return ended
 
 
@@ -130,7 +132,7 @@ def reconcile_accounts(
     own = [name for name in own if reached is None or name in reached]
     for name in dict.fromkeys([*keyed, *own, *sorted(billing)]):
         try:
-            done = reconcile(registry.provider(settings, name), journal)
+            done = reconcile_in_turn(registry.provider(settings, name), journal)
         except Exception as error:  # an error at one vendor must not keep the others from being asked
             tell(f"{name}: {in_words(error)}")
             continue

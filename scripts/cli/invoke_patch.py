@@ -202,7 +202,7 @@ class Polite(Program):
         contexts = self.parser.contexts
         command_hints.teach(lambda name: contexts[name].flags if name in contexts else ())
         as_json = any("json" in one.args and one.args["json"].value for one in self.tasks)
-        with manners(self.logs, as_json=as_json):
+        with manners(self.logs, self.tasks[0].name or "" if self.tasks else "", as_json):
             from scripts.cli import control_host
 
             control_host.run_there(self.tasks, self.collection, self.core.unparsed, words_after_dashes())
@@ -240,7 +240,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
         said = command_hints.as_typed(said)
         if as_json and not is_closed(1):
             print_json({"error": said, "exit_code": code})
-        return Exit(word_wrap.fitted(f"inv {name}: {said}", sys.stderr), code=code)
+        return Exit(word_wrap.fitted(f"{f'inv {name}' if name else 'inv'}: {said}", sys.stderr), code=code)
 
     try:
         try:

@@ -147,7 +147,11 @@ def plan_json(planned: Planned) -> dict[str, Any]:
 
 def show(findings: Sequence[ClauseResult]) -> None:
     rows = [("clause", "", "expected", "seen")]
-    rows += [(one.clause, one.state, one.expected, one.seen) for one in findings]
+    told = ""
+    for one in findings:  # why a trial was given up is long, and true of many clauses
+        is_same = one.state == UNREACHED and one.seen == told
+        rows.append((one.clause, one.state, one.expected, "for the same reason" if is_same else one.seen))
+        told = one.seen
     print(render.clean(columns(rows)))
 
 

@@ -52,7 +52,7 @@ def show_ends(
     limits = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
     vendor = market(registry.provider(settings, offer.provider))
     assert vendor is not None, offer
-    is_control_host = HostPlaces.beside(settings.state_file).is_control_host
+    is_control_host = HostPlaces.of_world(settings).is_control_host
     rows = [("when", "ended by", f"and with {'this control host' if is_control_host else 'the laptop'} off, by")]
     ends = ends_of(vendor, limits, on_failure, stays, self_end)
     render.say(columns([*rows, *((end.what, end.by, end.backstop) for end in ends)]))

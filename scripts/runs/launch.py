@@ -16,7 +16,7 @@ from typing import Any
 
 from invoke import Exit
 
-from flows import follow, run_leases, supervise
+from flows import follow, run_leases, shares, supervise
 from flows import launch as use_case
 from flows import resume as resuming
 from flows import stop as ending
@@ -263,18 +263,20 @@ def down(spec: DownFlags) -> None:
             if spec.json:
                 print_json({"ended": [run]})
             return
+        # first, so that none of them takes what becomes free
+        waited = shares.end_waiting("" if spec.all else run, journal, render.tell) if run or spec.all else []
         sweeps = [one for one in carry.known(journal, settings) if spec.all or one == run]
         rows = [op for name in sweeps for op in carry.stop(name, journal, settings, render.tell)]
         if spec.all:
-            rows = journal.ops(live=True)
-        elif not sweeps:
+            rows = ending.all_rows(journal)
+        elif not (sweeps or waited and run not in journal.runs()):
             rows = ending.rows_of(run, journal)
         with moving_line.waiting(f"{', '.join(one.run for one in rows)}: saved and ended"):
             ended = list(ending.rows(rows, journal, settings, render.tell))
     raise_worst([*done, *ended])
     if spec.json:
-        print_json({"ended": [one.name for one in ended if not one.problem]})
-    elif not rows:
+        print_json({"ended": [*waited, *(one.name for one in ended if not one.problem)]})
+    elif not (rows or waited):
         render.say("nothing is running")
 
 

@@ -214,8 +214,9 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
         rate = render.usd(pod["micro_usd_per_hour"])
         render.say(f"{pod['vendor']} {pod['id']} still runs, at {rate} USD/h; to end it: inv down --rehearse")
     if truth["preemptions_left"]:
-        left = render.count(truth["preemptions_left"], "preemption")
-        render.say(f"{left} did not happen: no other machine had a checkpoint in the store")
+        left, one = render.count(truth["preemptions_left"], "preemption"), truth["preemptions_left"] == 1
+        later = f"{'is' if one else 'are'} still to come: a machine goes once the store has a checkpoint of its run"
+        render.say(f"{left} {later if running else 'did not happen: no other machine had a checkpoint in the store'}")
     for problem in problems:
         render.say(render.clean(f"the world itself had a problem: {problem}"))
 

@@ -10,7 +10,7 @@ from flows import serve as use_case
 from flows import supervise
 from infra.errors import UsageError
 from infra.ledger import service_rows
-from infra.money import dollars
+from infra.money import dollars, in_usd
 from infra.names import check_name
 from infra.settings import Settings
 from infra.units import count
@@ -22,6 +22,7 @@ from scripts.services import inspect
 from scripts.services.flags import KeyFlags, ScaleFlags, ServeDownFlags, ServeExportFlags, ServeUpFlags
 from serve import awaiting, revision
 from serve import service as service_file
+from serve.budget import limit_of
 from serve.gateway import keys
 from serve.policy import service_state
 from serve.processes import controller_client, controller_process
@@ -93,7 +94,8 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
         rate, left = rate + taken * one.micro_usd_per_hour, left - taken
     missing = f" ({least - left} of them: there is no machine for more)" if left else ""
     limit = service.ours.spend_limit
-    until = "nothing was started" if is_asked else f"all together, at most {limit} USD" if limit else "no limit"
+    cost = f"all together, at most {in_usd(limit_of(limit))}" if limit else "no limit"
+    until = "nothing was started" if is_asked else cost
     render.say(f"{count(least, 'replica')}{missing}: about {dollars(rate)} USD/h; {until}")
 
 

@@ -47,7 +47,8 @@ class Gateway:
         """Listen; return the port. Raises UsageError where others could reach it without a key, OSError."""
         if not self.keys and not _is_loopback(host):
             raise UsageError(
-                f"{host} can be reached by others and there is no API key; make one or listen on 127.0.0.1"
+                f"{host} can be reached by others and there is no API key; make one: inv serve.key NAME --for WHO; "
+                "or listen on 127.0.0.1"
             )
         self.limit(self.limits)
         self._engines = Engines(self.limits)

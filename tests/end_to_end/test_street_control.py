@@ -125,6 +125,24 @@ def on_terminal(world, *words, press, within_s=180.0):
     return shown, process.returncode
 
 
+def test_a_control_host_that_does_not_answer_changes_nothing_and_one_without_a_file_says_so(laptop, sshd):
+    sshd.stop()
+    error = laptop.json("control.up", laptop.host, code=1)["error"]
+    assert f"{laptop.host} cannot be reached: " in error and f"nothing was moved; try it: ssh {laptop.host}" in error
+    assert laptop.json("down", "--all") == {"ended": []}
+    sshd.start()
+    laptop.json("control.up", laptop.host)
+    error = laptop.json("control.pull", "var/reports/otter", code=2)["error"]
+    assert error == f"there is no {places_of(sshd).var}/reports/otter on the control host"
+    assert not list(places_of(sshd).var.glob(".*.tgz"))
+    sshd.stop()
+    assert "if it is lost for good: inv control.down --lost" in laptop.json("control.down", code=1)["error"]
+    process = laptop.begin("status")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1 and f"inv status: the control host {laptop.host} cannot be reached" in said, said
+    sshd.start()
+
+
 def test_commands_run_on_the_control_host_and_everything_comes_home(laptop, sshd, tmp_path):
     places = places_of(sshd)
     up = laptop.json("control.up", laptop.host)

@@ -180,6 +180,15 @@ def test_jobs_share_a_machine_by_devices_and_stand_in_line_for_them(world):
     log = world.folder / "pods" / "second" / "logs" / "run.log"
     assert until(lambda: log.exists() and log.read_text(), "its first word") == "sees 1\n"
     assert {one["run"] for one in world.json("status") if one["state"] == "running"} == {"second", "fourth"}
+    # One that waits is ended by its name, and with all others before what it waits for is free.
+    for name, words in (("fifth", ["fifth"]), ("sixth", ["--all"])):
+        waiter = world.begin(*job_on("0", name, "--wait", "--detach"))
+        until(waits_for, "it stands in line")
+        assert "waits for this machine: fourth has device 0" in world.json("why", name, code=2)["error"]
+        assert name in world.json("down", *words)["ended"] and waits_for() == {}
+        out, err = waiter.communicate(timeout=120)
+        assert waiter.returncode == 1 and "somebody ended it while it waited (inv down)" in err, (out, err)
+    assert not [one for one in world.json("status") if one["state"] == "running"]
 
 
 def test_a_script_runs_under_torchrun_with_our_packages(world, tmp_path):

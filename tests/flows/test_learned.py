@@ -1,6 +1,8 @@
 """Plans learn from runs that are over, by what their pods have left on this machine."""
 
 import json
+import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,12 +10,14 @@ import pytest
 from flows.planning import Work, plan_for
 from flows.reading import learned
 from flows.specs.work import WorkSpec
-from infra.agent.job import Limits, PodFolder
+from infra.agent.environments import environment
+from infra.agent.job import Job, Limits, PodFolder
 from infra.ledger.journal import Journal, Op
 from infra.ledger.timings import Timings
 from infra.market.expected import AROUND, SAME, StepTime
 from infra.providers import registry
 from infra.records import Plan, PodView, Request
+from infra.runs.sync.sync_step import with_courier
 from infra.settings import Settings
 from tests.world import ROOT
 
@@ -45,16 +49,21 @@ def planned(settings: Settings, **flags) -> Plan:
     return plan_for(work, settings, Request(run="new"), local, Limits())
 
 
-def ran(settings: Settings, journal: Journal, plan: Plan, run: str = "calm-ox-1", slower: float = 1.0, **said) -> Op:
-    """A run that is over, as its pod has left it; `said`: more of its progress."""
+def ran(
+    settings: Settings, journal: Journal, plan: Plan, run: str = "calm-ox-1", slower: float = 1.0,
+    is_carried: bool = False, **said,
+) -> Op:  # fmt: skip
+    """A run that is over, as its pod has left it; `said`: more of its progress. `is_carried`: as on a rented pod."""
     folder = PodFolder(settings.pods / run)
+    before = [step("fetch", ASKED_AT + 6.5, 0.4, [])] if is_carried else []
+    job = with_courier(plan.job, "s3://bucket/runs", run) if is_carried else plan.job
     token = f"sw1-{journal.installation}-{run}-{len(journal.ops())}"
-    op = journal.plan(token=token, run=run, vendor="local", target=plan.target, job=plan.job.to_json())
+    op = journal.plan(token=token, run=run, vendor="local", target=plan.target, job=job.to_json())
     for event, facts in (("sending", {}), ("created", {"remote_id": f"{token}@{run}", "address": str(folder.root)}),
                          ("armed", {}), ("gone", {"reason": "its work has ended"})):  # fmt: skip
         op = journal.advance(op, event, **facts)
     learned.remember(op, plan, ASKED_AT, settings)
-    at, steps = ASKED_AT + 7.0, [step("environment", ASKED_AT + 0.5, 6.0, [])]  # it was built
+    at, steps = ASKED_AT + 7.0, [step("environment", ASKED_AT + 0.5, 6.0, []), *before]  # it was built
     for name, seconds in SECONDS.items():
         marks = [[5.0 * slower, 1 / 12], [35.0 * slower, 1.0]] if name == "base" else []
         steps.append(step(name, at, seconds * slower, marks))
@@ -98,6 +107,15 @@ def test_what_came_is_kept_once_and_compared_with_the_forecast(settings, journal
     assert second.early_error == pytest.approx(second.error)  # at a tenth of it no step had begun
     assert learned.errors(journal, settings, "calm-ox-1") == [first]
     assert Timings.beside(settings.state_file).of(op.token).state == "succeeded"
+
+
+def test_a_run_on_a_rented_pod_which_first_restores_what_an_earlier_one_left_is_learned_from(settings, journal):
+    plan = planned(settings)
+    op = ran(settings, journal, plan, is_carried=True)
+    assert [step.name for step in Job.from_json(op.job).steps] == ["fetch", *(step.name for step in plan.job.steps)]
+    (first,) = learned.errors(journal, settings)
+    assert first.came_s == 54.0
+    assert {one.step: one.seconds for one in planned(settings).forecast} == {**SECONDS, AROUND: 8.0}
 
 
 def test_a_first_run_that_builds_its_environment_for_most_of_its_time_has_not_run_before(settings, journal):
@@ -170,3 +188,18 @@ def test_a_run_at_work_says_what_is_left_of_it(settings, journal):
     assert learned.with_left(replace(view, state="succeeded"), journal, settings).left_s is None
     Timings.beside(settings.state_file)._path(op.token).write_text("{")
     assert learned.with_left(view, journal, settings).left_s is None
+
+
+def test_an_environment_whose_packages_are_here_is_built_in_seconds(settings, tmp_path, monkeypatch):
+    """Nothing is known of the network of a machine, but whether it is needed is."""
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    downloaded = planned(settings)
+    pins = (ROOT / "constraints" / "train.txt").read_text()
+    version = re.search(r"^torch==([^\s;+]+)", pins, re.M)[1]
+    build = "+cpu" if environment.torch_build() == "cpu" and sys.platform == "linux" else ""
+    (tmp_path / "uv" / "archive-v0" / "x" / f"torch-{version}{build}.dist-info").mkdir(parents=True)
+    cached = planned(settings)
+    seconds = [next(one.seconds for one in plan.forecast if one.step == AROUND) for plan in (downloaded, cached)]
+    assert seconds == [learned.HERE_S + learned.BUILD_S, learned.HERE_S + learned.CACHED_S]
+    told = [next(note for note in plan.notes if "environment is built first" in note) for plan in (downloaded, cached)]
+    assert ["depending on the network" in note for note in told] == [True, False]

@@ -7,7 +7,7 @@ import pytest
 
 from flows.reading.status import due, of_run, status
 from infra.agent.job import Job, Limits, Step
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.providers import registry
 from infra.records import Request
@@ -81,3 +81,19 @@ def test_what_has_ended_stays_in_the_table_and_is_due_no_more(settings, journal)
     assert (ended.token, ended.reason) == (op.token, "nobody wants it")
     views = status(journal, settings)
     assert [view.run for view in of_run(views, journal, "otter")] == ["otter-1"] and due(views, journal) == []
+
+
+def test_of_two_that_settle_a_row_at_the_same_time_one_does_it_and_the_other_is_silent(settings, journal, monkeypatch):
+    """An error names its run once."""
+    told: list[str] = []
+    for run in ("otter-1", "otter-2"):
+        cut_off(settings, journal, run)
+
+    def meanwhile(op, *_):
+        if op.run == "otter-1":
+            return journal.note(journal.note(op, rate=1) and op, rate=2)  # the row is not as it was read any more
+        raise SlipwayError("otter-2: nobody can be asked")
+
+    monkeypatch.setattr("infra.runs.settle._settle", meanwhile)
+    settle(journal, settings, told.append)
+    assert told == ["otter-2: nobody can be asked"]

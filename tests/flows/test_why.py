@@ -1,10 +1,13 @@
 """The explanation of a run: the first line names the cause, by what the journal and the pod have written down."""
 
+from dataclasses import replace
+
 import pytest
 
 from flows.history import why
 from flows.history.causes import RunEvidence, cause_of
 from flows.history.why import of_run
+from infra.agent.job import Job, Step
 from infra.ledger.journal import Journal, Op
 from infra.records import PodView
 from infra.settings import Settings
@@ -63,6 +66,16 @@ def test_the_cause_is_named(name, word, evidence):
     assert found.name == name
     assert word in found.says
     assert found.then
+
+
+@pytest.mark.parametrize(("making", "then"), [
+    ({"name": "chatsft_checkpoints/tiny"}, "talk to what it made: inv chat chatsft_checkpoints/tiny"),
+    (None, "read what it wrote: inv logs calm-1"),
+])  # fmt: skip
+def test_only_a_run_that_made_a_model_is_talked_to(making, then):
+    step = Step(name="run", words=("x",), config={"making": making} if making else {})
+    row = replace(ENDED, outcome="succeeded", job=Job(run="calm-1", token="t1", steps=(step,)).to_json())
+    assert cause_of(RunEvidence(run="calm-1", state="succeeded", rows=[row], armed=frozenset())).then == then
 
 
 def test_the_story_of_a_run_is_ten_lines_at_most_of_what_the_journal_has(tmp_path):

@@ -112,6 +112,19 @@ def find(name: str, code: Path, cache: Path, torch: str) -> Optional[Path]:
     return _interpreter(target) if _is_whole(target, spec.key) else None
 
 
+def is_cached(name: str, code: Path, torch: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether uv has that build of torch, by far the largest package, in its cache. Raises EnvironmentFailed."""
+    spec = read_spec(name, code, torch)
+    pins = spec.constraints.read_text(encoding="utf-8") if spec.constraints else ""
+    pin = re.search(r"^torch==([^\s;+]+)", pins, re.M)
+    if not (spec.torch and pin):
+        return False
+    build = "+cpu" if spec.torch == "cpu" and sys.platform == "linux" else ""
+    home = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache")
+    cache = Path(environ.get("UV_CACHE_DIR") or home / "uv")
+    return any(cache.glob(f"archive-v*/*/torch-{pin[1]}{build}.dist-info"))
+
+
 def newest(name: str, cache: Path) -> Optional[Path]:
     """Return the interpreter of the newest whole environment of that name, whatever it holds; None: there is none."""
     found = []

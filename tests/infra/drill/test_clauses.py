@@ -86,6 +86,10 @@ REFUSED = replace(HONEST, asked=tuple(
 BLIND = VerbCall(verb="list", began_at=150.0, ended_at=151.0)
 LATE = replace(HONEST, asked=tuple(sorted((BLIND, *(one for one in HONEST.asked if one.began_at != 10)),
                                           key=lambda one: one.began_at)))  # fmt: skip
+SEEN_AGAIN = VerbCall(verb="list", began_at=215.0, ended_at=216.0, pods=(pod(WORKED),))
+FLICKERING = replace(HONEST, asked=tuple(sorted(
+    (replace(BLIND, began_at=205.0, ended_at=206.0), SEEN_AGAIN, *HONEST.asked), key=lambda one: one.began_at
+)))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -105,6 +109,7 @@ LATE = replace(HONEST, asked=tuple(sorted((BLIND, *(one for one in HONEST.asked 
         (REFUSED, "key", "refused 1 time, the last time by AuthError"),
         (changed("billed", 0, micro_usd=3_000_000), "bill", "3.00 USD billed, 0.10 USD counted"),
         (LATE, "listing", "shown after"),
+        (FLICKERING, "listing", "then left out of 1 of 3 listings, and shown again"),
         (changed("catalog", 1, micro_usd=None), "offer", "not on offer"),
         (replace(HONEST, trials=(replace(WORKED, is_gone=False), STRAYED)), "nothing left", "the worker (m-1)"),
     ],
@@ -113,6 +118,13 @@ def test_one_thing_that_differs_is_named_with_what_was_seen(seen, clause, words)
     found = broken(seen)
     assert words in found.pop(clause)
     assert found.keys() <= {"nothing left"}  # what is still listed at the end is left as well
+
+
+def test_a_request_that_was_answered_with_an_error_and_done_is_judged_by_what_the_listing_shows():
+    found = {one.clause: one.state for one in clauses.judge(changed("create", 0, error="SlipwayError: 500", pods=()))}
+    assert found["listing"] == found["token"] == KEPT
+    unknown = replace(changed("create", 0, error="SlipwayError: 500"), trials=(replace(WORKED, pod_id=""), STRAYED))
+    assert {one.clause: one.state for one in clauses.judge(unknown)}["listing"] == UNREACHED
 
 
 def test_what_was_not_tried_is_neither_kept_nor_broken():

@@ -1,6 +1,7 @@
 """No orphan, no false end: whatever a vendor and a dying launcher do, against a market that tells the truth."""
 
 import itertools
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -16,10 +17,11 @@ from infra import providers
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import SlipwayError
 from infra.ledger import accounts, audit, reap, reconcile
-from infra.ledger.journal import Journal, JournalError, Op
+from infra.ledger.journal import Held, Journal, JournalError, Op
 from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
 from infra.ledger.reconcile import APART_S, Claim, Delete, Listing, Move, decide
 from infra.names import new_token
+from infra.providers.local import Local
 from infra.records import Account, Pod
 from infra.runs import sight
 
@@ -225,6 +227,20 @@ def test_what_cannot_be_written_down_is_not_done(tmp_path, monkeypatch):
         monkeypatch.undo()
         reconcile.reconcile(market, journal, lambda: at(market.now))
         assert market.running == {} and [op.state for op in journal.ops()] == [TERMINATING]
+
+
+def test_whoever_asks_the_same_vendor_just_now_is_waited_for_and_one_that_hangs_is_named(tmp_path, monkeypatch):
+    provider = Local(tmp_path / "pods")
+    with Journal.open(tmp_path / "journal.db") as journal:
+        held = [journal.take("reconcile:local")]
+        monkeypatch.setattr(reconcile.time, "sleep", lambda _: journal.release(held.pop()))
+        assert reconcile.reconcile_in_turn(provider, journal) == reconcile.Reconciled((), ())
+        assert not held
+        held.append(journal.take("reconcile:local"))
+        monkeypatch.setattr(reconcile, "TURN_S", 0.0)
+        said = f"process {os.getpid()}, another inv command, has been asking it .* end it, and look again: inv status"
+        with pytest.raises(Held, match=said):
+            reconcile.reconcile_in_turn(provider, journal)
 
 
 def test_nobody_elses_pods_are_touched():

@@ -93,6 +93,17 @@ def test_who_came_first_is_first_and_a_dead_one_holds_up_nobody(journal, process
     assert turns.why_waiting(journal, lines["three"]) == "waits for lab/box1: two has it until it ends"
 
 
+def test_who_is_taken_out_of_the_line_begins_nothing(journal, processes):
+    mine = turns.stand_in_line(journal, "one", "ssh", (BOX,), "")
+    turns.check_in_line(journal, mine)
+    turns.withdraw(journal, mine)
+    processes.me = 2
+    assert turns.stand_in_line(journal, "two", "ssh", (BOX,), "").number == mine.number
+    with pytest.raises(turns.Withdrawn, match="one: somebody ended it while it waited"):
+        take(journal, "one", own=mine)
+    assert journal.ops() == []
+
+
 def test_a_later_one_goes_first_only_where_both_can_have_the_machine(journal, processes):
     has = take(journal, "has", devices="0,1")
     take(journal, "elsewhere", place=OTHER)

@@ -136,10 +136,9 @@ def test_a_pod_that_its_vendor_ends_before_it_has_its_job_is_said_to_be_gone(tmp
         assert vendor is not None
         op = boot.boot(rent(vendor, journal, "otter"), vendor, journal, BOOT_S)
         op = journal.note(op, ttl_s=3600.0)
-        with (
-            pytest.raises(LimitHit if late_s else SlipwayError) as seen,
-            launch._whole([op], lambda _: vendor, journal, said.append),
-        ):
+        plan = Plan("t", "", (), Job.from_json(op.job), Request(run="otter"))
+        renting = launch._Renting(plan, [], lambda _: vendor, journal, said.append, Terms())
+        with pytest.raises(LimitHit if late_s else SlipwayError) as seen, launch._whole([op], renting):
             vendor.delete(op.remote_id or "")
             running.move(late_s + 300)  # its own clock, and that of the row
             journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - late_s / SPEED)
@@ -151,6 +150,51 @@ def test_a_pod_that_its_vendor_ends_before_it_has_its_job_is_said_to_be_gone(tmp
         now = journal.op(op.token)
         assert (now.state, now.outcome) == ("TERMINATED", "limit" if late_s else "")
         assert running.truth()["billing"] == 0
+
+
+@pytest.mark.parametrize(
+    "moment", ["before it is looked at", "after it has been found wanting", "while it gets its job"]
+)
+def test_a_run_that_somebody_ends_while_it_is_started_gets_no_other_machine(tmp_path, moment):
+    """`inv down` has said that nothing of it runs: from then on nothing may be rented for it."""
+    said: list[str] = []
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        vendor = market(open_market("lium", settings_of(running, tmp_path)))
+        assert vendor is not None
+        request = Request(run="otter", provider="lium", gpu="RTX4090", num_gpus=1)
+        offers = vendor.offers(request)
+        assert len(offers) > 1
+        plan = Plan("t", "", (), Job(run="", token="", steps=(), limits=Limits(time_s=86400.0)), request)
+
+        def down() -> None:
+            with Journal.open(tmp_path / "journal.db") as another:
+                pods.end(vendor, another.ops(run="otter")[-1], another)
+
+        def accept(*_):
+            if moment == "after it has been found wanting":
+                with Journal.open(tmp_path / "journal.db") as another:
+                    pods.end(vendor, another.ops(run="otter")[-1], another, "it is slow")
+                    pods.ask_to_end(another.ops(run="otter")[-1], another)
+                return "it is slow"
+            if moment == "before it is looked at":
+                down()
+                return "it does not answer"
+            return ""
+
+        def work(ops):
+            down()
+            raise Lost("the connection broke")
+
+        renting = launch._Renting(plan, offers, lambda _: vendor, journal, said.append, Terms(accept=accept))
+        with pytest.raises(launch.EndedMeanwhile, match=r"somebody ended it.*\(inv down\); nothing of it runs"):
+            launch._had(renting, work)
+        assert [(op.state, op.outcome) for op in journal.ops(run="otter")] == [("TERMINATED", "asked")]
+        truth = running.truth()
+        assert (len(truth["pods"]), truth["billing"]) == (1, 0)
+        # Whoever wants it again gets it.
+        again = launch.hold(request, Limits(time_s=86400.0), vendor.offers(request), lambda _: vendor, journal, print)
+        assert again.state == "READY"
+        pods.end(vendor, again, journal)
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_told_machine_by_machine(inventory):
     assert f"{second}: it failed before: disk write: 3.0 MB/s; run: inv hosts --forget {second}" in str(none.value)
     provider.memory.forgive(f"ssh:{second}")
     assert [one.place for one in provider.offers(Request(run="b-2"))] == [second]
-    with pytest.raises(NoOffer, match="2 machine.s. wanted, 1 free and fit"):
+    with pytest.raises(NoOffer, match="2 machines wanted, 1 free and fit"):
         provider.offers(Request(run="b-2", nodes=2))
     with pytest.raises(NoOffer, match=f"{second}: it has no GPUs"):
         provider.offers(Request(run="b-2", num_gpus=1))

@@ -136,6 +136,27 @@ def test_what_was_ended_on_purpose_stays_ended(journal, code, tmp_path):
 
 
 @pytest.mark.process
+def test_what_somebody_ends_while_another_machine_is_looked_for_is_not_continued(journal, tmp_path):
+    local, home = Local(tmp_path / "pods"), tmp_path / "home"
+    request = Request(run="a-1")
+    op = journal.advance(pods.rent(local, request, local.offers(request)[0], Job("", "", ()), journal), "armed")
+    gone = pods.end(local, op, journal, sight.GONE)
+    (home / "code").mkdir(parents=True)
+
+    def find(wanted):
+        assert not pods.is_over(pods.end(local, journal.op(gone.token), journal))  # there is nothing left to end
+        pods.ask_to_end(gone, journal)
+        return of_machines(local, wanted)
+
+    keeper = replace(keeper_of(journal, local, home), find=find)
+    with keeper.keeping("a-1"), pytest.raises(launch.EndedMeanwhile, match="somebody ended it"):
+        keeper.elsewhere(gone, recoveries=1)
+    assert [op.outcome for op in journal.ops()] == ["asked"]
+    with keeper.keeping("a-1"), pytest.raises(launch.EndedMeanwhile, match="somebody ended it"):
+        keeper._bring_back(gone, SlipwayError("its pod is gone"))
+
+
+@pytest.mark.process
 def test_a_lease_is_one_s_who_lives_and_free_when_he_is_dead(journal, tmp_path):
     script = f"""
 import time

@@ -104,6 +104,20 @@ def test_ending_proves_absence_and_may_be_repeated(local, journal):
     assert rent(local, journal).is_live
 
 
+def test_what_somebody_wants_to_end_ends_whatever_its_row_has_become_meanwhile(local, journal):
+    seen = rent(local, journal)
+    journal.note(seen, rate=7)  # as its launch does at the same time
+    assert pods.end(local, seen, journal).outcome == "asked"
+    dying = journal.advance(rent(local, journal), "end", reason="it is gone")
+    assert not pods.is_over(dying) and pods.is_over(pods.ask_to_end(dying, journal))
+    gone = pods.end(local, dying, journal)
+    assert (gone.state, gone.reason, gone.outcome) == ("TERMINATED", "it is gone", "asked")
+    between = pods.end(local, rent(local, journal), journal, "taken away")
+    assert not pods.is_over(between) and pods.is_over(pods.ask_to_end(between, journal))
+    done = pods.end(local, rent(local, journal), journal, "its work has ended: succeeded", "succeeded")
+    assert pods.ask_to_end(done, journal) == done
+
+
 def test_a_definite_refusal_leaves_a_failed_row_and_the_way_free(local, journal):
     with pytest.raises(NoOffer, match="someone else took it"):
         rent(Refuses(local.pods), journal)

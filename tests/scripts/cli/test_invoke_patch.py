@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from invoke import Exit
 
-from scripts.cli.invoke_patch import line_after_dashes
+from infra.errors import UsageError
+from scripts.cli.invoke_patch import line_after_dashes, manners
 from tests.programs import source
 
 pytestmark = pytest.mark.process
@@ -191,3 +193,10 @@ def test_a_line_that_cannot_be_read_is_a_json_document_too(checkout, words, said
     found = json.loads(out)
     assert (code, found["exit_code"]) == (2, 2) and found["error"].startswith(said) and said in err
     assert inv(checkout, *words, "--", "--json")[1] == ""
+
+
+@pytest.mark.parametrize(("name", "said"), [("status", "inv status: no host"), ("", "inv: no host")])
+def test_what_fails_before_any_command_is_begun_is_told_as_well(tmp_path, name, said):
+    with pytest.raises(Exit) as left, manners(tmp_path, name):
+        raise UsageError("no host")
+    assert (left.value.message, left.value.code) == (said, 2)
