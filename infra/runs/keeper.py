@@ -206,6 +206,8 @@ class Keeper:
             return {}
         if op.is_live:
             pods.end(provider, op, self.journal, pods.said_by(verdict), verdict["state"])
+        else:
+            pods.learn(op, self.journal, verdict)
         return verdict
 
     def _bring_back(self, op: Op, failure: SlipwayError) -> Op:

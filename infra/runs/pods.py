@@ -295,6 +295,16 @@ def end(
     return end(provider, journal.op(op.token), journal)
 
 
+def learn(op: Op, journal: Journal, verdict: Mapping[str, Any]) -> Op:
+    """Write down how the work of a pod ended that was gone before anybody had read its verdict; return the row."""
+    while op.outcome in GOES_ON:
+        try:
+            return journal.note(op, reason=said_by(verdict), outcome=verdict["state"])
+        except Fenced:  # another process has changed the row just now
+            op = journal.op(op.token)
+    return op
+
+
 def stand_aside(op: Op, journal: Journal, reason: str) -> Op:
     """Detach the row of a pod that cannot be proven gone, to make room for another one of its node.
 

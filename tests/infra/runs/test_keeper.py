@@ -124,6 +124,25 @@ def test_a_run_that_somebody_else_brought_home_and_ended_meanwhile_has_succeeded
 
 
 @pytest.mark.process
+def test_a_run_whose_machine_was_taken_after_its_work_has_succeeded(journal, code, tmp_path):
+    """Its vendor's listing, which another process reads, tells of the machine only."""
+    provider = Fleeting(tmp_path / "pods")
+    op = launch_on(provider, plan_of("local"), journal, code, print)
+    folder = pods.folder_of(op)
+    (folder.code / "GO").touch()
+    until(folder.verdict.exists, "its verdict")
+    keeper = keeper_of(journal, provider, tmp_path / "home")
+    keeper.folder.mkdir(parents=True)
+    shutil.copy(folder.verdict, keeper.folder / "verdict.json")
+    journal.advance(journal.op(op.token), "gone", reason="its vendor ended it", outcome="")
+    ((_, verdict),) = keeping(keeper, journal.op(op.token))
+    now = journal.op(op.token)
+    assert verdict["state"] == now.outcome == "succeeded" and pods.is_over(now)
+    assert now.reason == "its work has ended: succeeded"
+    end_all(op.token, 0.0)
+
+
+@pytest.mark.process
 def test_what_was_ended_on_purpose_stays_ended(journal, code, tmp_path):
     local = Local(tmp_path / "pods")
     request = Request(run="a-1")
