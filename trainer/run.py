@@ -31,7 +31,7 @@ from trainer.errors import Refused
 from trainer.loop import Training
 from trainer.model import export
 from trainer.model.conversion import converted
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialise, unfilled
 from trainer.model.mask_token import fill_smaller, with_mask
 from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
@@ -109,13 +109,12 @@ class PhaseRun:
         The first process alone fills it; the others hear from it: of one that learns, as training begins.
         """
         dtype, device = self.machine.dtype(self.config), self.machine.device
-        with nullcontext() if self.parallel == "ddp" and self.ranks.is_first else torch.device("meta"):
-            model = Decoder(shape, dtype)
+        model = unfilled(shape, dtype)
         if is_frozen:
             model.to(dtype).eval().requires_grad_(False)
         if self.parallel == "ddp":
             if self.ranks.is_first:
-                fill(model)
+                fill(model.to_empty(device="cpu"))
                 model.to(device)
             else:
                 model.to_empty(device=device)
@@ -128,7 +127,7 @@ class PhaseRun:
         model.to_empty(device=device)
         first: Mapping[str, Tensor] = {}
         if self.ranks.is_first:
-            whole = Decoder(shape, dtype)
+            whole = unfilled(shape, dtype).to_empty(device="cpu")
             fill(whole)
             first = whole.state_dict()
         part.deal(parts_of(model.state_dict()), first, self.ranks)
@@ -191,9 +190,8 @@ class PhaseRun:
         if final is None:
             return None
         if not self.cut.is_whole:  # the other parts are in processes that have ended
-            model = Decoder(self.config.model, self.machine.dtype(self.config))
+            model = unfilled(self.config.model, self.machine.dtype(self.config)).to_empty(device=self.machine.device)
             model.load_state_dict(final.tensors("model"))
-            model.to(self.machine.device)
         return model, final
 
     def _kernels(self) -> AbstractContextManager[None]:
@@ -215,7 +213,7 @@ class PhaseRun:
             raise Refused(
                 f"{self.config.phase} cannot go on from {self.making.inputs[self.before].name}: its shape is {given}"
             )
-        before = Decoder(given)
+        before = unfilled(given).to_empty(device="cpu")
         self._fill_from(before, self.before)
         model = converted(before, wanted, self.machine.dtype(self.config))
         facts = {

@@ -17,7 +17,7 @@ from torch import Tensor
 from data.chat import conversations
 from data.errors import InputError
 from data.tokens.tokenizer import Tokenizer
-from trainer.model.decoder import Decoder
+from trainer.model.decoder import Decoder, unfilled
 from trainer.records.rl_config import RlConfig, pass_at
 from trainer.rewards.reward import Judge, Reward, Said
 from trainer.rollouts.drawn import Drawn, uniform
@@ -88,7 +88,8 @@ class Embedded:
         if model.compute_dtype == torch.float32:
             return
         if self.copy is None:
-            self.copy = Decoder(model.config, model.compute_dtype).to(model.head.device, model.compute_dtype)
+            self.copy = unfilled(model.config, model.compute_dtype).to(model.compute_dtype)
+            self.copy.to_empty(device=model.head.device)
         for mine, its in zip(self.copy.parameters(), model.parameters(), strict=True):
             mine.data.copy_(its.data)
 
