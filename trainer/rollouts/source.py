@@ -160,7 +160,8 @@ class Rollouts(Source):
             return mine
         if self.policy.engine.is_apart:
             return Round.heard(self.ranks.tell(mine.said() if self.ranks.is_first else None))
-        heard = [Round.heard(one) for one in self.ranks.tell_all(mine.said())]
+        # answers take as long as they are, and the first process is measured, or shown to people, before it comes
+        heard = [Round.heard(one) for one in self.ranks.tell_all(mine.said(), is_patient=True)]
         group = self.rl.group
         found = Round([], [], [], [], [], [], [], max(one.took_s for one in heard))
         for number in range(self.groups):

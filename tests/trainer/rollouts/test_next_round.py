@@ -11,6 +11,7 @@ from data.problems.problem import Problem
 from tests.trainer.conftest import tiny
 from trainer.model.decoder import IGNORED, Decoder, initialise
 from trainer.objectives.rl import PolicyLoss
+from trainer.parallel.process_group import ALONE, Ranks
 from trainer.records.rl_config import RlConfig
 from trainer.rewards.reward import Reward
 from trainer.rollouts.drawn import Problems
@@ -49,12 +50,12 @@ def judge(said):
 
 @pytest.fixture
 def begin():
-    def source(engine):
-        rl = RlConfig(group=4, max_new=6, lag=1, eval_every=0)
+    def source(engine, ranks=ALONE, lag=1):
+        rl = RlConfig(group=4, max_new=6, lag=lag, eval_every=0)
         config = tiny(phase="rl", steps=5, rows=16, micro_rows=8, sequence_len=32, mixture={"sort": 1.0}, rl=rl)
         problems = [Problem(question="abcdefg"[one:], answer="") for one in range(5)]
         policy = Asked(engine, Words(), {"sort": judge}, rl, 32)
-        return Rollouts(config, rl, policy, Problems({"sort": problems}, {"sort": 1.0}, 0), [])
+        return Rollouts(config, rl, policy, Problems({"sort": problems}, {"sort": 1.0}, 0), [], ranks=ranks)
 
     return source
 
@@ -89,6 +90,21 @@ def test_the_answers_of_a_step_are_of_the_weights_before_and_its_ratio_is_to_the
     assert figures["moved"] > 0 and "mismatch" not in figures
     if kind is Beside:
         assert source.policy.engine.thread is not threading.main_thread()
+
+
+def test_who_has_answered_waits_for_the_others_as_long_as_for_what_one_reads_or_writes(begin, monkeypatch):
+    """The first is measured in between, on hundreds of answers: longer than an exchange of a step may take."""
+    asked = []
+
+    def all_gather(heard, said, group):
+        asked.append(group)
+        for one in heard:
+            one.copy_(said)
+
+    monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
+    source = begin(Embedded([0], 16), Ranks(0, 2, words="patient", quick="quick"), lag=0)
+    assert source.batch(0, models(1)[0])["ids"].size
+    assert asked and set(asked) == {"patient"}
 
 
 def test_a_checkpoint_keeps_answers_of_weights_that_are_gone(begin):
