@@ -66,6 +66,17 @@ def test_the_device_is_chosen_from_what_is_there(seen, kind, dtype):
     assert (machine.device.type, machine.fast, machine.threads) == (kind, dtype, 4)
 
 
+@pytest.mark.parametrize(("capability", "dtype"), [(7, torch.float32), (8, torch.bfloat16)])
+def test_a_gpu_that_only_imitates_bfloat16_computes_in_float32(monkeypatch, capability, dtype):
+    """A V100 or a T4, whose tensors may be bfloat16 and whose units cannot multiply them."""
+    about = types.SimpleNamespace(major=capability)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
+    monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda _: True)
+    assert device.choose(device.look()).fast == dtype
+
+
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
