@@ -213,12 +213,12 @@ class Rollouts(Source):
 
     @torch.no_grad()
     def _logprobs(self, model: Decoder, batch: Batch) -> np.ndarray:
-        """Return ln p of every target, fp32 (rows, T), 0 elsewhere."""
-        found = np.zeros(batch["targets"].shape, np.float32)
-        device = model.head.device
+        """Return ln p of every target, fp32 (rows, T), 0 elsewhere. Each process computes its share of the rows."""
+        found, device = np.zeros(batch["targets"].shape, np.float32), model.head.device
+        mine = np.array_split(np.arange(len(found)), self.ranks.size)[self.ranks.rank]
         with uncompiled(model):
-            for start in range(0, len(found), self.config.micro_rows):
-                part = slice(start, start + self.config.micro_rows)
+            for start in range(0, len(mine), self.config.micro_rows):
+                part = mine[start : start + self.config.micro_rows]
                 targets = torch.from_numpy(batch["targets"][part])
                 counted = (targets.flatten() != IGNORED).nonzero().squeeze(1)
                 read: dict[str, Tensor] = {name: torch.from_numpy(batch[name][part]).to(device)
@@ -227,8 +227,10 @@ class Rollouts(Source):
                 each = token_logprobs(
                     hidden[counted], model.head, targets.flatten()[counted].to(device), model.shape, self.rl.temperature
                 )
-                found[part].reshape(-1)[counted.numpy()] = each.cpu().numpy()
-        return found
+                known = np.zeros(targets.numel(), np.float32)
+                known[counted.numpy()] = each.cpu().numpy()
+                found[part] = known.reshape(targets.shape)
+        return self.ranks.add_up(torch.from_numpy(found).to(device)).float().cpu().numpy()
 
     def _listen(self, signal: float) -> None:
         """Tell when there has been hardly anything to learn from for long."""

@@ -9,11 +9,13 @@ import torch
 
 from data.problems.problem import Problem
 from tests.trainer.conftest import tiny
+from tests.trainer.parallel.together import together
 from trainer.model.decoder import IGNORED, Decoder, initialise
 from trainer.objectives.rl import PolicyLoss
 from trainer.parallel.process_group import ALONE, Ranks
 from trainer.records.rl_config import RlConfig
 from trainer.rewards.reward import Reward
+from trainer.rollouts import source
 from trainer.rollouts.drawn import Problems
 from trainer.rollouts.policy import Embedded, Policy
 from trainer.rollouts.source import Rollouts
@@ -50,12 +52,12 @@ def judge(said):
 
 @pytest.fixture
 def begin():
-    def source(engine, ranks=ALONE, lag=1):
-        rl = RlConfig(group=4, max_new=6, lag=lag, eval_every=0)
+    def source(engine, ranks=ALONE, reference=None, **changes):
+        rl = RlConfig(**{"group": 4, "max_new": 6, "lag": 1, "eval_every": 0, **changes})
         config = tiny(phase="rl", steps=5, rows=16, micro_rows=8, sequence_len=32, mixture={"sort": 1.0}, rl=rl)
         problems = [Problem(question="abcdefg"[one:], answer="") for one in range(5)]
         policy = Asked(engine, Words(), {"sort": judge}, rl, 32)
-        return Rollouts(config, rl, policy, Problems({"sort": problems}, {"sort": 1.0}, 0), [], ranks=ranks)
+        return Rollouts(config, rl, policy, Problems({"sort": problems}, {"sort": 1.0}, 0), [], reference, ranks)
 
     return source
 
@@ -72,7 +74,7 @@ def models(count):
 def worth_to(model, batch):
     """ln p of the targets of a batch."""
     source = Rollouts.__new__(Rollouts)
-    source.config, source.rl = tiny(), RlConfig()
+    source.config, source.rl, source.ranks = tiny(), RlConfig(), ALONE
     return source._logprobs(model, batch)
 
 
@@ -105,6 +107,23 @@ def test_who_has_answered_waits_for_the_others_as_long_as_for_what_one_reads_or_
     source = begin(Embedded([0], 16), Ranks(0, 2, words="patient", quick="quick"), lag=0)
     assert source.batch(0, models(1)[0])["ids"].size
     assert asked and set(asked) == {"patient"}
+
+
+@pytest.mark.process
+def test_what_two_processes_compare_with_each_computes_for_its_share_of_the_rows(begin, monkeypatch):
+    monkeypatch.setattr(source, "ROOM", 1)  # so that there are several rows
+
+    def work(ranks, tell):
+        model, reference = models(2)
+        seen, hidden = [], reference.hidden
+        reference.hidden = lambda ids, **more: seen.append(len(ids)) or hidden(ids, **more)
+        found = begin(Embedded([0], 16), ranks, reference, lag=0, beta=0.1, num_iterations=2).batch(0, model)
+        tell("rows", f"{sum(seen)} {len(found['ids'])}")
+        for name, one in (("old", model), ("reference", reference)):  # whoever's share a row was
+            np.testing.assert_allclose(found[name], worth_to(one, found), atol=1e-5)
+
+    shares, rows = zip(*(map(int, one["rows"].split()) for one in together(2, work)), strict=True)
+    assert sum(shares) == rows[0] == rows[1] > 1 and max(shares) - min(shares) <= 1
 
 
 def test_a_checkpoint_keeps_answers_of_weights_that_are_gone(begin):
