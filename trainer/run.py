@@ -181,11 +181,7 @@ class PhaseRun:
             peak,
             sample,
         )
-        with (
-            self._kernels(),
-            equipped(model, self.config, self.machine, self.frozen_models),
-            memory_told(self.config, self.machine, self.parallel, self.ranks),
-        ):
+        with self._kernels(), equipped(model, self.config, self.machine, self.frozen_models):
             final = one.run()
         if final is None:
             return None
@@ -283,7 +279,7 @@ class PhaseRun:
 def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> Iterator[PhaseRun]:
     """Lock the run folder, read the tokenizer and compare it with the model, the data with that of the other nodes.
 
-    Raises Refused, StoreError, DataError, PeerLost.
+    Raises Refused, StoreError, DataError, PeerLost, OutOfMemory for whatever is done with it.
     """
     machine, before = prepare(config.deterministic), starts_from(config.phase, making.inputs)
     if config.adopted:
@@ -309,7 +305,8 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
     with checkpoints.locked() if ranks.is_first else nullcontext():
         for leftover in checkpoints.folder.parent.glob(".trash-*"):
             shutil.rmtree(leftover, ignore_errors=True)  # a finished run of another phase may be removing it just now
-        yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel, before)
+        with memory_told(config, machine, parallel, ranks):
+            yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel, before)
 
 
 def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
