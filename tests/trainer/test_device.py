@@ -162,6 +162,9 @@ def test_rows_are_fitted_to_a_gpu_as_a_run_begins_and_kept_over_its_starts(monke
     assert found.micro_rows > config.micro_rows and config.rows % found.micro_rows == 0
     assert memory.estimate(found).total < 141e9 and found.digest() == config.digest()
     assert placement.fitted(config, Ranks(), cpu, {}) == config
+    in_32_bits = placement.fitted(config, Ranks(), Machine(torch.device("cuda"), torch.float32, 1), {})
+    assert memory.estimate(dataclasses.replace(in_32_bits, dtype="float32")).total < 141e9
+    assert in_32_bits.dtype == "auto" and in_32_bits.micro_rows < found.micro_rows
     asked = phase_options.with_options(config, {"base.micro_rows": "4"})
     assert placement.fitted(asked, Ranks(), gpu, {}).micro_rows == 4
     kept = {"micro_rows": 4, "recompute": True}  # of a checkpoint
