@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from trainer.parallel.process_group import Ranks
 from trainer.records.rl_config import RlConfig, soft_overlong
 from trainer.rollouts.drawn import Drawn, Problems
 from trainer.rollouts.next_round import NextRound
-from trainer.rollouts.policy import Policy, Round
+from trainer.rollouts.policy import Policy, Round, shares
 from trainer.speed import uncompiled
 
 ALONE = Ranks()
@@ -111,9 +112,15 @@ class Rollouts(Source):
         return {"update_tokens_per_s": round(tokens / max(now - at, 1e-9), 1)}
 
     def _measured(self) -> dict[str, float]:
-        if not self.watched or not self.ranks.is_first:
+        """Return the measures of the policy; each process that has an engine asks it its share of the problems."""
+        k, seed, rank = self.rl.samples_each, self.config.seed, self.ranks.rank
+        if not self.watched:
             return {}
-        return self.policy.measure(self.watched, self.rl.samples_each, self.config.seed)
+        if self.policy.engine.is_apart or self.ranks.size == 1:
+            return self.policy.measure(self.watched, k, seed) if self.ranks.is_first else {}
+        mine = self.policy.right(self.watched[rank :: self.ranks.size], k, seed, rank)
+        greedy, drawn = zip(*self.ranks.tell_all(mine, is_patient=True), strict=True)
+        return shares(list(chain(*greedy)), list(chain(*drawn)), k)
 
     def _made(self, place: int, model: Decoder) -> tuple[Batch, dict[str, float], dict[str, float]]:
         """Return the rows of a round, figures of its answers, and how quickly they came."""
@@ -160,7 +167,7 @@ class Rollouts(Source):
             return mine
         if self.policy.engine.is_apart:
             return Round.heard(self.ranks.tell(mine.said() if self.ranks.is_first else None))
-        # answers take as long as they are, and the first process is measured, or shown to people, before it comes
+        # answers take as long as they are, and the first process shows some to people before it comes
         heard = [Round.heard(one) for one in self.ranks.tell_all(mine.said(), is_patient=True)]
         group = self.rl.group
         found = Round([], [], [], [], [], [], [], max(one.took_s for one in heard))

@@ -52,12 +52,12 @@ def judge(said):
 
 @pytest.fixture
 def begin():
-    def source(engine, ranks=ALONE, reference=None, **changes):
+    def source(engine, ranks=ALONE, reference=None, watched=(), **changes):
         rl = RlConfig(**{"group": 4, "max_new": 6, "lag": 1, "eval_every": 0, **changes})
         config = tiny(phase="rl", steps=5, rows=16, micro_rows=8, sequence_len=32, mixture={"sort": 1.0}, rl=rl)
         problems = [Problem(question="abcdefg"[one:], answer="") for one in range(5)]
         policy = Asked(engine, Words(), {"sort": judge}, rl, 32)
-        return Rollouts(config, rl, policy, Problems({"sort": problems}, {"sort": 1.0}, 0), [], reference, ranks)
+        return Rollouts(config, rl, policy, Problems({"sort": problems}, {"sort": 1.0}, 0), watched, reference, ranks)
 
     return source
 
@@ -124,6 +124,25 @@ def test_what_two_processes_compare_with_each_computes_for_its_share_of_the_rows
 
     shares, rows = zip(*(map(int, one["rows"].split()) for one in together(2, work)), strict=True)
     assert sum(shares) == rows[0] == rows[1] > 1 and max(shares) - min(shares) <= 1
+
+
+@pytest.mark.process
+def test_two_processes_are_measured_on_half_of_the_problems_each_and_tell_the_same(begin):
+    watched = [("sort", Problem(question="abcdefg"[one:], answer="")) for one in range(5)]
+    how = {"lag": 0, "eval_every": 1, "samples_each": 2, "eval_problems": 5}
+
+    def work(ranks, tell):
+        source = begin(Embedded([0], 16), ranks, None, watched, **how)
+        asked, greedy = [], source.policy.greedy
+        source.policy.greedy = lambda problems: asked.append(len(problems)) or greedy(problems)
+        source.policy.judges = {"sort": lambda said: [Reward({}, "c" in one.problem.question) for one in said]}
+        source.batch(0, models(1)[0])
+        tell("asked", str(sum(asked)))
+        tell("right", " ".join(f"{source.told[name]:.2f}" for name in ("greedy", "pass_at_1", "pass_at_2")))
+
+    (alone,), two = together(1, work), together(2, work)
+    assert [alone["asked"], *(one["asked"] for one in two)] == ["5", "3", "2"]
+    assert alone["right"] == "0.60 0.60 0.60" and all(one["right"] == alone["right"] for one in two)
 
 
 def test_a_checkpoint_keeps_answers_of_weights_that_are_gone(begin):
