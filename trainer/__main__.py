@@ -238,12 +238,12 @@ def side_by_side(about: Mapping[str, Any]) -> str:
 
 
 def end(code: int) -> NoReturn:
-    """Leave with this exit code, after a failure among several processes at once.
+    """Leave with this exit code, as one of several processes at once.
 
     The threads of their group, whose other side may have gone just now, sometimes abort an interpreter that ends in
     order, and -6 would mean start again.
     """
-    if code and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

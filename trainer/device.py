@@ -80,7 +80,7 @@ def look() -> Hardware:
     """Return the hardware of this machine. nvidia-smi is asked only where CUDA does not work."""
     threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
     if torch.cuda.is_available():
-        return Hardware(threads, True, torch.cuda.is_bf16_supported())
+        return Hardware(threads, True, torch.cuda.is_bf16_supported(including_emulation=False))
     units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     build, is_hidden = torch.version.cuda or "", os.environ.get(VISIBLE, "unset").strip() in ("", "-1")
     why = ""

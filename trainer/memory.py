@@ -122,12 +122,12 @@ def estimate(
         waiting += 4 * head  # the embedding's share of the same gradient is dense too
 
     if parts > 1:  # a block comes together to compute, the next one already behind it; what is outside of them stays
-        ends_params = model.num_params - in_blocks
-        together = 2 * width * in_blocks // model.num_hidden_layers + 4 * ends_params
+        ends_params, as_sent = model.num_params - in_blocks, 4 if model.ternary else width
+        together = as_sent * (2 * in_blocks // model.num_hidden_layers + ends_params)
         reduced = 4 * (in_blocks // model.num_hidden_layers + ends_params)  # gradients on their way to their owners
         copies = together + reduced
         if is_held:  # all blocks, and their gradients
-            copies += (width + 4) * in_blocks
+            copies += (as_sent + 4) * in_blocks
 
     ends_kept = model.num_params if parts == 1 else model.num_params - in_blocks  # a frozen model's are in one piece
     by_muon = in_blocks if config.optimizer.muon_lr else 0

@@ -31,7 +31,7 @@ from trainer.errors import Refused
 from trainer.loop import Training
 from trainer.model import export
 from trainer.model.conversion import converted
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import Decoder, initialise, unfilled
 from trainer.model.mask_token import fill_smaller, with_mask
 from trainer.objectives import CrossEntropy, Objective
 from trainer.objectives.source import Source
@@ -109,13 +109,12 @@ class PhaseRun:
         The first process alone fills it; the others hear from it: of one that learns, as training begins.
         """
         dtype, device = self.machine.dtype(self.config), self.machine.device
-        with nullcontext() if self.parallel == "ddp" and self.ranks.is_first else torch.device("meta"):
-            model = Decoder(shape, dtype)
+        model = unfilled(shape, dtype)
         if is_frozen:
             model.to(dtype).eval().requires_grad_(False)
         if self.parallel == "ddp":
             if self.ranks.is_first:
-                fill(model)
+                fill(model.to_empty(device="cpu"))
                 model.to(device)
             else:
                 model.to_empty(device=device)
@@ -128,7 +127,7 @@ class PhaseRun:
         model.to_empty(device=device)
         first: Mapping[str, Tensor] = {}
         if self.ranks.is_first:
-            whole = Decoder(shape, dtype)
+            whole = unfilled(shape, dtype).to_empty(device="cpu")
             fill(whole)
             first = whole.state_dict()
         part.deal(parts_of(model.state_dict()), first, self.ranks)
@@ -182,18 +181,13 @@ class PhaseRun:
             peak,
             sample,
         )
-        with (
-            self._kernels(),
-            equipped(model, self.config, self.machine, self.frozen_models),
-            memory_told(self.config, self.machine, self.parallel, self.ranks),
-        ):
+        with self._kernels(), equipped(model, self.config, self.machine, self.frozen_models):
             final = one.run()
         if final is None:
             return None
         if not self.cut.is_whole:  # the other parts are in processes that have ended
-            model = Decoder(self.config.model, self.machine.dtype(self.config))
+            model = unfilled(self.config.model, self.machine.dtype(self.config)).to_empty(device=self.machine.device)
             model.load_state_dict(final.tensors("model"))
-            model.to(self.machine.device)
         return model, final
 
     def _kernels(self) -> AbstractContextManager[None]:
@@ -215,7 +209,7 @@ class PhaseRun:
             raise Refused(
                 f"{self.config.phase} cannot go on from {self.making.inputs[self.before].name}: its shape is {given}"
             )
-        before = Decoder(given)
+        before = unfilled(given).to_empty(device="cpu")
         self._fill_from(before, self.before)
         model = converted(before, wanted, self.machine.dtype(self.config))
         facts = {
@@ -285,7 +279,7 @@ class PhaseRun:
 def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> Iterator[PhaseRun]:
     """Lock the run folder, read the tokenizer and compare it with the model, the data with that of the other nodes.
 
-    Raises Refused, StoreError, DataError, PeerLost.
+    Raises Refused, StoreError, DataError, PeerLost, OutOfMemory for whatever is done with it.
     """
     machine, before = prepare(config.deterministic), starts_from(config.phase, making.inputs)
     if config.adopted:
@@ -311,7 +305,8 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
     with checkpoints.locked() if ranks.is_first else nullcontext():
         for leftover in checkpoints.folder.parent.glob(".trash-*"):
             shutil.rmtree(leftover, ignore_errors=True)  # a finished run of another phase may be removing it just now
-        yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel, before)
+        with memory_told(config, machine, parallel, ranks):
+            yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel, before)
 
 
 def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:

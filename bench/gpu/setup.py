@@ -17,7 +17,7 @@ from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import Keeping, PhaseConfig
 from trainer.device import Machine
 from trainer.loop import Training
-from trainer.model.decoder import IGNORED, Decoder
+from trainer.model.decoder import IGNORED, Decoder, unfilled
 from trainer.objectives import Batch, CrossEntropy, Objective
 from trainer.objectives.source import Made
 from trainer.parallel import placement
@@ -58,9 +58,9 @@ class Bench:
     def model(self, config: PhaseConfig) -> tuple[Decoder, Any]:
         """Return the model of random parameters as a run would spread it, and its cut."""
         way = placement.how(config, self.ranks, self.machine)
-        with torch.device("meta"):
-            model = Decoder(config.model, self.machine.dtype(config))
-        part = cut(model, way, self.ranks) if way != "ddp" else WHOLE
+        model = unfilled(config.model, self.machine.dtype(config))
+        held = placement.is_held(config, way, self.ranks, self.machine)
+        part = cut(model, way, self.ranks, is_held=held) if way != "ddp" else WHOLE
         model.to_empty(device=self.machine.device)
         torch.manual_seed(1)
         for one in model.parameters():
@@ -103,7 +103,8 @@ class Bench:
             way = placement.how(config, self.ranks, self.machine)
             nodes = self.ranks.size // self.ranks.per_node
             spread = memory.ways(replace(config, parallel="auto"), self.ranks.per_node, nodes)[way]
-            found["estimate_over_memory"] = memory.estimate(config, **spread).total / 1e9 / found["memory_gb"]
+            told = memory.estimate(config, **spread, is_held=part.is_held)
+            found["estimate_over_memory"] = told.total / 1e9 / found["memory_gb"]
         return found
 
 

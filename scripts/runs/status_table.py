@@ -140,12 +140,13 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def curve(view: PodView) -> str:
-    """Return the loss of the phase that runs: where it began, how it went, where it is."""
+    """Return the loss, of rl the reward, of the phase that runs: where it began, how it went, where it is."""
     seen = figures(view, 0.0)
     points = [float(one) for one in seen["curve"]]
     if view.state not in ("running", "lost") or len(points) < 2:
         return ""
-    return f"loss of {view.step} {points[0]:.2f} {sparkline(points)} {points[-1]:.2f}"
+    what = "loss" if current_record(view.progress).get("reward") is None else "reward"
+    return f"{what} of {view.step} {points[0]:.2f} {sparkline(points)} {points[-1]:.2f}"
 
 
 def left(view: PodView) -> str:

@@ -66,6 +66,17 @@ def test_the_device_is_chosen_from_what_is_there(seen, kind, dtype):
     assert (machine.device.type, machine.fast, machine.threads) == (kind, dtype, 4)
 
 
+@pytest.mark.parametrize(("capability", "dtype"), [(7, torch.float32), (8, torch.bfloat16)])
+def test_a_gpu_that_only_imitates_bfloat16_computes_in_float32(monkeypatch, capability, dtype):
+    """A V100 or a T4, whose tensors may be bfloat16 and whose units cannot multiply them."""
+    about = types.SimpleNamespace(major=capability)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
+    monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda _: True)
+    assert device.choose(device.look()).fast == dtype
+
+
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
@@ -151,6 +162,9 @@ def test_rows_are_fitted_to_a_gpu_as_a_run_begins_and_kept_over_its_starts(monke
     assert found.micro_rows > config.micro_rows and config.rows % found.micro_rows == 0
     assert memory.estimate(found).total < 141e9 and found.digest() == config.digest()
     assert placement.fitted(config, Ranks(), cpu, {}) == config
+    in_32_bits = placement.fitted(config, Ranks(), Machine(torch.device("cuda"), torch.float32, 1), {})
+    assert memory.estimate(dataclasses.replace(in_32_bits, dtype="float32")).total < 141e9
+    assert in_32_bits.dtype == "auto" and in_32_bits.micro_rows < found.micro_rows
     asked = phase_options.with_options(config, {"base.micro_rows": "4"})
     assert placement.fitted(asked, Ranks(), gpu, {}).micro_rows == 4
     kept = {"micro_rows": 4, "recompute": True}  # of a checkpoint

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -144,6 +145,28 @@ def test_a_step_asks_the_device_for_numbers_once(tmp_path, monkeypatch, is_packe
         for _ in range(3):
             one._advance(batches, None, lambda: False)
     assert waits.seen == [] and asked == [3] * 3  # the norm, whether to stop, the loss
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_step_waits_for_a_gpu_once(tmp_path, is_packed):
+    one = training(tmp_path, is_packed)
+    one.model = Decoder(one.config.model, torch.bfloat16)
+    initialise(one.model, 1)
+    one.model.to("cuda")
+    one._resume(None)
+    with one._batches() as batches, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        one._advance(batches, None, lambda: False)  # kernels are loaded, memory is found
+        told.clear()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            for _ in range(3):
+                one._advance(batches, None, lambda: False)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [str(one.message) for one in told if "synchronizing CUDA operation" in str(one.message)]
+    assert len(waits) == 3, waits  # the norm, whether to stop, the loss: all at once
 
 
 def test_the_loss_of_blocks_asks_the_device_for_nothing():

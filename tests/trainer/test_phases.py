@@ -12,16 +12,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from data.__main__ import main as prepare
 from data.config import Input, Making
 from store import Store
 from tests import seeds
 from tests.trainer.conftest import TINY, WAIT_S, finish, make_again, tiny, write_talk
+from tests.trainer.model.test_init import configured
 from trainer import loop
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import Checkpoints, open_final
 from trainer.config import Keeping
+from trainer.errors import OutOfMemory
+from trainer.model.decoder import Decoder
+from trainer.parallel import placement
 from trainer.recipes import PROFILES
 from trainer.records.phase_registry import PHASES
 
@@ -31,6 +36,18 @@ KILLS = 2
 
 def hashes(folder: Path) -> dict[str, str]:
     return {file["path"]: file["sha256"] for file in open_final(folder).manifest["files"]}
+
+
+def test_a_gpu_that_a_model_does_not_even_fit_into_is_told_of_in_numbers(world, monkeypatch, capfd):
+    def full(self: Decoder, *where: object) -> Decoder:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
+    monkeypatch.setattr(placement, "gpu_bytes", lambda machine: 1 << 20)
+    monkeypatch.setattr(Decoder, "to", full)
+    assert main(["base", "--config", str(configured(world, "base", world.making(), tiny()))]) == OutOfMemory.exit_code
+    said = capfd.readouterr().err
+    assert "trainer base: the GPU's memory is full: base takes" in said and "a GPU of" in said
 
 
 @pytest.mark.process

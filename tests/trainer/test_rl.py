@@ -81,6 +81,8 @@ def test_a_killed_run_goes_on_to_the_same_bits_also_between_two_updates_on_the_s
     assert [one["step"] for one in lines] == list(range(1, STEPS + 1))
     assert lines[0]["mismatch"] < 1e-4 and lines[0]["kl"] < 1e-6 < lines[-1]["kl"] and lines[0]["entropy"] > 1
     assert {"greedy", "pass_at_1", "pass_at_8"} <= lines[4].keys() and "greedy" not in lines[5]
+    for one, again in zip(lines[::2], lines[1::2], strict=False):  # also where the run was killed, in between
+        assert again["reward"] == one["reward"] and again["length"] == one["length"] and "rollout_s" not in again
     said = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert {one["prompt"] for one in said} == {"Hello!", "What does join do?"} and "(reward " in said[0]["text"]
 

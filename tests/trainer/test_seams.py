@@ -22,16 +22,21 @@ from trainer import loop
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import Checkpoint, open_final
 from trainer.config import ImportSpec, Keeping
+from trainer.device import prepare
 from trainer.fingerprints import VERSIONS
 from trainer.memory import estimate
-from trainer.model.decoder import IGNORED, Decoder
+from trainer.model import export
+from trainer.model.conversion import converted
+from trainer.model.decoder import IGNORED, Decoder, initialise
 from trainer.objectives import Batch
 from trainer.objectives.source import Source
+from trainer.parallel.process_group import Ranks
 from trainer.plan import Wanted, recipe
 from trainer.recipes import PROFILES
 from trainer.records.phase_registry import PHASES, TEACHER, Phase
 from trainer.reporting.run_report import PhaseStory, charts
-from trainer.run import phase_run
+from trainer.rollouts.policy import Embedded
+from trainer.run import PhaseRun, phase_run
 
 STEPS = 12
 ECHO = Phase(
@@ -156,6 +161,24 @@ def test_a_registered_phase_is_planned_with_what_it_reads_and_costs(registered, 
     theirs = recipe(Wanted(phases=("echo",), profile="tiny", persona=who, init=init))
     assert theirs["echo"].inputs == {"tokenizer": "init", "identity": "identity", "init": "init", TEACHER: "init"}
     assert "sft" not in theirs
+
+
+def test_no_random_numbers_are_drawn_for_parameters_that_are_filled_anyway(inputs, tmp_path):
+    """They would take a minute for some billions: in the first process too, and in each that answers."""
+    config = tiny(dtype="float32")
+    wanted = Decoder(config.model)
+    initialise(wanted, 3)
+    before = torch.get_rng_state()
+    phase = PhaseRun(config, None, prepare(), None, None, None, Ranks(), "ddp")
+    made, _ = phase._model(config.model, lambda model: initialise(model, 3))
+    frozen, _ = phase._model(config.model, lambda model: initialise(model, 3), is_frozen=True)
+    export.write(tmp_path / "hf", config.model, made.state_dict(), inputs[0] / "tokenizer")
+    for one in (made, frozen, export.read(tmp_path / "hf"), converted(made, config.model, torch.float32)):
+        assert all(torch.equal(one.state_dict()[name], value) for name, value in wanted.state_dict().items())
+    engine = Embedded((), 1)
+    engine.take(converted(made, config.model, torch.bfloat16))
+    assert engine.copy.head.dtype == torch.bfloat16 and torch.equal(engine.copy.head, wanted.head.bfloat16())
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def hashes(one: Checkpoint) -> dict[str, str]:

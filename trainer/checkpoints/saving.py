@@ -216,7 +216,7 @@ class Arena:
     def take(self, num_bytes: int) -> Tensor:
         """Return so many bytes, uint8, that nobody else has."""
         if self.used + num_bytes > len(self.chunk):
-            size = max(self.chunk_bytes, num_bytes)
+            size = max(self.chunk_bytes, 1 << (num_bytes - 1).bit_length())  # what it is rounded up to is used, too
             self.chunk, self.used = torch.empty(size, dtype=torch.uint8, pin_memory=self.is_pinned), 0
         found = self.chunk[self.used : self.used + num_bytes]
         self.used += num_bytes + -num_bytes % ALIGNED

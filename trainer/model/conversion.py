@@ -9,7 +9,7 @@ It is measured over ids drawn at random, because a conversion has no text to rea
 import torch
 from torch import Tensor, nn
 
-from trainer.model.decoder import Decoder
+from trainer.model.decoder import Decoder, unfilled
 from trainer.records.model_config import ModelConfig
 
 NORMS = {"o_proj": "attn_sub_norm", "down_proj": "ffn_sub_norm"}  # by the matrix in front of which it stands
@@ -18,13 +18,13 @@ ROWS, TOKENS = 2, 256  # drawn to measure with
 
 def converted(before: Decoder, shape: ModelConfig, dtype: torch.dtype) -> Decoder:
     """Return the model in a shape that has nothing more than its own but the norms of SubLN, and rounding."""
-    model = Decoder(shape, dtype)
-    model.load_state_dict({**model.state_dict(), **before.state_dict()})
+    model, weights = unfilled(shape, dtype).to_empty(device="cpu"), before.state_dict()
     if shape.sub_norm and not before.config.sub_norm:
-        with torch.no_grad():
-            for name, size in read_sizes(before).items():
-                block, _, matrix = name.rpartition(".")
-                model.get_parameter(f"{block}.{NORMS[matrix]}.weight").fill_(size)
+        for name, size in read_sizes(before).items():
+            block, _, matrix = name.rpartition(".")
+            gains = f"{block}.{NORMS[matrix]}.weight"
+            weights[gains] = torch.full(model.get_parameter(gains).shape, size)
+    model.load_state_dict(weights)
     return model
 
 

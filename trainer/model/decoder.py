@@ -357,6 +357,15 @@ class Decoder(nn.Module):
         return self.positions(index, mask, is_causal=cache is None)
 
 
+def unfilled(config: ModelConfig, compute_dtype: torch.dtype = torch.float32) -> Decoder:
+    """Return a decoder on no device; `to_empty` gives it one, and whoever knows its parameters fills them.
+
+    PyTorch would draw random ones first, on one core, which takes a minute for some billions.
+    """
+    with torch.device("meta"):
+        return Decoder(config, compute_dtype)
+
+
 def initialise(model: Decoder, seed: int) -> None:
     """Fill the parameters from `seed`.
 

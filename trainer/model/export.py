@@ -20,7 +20,7 @@ from store.outside import Unreadable
 from trainer import tensor_file
 from trainer.device import Machine
 from trainer.errors import Refused
-from trainer.model.decoder import Decoder
+from trainer.model.decoder import Decoder, unfilled
 from trainer.model.huggingface import OURS, differences, is_spare, kind_of, model_config, odd_parts, written
 from trainer.records.model_config import ModelConfig
 
@@ -111,7 +111,7 @@ def check_tokenizer(folder: Path) -> None:
 
 def read(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Decoder:
     """Return the model in a Hugging Face folder, with fp32 parameters. Raises Refused in words."""
-    model = Decoder(read_config(folder), compute_dtype)
+    model = unfilled(read_config(folder), compute_dtype).to_empty(device="cpu")
     load(model, folder)
     return model
 

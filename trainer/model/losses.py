@@ -66,7 +66,7 @@ class SummedCrossEntropy(torch.autograd.Function):
         total = hidden.new_zeros((), dtype=torch.float32)
         grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         hidden_grad = torch.empty_like(hidden if grad else hidden[:0])
-        head_grad = torch.zeros_like(head if grad else head[:0])
+        head_grad = torch.zeros_like(head if grad else head[:0], dtype=torch.float32)  # of all slices
         part_of, rows = (of_slice_compiled() if shape.compiled else of_slice), ROWS_GPU if hidden.is_cuda else ROWS_CPU
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)

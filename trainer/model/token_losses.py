@@ -64,7 +64,7 @@ class _TokenLogprobs(torch.autograd.Function):
         """Return the gradient: d ln p_t / d logits = onehot_t - p."""
         hidden, head, targets, norms, *chances = ctx.saved_tensors
         weight = head.to(hidden.dtype)
-        hidden_grad, head_grad = torch.empty_like(hidden), torch.zeros_like(head)
+        hidden_grad, head_grad = torch.empty_like(hidden), torch.zeros_like(head, dtype=torch.float32)
         for number, part in enumerate(slices(hidden)):
             scale = grad[part].unsqueeze(1) / ctx.temperature
             if chances:
@@ -123,7 +123,7 @@ class _CrossEntropyAndKL(torch.autograd.Function):
         nats, divergence = hidden.new_zeros((2,), dtype=torch.float32).unbind()
         grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         hidden_grad = torch.empty_like(hidden if grad else hidden[:0])
-        head_grad = torch.zeros_like(head if grad else head[:0])
+        head_grad = torch.zeros_like(head if grad else head[:0], dtype=torch.float32)
         for part in slices(hidden):
             index = targets[part].unsqueeze(1)
             logits = capped(F.linear(hidden[part], weight).float(), softcap)  # (t, V)

@@ -4,9 +4,9 @@ In: a decoder, the `Ranks`, `fsdp` (cut over all processes) or `hybrid` (over th
 Out: the decoder changed in place, and a `Cut`: which rows of every parameter this process has. Of a parameter of N rows
 that is piece `rank` of `torch.chunk(N, size)`; gradients and the optimizer's state are cut alike. A block is put
 together just before it computes, in the dtype of activations, and dropped again; what lies outside of blocks stays
-whole through the forward and the backward pass, in float32. Where memory allows (`is_held`) all of it comes together
-once a step, and gradients travel on its last pass only. Source of the order of things: torchtitan's `parallelize` for
-dense decoders.
+whole through the forward and the backward pass, in the same dtype. Where memory allows (`is_held`) all of it comes
+together once a step, and gradients travel on its last pass only. Source of the order of things: torchtitan's
+`parallelize` for dense decoders.
 """
 
 from collections.abc import Mapping, Sequence
@@ -170,12 +170,11 @@ def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through", is
     # ternary matrices come together in float32: where they are rounded hangs on their last bits
     is_wide = model.compute_dtype == torch.float32 or model.config.ternary is not None
     width = None if is_wide else model.compute_dtype
-    in_blocks = MixedPrecisionPolicy(param_dtype=width, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    outside = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(param_dtype=width, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in model.model.layers:
-        _summing(fully_shard(block, mesh=mesh, mp_policy=in_blocks, reshard_after_forward=not is_held))
+        _summing(fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not is_held))
         register_fsdp_forward_method(block, "projected")
-    _summing(fully_shard(model, mesh=mesh, mp_policy=outside, reshard_after_forward=False))
+    _summing(fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False))
     register_fsdp_forward_method(model, method)
     return Cut(ranks.rank % size, size, ranks.size // size, rows, is_held)
 

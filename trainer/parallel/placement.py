@@ -36,7 +36,7 @@ def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
         return config.parallel
     if machine.device.type == "cpu":
         return "ddp"
-    return memory.parallel(config, gpu_bytes(machine), ranks.per_node, nodes)
+    return memory.parallel(counted(config, machine), gpu_bytes(machine), ranks.per_node, nodes)
 
 
 def fitted(config: PhaseConfig, ranks: Ranks, machine: Machine, before: Mapping[str, Any]) -> PhaseConfig:
@@ -50,12 +50,12 @@ def fitted(config: PhaseConfig, ranks: Ranks, machine: Machine, before: Mapping[
         return config
     size, nodes = gpu_bytes(machine), ranks.size // ranks.per_node
     most = max(config.micro_rows, PASS_TOKENS // config.sequence_len)
-    found = memory.largest(config, size, ranks.per_node, nodes, most)
+    here = counted(config, machine)
+    found = memory.largest(here, size, ranks.per_node, nodes, most)
     chosen = {name: getattr(found.config, name) for name in FITTED} if found.fits else {}
     kept = {name: before[name] for name in FITTED if name in before}
     if len(kept) == len(FITTED):
-        as_before = replace(config, **kept)
-        if memory.fits(as_before, size, ranks.per_node, nodes):
+        if memory.fits(replace(here, **kept), size, ranks.per_node, nodes):
             chosen = kept
         else:
             emit("note", text=f"{config.phase}: {kept} do not fit into this GPU any more; now {chosen}", alarm=True)
@@ -75,7 +75,8 @@ def is_held(config: PhaseConfig, way: str, ranks: Ranks, machine: Machine) -> bo
     if way == "ddp" or machine.device.type == "cpu" or each <= config.micro_rows:
         return False
     parts = ranks.per_node if way == "hybrid" else ranks.size
-    return memory.estimate(config, parts=parts, is_held=True).total <= memory.USABLE * gpu_bytes(machine)
+    needed = memory.estimate(counted(config, machine), parts=parts, is_held=True).total
+    return needed <= memory.USABLE * gpu_bytes(machine)
 
 
 @contextmanager
@@ -86,8 +87,13 @@ def memory_told(config: PhaseConfig, machine: Machine, parallel: str, ranks: Ran
     except torch.OutOfMemoryError as error:
         size = gpu_bytes(machine)
         nodes = ranks.size // ranks.per_node
-        words = memory.advice(config, size, parallel, ranks.per_node, nodes)
+        words = memory.advice(counted(config, machine), size, parallel, ranks.per_node, nodes)
         raise OutOfMemory(f"the GPU's memory is full: {words} [{str(error).splitlines()[0]}]") from error
+
+
+def counted(config: PhaseConfig, machine: Machine) -> PhaseConfig:
+    """Return the phase as estimates of this machine take it: `auto` is what it comes to here."""
+    return replace(config, dtype=str(machine.fast).removeprefix("torch.")) if config.dtype == "auto" else config
 
 
 def gpu_bytes(machine: Machine) -> int:

@@ -38,7 +38,7 @@ class Ranks:
     rank: int = 0
     size: int = 1
     per_node: int = 1  # number of processes on this node, and on each other one
-    words: Any = None  # the group for words of the first one, who may have to read or write for long
+    words: Any = None  # the group for words of those who may have to read, write or answer for long
     quick: Any = None  # the group for words of all, who are there at the same time
 
     @property
@@ -83,18 +83,22 @@ class Ranks:
             torch.distributed.broadcast(said, 0, group=self.words)
         return json.loads(bytes(said.tolist()))
 
-    def tell_all(self, words: Any) -> list[Any]:
-        """Return the words of each process, as JSON, heard by all. Raises PeerLost."""
+    def tell_all(self, words: Any, is_patient: bool = False) -> list[Any]:
+        """Return the words of each process, as JSON, heard by all. Raises PeerLost.
+
+        is_patient: one of them may have much to do before it speaks.
+        """
         if self.size == 1:
             return [words]
+        group = self.words if is_patient else self.quick
         said = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
         lengths = [torch.tensor(0) for _ in range(self.size)]
         with _others():
-            torch.distributed.all_gather(lengths, torch.tensor(len(said)), group=self.quick)
+            torch.distributed.all_gather(lengths, torch.tensor(len(said)), group=group)
             longest = max(int(length) for length in lengths)
             padded = torch.cat([said, said.new_zeros(longest - len(said))])
             heard = [torch.empty_like(padded) for _ in range(self.size)]
-            torch.distributed.all_gather(heard, padded, group=self.quick)
+            torch.distributed.all_gather(heard, padded, group=group)
         return [json.loads(bytes(one[: int(length)].tolist())) for one, length in zip(heard, lengths, strict=True)]
 
     def spread(self, tensors: Iterable[Tensor]) -> None:

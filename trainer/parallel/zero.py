@@ -87,7 +87,7 @@ class Shared(Cut):
                 for piece, parameter in zip(self._pieces(unit, mine), unit.parameters, strict=True):
                     piece.copy_(self.part(parameter))
                 every = mine.new_empty(self.size * len(mine))
-                work = torch.distributed.all_gather_into_tensor(every, mine, group=self.group, async_op=True)
+                work = torch.distributed.all_gather_single(every, mine, group=self.group, async_op=True)
                 begun.append((unit, work, mine, every))
                 if len(begun) > 1:
                     self._take(*begun.pop(0))
@@ -124,7 +124,7 @@ class Shared(Cut):
                     piece.copy_(parameter.grad[start : start + rows])
             parameter.grad = None
         mine = given.new_empty(len(given) // self.size)
-        work = torch.distributed.reduce_scatter_tensor(mine, given, group=self.group, async_op=True)
+        work = torch.distributed.reduce_scatter_single(mine, given, group=self.group, async_op=True)
         unit.under_way = (work, given, mine)
 
     def _widths(self, unit: Unit) -> list[int]:

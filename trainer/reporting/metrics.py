@@ -2,11 +2,11 @@
 
 In: the figures of a step, and now and then what the model says. Out: one line per step in `metrics.jsonl`, which
 `trainer.tracking` tells to others; at most a few `progress` records per second, which carry a short curve of the loss
-for `inv status`. Figures of a step: `loss` (nats per counted token), `grad_norm`, `lr`, `tokens` (all so far, without
-padding), `tokens_per_s` and `mfu` of those (over the last steps; the first line of a process says under `mfu_of` of
-what), `step_s`, `data_wait_s`, `memory_bytes` (the most so far, of the GPU or of the process), `at` (UTC epoch
-seconds). The first line of all has `config`, the whole configuration that the trainer has got: what was asked for has
-arrived.
+(of rl the reward) for `inv status`. Figures of a step: `loss` (nats per counted token), `grad_norm`, `lr`, `tokens`
+(all so far, without padding), `tokens_per_s` and `mfu` of those (over the last steps; the first line of a process says
+under `mfu_of` of what), `step_s`, `data_wait_s`, `memory_bytes` (the most so far, of the GPU or of the process), `at`
+(UTC epoch seconds). The first line of all has `config`, the whole configuration that the trainer has got: what was
+asked for has arrived.
 """
 
 import time
@@ -43,7 +43,7 @@ class Metrics:
         self.tokens = self.lines.kept[-1]["tokens"] if self.lines.kept else 0
         self.curve = Curve(config.steps)
         for one in self.lines.kept:
-            self.curve.add(one["step"], one["loss"])
+            self.curve.add(one["step"], one.get("reward", one["loss"]))
         self.told_at = self.asking_s = 0.0
         self.window = deque([(time.monotonic(), start, 0, 0.0)], maxlen=WINDOW + 1)  # (when, step, tokens, operations)
         self.peak_source = {"mfu_of": peak.source} if peak else {}
@@ -69,7 +69,7 @@ class Metrics:
             {"step": step, "tokens": self.tokens, **figures, "at": round(time.time(), 3), **once, **self.arrived}
         )
         self.arrived = {}
-        self.curve.add(step, figures["loss"])
+        self.curve.add(step, figures.get("reward", figures["loss"]))  # the loss of rl says nothing
         if now - self.told_at < RECORD_EVERY_S and step < config.steps:
             return
         self.told_at = now
@@ -93,15 +93,15 @@ class Metrics:
 
 
 class Curve:
-    """A loss over a whole run in a few numbers: the means of as many stretches of steps."""
+    """A figure over a whole run in a few numbers: the means of as many stretches of steps."""
 
     def __init__(self, steps: int) -> None:
         self.each = -(-steps // POINTS)
         self.sums: dict[int, tuple[float, int]] = {}
 
-    def add(self, step: int, loss: float) -> None:
+    def add(self, step: int, value: float) -> None:
         total, count = self.sums.get((step - 1) // self.each, (0.0, 0))
-        self.sums[(step - 1) // self.each] = (total + loss, count + 1)
+        self.sums[(step - 1) // self.each] = (total + value, count + 1)
 
     def points(self) -> list[float]:
         return [round(total / count, 3) for _, (total, count) in sorted(self.sums.items())]

@@ -187,13 +187,16 @@ def _phase(phase: PhaseStory, story: Story) -> Iterator[Html]:
 def _numbers(phase: PhaseStory) -> Iterator[tuple[str, str]]:
     last = phase.lines[-1] if phase.lines else {}
     if last:
-        yield "last loss", f"{last['loss']:.4f} nats per token"
+        if "reward" in last:  # the loss of rl says nothing
+            yield "last reward", f"{last['reward']:.4f}"
+        else:
+            yield "last loss", f"{last['loss']:.4f} nats per token"
         yield "tokens", f"{last['tokens']:,}, without padding"
         spent = sum(one.get("step_s", 0.0) for one in phase.lines)
         if spent:
             yield "time in steps", took(spent)
             waited = sum(one.get("data_wait_s", 0.0) for one in phase.lines)
-            what = "answers" if "rollout_s" in last else "data"
+            what = "answers" if "reward" in last else "data"
             yield f"waited for {what}", f"{100 * waited / spent:.2f} % of it"
     found = phase.result
     if found.get("bits_per_byte") is not None:

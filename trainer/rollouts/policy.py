@@ -17,7 +17,7 @@ from torch import Tensor
 from data.chat import conversations
 from data.errors import InputError
 from data.tokens.tokenizer import Tokenizer
-from trainer.model.decoder import Decoder
+from trainer.model.decoder import Decoder, unfilled
 from trainer.records.rl_config import RlConfig, pass_at
 from trainer.rewards.reward import Judge, Reward, Said
 from trainer.rollouts.drawn import Drawn, uniform
@@ -88,7 +88,8 @@ class Embedded:
         if model.compute_dtype == torch.float32:
             return
         if self.copy is None:
-            self.copy = Decoder(model.config, model.compute_dtype).to(model.head.device, model.compute_dtype)
+            self.copy = unfilled(model.config, model.compute_dtype).to(model.compute_dtype)
+            self.copy.to_empty(device=model.head.device)
         for mine, its in zip(self.copy.parameters(), model.parameters(), strict=True):
             mine.data.copy_(its.data)
 
@@ -164,15 +165,17 @@ class Policy:
         `greedy`: when the likeliest id is taken; `pass_at_1` and `pass_at_<k>`: of k answers drawn as in training, to
         at most `drawn_problems` of the problems, evenly spread over them.
         """
+        return shares(*self.right(problems, k, seed), k)
+
+    def right(self, problems: Sequence[Drawn], k: int, *seeds: int) -> tuple[list[bool], list[int]]:
+        """Return for each problem whether the likeliest answer is right; then how many of k drawn ones are, of some."""
+        if not problems:
+            return [], []
         greedy = self.greedy(problems)
         some = problems[:: -(-len(problems) // self.config.drawn_problems)]
-        drawn = self.round(some, k, self.sampling, seed, MEASURED)
+        drawn = self.round(some, k, self.sampling, *seeds, MEASURED)
         right = np.array([one.is_right for one in drawn.rewards]).reshape(-1, k).sum(axis=1).tolist()
-        return {
-            "greedy": float(np.mean([one.is_right for one in greedy.rewards])),
-            "pass_at_1": float(np.mean([pass_at(1, one, k) for one in right])),
-            f"pass_at_{k}": float(np.mean([pass_at(k, one, k) for one in right])),
-        }
+        return [one.is_right for one in greedy.rewards], right
 
     def greedy(self, problems: Sequence[Drawn]) -> Round:
         """Return the likeliest answer to every problem."""
@@ -186,6 +189,15 @@ class Policy:
                 f"model has room for {self.room}; a larger sequence_len or a smaller max_new is needed"
             )
         return ids
+
+
+def shares(greedy: Sequence[bool], drawn: Sequence[int], k: int) -> dict[str, float]:
+    """Return the figures of `Policy.measure` from what `Policy.right` found."""
+    return {
+        "greedy": float(np.mean(greedy)),
+        "pass_at_1": float(np.mean([pass_at(1, one, k) for one in drawn])),
+        f"pass_at_{k}": float(np.mean([pass_at(k, one, k) for one in drawn])),
+    }
 
 
 def stops(tokenizer: Tokenizer) -> list[int]:

@@ -5,9 +5,11 @@ function of the seed, the step and the model, so that a run that goes on after a
 where answers serve several updates, or are of older weights (`next_round`), they are part of the checkpoint.
 """
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ from trainer.parallel.process_group import Ranks
 from trainer.records.rl_config import RlConfig, soft_overlong
 from trainer.rollouts.drawn import Drawn, Problems
 from trainer.rollouts.next_round import NextRound
-from trainer.rollouts.policy import Policy, Round
+from trainer.rollouts.policy import Policy, Round, shares
 from trainer.speed import uncompiled
 
 ALONE = Ranks()
@@ -52,7 +54,7 @@ class Rollouts(Source):
         self.groups = config.rows // rl.group
         self.told: dict[str, float] = {}
         self.quiet = 0  # steps in a row with hardly any signal
-        self.held: tuple[int, Batch] | None = None  # step and batch, where answers serve several updates
+        self.held: tuple[int, Batch, dict[str, float]] | None = None  # step, batch and figures of its answers
         self.handed_over: tuple[float, int] | None = None  # when, and how many tokens
         self.next_round = NextRound(lambda place: self._share(place, 0), policy.engine.is_apart)
 
@@ -70,10 +72,10 @@ class Rollouts(Source):
             made = made or self._made(place, model)
             if self.rl.lag and first + self.rl.num_iterations < self.config.steps:
                 self.next_round.begin(place + 1)
-            self.held = (first, made[0])
-            figures |= made[1]
-        batch = self.held[1]
-        self.told = figures
+            self.held = (first, *made[:2])
+            figures |= made[2]
+        _, batch, of_answers = self.held
+        self.told = figures | of_answers  # each update of a round learns from the same answers
         counted = batch["targets"] != IGNORED
         ends = np.where(counted.any(axis=1), counted.shape[1] - counted[:, ::-1].argmax(axis=1), 0)
         self.handed_over = (time.perf_counter(), int(ends.sum()))  # without padding, as tokens are counted everywhere
@@ -89,6 +91,7 @@ class Rollouts(Source):
         if self.rl.num_iterations > 1 and self.held is not None:
             found["first"] = torch.tensor(self.held[0])
             found |= {f"held.{name}": torch.from_numpy(one) for name, one in self.held[1].items()}
+            found["told"] = torch.frombuffer(bytearray(json.dumps(self.held[2]).encode()), dtype=torch.uint8)
         return found | self.next_round.state()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -98,7 +101,8 @@ class Rollouts(Source):
         if "first" in tensors:
             held = {name.removeprefix("held."): one.numpy() for name, one in tensors.items() if name[:5] == "held."}
             if "times" in held:  # else it was saved when each answer had places of its own, and is made anew
-                self.held = (int(tensors["first"]), held)
+                told = json.loads(tensors["told"].numpy().tobytes()) if "told" in tensors else {}
+                self.held = (int(tensors["first"]), held, told)
 
     def _since(self, now: float) -> dict[str, float]:
         """Return the speed of the update before this one."""
@@ -108,11 +112,18 @@ class Rollouts(Source):
         return {"update_tokens_per_s": round(tokens / max(now - at, 1e-9), 1)}
 
     def _measured(self) -> dict[str, float]:
-        if not self.watched or not self.ranks.is_first:
+        """Return the measures of the policy; each process that has an engine asks it its share of the problems."""
+        k, seed, rank = self.rl.samples_each, self.config.seed, self.ranks.rank
+        if not self.watched:
             return {}
-        return self.policy.measure(self.watched, self.rl.samples_each, self.config.seed)
+        if self.policy.engine.is_apart or self.ranks.size == 1:
+            return self.policy.measure(self.watched, k, seed) if self.ranks.is_first else {}
+        mine = self.policy.right(self.watched[rank :: self.ranks.size], k, seed, rank)
+        greedy, drawn = zip(*self.ranks.tell_all(mine, is_patient=True), strict=True)
+        return shares(list(chain(*greedy)), list(chain(*drawn)), k)
 
-    def _made(self, place: int, model: Decoder) -> tuple[Batch, dict[str, float]]:
+    def _made(self, place: int, model: Decoder) -> tuple[Batch, dict[str, float], dict[str, float]]:
+        """Return the rows of a round, figures of its answers, and how quickly they came."""
         began = time.perf_counter()
         found = self._gathered(self.next_round.take(place))
         rewards = self._worth(found)
@@ -128,7 +139,12 @@ class Rollouts(Source):
         signal = has_signal(rewards)
         self._listen(float(signal.mean()))
         batch = self._rows(found, rewards, model)
-        return batch, {**_told(found, rewards, signal, self.rl), "rollout_s": round(time.perf_counter() - began, 6)}
+        tokens = sum(len(one) for one in found.ids)
+        speed = {
+            "rollout_tokens_per_s": round(tokens / max(found.took_s, 1e-9), 1),
+            "rollout_s": round(time.perf_counter() - began, 6),
+        }
+        return batch, _told(found, rewards, signal, self.rl), speed
 
     def _share(self, place: int, attempt: int) -> Round:
         """Return the answers of a round that are this process's; all are the first one's if its engine is apart."""
@@ -151,7 +167,8 @@ class Rollouts(Source):
             return mine
         if self.policy.engine.is_apart:
             return Round.heard(self.ranks.tell(mine.said() if self.ranks.is_first else None))
-        heard = [Round.heard(one) for one in self.ranks.tell_all(mine.said())]
+        # answers take as long as they are, and the first process shows some to people before it comes
+        heard = [Round.heard(one) for one in self.ranks.tell_all(mine.said(), is_patient=True)]
         group = self.rl.group
         found = Round([], [], [], [], [], [], [], max(one.took_s for one in heard))
         for number in range(self.groups):
@@ -203,12 +220,12 @@ class Rollouts(Source):
 
     @torch.no_grad()
     def _logprobs(self, model: Decoder, batch: Batch) -> np.ndarray:
-        """Return ln p of every target, fp32 (rows, T), 0 elsewhere."""
-        found = np.zeros(batch["targets"].shape, np.float32)
-        device = model.head.device
+        """Return ln p of every target, fp32 (rows, T), 0 elsewhere. Each process computes its share of the rows."""
+        found, device = np.zeros(batch["targets"].shape, np.float32), model.head.device
+        mine = np.array_split(np.arange(len(found)), self.ranks.size)[self.ranks.rank]
         with uncompiled(model):
-            for start in range(0, len(found), self.config.micro_rows):
-                part = slice(start, start + self.config.micro_rows)
+            for start in range(0, len(mine), self.config.micro_rows):
+                part = mine[start : start + self.config.micro_rows]
                 targets = torch.from_numpy(batch["targets"][part])
                 counted = (targets.flatten() != IGNORED).nonzero().squeeze(1)
                 read: dict[str, Tensor] = {name: torch.from_numpy(batch[name][part]).to(device)
@@ -217,8 +234,10 @@ class Rollouts(Source):
                 each = token_logprobs(
                     hidden[counted], model.head, targets.flatten()[counted].to(device), model.shape, self.rl.temperature
                 )
-                found[part].reshape(-1)[counted.numpy()] = each.cpu().numpy()
-        return found
+                known = np.zeros(targets.numel(), np.float32)
+                known[counted.numpy()] = each.cpu().numpy()
+                found[part] = known.reshape(targets.shape)
+        return self.ranks.add_up(torch.from_numpy(found).to(device)).float().cpu().numpy()
 
     def _listen(self, signal: float) -> None:
         """Tell when there has been hardly anything to learn from for long."""
@@ -264,7 +283,6 @@ def _told(found: Round, rewards: np.ndarray, signal: np.ndarray, config: RlConfi
         "length": float(np.mean(lengths)),
         "truncated": 1 - float(np.mean(found.ended)),
         "silent_groups": 1 - float(signal.mean()),
-        "rollout_tokens_per_s": round(sum(lengths) / max(found.took_s, 1e-9), 1),
     }  # fmt: skip
     if config.overlong:
         figures["reward_overlong"] = float(np.mean([soft_overlong(one, config) for one in lengths]))

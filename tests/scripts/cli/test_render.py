@@ -133,6 +133,8 @@ def test_a_loss_is_drawn_from_where_it_began_to_where_it_is():
     assert "tok/s MFU phase left" in words and "43.2 %" in words
     assert status_table.view_json(view)["curve"] == [8.0, 4.0, 2.0]
     assert "loss of" not in shown(status_table.status_table([replace(view, state="succeeded")], 1000.0), 120)
+    of_rl = replace(view, progress={"steps": [{**step, "record": {**record, "curve": [0.1, 0.9], "reward": 0.9}}]})
+    assert "reward of base 0.10 ▁█ 0.90" in shown(status_table.status_table([of_rl], 1000.0), 120)
 
 
 def test_a_checkpoint_that_is_safe_is_named_with_its_age():

@@ -17,7 +17,7 @@ import torch
 from tests.needs import PRIVILEGE, needs
 from tests.trainer.conftest import TINY, tiny
 from trainer.checkpoints.checkpoint import MANIFEST, Checkpoint, Checkpoints, DiskFull, NonFinite, problem_of
-from trainer.checkpoints.saving import Saver
+from trainer.checkpoints.saving import ALIGNED, Arena, Saver
 from trainer.config import Keeping
 from trainer.errors import CheckpointError, Diverged, TrainerError
 from trainer.loop import MAX_SKIPPED, Training
@@ -321,3 +321,13 @@ def test_a_full_disk_costs_saves_but_no_checkpoint_and_ends_in_good_order(tmp_pa
     again.checkpoints = one.checkpoints
     assert again.run().step == 40
     shutil.rmtree(small_disk / "saved")
+
+
+def test_what_a_large_tensor_leaves_of_its_power_of_two_goes_to_the_next_ones():
+    """PyTorch takes that much for pinned memory, whatever is asked: an embedding of 2.5 GB would cost 4."""
+    arena = Arena(1 << 10, is_pinned=False)
+    large, small = arena.take(2500), arena.take(1000)
+    assert small.untyped_storage().data_ptr() == large.untyped_storage().data_ptr()
+    assert small.data_ptr() - large.data_ptr() == 2500 + -2500 % ALIGNED
+    assert (len(large), len(small), large.untyped_storage().nbytes()) == (2500, 1000, 4096)
+    assert arena.take(1000).untyped_storage().nbytes() == 1 << 10

@@ -17,7 +17,7 @@ from trainer import speed
 from trainer.config import PhaseConfig
 from trainer.device import Machine
 from trainer.errors import Refused
-from trainer.model import attention, float8, losses
+from trainer.model import attention, float8, losses, token_losses
 from trainer.model.decoder import Decoder
 from trainer.model.losses import ROWS_CPU, Shape
 
@@ -149,6 +149,25 @@ class Largest(TorchDispatchMode):
             if isinstance(one, torch.Tensor):
                 self.most = max(self.most, one.numel())
         return result
+
+
+@pytest.mark.parametrize("kind", ["nats", "each", "beside a teacher"])
+def test_the_gradient_of_a_head_that_came_in_16_bits_is_rounded_once_after_all_slices(kind):
+    torch.manual_seed(7)
+    hidden, targets = torch.randn(3 * ROWS_CPU + 5, 32).bfloat16(), torch.randint(0, 40, (3 * ROWS_CPU + 5,))
+    grads = []
+    for dtype in (torch.bfloat16, torch.float32):
+        head = (0.3 * torch.randn(40, 32, generator=torch.Generator().manual_seed(1))).bfloat16().to(dtype)
+        head.requires_grad_()
+        if kind == "nats":
+            losses.SummedCrossEntropy.apply(hidden, head, targets, Shape()).backward()
+        elif kind == "each":
+            token_losses.token_logprobs(hidden, head, targets, Shape()).sum().backward()
+        else:
+            teacher = token_losses.Teacher(hidden, head.detach().float() * 2)
+            token_losses.sliced_kl(hidden, head, targets, teacher, torch.ones(2), 1.0)[0].backward()
+        grads.append(head.grad.float())
+    assert torch.equal(grads[0], grads[1].bfloat16().float()) and grads[0].abs().sum() > 1
 
 
 def test_no_tensor_is_as_large_as_the_logits_would_be():

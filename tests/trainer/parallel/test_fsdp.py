@@ -21,6 +21,7 @@ from trainer.config import Keeping, PhaseConfig
 from trainer.device import Machine
 from trainer.loop import Training
 from trainer.model.decoder import Decoder, initialise
+from trainer.objectives import CrossEntropy
 from trainer.objectives.source import Made
 from trainer.parallel.fsdp import cut, parts_of
 from trainer.parallel.process_group import Ranks
@@ -209,6 +210,27 @@ def contents(one: Checkpoint) -> dict[str, Any]:
         for kind in ("model", "optimizer", "rng")
         for name in one.tensors(kind)
     }
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_what_lies_outside_of_blocks_comes_together_in_16_bits_too(tmp_path, tied):
+    one = config(dtype="bfloat16", model=replace(ODD, tie_word_embeddings=tied))
+    seen: set[torch.dtype] = set()
+
+    class Seen(CrossEntropy):
+        def loss(self, model: Decoder, batch: Any) -> Any:
+            seen.update((model.head.dtype, model.model.norm.weight.dtype))
+            return super().loss(model, batch)
+
+    def work(ranks: Ranks, tell: Tell) -> None:
+        made = training(tmp_path, one, ranks, "fsdp")
+        made.objective = Seen()
+        made.run()
+        tell("dtypes", " ".join(map(str, seen)))
+        tell("kept", str(made.model.model.norm.weight.dtype))
+
+    told = together(2, work)
+    assert [(two["dtypes"], two["kept"]) for two in told] == [("torch.bfloat16", "torch.float32")] * 2
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,13 @@ import torch
 
 from data.config import Input
 from data.shards.shards import Writer
-from tests.trainer.conftest import World, finish, make_again, tiny
+from tests.trainer.conftest import TINY, World, finish, make_again, tiny
 from trainer import tensor_file
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import Checkpoints, open_final
 from trainer.config import Keeping
+from trainer.model import export
+from trainer.model.decoder import Decoder
 
 pytestmark = pytest.mark.process
 
@@ -119,18 +121,22 @@ def test_what_two_nodes_began_one_process_ends_with_the_batches_that_were_due(wo
     assert all(0 <= json.loads(line)["data_wait_s"] < 60 for line in lines)
 
 
-def test_how_an_interpreter_ends_does_not_change_the_exit_code_of_a_process_among_several():
+def test_how_an_interpreter_ends_does_not_change_the_exit_code_of_a_process_among_several(inputs, tmp_path):
     """Threads of the group abort it now and then, when the other side has just gone."""
-    program = (
-        "import atexit, os, runpy, sys; atexit.register(os.abort); sys.argv = ['trainer', 'base', '--config', 'none'];"
-        "runpy.run_module('trainer', run_name='__main__')"
-    )
-    ended = [
-        subprocess.run([sys.executable, "-c", program], env={**os.environ, "WORLD_SIZE": size}, capture_output=True)
-        for size in ("1", "2")
-    ]
-    assert [one.returncode for one in ended] == [-signal.SIGABRT, 2]
-    assert b"trainer base: none: [Errno 2]" in ended[1].stderr
+
+    def ended(size: str, words: list[str]) -> subprocess.CompletedProcess[bytes]:
+        program = f"import atexit, os, runpy, sys; atexit.register(os.abort); sys.argv = {['trainer', *words]};"
+        program += "runpy.run_module('trainer', run_name='__main__')"
+        environ = {**os.environ, "WORLD_SIZE": size}
+        return subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True)
+
+    failing = ["base", "--config", "none"]
+    assert [ended(size, failing).returncode for size in ("1", "2")] == [-signal.SIGABRT, 2]
+    assert b"trainer base: none: [Errno 2]" in ended("2", failing).stderr
+    model = tmp_path / "model"
+    export.write(model, TINY, Decoder(TINY).state_dict(), Path(inputs[0]) / "tokenizer")
+    done = ended("2", ["export", "--model", str(model), "--out", str(tmp_path / "out")])
+    assert done.returncode == 0 and (tmp_path / "out" / "config.json").is_file(), done.stderr.decode()
 
 
 def test_a_node_whose_data_came_out_otherwise_is_refused_by_name(world, port, tmp_path):

@@ -59,6 +59,17 @@ def test_a_rate_is_that_of_the_last_steps_and_a_curve_that_of_the_whole_run(tmp_
     assert record["eta_s"] == 0
 
 
+def test_the_curve_of_rl_is_that_of_its_reward_also_over_a_recovery(tmp_path, monkeypatch):
+    told = tmp_path / "records.jsonl"
+    monkeypatch.setenv("SLIPWAY_RECORDS", str(told))
+    for start in (0, 2):
+        metrics = Metrics(tmp_path / "metrics", start, tiny(steps=4))
+        for step in range(start + 1, start + 3):
+            metrics.step(step, 8, 8, loss=0.0, reward=step / 4)
+        metrics.close()
+    assert json.loads(told.read_text().splitlines()[-1])["curve"] == [0.25, 0.5, 0.75, 1.0]
+
+
 def test_padding_counts_as_no_token():
     targets = np.array([[-1, 5, 6, -1, -1], [-1, -1, -1, -1, -1], [1, 2, 3, 4, 5], [7, -1, -1, -1, 8]])
     assert tokens_in({"ids": np.zeros((4, 5), np.int64), "targets": targets}) == 3 + 0 + 5 + 5

@@ -9,10 +9,13 @@ import torch
 
 from data.problems.problem import Problem
 from tests.trainer.conftest import tiny
+from tests.trainer.parallel.together import together
 from trainer.model.decoder import IGNORED, Decoder, initialise
 from trainer.objectives.rl import PolicyLoss
+from trainer.parallel.process_group import ALONE, Ranks
 from trainer.records.rl_config import RlConfig
 from trainer.rewards.reward import Reward
+from trainer.rollouts import source
 from trainer.rollouts.drawn import Problems
 from trainer.rollouts.policy import Embedded, Policy
 from trainer.rollouts.source import Rollouts
@@ -49,12 +52,12 @@ def judge(said):
 
 @pytest.fixture
 def begin():
-    def source(engine):
-        rl = RlConfig(group=4, max_new=6, lag=1, eval_every=0)
+    def source(engine, ranks=ALONE, reference=None, watched=(), **changes):
+        rl = RlConfig(**{"group": 4, "max_new": 6, "lag": 1, "eval_every": 0, **changes})
         config = tiny(phase="rl", steps=5, rows=16, micro_rows=8, sequence_len=32, mixture={"sort": 1.0}, rl=rl)
         problems = [Problem(question="abcdefg"[one:], answer="") for one in range(5)]
         policy = Asked(engine, Words(), {"sort": judge}, rl, 32)
-        return Rollouts(config, rl, policy, Problems({"sort": problems}, {"sort": 1.0}, 0), [])
+        return Rollouts(config, rl, policy, Problems({"sort": problems}, {"sort": 1.0}, 0), watched, reference, ranks)
 
     return source
 
@@ -71,7 +74,7 @@ def models(count):
 def worth_to(model, batch):
     """ln p of the targets of a batch."""
     source = Rollouts.__new__(Rollouts)
-    source.config, source.rl = tiny(), RlConfig()
+    source.config, source.rl, source.ranks = tiny(), RlConfig(), ALONE
     return source._logprobs(model, batch)
 
 
@@ -89,6 +92,57 @@ def test_the_answers_of_a_step_are_of_the_weights_before_and_its_ratio_is_to_the
     assert figures["moved"] > 0 and "mismatch" not in figures
     if kind is Beside:
         assert source.policy.engine.thread is not threading.main_thread()
+
+
+def test_who_has_answered_waits_for_the_others_as_long_as_for_what_one_reads_or_writes(begin, monkeypatch):
+    """The first is measured in between, on hundreds of answers: longer than an exchange of a step may take."""
+    asked = []
+
+    def all_gather(heard, said, group):
+        asked.append(group)
+        for one in heard:
+            one.copy_(said)
+
+    monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
+    source = begin(Embedded([0], 16), Ranks(0, 2, words="patient", quick="quick"), lag=0)
+    assert source.batch(0, models(1)[0])["ids"].size
+    assert asked and set(asked) == {"patient"}
+
+
+@pytest.mark.process
+def test_what_two_processes_compare_with_each_computes_for_its_share_of_the_rows(begin, monkeypatch):
+    monkeypatch.setattr(source, "ROOM", 1)  # so that there are several rows
+
+    def work(ranks, tell):
+        model, reference = models(2)
+        seen, hidden = [], reference.hidden
+        reference.hidden = lambda ids, **more: seen.append(len(ids)) or hidden(ids, **more)
+        found = begin(Embedded([0], 16), ranks, reference, lag=0, beta=0.1, num_iterations=2).batch(0, model)
+        tell("rows", f"{sum(seen)} {len(found['ids'])}")
+        for name, one in (("old", model), ("reference", reference)):  # whoever's share a row was
+            np.testing.assert_allclose(found[name], worth_to(one, found), atol=1e-5)
+
+    shares, rows = zip(*(map(int, one["rows"].split()) for one in together(2, work)), strict=True)
+    assert sum(shares) == rows[0] == rows[1] > 1 and max(shares) - min(shares) <= 1
+
+
+@pytest.mark.process
+def test_two_processes_are_measured_on_half_of_the_problems_each_and_tell_the_same(begin):
+    watched = [("sort", Problem(question="abcdefg"[one:], answer="")) for one in range(5)]
+    how = {"lag": 0, "eval_every": 1, "samples_each": 2, "eval_problems": 5}
+
+    def work(ranks, tell):
+        source = begin(Embedded([0], 16), ranks, None, watched, **how)
+        asked, greedy = [], source.policy.greedy
+        source.policy.greedy = lambda problems: asked.append(len(problems)) or greedy(problems)
+        source.policy.judges = {"sort": lambda said: [Reward({}, "c" in one.problem.question) for one in said]}
+        source.batch(0, models(1)[0])
+        tell("asked", str(sum(asked)))
+        tell("right", " ".join(f"{source.told[name]:.2f}" for name in ("greedy", "pass_at_1", "pass_at_2")))
+
+    (alone,), two = together(1, work), together(2, work)
+    assert [alone["asked"], *(one["asked"] for one in two)] == ["5", "3", "2"]
+    assert alone["right"] == "0.60 0.60 0.60" and all(one["right"] == alone["right"] for one in two)
 
 
 def test_a_checkpoint_keeps_answers_of_weights_that_are_gone(begin):
