@@ -23,10 +23,8 @@ from infra.providers import LAG_S, Provider, clock_scale, market
 from infra.records import Pod
 
 EARLY_S = 60.0  # by the vendor's clock: it looks by the minute, bills what has started, and knows its clock better
-TURN_S, TURN_POLL_S = (
-    10.0,
-    0.1,
-)  # for which whoever asks the same vendor just now is waited for; likewise, between looks
+TURN_S = 10.0  # for which whoever asks the same vendor just now is waited for
+TURN_POLL_S = 0.1  # between looks whether it has finished
 APART_S = 60  # between listings that are to prove an absence
 # a row at work no longer belongs to its renter, though that process may still live
 RENTING = (PLANNED, CREATING, UNKNOWN, BOOTING)
