@@ -362,9 +362,7 @@ class Journal:
     def abandon(self, name: str) -> None:
         """Write a lease down as one whose holder has died, where none lives: whoever looks for those takes it up."""
         with self.writing():
-            epoch, holder = self._lease(name)
-            if holder is None:
-                self._db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", (name, epoch + 1, "", 0, ""))
+            self._leave(name)
 
     def holder(self, name: str) -> Identity | None:
         """Return the living process that has this lease."""
@@ -426,7 +424,14 @@ class Journal:
                 raise Fenced(f"{op.run}: another process changed {op.token} meanwhile; run: inv status")
             changed = self.op(op.token)
             self._event(changed, event, facts)
+            if event == "armed" and op.rate and op.slot == 0 and not (op.stays or op.service):
+                self._leave(keeper_lease(op.run))  # its launch may die before it follows it, and its machine be taken
         return changed
+
+    def _leave(self, name: str) -> None:
+        epoch, holder = self._lease(name)
+        if holder is None:
+            self._db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", (name, epoch + 1, "", 0, ""))
 
     def _insert(self, op: Op, event: str) -> None:
         marks, values = ", ".join("?" * len(_COLUMNS)), [getattr(op, column) for column in _COLUMNS]

@@ -66,8 +66,10 @@ def test_a_run_elsewhere_is_kept_once_and_one_here_keeps_itself(journal, setting
 
 def test_a_run_that_is_over_stays_so_and_one_whose_keeper_died_in_between_goes_on(journal, settings):
     asked = journal.advance(begun(journal, "asked-1"), "end", reason="asked for", outcome="asked")
-    lost = journal.advance(begun(journal, "lost-2"), "gone")
-    assert kept(journal, settings) == []  # nobody was keeping it: whoever wants it back resumes it
+    lost = journal.advance(begun(journal, "lost-2", rate=790_000), "gone")
+    assert kept(journal, settings) == ["lost-2"]  # its launch died before it could follow it
+    journal.release(journal.take(lease_name("lost-2")))
+    assert kept(journal, settings) == []  # whoever kept it has given it up, and whoever wants it back resumes it
     for op in (asked, lost):
         die(journal, lease_name(op.run))
     assert kept(journal, settings) == ["lost-2"]

@@ -125,7 +125,7 @@ def test_a_run_that_somebody_else_brought_home_and_ended_meanwhile_has_succeeded
 
 @pytest.mark.process
 def test_a_run_whose_machine_was_taken_after_its_work_has_succeeded(journal, code, tmp_path):
-    """Its vendor's listing, which another process reads, tells of the machine only."""
+    """The listing of its vendor, which another process reads, tells of the machine only."""
     provider = Fleeting(tmp_path / "pods")
     op = launch_on(provider, plan_of("local"), journal, code, print)
     folder = pods.folder_of(op)
