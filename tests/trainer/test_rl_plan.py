@@ -233,7 +233,7 @@ pathlib.Path(sys.argv[1], own["LOCAL_RANK"]).write_text(json.dumps(own))
 def test_processes_that_train_see_their_gpus_alone_and_each_engine_one_of_the_others(
     tmp_path, monkeypatch, seen, words, training, answering
 ):
-    """By torchrun, for real; the GPUs are counted by a word of the test."""
+    """Torchrun starts them for real; only the number of GPUs is made up."""
     (tmp_path / "member.py").write_text(MEMBER)
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": seen, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-c", SPREAD, *words, str(tmp_path / "member.py"), str(tmp_path)]
