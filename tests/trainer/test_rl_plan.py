@@ -33,6 +33,14 @@ def recipe(phases, **more):
     return planning.recipe(planning.Wanted(phases=phases, profile="tiny", persona=who, **more))
 
 
+def test_gpus_of_a_run_that_has_a_part_of_a_machine_are_counted_among_its_own():
+    request = Request(run="a", num_gpus=2, devices="5,6")
+    rollout_engine.check(RlConfig(engine="vllm", engine_devices=(1,)), request)
+    said = r"there is no GPU 5; --devices 5,6 means GPUs 0 to 1, so name others or name 6 GPUs in --devices"
+    with pytest.raises(UsageError, match=said):
+        rollout_engine.check(RlConfig(engine="vllm", engine_devices=(5,)), request)
+
+
 def test_where_rl_is_asked_for_sft_is_shown_its_task_and_is_else_what_it_was():
     alone, both = (recipe(("sft",)), recipe(("sft", "rl")))
     assert alone["sft"].spec.mixture == recipes.tiny().phases["sft"].mixture and "sort" not in alone["sft"].inputs
@@ -79,15 +87,20 @@ def test_words_about_rl_are_read_and_a_reward_travels_as_text():
         (4, 1, {"engine_devices": (0,), "train_devices": (3, 2)}, ""),
         (4, 1, {}, "which of the 4 GPUs are to answer. --engine-devices 3, and the others train"),
         (4, 2, {"engine_devices": (1,)}, "leave out --nodes"),
-        (0, 1, {"engine_devices": (1,)}, "--engine-devices 1: no GPU is asked for; --num-gpus says how many"),
+        (0, 1, {"engine_devices": (1,)}, "--engine-devices 1: how many GPUs has the machine. Say so by --num-gpus"),
         (4, 1, {"engine_devices": 2}, r"engine_devices is 2, a number of GPUs, .*; name those .* such as \[1, 2\]"),
         (2, 1, {"engine_devices": (0, 1)}, "--engine-devices 0,1: of 2 GPUs none is left to train; .* --num-gpus 3"),
         (2, 1, {"train_devices": (0, 1)}, "--train-devices 0,1: of 2 GPUs none is left to answer; .* --num-gpus 3"),
         (
             *(4, 1, {"engine_devices": (1, 6), "train_devices": (0,)}),
-            "--engine-devices 1,6 --train-devices 0: there is no GPU 6; --num-gpus 4 are GPU 0 to 3, .*--num-gpus 7",
+            "--engine-devices 1,6 --train-devices 0: there is no GPU 6; --num-gpus 4 means GPUs 0 to 3, .*--num-gpus 7",
         ),
-        (1, 1, {"train_devices": (1,)}, "--train-devices 1: there is no GPU 1; --num-gpus 1 are GPU 0, so name others"),
+        (
+            1,
+            1,
+            {"train_devices": (1,)},
+            "--train-devices 1: there is no GPU 1; --num-gpus 1 means GPU 0, so name others",
+        ),
     ],
 )
 def test_vllm_answers_on_gpus_of_one_machine_that_do_not_train(gpus, nodes, devices, problem):

@@ -28,17 +28,16 @@ def check(rl: RlConfig, request: Request) -> None:
         raise UsageError(f"engine_devices is {rl.engine_devices}, a number of GPUs, as in earlier versions; name "
                          "those that answer, counted from 0, such as [1, 2]")  # fmt: skip
     if not count:
-        raise UsageError(f"{said}: no GPU is asked for; --num-gpus says how many the machine has")
+        raise UsageError(f"{said}: how many GPUs has the machine? Say so by --num-gpus")
     training, answering = rl.divided(count)
     beyond = [one for one in (*training, *answering) if one >= count]
     if beyond:
-        here = "0" if count == 1 else f"0 to {count - 1}"
-        raise UsageError(f"{said}: there is no GPU {max(beyond)}; --num-gpus {count} are GPU {here}, so name others "
-                         f"or take --num-gpus {max(beyond) + 1}")  # fmt: skip
-    if not training:
-        raise UsageError(f"{said}: of {count} GPUs none is left to train; name fewer, or take --num-gpus {count + 1}")
-    if not answering:
-        raise UsageError(f"{said}: of {count} GPUs none is left to answer; name fewer, or take --num-gpus {count + 1}")
+        here = "GPU 0" if count == 1 else f"GPUs 0 to {count - 1}"
+        raise UsageError(f"{said}: there is no GPU {max(beyond)}; {_asked(request)} means {here}, so name others or "
+                         f"{_with(max(beyond) + 1, request)}")  # fmt: skip
+    if not (training and answering):
+        does = "answer" if training else "train"
+        raise UsageError(f"{said}: of {count} GPUs none is left to {does}; name fewer, or {_with(count + 1, request)}")
 
 
 def words(rl: RlConfig, num_gpus: int) -> tuple[str, ...]:
@@ -65,6 +64,14 @@ def named(devices: Sequence[int]) -> str:
 def joined(devices: Sequence[int]) -> str:
     """Return GPUs as they are typed: `1,2,3`."""
     return ",".join(map(str, devices))
+
+
+def _asked(request: Request) -> str:
+    return f"--devices {request.devices}" if request.devices else f"--num-gpus {request.num_gpus}"
+
+
+def _with(count: int, request: Request) -> str:
+    return f"name {count} GPUs in --devices" if request.devices else f"take --num-gpus {count}"
 
 
 def _as_typed(rl: RlConfig) -> str:
