@@ -20,6 +20,7 @@ from infra.agent.job import Limits, Step
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.job_environment import asked_at, of_job, plain, secrets
+from infra.ledger import turns
 from infra.market.forecast import flops_per_s
 from infra.names import check_name
 from infra.providers import Provider
@@ -87,12 +88,22 @@ class Work:
             tasks=rl_words.parse_tasks(spec.task),
             problems=spec.problems,
             rl=rl_words.parse_reward(
-                reward_text(spec.reward, settings), spec.unsafe_rewards, spec.engine, spec.engine_devices, spec.lag
-            ),
+                reward_text(spec.reward, settings),
+                spec.unsafe_rewards,
+                spec.engine,
+                spec.lag,
+                of_machine(spec.engine_devices, "--engine-devices"),
+                of_machine(spec.train_devices, "--train-devices"),
+            ),  # fmt: skip
             given=self.given,
             made=self.made,
             keeping={name: value for name, value in keeping.items() if value is not None},
         )
+
+
+def of_machine(devices: str, flag: str) -> str:
+    """Return the GPUs of the machine that a flag names, in order; "" for none. Raises UsageError."""
+    return turns.read_devices(devices, flag, "of the machine, counted from 0") if devices else ""
 
 
 def plan_for(

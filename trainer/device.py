@@ -21,6 +21,7 @@ GROWTH_BYTES = 64 << 20
 MALLOC_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_")
 LOOK_S = 30.0  # time for nvidia-smi, which is slow where the driver is in trouble
 VISIBLE, WORKSPACE = "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG"
+ANSWERING = "SLIPWAY_ANSWERING_DEVICES"  # GPUs that engines of answers have, as VISIBLE spells them: trainer.spread
 
 
 @dataclass(frozen=True)

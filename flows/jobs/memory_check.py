@@ -30,7 +30,8 @@ def shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:
     there = min(gpus, default=0) or ram
     device, what = ("cuda", "each GPU here has") if gpus else ("cpu", "this machine has")
     for phase in phases:
-        ways = memory.ways(phase, max(1, num_gpus)) if gpus else {"alone": memory.Shares()}
+        training = num_gpus if phase.rl is None else len(phase.rl.divided(num_gpus)[0])
+        ways = memory.ways(phase, max(1, training)) if gpus else {"alone": memory.Shares()}
         least = min(memory.estimate(phase, device, **spread).total for spread in ways.values())
         if least > there:
             takes = f"{phase.phase} takes about {size(least)} of memory (an estimate)"

@@ -62,9 +62,14 @@ class WorkSpec:
         "", "rl: what generates answers: embedded (the model in training, the default), or vllm in separate processes",
         group=WORK,
     )  # fmt: skip
-    engine_devices: int = flag(
-        0, "rl: number of GPUs, the last of the machine, that generate answers with vLLM; the others train", group=WORK
-    )
+    engine_devices: str = flag(
+        "", "rl: GPUs of the machine, counted from 0, that generate answers with vLLM, such as 1,2,3 (all that "
+        "--train-devices does not name)", group=WORK, unit="NUMBERS",
+    )  # fmt: skip
+    train_devices: str = flag(
+        "", "rl: GPUs of the machine that train while others generate answers, such as 0 (all that --engine-devices "
+        "does not name)", group=WORK, unit="NUMBERS",
+    )  # fmt: skip
     lag: int = flag(
         0,
         "rl: 1 lets answers come from the weights of one update earlier, so that vLLM works during training",

@@ -64,7 +64,7 @@ class ExperimentConfig:
                 raise UsageError(f"experiment {self.name}: {name} is {getattr(self, name)}; it must be at least 1")
         both = sorted(_devices(self, self.gpu_devices) & _devices(self, self.train_gpu_device))
         if both:
-            raise UsageError(f"experiment {self.name}: device {', '.join(both)} is among gpu_devices and "
+            raise UsageError(f"experiment {self.name}: device {', '.join(map(str, both))} is among gpu_devices and "
                              "train_gpu_device; those that answer and those that train are different ones")  # fmt: skip
 
     @property
@@ -92,16 +92,24 @@ class ExperimentConfig:
             "init": self.model_id if is_folder else f"hf://{self.model_id}", "steps": self.total_steps,
         }  # fmt: skip
         if own.get("engine") == "vllm":
-            answering, training = (len(_devices(self, some)) for some in (self.gpu_devices, self.train_gpu_device))
-            said |= {"engine_devices": answering, "num_gpus": answering + training}
+            answering, training = (_devices(self, some) for some in (self.gpu_devices, self.train_gpu_device))
+            own_gpus = sorted(answering | training)  # of a pod that others share, a run has these and counts from 0
+            said |= {
+                "engine_devices": _counted(answering, own_gpus), "train_devices": _counted(training, own_gpus),
+                "num_gpus": len(own_gpus),
+            }  # fmt: skip
         return LaunchSpec(**{**said, **own, "options": phase_words.read(words)})
 
 
-def _devices(one: ExperimentConfig, words: str) -> set[str]:
+def _devices(one: ExperimentConfig, words: str) -> set[int]:
     found = [word.strip() for word in words.split(",") if word.strip()]
     if odd := [word for word in found if not word.isdecimal()]:
         raise UsageError(f"experiment {one.name}: {odd[0]!r} is not a GPU number; expected numbers such as 1,2,3,4")
-    return set(found)
+    return set(map(int, found))
+
+
+def _counted(some: Collection[int], all_of_them: Sequence[int]) -> str:
+    return ",".join(str(number) for number, one in enumerate(all_of_them) if one in some)
 
 
 def schema() -> list[tuple[str, Any, str]]:

@@ -43,14 +43,17 @@ class Withdrawn(SlipwayError):
     """Somebody has ended the run while it waited."""
 
 
-def read_devices(said: str) -> str:
-    """Return the numbers of GPUs in order: `1,0` is `0,1`. Raises UsageError."""
+def read_devices(said: str, flag: str = "--devices", counted: str = "as nvidia-smi shows them") -> str:
+    """Return the numbers of GPUs in order: `1,0` is `0,1`. Raises UsageError.
+
+    counted: how the numbers that the flag takes are counted, in words.
+    """
     words = [word.strip() for word in said.split(",")]
     if not all(word.isascii() and word.isdecimal() and len(word) < 4 for word in words):
-        raise UsageError(f"--devices {said}: expected the numbers of GPUs as nvidia-smi shows them, such as 0,1")
+        raise UsageError(f"{flag} {said}: expected the numbers of GPUs {counted}, such as 0,1")
     numbers = sorted(int(word) for word in words)
     if len(set(numbers)) < len(numbers):
-        raise UsageError(f"--devices {said}: a GPU is named twice")
+        raise UsageError(f"{flag} {said}: a GPU is named twice")
     return ",".join(map(str, numbers))
 
 

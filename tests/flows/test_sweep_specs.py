@@ -97,13 +97,21 @@ def test_the_five_have_the_numbers_of_their_source(tmp_path):
     assert advanced.spec.options["rl.schedule.warmup_steps"] == "50" and "WANDB_TAGS" in advanced.env
 
 
-def test_an_experiment_whose_answers_vllm_gives_says_how_many_gpus_do_so():
+def test_an_experiment_whose_answers_vllm_gives_says_which_gpus_do_so():
     alone = ExperimentConfig(name="a").launch()
-    assert (alone.engine, alone.engine_devices, alone.num_gpus) == ("", 0, 0)
+    assert (alone.engine, alone.engine_devices, alone.train_devices, alone.num_gpus) == ("", "", "", 0)
     spec = ExperimentConfig(name="a", custom_args={"engine": "vllm"}).launch()
-    assert (spec.engine, spec.engine_devices, spec.num_gpus) == ("vllm", 4, 5)
-    fewer = ExperimentConfig(name="a", gpu_devices="2,3", train_gpu_device="0,1", custom_args={"engine": "vllm"})
-    assert (fewer.launch().engine_devices, fewer.launch().num_gpus) == (2, 4)
+    assert (spec.engine, spec.engine_devices, spec.train_devices, spec.num_gpus) == ("vllm", "1,2,3,4", "0", 5)
+    for answering, training, own in (
+        ("2,3", "0,1", ("2,3", "0,1", 4)),
+        ("0, 2", "1", ("0,2", "1", 3)),
+        ("5,7", "6", ("0,2", "1", 3)),  # of a pod that others share
+    ):
+        one = ExperimentConfig(
+            name="a", gpu_devices=answering, train_gpu_device=training, custom_args={"engine": "vllm"}
+        )
+        found = one.launch()
+        assert (found.engine_devices, found.train_devices, found.num_gpus) == own
 
 
 def test_functions_of_ones_own_are_found_by_name_and_say_which_pods_are_idle(tmp_path):
@@ -157,6 +165,7 @@ OTHER = {
     "packed": "never", "packing": "best-fit",
          "dtype": "bfloat16", "compile": "never", "parallel": "ddp", "schedule.kind": "cosine",
          "optimizer.betas": "0.5,0.6", "mixture": None, "rl.loss": "grpo", "rl.engine": None, "rl.engine_devices": None,
+         "rl.train_devices": None,
          "rl.reward": "text",
          "rl": None, "bits": None, "blocks": None, "micro_rows": "2", "rl.group": "2", "rl.top_p": "0.5",
          "rl.engine_memory": "0.5", "rl.overlong": "3", "schedule.decay": "0.25", "sequence_len": "32",

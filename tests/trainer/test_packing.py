@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 
@@ -15,8 +16,10 @@ from torch.nn.attention import varlen
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.gpu.parts import PARTS
+from data.chat.conversations import Conversations
 from data.chat.packing import packed
 from data.config import ConfigError
+from data.tokens.tokenizer import Tokenizer
 from tests.trainer.checkpoints.test_checkpoint import FACTS
 from tests.trainer.conftest import TINY, tiny
 from tests.trainer.model.test_model import IDS, QWEN3, random_model
@@ -71,16 +74,17 @@ def test_passes_are_even_and_never_larger_than_they_may_be():
     assert [evenly(rows, 8) for rows in (1, 8, 9, 17, 64)] == [1, 8, 5, 6, 8]
 
 
-def training(folder, is_packed: bool) -> Training:
+def training(folder, is_packed: bool, drawn=talk, **changes) -> Training:
     config: PhaseConfig = tiny(
-        phase="sft", mixture={"other": 1.0}, steps=6, rows=12, micro_rows=4, sequence_len=LENGTH, dtype="float32"
-    )
+        **{"phase": "sft", "mixture": {"other": 1.0}, "steps": 6, "rows": 12, "micro_rows": 4, "sequence_len": LENGTH,
+           "dtype": "float32", **changes}
+    )  # fmt: skip
     model = Decoder(config.model)
     initialise(model, 1)
 
     def batch(step: int) -> Batch:
-        ids, targets = talk(step)
-        return packed(ids, targets, LENGTH, PAD) if is_packed else {"ids": ids, "targets": targets}
+        ids, targets = drawn(step, config.rows)
+        return packed(ids, targets, config.sequence_len, PAD) if is_packed else {"ids": ids, "targets": targets}
 
     saved = Checkpoints(folder / "saved", Keeping(save_every=100, reserve_bytes=0, samples=0))
     return Training(model, config, Made(batch), saved, FACTS, folder / "metrics")
@@ -97,6 +101,35 @@ def test_packed_and_padded_conversations_have_the_same_losses_and_the_same_count
         assert [one[figure] for one in shared] == pytest.approx([one[figure] for one in padded], rel=1e-5)
     assert [one["tokens"] for one in shared] == [one["tokens"] for one in padded]
     assert abs(padded[-1]["loss"] - padded[0]["loss"]) > 1e-3  # something was changed from step to step
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_sorted", [True, False], ids=["batches of one length, as sft draws them", "as they come"])
+def test_two_thousand_conversations_have_the_same_losses_packed_and_padded(inputs, tmp_path, capsys, is_sorted):
+    """Learn from each once, and tell the tokens of a CPU second: what packing is worth hangs on what padding costs."""
+    chance, words = np.random.default_rng(5), "opens closes joins reads writes the paths files lines".split()
+    with open(tmp_path / "conversations.jsonl", "w") as file:
+        for _ in range(2000):
+            question, answer = (" ".join(chance.choice(words, size)) for size in chance.geometric(0.15, 2).clip(1, 24))
+            both = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            file.write(json.dumps({"messages": both}) + "\n")
+    tokenizer = Tokenizer(inputs[0] / "tokenizer")
+    own = Conversations({"own": [tmp_path / "conversations.jsonl"]}, {"own": 1.0}, tokenizer, 128, seed=1)
+    rates, lines = [], []
+    for name, is_packed in (("padded", False), ("packed", True)):
+        drawn = own.batch if is_sorted else talk
+        one = training(tmp_path / name, is_packed, drawn, steps=25, rows=80, micro_rows=16, sequence_len=128)
+        began = time.process_time()
+        one.run()
+        spent_s = time.process_time() - began
+        lines.append([json.loads(one) for one in (tmp_path / name / "metrics/metrics.jsonl").read_text().splitlines()])
+        rates.append(sum(line["tokens"] for line in lines[-1]) / spent_s)
+    padded, shared = ([line["loss"] for line in some] for some in lines)
+    apart = max(abs(one - other) / other for one, other in zip(shared, padded, strict=True))
+    with capsys.disabled():
+        print(f"\npacked: {rates[1] / rates[0]:.2f} x the tokens per CPU second; losses {apart:.1e} apart at most")
+    assert len(shared) == 25 and abs(padded[-1] - padded[0]) > 1e-3 and apart < 1e-5
 
 
 def test_what_can_be_packed_is_a_choice_that_no_fingerprint_hangs_on():

@@ -1,26 +1,44 @@
 """The plan made of flags about reinforcement learning."""
 
-from dataclasses import replace
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from data.config import ConfigError, Persona
+from data.config import ConfigError, Persona, load
 from infra.errors import UsageError
-from infra.records import Request
+from infra.records import Inventory, Request
+from tests.world import ROOT
 from trainer import plan as planning
 from trainer import recipes, spread
-from trainer.config import Keeping
-from trainer.plan import compare, rollout_engine
+from trainer.config import PhaseConfig
+from trainer.errors import Refused
+from trainer.parallel.process_group import Ranks
+from trainer.phases import rl as phase_rl
+from trainer.plan import compare, estimates, rollout_engine
 from trainer.profiles.street import learning_on_policy
 from trainer.records import rl_words
 from trainer.records.rl_config import RlConfig
-from trainer.reuse import Choice
-from trainer.rollouts.vllm_engine import EngineProcess, Opening
+from trainer.rollouts.vllm_engine import EngineProcess, Opening, Vllm
 
 
 def recipe(phases, **more):
     who = Persona(name="Ada", maker="us", purpose="to help")
     return planning.recipe(planning.Wanted(phases=phases, profile="tiny", persona=who, **more))
+
+
+def test_gpus_of_a_run_that_has_a_part_of_a_machine_are_counted_among_its_own():
+    request = Request(run="a", num_gpus=2, devices="5,6")
+    rollout_engine.check(RlConfig(engine="vllm", engine_devices=(1,)), request)
+    said = r"there is no GPU 5; --devices 5,6 means GPUs 0 to 1, so name others or name 6 GPUs in --devices"
+    with pytest.raises(UsageError, match=said):
+        rollout_engine.check(RlConfig(engine="vllm", engine_devices=(5,)), request)
 
 
 def test_where_rl_is_asked_for_sft_is_shown_its_task_and_is_else_what_it_was():
@@ -51,7 +69,9 @@ def test_words_about_rl_are_read_and_a_reward_travels_as_text():
     assert rl_words.parse_reward("", False) == {}
     assert rl_words.parse_tasks("sort=1,gsm8k=3") == {"sort": 1.0, "gsm8k": 3.0} and rl_words.parse_tasks("") is None
     assert rl_words.parse_reward("", False, "vllm") == {"engine": "vllm"}
-    assert rl_words.parse_reward("", False, "vllm", 2, 1) == {"engine": "vllm", "engine_devices": 2, "lag": 1}
+    assert rl_words.parse_reward("", False, "vllm", 1) == {"engine": "vllm", "lag": 1}
+    divided = rl_words.parse_reward("", False, "vllm", answering="1,2", training="0")
+    assert divided == {"engine": "vllm", "engine_devices": (1, 2), "train_devices": (0,)}
     with pytest.raises(ConfigError, match="--engine vlm: known: embedded, vllm"):
         rl_words.parse_reward("", False, "vlm")
     with pytest.raises(ConfigError, match="expected a task"):
@@ -61,16 +81,31 @@ def test_words_about_rl_are_read_and_a_reward_travels_as_text():
 @pytest.mark.parametrize(
     ("gpus", "nodes", "devices", "problem"),
     [
-        (0, 1, 0, ""),
-        (4, 1, 1, ""),
-        (4, 1, 0, "--engine-devices 1, and the others train"),
-        (4, 2, 1, "leave out --nodes"),
-        (2, 1, 2, "none is left to train; --num-gpus 3 or more"),
+        (0, 1, {}, ""),
+        (4, 1, {"engine_devices": (1,)}, ""),
+        (4, 1, {"train_devices": (3,)}, ""),
+        (4, 1, {"engine_devices": (0,), "train_devices": (3, 2)}, ""),
+        (4, 1, {}, "which of the 4 GPUs are to answer. --engine-devices 3, and the others train"),
+        (4, 2, {"engine_devices": (1,)}, "leave out --nodes"),
+        (0, 1, {"engine_devices": (1,)}, "--engine-devices 1: how many GPUs has the machine. Say so by --num-gpus"),
+        (4, 1, {"engine_devices": 2}, r"engine_devices is 2, a number of GPUs, .*; name those .* such as \[1, 2\]"),
+        (2, 1, {"engine_devices": (0, 1)}, "--engine-devices 0,1: of 2 GPUs none is left to train; .* --num-gpus 3"),
+        (2, 1, {"train_devices": (0, 1)}, "--train-devices 0,1: of 2 GPUs none is left to answer; .* --num-gpus 3"),
+        (
+            *(4, 1, {"engine_devices": (1, 6), "train_devices": (0,)}),
+            "--engine-devices 1,6 --train-devices 0: there is no GPU 6; --num-gpus 4 means GPUs 0 to 3, .*--num-gpus 7",
+        ),
+        (
+            1,
+            1,
+            {"train_devices": (1,)},
+            "--train-devices 1: there is no GPU 1; --num-gpus 1 means GPU 0, so name others",
+        ),
     ],
 )
 def test_vllm_answers_on_gpus_of_one_machine_that_do_not_train(gpus, nodes, devices, problem):
     request = Request(run="a", num_gpus=gpus, nodes=nodes)
-    rl = RlConfig(engine="vllm", engine_devices=devices)
+    rl = RlConfig(engine="vllm", **devices)
     if problem:
         with pytest.raises(UsageError, match=problem):
             rollout_engine.check(rl, request)
@@ -83,6 +118,13 @@ def test_vllm_answers_on_gpus_of_one_machine_that_do_not_train(gpus, nodes, devi
     ("words", "problem"),
     [
         ({"engine_devices": 1}, "the engine embedded has no GPU of its own"),
+        ({"train_devices": (0, 1)}, "train_devices is 0,1, and the engine embedded has no GPU of its own"),
+        ({"engine": "vllm", "train_devices": (0, 0)}, "train_devices is 0,0; a GPU is named twice"),
+        ({"engine": "vllm", "engine_devices": (-1,)}, "engine_devices is -1; .* counted from 0"),
+        (
+            {"engine": "vllm", "engine_devices": (1, 2), "train_devices": (0, 1)},
+            "GPU 1 is among --engine-devices 1,2 and --train-devices 0,1; .* leave one of the two flags out",
+        ),
         ({"lag": 2}, "at most one update old"),
         ({"lag": 1, "dynamic_sampling": 1}, "asks weights that are gone"),
         ({"lag": 1, "loss": "plain"}, "plain has no ratio"),
@@ -112,13 +154,128 @@ def test_an_engine_whose_memory_was_full_says_what_to_type(tmp_path):
     assert "--set" not in one._last_words()
 
 
-def test_the_gpus_that_answer_do_not_train(monkeypatch):
-    nodes = recipe(("rl",), rl={"engine": "vllm", "engine_devices": 1})
-    step = compare._step(nodes["rl"], nodes, {name: Choice("f" * 16, {}) for name in nodes}, "/store", Keeping())
-    assert step.together == ("-m", "trainer.spread", "--spare", "1")
-    begun = []
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    monkeypatch.setattr("torch.distributed.run.run", lambda words: begun.append(words))
-    assert spread.main(["--spare", "1", "-m", "trainer", "rl"]) == 0
-    assert begun[0].nproc_per_node == "3" and begun[0].training_script == "trainer"
-    assert spread.main(["--spare", "4", "-m", "trainer", "rl"]) == 2 and len(begun) == 1
+def resolved(num_gpus, **rl):
+    """The plan of the phase rl, and its step."""
+    who = Persona(name="Ada", maker="us", purpose="to help")
+    wanted = planning.Wanted(phases=("rl",), profile="tiny", persona=who, rl={"engine": "vllm", **rl})
+    request = Request(run="r", num_gpus=num_gpus)
+    plan = planning.resolve(wanted, Inventory("s"), ROOT, run="r", request=request, flops_per_s=1e9)
+    return plan, plan.job.steps[-1]
+
+
+@pytest.mark.parametrize(
+    ("devices", "words", "told"),
+    [
+        ({"engine_devices": (2, 1)}, ("0,3", "2,1"), "rl: GPUs 0,3 train, GPUs 2,1 answer"),
+        ({"train_devices": (3,)}, ("3", "0,1,2"), "rl: GPU 3 trains, GPUs 0,1,2 answer"),
+        (
+            {"engine_devices": (0,), "train_devices": (2, 3)},
+            *(("2,3", "0"), "rl: GPUs 2,3 train, GPU 0 answers, GPU 1 has no work"),
+        ),
+    ],
+)
+def test_a_plan_says_which_gpus_train_and_which_answer_and_the_step_does_so(devices, words, told):
+    plan, step = resolved(4, **devices)
+    training, answering = words
+    assert step.together == ("-m", "trainer.spread", "--train", training, "--answer", answering)
+    assert told in plan.notes
+    others = {one.together for one in plan.job.steps[:-1] if one.together}
+    assert others == {("-m", "trainer.spread")}, "the phases before rl train on all"
+    alone, usual = resolved(0)
+    assert usual.together == ("-m", "trainer.spread") and not any(one.startswith("rl: GPU") for one in alone.notes)
+    assert [one.fingerprint for one in alone.artifacts] == [one.fingerprint for one in plan.artifacts]
+    with pytest.raises(UsageError, match="there is no GPU 4"):
+        resolved(4, engine_devices=(4,))
+
+
+def test_the_estimate_is_of_the_gpus_that_train():
+    nodes = recipe(("rl",), rl={"engine": "vllm", "train_devices": (2,)})
+    request = Request(run="r", num_gpus=4)
+    assert list(estimates.ways_of(nodes["rl"].spec, request)) == ["ddp"]
+    assert list(estimates.ways_of(recipe(("rl",))["rl"].spec, request)) == ["ddp", "fsdp"]
+
+
+def test_a_job_of_earlier_versions_which_says_a_number_of_gpus_goes_on():
+    nodes = recipe(("rl",), rl={"engine": "vllm"})
+    said = json.loads(json.dumps(asdict(nodes["rl"].spec)))
+    del said["rl"]["train_devices"]
+    for number, parts in ((0, ((0, 1, 2, 3), ())), (1, ((0, 1, 2), (3,))), (3, ((0,), (1, 2, 3)))):
+        said["rl"]["engine_devices"] = number
+        config = load(PhaseConfig, said)
+        assert config.rl.divided(4) == parts and config.digest() == nodes["rl"].spec.digest()
+    for number in (1, 3):
+        assert spread.divided(["--spare", str(number), "-m", "trainer", "rl"], 4) == (
+            *([*range(4 - number)], [*range(4 - number, 4)], ["-m", "trainer", "rl"]),
+        )
+    with pytest.raises(ValueError, match="4 of 4 GPUs are to answer, and none is left to train"):
+        spread.divided(["--spare", "4", "-m", "trainer"], 4)
+
+
+def test_a_machine_with_fewer_gpus_than_were_planned_is_refused_and_one_without_trains_on_its_processor(capfd):
+    assert spread.divided(["--train", "0", "--answer", "1", "-m", "trainer"], 0) == ([], [], ["-m", "trainer"])
+    with pytest.raises(ValueError, match="there is no GPU 5: this machine has 2"):
+        spread.divided(["--train", "0", "--answer", "1,5", "-m", "trainer"], 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.cuda.device_count", lambda: 2)
+        assert spread.main(["--train", "3", "--answer", "1", "-m", "trainer"]) == 2
+    assert "there is no GPU 3: this machine has 2" in capfd.readouterr().err
+
+
+SPREAD = """
+import sys, torch
+from trainer import spread
+torch.cuda.device_count = lambda: 4
+sys.exit(spread.main(sys.argv[1:]))
+"""
+MEMBER = """
+import json, os, pathlib, sys
+own = {name: os.environ.get(name) for name in ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "SLIPWAY_ANSWERING_DEVICES")}
+pathlib.Path(sys.argv[1], own["LOCAL_RANK"]).write_text(json.dumps(own))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("seen", "words", "training", "answering"),
+    [
+        ("", ["--train", "3,1", "--answer", "2,0"], "3,1", "2,0"),
+        ("4,5,6,7", ["--train", "1,0", "--answer", "3"], "5,4", "7"),
+        ("4,5,6,7", ["--spare", "1"], "4,5,6", "7"),
+    ],
+)
+def test_processes_that_train_see_their_gpus_alone_and_each_engine_one_of_the_others(
+    tmp_path, monkeypatch, seen, words, training, answering
+):
+    """Torchrun starts them for real; only the number of GPUs is made up."""
+    (tmp_path / "member.py").write_text(MEMBER)
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": seen, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-c", SPREAD, *words, str(tmp_path / "member.py"), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(one.read_text()) for one in sorted(tmp_path.glob("[0-9]"))]
+    assert [int(one["LOCAL_RANK"]) for one in found] == [*range(len(training.split(",")))]
+    assert {one["CUDA_VISIBLE_DEVICES"] for one in found} == {training}
+    assert {one["SLIPWAY_ANSWERING_DEVICES"] for one in found} == {answering}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", training)
+    monkeypatch.setenv("SLIPWAY_ANSWERING_DEVICES", answering)
+    engines = engine_on(tmp_path, "cuda").processes
+    assert [one.worker.environ["CUDA_VISIBLE_DEVICES"] for one in engines] == answering.split(",")
+
+
+def engine_on(folder, device) -> Vllm:
+    phase: Any = SimpleNamespace(
+        tokenizer=SimpleNamespace(stops=[1]), tokenizer_folder=folder, ranks=Ranks(),
+        machine=SimpleNamespace(device=torch.device(device)), checkpoints=SimpleNamespace(folder=folder),
+        config=SimpleNamespace(sequence_len=64),
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLIPWAY_WORK", str(folder))
+        return phase_rl.engine_of(phase, RlConfig(engine="vllm"))
+
+
+def test_an_engine_without_a_gpu_of_its_own_is_refused_and_one_on_a_processor_names_none(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLIPWAY_ANSWERING_DEVICES", raising=False)
+    with pytest.raises(Refused, match="needs GPUs of its own, .* start it with --engine-devices 1"):
+        engine_on(tmp_path, "cuda")
+    (only,) = engine_on(tmp_path, "cpu").processes
+    assert "CUDA_VISIBLE_DEVICES" not in only.worker.environ

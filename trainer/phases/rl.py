@@ -14,7 +14,7 @@ import torch
 from data.config import Making
 from data.problems.problem import Problem, read
 from trainer.config import Keeping, PhaseConfig
-from trainer.device import VISIBLE
+from trainer.device import ANSWERING
 from trainer.errors import Refused
 from trainer.model.decoder import Decoder
 from trainer.objectives.rl import PolicyLoss
@@ -84,22 +84,21 @@ def engine_of(phase: PhaseRun, rl: RlConfig) -> Engine:
     logs = work_folder().parent / "logs"  # logs of a pod
     log = (logs if logs.is_dir() else work_folder()) / "vllm.log"
     opening = Opening(phase.checkpoints.folder / ".engine", phase.tokenizer_folder, phase.config.sequence_len,
-                      rl.side_by_side, rl.temperature, rl.engine_memory, devices_of(phase, rl))  # fmt: skip
+                      rl.side_by_side, rl.temperature, rl.engine_memory, devices_of(phase))  # fmt: skip
     return Vllm(stop, opening, log)
 
 
-def devices_of(phase: PhaseRun, rl: RlConfig) -> tuple[str, ...]:
-    """Return the GPUs on which vLLM answers, the last ones of this machine; "" for its processor."""
+def devices_of(phase: PhaseRun) -> tuple[str, ...]:
+    """Return the GPUs on which vLLM answers, as `trainer.spread` has kept them back; "" for the processor."""
     if phase.machine.device.type == "cpu":
         return ("",)
-    seen, count = os.environ.get(VISIBLE, ""), torch.cuda.device_count()
-    names = seen.split(",") if seen else [str(one) for one in range(count)]
-    if not rl.engine_devices or phase.ranks.per_node > count - rl.engine_devices:
+    names = os.environ.get(ANSWERING, "")
+    if not names:
         raise Refused(
-            f"rl: the engine vllm needs GPUs of its own, and {phase.ranks.per_node} of {count} are training; start it "
+            f"rl: the engine vllm needs GPUs of its own, and all {torch.cuda.device_count()} are training; start it "
             "with --engine-devices 1, or use --engine embedded"
         )
-    return tuple(names[-rl.engine_devices :])
+    return tuple(names.split(","))
 
 
 class Shown:

@@ -98,7 +98,7 @@ def resolve(
             seen = f"{artifacts[-1].state} {artifacts[-1].reason}".strip()
             raise UsageError(f"{node.artifact} in {inventory.store} should be there, but is {seen}")
         if name in due:
-            steps.append(_step(node, nodes, chosen, pod_store or inventory.store, keeping))
+            steps.append(_step(node, nodes, chosen, pod_store or inventory.store, keeping, request.num_gpus))
     target = digest([[nodes[phase].artifact, chosen[phase].fingerprint] for phase in wanted.phases])
     here = {nodes[phase].artifact for phase in wanted.phases if phase not in due}
     lines = [one for one in artifacts if one.name in here]
@@ -122,6 +122,11 @@ def resolve(
     notes = phase_options.differences(wanted.options, profile_named(wanted.profile).phases)
     notes += rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None) + about_bits(phases)
     notes += about_rates(profile, phases) if wanted.init is not None else ()
+    notes += tuple(
+        f"{phase.phase}: {said}"
+        for phase in phases
+        if phase.rl and (said := rollout_engine.told(phase.rl, request.num_gpus))
+    )
     notes += tuple(
         f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := told(found))
     )
@@ -241,7 +246,9 @@ def own_code(node: Node) -> dict[str, str]:
     return {name: one.text for name in words if (one := extensions.used(name))}
 
 
-def _step(node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], store: str, keeping: Keeping) -> Step:
+def _step(
+    node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], store: str, keeping: Keeping, num_gpus: int
+) -> Step:  # fmt: skip
     inputs = {
         role: Input(name=nodes[name].artifact, fingerprint=chosen[name].fingerprint)
         for role, name in node.inputs.items()
@@ -255,8 +262,8 @@ def _step(node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], s
         config["keeping"] = asdict(keeping)
     together = ("-m", "trainer.spread") if is_phase else ()
     rl = node.spec.rl if isinstance(node.spec, PhaseConfig) else None
-    if rl is not None and rl.engine_devices:
-        together = (*together, "--spare", str(rl.engine_devices))
+    if rl is not None:
+        together = (*together, *rollout_engine.words(rl, num_gpus))
     if own := own_code(node):
         config["extensions"] = own
     config = json.loads(json.dumps(config))

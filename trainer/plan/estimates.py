@@ -21,8 +21,8 @@ from trainer.reuse import Node
 
 def ways_of(phase: PhaseConfig, request: Request) -> dict[str, int]:
     """Return the possible layouts of a model over the requested GPUs, with estimated bytes on each."""
-    answering = phase.rl.engine_devices if phase.rl is not None else 0
-    found = memory.ways(phase, max(1, request.num_gpus - answering), request.nodes)
+    training = request.num_gpus if phase.rl is None else len(phase.rl.divided(request.num_gpus)[0])
+    found = memory.ways(phase, max(1, training), request.nodes)
     return {way: memory.estimate(phase, **spread).total for way, spread in found.items()}
 
 

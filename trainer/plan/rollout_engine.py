@@ -1,5 +1,7 @@
 """Check that a machine can run the engine of rl's answers, before anything starts. Light: no torch here."""
 
+from collections.abc import Sequence
+
 from infra.errors import UsageError
 from infra.records import Request
 from trainer.records.rl_config import RlConfig
@@ -16,9 +18,63 @@ def check(rl: RlConfig, request: Request) -> None:
         return
     if request.nodes > 1:
         raise UsageError("--engine vllm answers on one machine; leave out --nodes, or take --engine embedded")
-    if request.num_gpus and not rl.engine_devices:
-        raise UsageError(f"--engine vllm: how many of the {request.num_gpus} GPUs are to answer? --engine-devices 1, "
-                         "and the others train")  # fmt: skip
-    if rl.engine_devices and rl.engine_devices >= request.num_gpus:
-        raise UsageError(f"--engine-devices {rl.engine_devices}: of {request.num_gpus} GPUs none is left to train; "
-                         f"--num-gpus {rl.engine_devices + 1} or more")  # fmt: skip
+    count, said = request.num_gpus, _as_typed(rl)
+    if not said:
+        if count:
+            raise UsageError(f"--engine vllm: which of the {count} GPUs are to answer? --engine-devices {count - 1}, "
+                             "and the others train")  # fmt: skip
+        return
+    if isinstance(rl.engine_devices, int) and rl.engine_devices:
+        raise UsageError(f"engine_devices is {rl.engine_devices}, a number of GPUs, as in earlier versions; name "
+                         "those that answer, counted from 0, such as [1, 2]")  # fmt: skip
+    if not count:
+        raise UsageError(f"{said}: how many GPUs has the machine? Say so by --num-gpus")
+    training, answering = rl.divided(count)
+    beyond = [one for one in (*training, *answering) if one >= count]
+    if beyond:
+        here = "GPU 0" if count == 1 else f"GPUs 0 to {count - 1}"
+        raise UsageError(f"{said}: there is no GPU {max(beyond)}; {_asked(request)} means {here}, so name others or "
+                         f"{_with(max(beyond) + 1, request)}")  # fmt: skip
+    if not (training and answering):
+        does = "answer" if training else "train"
+        raise UsageError(f"{said}: of {count} GPUs none is left to {does}; name fewer, or {_with(count + 1, request)}")
+
+
+def words(rl: RlConfig, num_gpus: int) -> tuple[str, ...]:
+    """Return the words by which `trainer.spread` divides the GPUs; () where all train."""
+    training, answering = rl.divided(num_gpus)
+    return ("--train", joined(training), "--answer", joined(answering)) if answering else ()
+
+
+def told(rl: RlConfig, num_gpus: int) -> str:
+    """Return which GPUs train and which answer, in words; "" where all train."""
+    training, answering = rl.divided(num_gpus)
+    if not answering:
+        return ""
+    idle = [one for one in range(num_gpus) if one not in training and one not in answering]
+    does = (("trains", "train", training), ("answers", "answer", answering), ("has no work", "have no work", idle))
+    return ", ".join(f"{named(some)} {one if len(some) == 1 else more}" for one, more, some in does if some)
+
+
+def named(devices: Sequence[int]) -> str:
+    """Return GPUs in words: `GPU 0`, `GPUs 1,2,3`."""
+    return f"GPU{'s' if len(devices) > 1 else ''} {joined(devices)}"
+
+
+def joined(devices: Sequence[int]) -> str:
+    """Return GPUs as they are typed: `1,2,3`."""
+    return ",".join(map(str, devices))
+
+
+def _asked(request: Request) -> str:
+    return f"--devices {request.devices}" if request.devices else f"--num-gpus {request.num_gpus}"
+
+
+def _with(count: int, request: Request) -> str:
+    return f"name {count} GPUs in --devices" if request.devices else f"take --num-gpus {count}"
+
+
+def _as_typed(rl: RlConfig) -> str:
+    answering = (rl.engine_devices,) if isinstance(rl.engine_devices, int) else rl.engine_devices
+    said = (("--engine-devices", answering if rl.engine_devices else ()), ("--train-devices", rl.train_devices))
+    return " ".join(f"{flag} {joined(some)}" for flag, some in said if some)

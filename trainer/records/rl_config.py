@@ -55,8 +55,11 @@ class RlConfig:
     engine: str = "embedded"
     """Engine of the answers. `embedded`: the model in training; `vllm`: vLLM in processes of its own, which take new
     weights over before each step: one process on a machine without a GPU, else one on each of `engine_devices`."""
-    engine_devices: int = rounding(0)
-    """GPUs of the machine, its last ones, on which vLLM answers; the others train."""
+    engine_devices: tuple[int, ...] | int = rounding(())
+    """GPUs of the machine, counted from 0, on which vLLM answers; () = all but `train_devices`. Jobs of earlier
+    versions have a number here, of the last GPUs of the machine."""
+    train_devices: tuple[int, ...] = rounding(())
+    """GPUs of the machine that train; () = all but `engine_devices`."""
     engine_memory: float = rounding(0.9)
     """Share of the memory of each of these GPUs that vLLM takes."""
     lag: int = newer(0)
@@ -86,13 +89,11 @@ class RlConfig:
             self, "max_new num_iterations eval_problems test_problems drawn_problems samples_each side_by_side", 1
         )
         in_bounds(self, "clip_low clip_high beta correction dynamic_sampling overlong eval_every top_k shown", 0)
-        in_bounds(self, "lag engine_devices", 0)
+        in_bounds(self, "lag", 0)
         in_bounds(self, "temperature", 0, above=True)
         if self.group < 2:
             raise ConfigError(f"group is {self.group}; an answer is compared with others of its group: at least 2")
-        if self.engine_devices and self.engine != "vllm":
-            raise ConfigError(f"engine_devices is {self.engine_devices}, and the engine {self.engine} has no GPU of "
-                              "its own: --engine vllm")  # fmt: skip
+        self._check_devices()
         if self.lag > 1:
             raise ConfigError(f"lag is {self.lag}; answers are at most one update old: 0 or 1")
         if self.lag and (self.dynamic_sampling or self.loss == "plain"):
@@ -108,6 +109,39 @@ class RlConfig:
             raise ConfigError(f"top_p is {self.top_p}; it must lie in (0, 1]")
         if self.overlong >= self.max_new:
             raise ConfigError(f"overlong is {self.overlong}, and an answer has {self.max_new} tokens at most")
+
+    def _check_devices(self) -> None:
+        for name in ("engine_devices", "train_devices"):
+            said = getattr(self, name)
+            some = (said,) if isinstance(said, int) else said
+            words = ",".join(map(str, some))
+            if any(one < 0 for one in some):
+                raise ConfigError(f"{name} is {words}; the GPUs of a machine are counted from 0")
+            if len(set(some)) < len(some):
+                raise ConfigError(f"{name} is {words}; a GPU is named twice")
+            if said and self.engine != "vllm":
+                raise ConfigError(f"{name} is {words}, and the engine {self.engine} has no GPU of its own: "
+                                  "--engine vllm")  # fmt: skip
+        answering = () if isinstance(self.engine_devices, int) else self.engine_devices
+        if both := sorted({*answering} & {*self.train_devices}):
+            raise ConfigError(
+                f"GPU {','.join(map(str, both))} is among --engine-devices {','.join(map(str, answering))} and "
+                f"--train-devices {','.join(map(str, self.train_devices))}; those that answer and those that train are "
+                "different ones: leave one of the two flags out, and it means all that the other does not name"
+            )
+
+    def divided(self, num_gpus: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the GPUs that train and those that answer, of a machine with so many; one that names none: all train.
+
+        What is said may name GPUs that the machine has not.
+        """
+        training, answering = self.train_devices, self.engine_devices
+        if isinstance(answering, int):
+            answering = tuple(range(num_gpus))[-answering:] if answering else ()
+        if not training and not answering:
+            return tuple(range(num_gpus)), ()
+        rest = tuple(one for one in range(num_gpus) if one not in training and one not in answering)
+        return training or rest, answering or rest
 
     @property
     def has_ratio(self) -> bool:

@@ -24,16 +24,19 @@ def parse_tasks(words: str) -> dict[str, float] | None:
     return found or None
 
 
-def parse_reward(code: str, is_unsafe: bool, engine: str = "", devices: int = 0, lag: int = 0) -> dict[str, Any]:
+def parse_reward(
+    code: str, is_unsafe: bool, engine: str = "", lag: int = 0, answering: str = "", training: str = ""
+) -> dict[str, Any]:
     """Return the flags of rl as fields of RlConfig.
 
-    code: the text of what `--reward` names; the others are `--unsafe-rewards`, `--engine`, `--engine-devices`, `--lag`.
-    Raises ConfigError for an engine that is not known.
+    code: the text of what `--reward` names; the others are `--unsafe-rewards`, `--engine`, `--lag`, and, as numbers
+    that were checked, `--engine-devices` and `--train-devices`. Raises ConfigError for an engine that is not known.
     """
     if engine and engine not in ENGINES:
         raise ConfigError(f"--engine {engine}: known: {', '.join(ENGINES)}")
     found: dict[str, Any] = {"unsafe_rewards": True} if is_unsafe else {}
     found |= {"engine": engine} if engine else {}
-    found |= {"engine_devices": devices} if devices else {}
+    for name, devices in (("engine_devices", answering), ("train_devices", training)):
+        found |= {name: tuple(map(int, devices.split(",")))} if devices else {}
     found |= {"lag": lag} if lag else {}
     return {**found, "reward": code} if code else found
