@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from flows import run_leases, shares
 from flows.planning import Work, environments_of, plan_for
+from flows.shares import Offered
 from infra import job_environment, targets
 from infra.agent.job import Job, Limits
 from infra.checkout import ROOT
@@ -17,7 +18,6 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger import turns
 from infra.ledger.held_pods import guests_of
 from infra.ledger.journal import Journal, Op
-from infra.ledger.turns import Turn
 from infra.providers import registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 
 
 def make(
-    request: Request, limits: Limits, offers: Sequence[Offer], journal: Journal, settings: Settings, tell: Say,
-    unchecked: bool = False, role: str = "pod", spec_hash: str = "", budget: str = "", turn: Turn | None = None,
+    had: Offered, limits: Limits, journal: Journal, settings: Settings, tell: Say, unchecked: bool = False,
+    role: str = "pod", spec_hash: str = "", budget: str = "",
 ) -> Op:  # fmt: skip
     """Rent a pod that stays, under the request's name or a new one. Raises what `infra.runs.launch.hold` raises.
 
-    `budget`: that pays for it, as typed. `turn`: under which it has waited for the offers; it is left.
+    `budget`: that pays for it, as typed.
     """
-    request = replace(request, run=turn.run if turn else name_of(request, journal))
+    offers, turn = had.offers, had.turn
+    request = replace(had.request, run=turn.run if turn else name_of(had.request, journal))
     vendor = registry.provider(settings, offers[0].provider)
     paid_from = shares.pay_from(budget, request.run, shares.most_of(limits, 1, offers), journal, settings, tell)
     terms = replace(terms_for(settings, vendor, unchecked), role=role, spec_hash=spec_hash, budget_name=paid_from,

@@ -235,7 +235,7 @@ def in_line(
 
 @dataclass(frozen=True)
 class Offered:
-    """What vendors offer for a launch. `turn`: of one that has waited for it, which leaves it when it has rented."""
+    """The offers for a launch. `turn`: of one that has waited for them, which leaves it when it has rented."""
 
     request: Request
     offers: tuple[Offer, ...]

@@ -1,6 +1,7 @@
 """A machine that is rented and held without work: what `inv pod.create` and `inv launch --deploy-only` do."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -51,8 +52,8 @@ def deploy(requests: Sequence[Request], is_ordered: bool, limits: Limits, spec: 
                 render.say("nothing was rented")
                 return
         with supervise.handing_on(settings):
-            op = pods.make(request, limits, payable, journal, settings, render.tell, unchecked=spec.no_accept,
-                           budget=spec.budget, turn=had.turn)  # fmt: skip
+            op = pods.make(replace(had, offers=tuple(payable)), limits, journal, settings, render.tell,
+                           unchecked=spec.no_accept, budget=spec.budget)  # fmt: skip
         session.use(op)
     if spec.json:
         print_json(about(op, settings))

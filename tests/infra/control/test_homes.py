@@ -1,4 +1,4 @@
-"""What is kept of runs travels: all of a run at work, of one that is over only the files."""
+"""The copies of what is kept of runs: all of a run at work, of one that is over only the files."""
 
 import json
 
