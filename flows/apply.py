@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flows import pods, shares, stop
+from flows.shares import Offered
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
@@ -109,7 +110,8 @@ def carry_out(
     spec = specs[step.name]
     request, limits, offers = find(spec, settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
-    return pods.make(request, limits, offers, journal, settings, tell, role=f"pod:{set_name}", spec_hash=spec.digest,
+    had = Offered(request, tuple(offers))
+    return pods.make(had, limits, journal, settings, tell, role=f"pod:{set_name}", spec_hash=spec.digest,
                      budget=paid_from)  # fmt: skip
 
 

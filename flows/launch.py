@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeVar, cast
 
 from flows import resume, run_leases, same_request, shares
@@ -25,7 +26,8 @@ from infra.errors import SlipwayError, UsageError
 from infra.jobs import job_steps
 from infra.ledger import turns
 from infra.ledger.journal import Journal, Op, Taken
-from infra.names import check_name, run_name
+from infra.ledger.turns import Turn
+from infra.names import check_name
 from infra.notices import hooks
 from infra.providers import Provider, market, registry
 from infra.records import Offer, Plan, Request
@@ -95,6 +97,8 @@ class Launch:
     """Offers of rented machines, in the order in which they are tried."""
     warnings: tuple[str, ...] = ()
     """Warnings that somebody has to accept before anything is rented."""
+    turn: Turn | None = None
+    """The turn of a launch that has waited for its offers."""
 
     @property
     def is_open(self) -> bool:
@@ -166,11 +170,13 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
             return replace(
                 found, plan=_kept(plan, meant), offers=tuple(submit.price(plan, cast(ManagedJobs, vendor), tell))
             )
-        find = choose.wait_for if meant.spec.wait else choose.find
+        name = partial(_name, plan, meant, journal, settings) if meant.spec.wait else None
         requests = (meant.request, *meant.others)
-        request, offers = choose.among(find, candidates, requests, meant.is_ordered, settings, tell)
-        plan = meant.work.plan(settings, request, vendor, meant.limits, offers[0])
-        found = replace(found, offers=offers)
+        had = shares.offered(candidates, requests, meant.is_ordered, name, journal, settings, tell)
+        plan = meant.work.plan(settings, had.request, vendor, meant.limits, had.offers[0])
+        found = replace(found, offers=had.offers, turn=had.turn)
+        if had.turn and (meant.spec.dry_run or not plan.job):  # it rents nothing
+            turns.leave(journal, had.turn)
     if plan.job and meant.spec.self_end:
         refuse_code_of_others(plan.job)
     return replace(found, plan=_kept(plan, meant))
@@ -258,12 +264,9 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     """Return the run of this plan: the one that was cut off, a new one, or one that somebody else has just begun."""
     asked, offers = found.meant.asked, list(found.offers)
     vendor = registry.candidates(settings)[0]
-    before, name = last_on(found.plan, journal), asked.name
-    taken = [*(op.run for op in journal.ops()), *(one.run for one in turns.waiting(journal))]
-    if before and not name and last_verdict(before, settings).get("state") != "succeeded":
-        name = before.run
+    name = found.turn.run if found.turn else _name(found.plan, found.meant, journal, settings)
+    if not asked.name and name in journal.runs():
         tell(f"resuming {name}")
-    name = name or run_name(taken, found.meant.work.stem)
     plan = replace(found.plan, request=replace(found.plan.request, run=name))
     run_leases.refuse_beside_older(plan, journal.ops(live=True))
     run_leases.hold_for(plan, name, journal.installation)
@@ -282,7 +285,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
                 found_now = choose.of_machines(vendor, plan.request)
         assert plan.job is not None
         terms = terms_for(settings, vendor, found.meant.spec.no_accept)
-        terms = replace(terms, asked=asked.record(), budget_name=paid_from, turn=line.turn,
+        terms = replace(terms, asked=asked.record(), budget_name=paid_from, turn=line.turn or found.turn,
                         sync=not found.meant.spec.no_sync)  # fmt: skip
         vendors, secrets = registry.vendors(settings), job_environment.secrets_for(plan.job.secrets, settings)
         if vendor.manages:
@@ -308,3 +311,14 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
             run_leases.release(plan.store, name, journal.installation, tell)
             shares.hand_back(paid_from, name, journal)
         raise
+    finally:
+        if found.turn is not None:
+            turns.leave(journal, found.turn)
+
+
+def _name(plan: Plan, meant: Meant, journal: Journal, settings: Settings) -> str:
+    """Return the name of the run: the one that is asked for, that of one that was cut off, or a new one."""
+    before = last_on(plan, journal)
+    if before and not meant.asked.name and last_verdict(before, settings).get("state") != "succeeded":
+        return before.run
+    return meant.asked.name or shares.new_name(journal, meant.work.stem)

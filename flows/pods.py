@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from flows import run_leases, shares
 from flows.planning import Work, environments_of, plan_for
+from flows.shares import Offered
 from infra import job_environment, targets
 from infra.agent.job import Job, Limits
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
+from infra.ledger import turns
 from infra.ledger.held_pods import guests_of
 from infra.ledger.journal import Journal, Op
-from infra.names import run_name
 from infra.providers import registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
@@ -31,23 +32,31 @@ if TYPE_CHECKING:
 
 
 def make(
-    request: Request, limits: Limits, offers: Sequence[Offer], journal: Journal, settings: Settings, tell: Say,
-    unchecked: bool = False, role: str = "pod", spec_hash: str = "", budget: str = "",
+    had: Offered, limits: Limits, journal: Journal, settings: Settings, tell: Say, unchecked: bool = False,
+    role: str = "pod", spec_hash: str = "", budget: str = "",
 ) -> Op:  # fmt: skip
     """Rent a pod that stays, under the request's name or a new one. Raises what `infra.runs.launch.hold` raises.
 
     `budget`: that pays for it, as typed.
     """
-    if request.run == "new":
-        request = replace(request, run=run_name([op.run for op in journal.ops()]))
+    offers, turn = had.offers, had.turn
+    request = replace(had.request, run=turn.run if turn else name_of(had.request, journal))
     vendor = registry.provider(settings, offers[0].provider)
     paid_from = shares.pay_from(budget, request.run, shares.most_of(limits, 1, offers), journal, settings, tell)
-    terms = replace(terms_for(settings, vendor, unchecked), role=role, spec_hash=spec_hash, budget_name=paid_from)
+    terms = replace(terms_for(settings, vendor, unchecked), role=role, spec_hash=spec_hash, budget_name=paid_from,
+                    turn=turn)  # fmt: skip
     scale = settings.clock_scale if settings.rehearsal else 1.0
     try:
         return street.hold(request, limits, offers, registry.vendors(settings), journal, tell, terms, scale)
     finally:  # the row keeps it from now on
         shares.hand_back(paid_from, request.run, journal)
+        if turn is not None:
+            turns.leave(journal, turn)
+
+
+def name_of(request: Request, journal: Journal) -> str:
+    """Return the name of the pod that is asked for, a new one where none is given."""
+    return shares.new_name(journal) if request.run == "new" else request.run
 
 
 def set_up(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:

@@ -4,6 +4,7 @@
     hand_back   returns what was reserved where nothing was rented
     on_devices  takes the GPUs of a machine that a launch names; others may have the rest
     in_line     gives a launch its place among those that wait for a machine: first come, first served
+    offered     gives a launch what vendors offer for it, where it waits for that: as soon as there is something
 
 The books are `infra.ledger.budgets` and `infra.ledger.turns`.
 """
@@ -15,22 +16,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from infra.agent.job import Limits
-from infra.errors import Busy, OutOfMoney, UsageError
+from infra.errors import Busy, NoOffer, OutOfMoney, UsageError
 from infra.ledger import budgets, turns
 from infra.ledger.budgets import BudgetState, SharedBudget
 from infra.ledger.journal import Journal, Op
 from infra.ledger.turns import Turn
 from infra.money import BadAmount, micro_usd
-from infra.providers import Provider
+from infra.names import run_name
+from infra.providers import Provider, clock_scale
 from infra.records import Offer, Request
 from infra.runs.settle import settle_rows
 from infra.runs.timing import Say
+from infra.selection import choose
 from infra.settings import Settings
+from infra.units import duration
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 # seconds between two looks at what is in the way; for other machines each look makes a connection
 WAIT_S = {"local": 1.0}
 WAIT_ELSEWHERE_S = 5.0
+LOOK_S = 60.0  # on the vendor's clock: until it is asked again what is on offer
 WAIT = "--wait"
 BUDGET = "budget"  # the line of launches that wait for money
 
@@ -106,12 +111,23 @@ def pay_from(
 
 
 def end_waiting(run: str, journal: Journal, tell: Say) -> list[str]:
-    """Take the launches that wait under that name, or all of them, out of the line; return their names."""
-    ended = [one for one in turns.waiting(journal) if run in ("", one.run)]
-    for one in ended:
+    """Take the launches that wait under that name, or all of them, out of the line; return their names.
+
+    What is being started has waited, and is ended as what runs.
+    """
+    waiting = [one for one in turns.waiting(journal) if run in ("", one.run)]
+    for one in waiting:
         turns.withdraw(journal, one)
-        tell(f"{one.run}: waits no more, nothing of it runs")
-    return [one.run for one in ended]
+    begun = {op.run for op in journal.ops(live=True)}
+    ended = [one.run for one in waiting if one.run not in begun]
+    for name in ended:
+        tell(f"{name}: waits no more, nothing of it runs")
+    return ended
+
+
+def new_name(journal: Journal, stem: str = "") -> str:
+    """Return a name for a run that no run has had, and none that waits; `stem`: as `run_name` takes it."""
+    return run_name([*(op.run for op in journal.ops()), *(one.run for one in turns.waiting(journal))], stem)
 
 
 def hand_back(name: str, run: str, journal: Journal) -> None:
@@ -215,3 +231,66 @@ def in_line(
     finally:
         if line.turn is not None:
             turns.leave(journal, line.turn)
+
+
+@dataclass(frozen=True)
+class Offered:
+    """The offers for a launch. `turn`: of one that has waited for them, which leaves it when it has rented."""
+
+    request: Request
+    offers: tuple[Offer, ...]
+    turn: Turn | None = None
+
+
+def offered(
+    candidates: Sequence[Provider], requests: Sequence[Request], is_ordered: bool, name: Callable[[], str] | None,
+    journal: Journal, settings: Settings, tell: Say,
+) -> Offered:  # fmt: skip
+    """Return the request that is taken and its offers, as `choose.among`.
+
+    `name`: makes the name under which it waits until there are some; None = it does not wait.
+    Raises NoOffer, Withdrawn.
+    """
+    turn: Turn | None = None
+    told = set[str]()
+
+    def tell_new(said: str) -> None:
+        if said not in told:
+            told.add(said)
+            tell(said)
+
+    try:
+        while True:
+            try:
+                found = choose.among(candidates, requests, is_ordered, settings, tell_new)
+            except NoOffer as error:
+                if name is None:
+                    raise
+                why = f"{_offer_of(requests)}: {str(error).splitlines()[0]}"
+            else:
+                if turn is not None:
+                    turns.note(journal, turn, "")
+                return Offered(*found, turn)
+            pause_s = LOOK_S / clock_scale(candidates[0])
+            if turn is None:
+                run = name()
+                turn = turns.stand_in_line(journal, run, requests[0].provider, (f"an offer for {run}",), "", why)
+            elif why != turn.why:
+                turns.note(journal, turn, why)
+                turn = replace(turn, why=why)
+            tell_new(f"{turn.run} waits for {why}; looking again every {duration(pause_s)}; Ctrl-C stops waiting")
+            deadline = time.monotonic() + pause_s
+            while (left_s := deadline - time.monotonic()) > 0:
+                turns.check_in_line(journal, turn)
+                time.sleep(min(WAIT_S["local"], left_s))
+            turns.check_in_line(journal, turn)
+    except BaseException:  # also Ctrl-C
+        if turn is not None:
+            turns.leave(journal, turn)
+        raise
+
+
+def _offer_of(requests: Sequence[Request]) -> str:
+    """Return what is waited for, in words: `an offer of 8 x H100 or 4 x H200`."""
+    each = [f"{one.num_gpus} x {one.gpu}" if one.num_gpus and one.gpu else one.gpu or "a machine" for one in requests]
+    return f"an offer of {' or '.join(dict.fromkeys(each))}"

@@ -83,12 +83,15 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
                     f"{name} already has a journal, which was declared lost or put there by hand; if nothing uses it "
                     f"any more, move it away there: mv {kept} {kept}.old"
                 )
+            with Journal.open(state_file) as journal:
+                homes.gather(journal, settings.homes)
             left = upgrade.hand_over(state_file, tell, is_for_all=True)
             journal_moves.move_away(state_file, name)
             installation_file(state_file, os.environ).unlink(missing_ok=True)
         text = archive.pack(state_file)
         if not there.about:
-            homes.send(host.machine, there.places.var / "logs", settings.homes, archive.runs_at_work(text))
+            homes.send(host.machine, there.places.var / "logs", settings.homes, archive.runs_at_work(text),
+                       archive.runs_over(text))  # fmt: skip
         about = host.call(there, "accept", {
             "archive": text, "installation": installation or archive.installation_of(text),
             "settings": settings_to_send(settings),
@@ -114,7 +117,8 @@ def down(settings: Settings, tell: Say) -> CameHome:
         released = host.call(there, "release", {"to": this_machine().host})
         text = released["archive"]
         host.copy.keep(text)
-        homes.fetch(host.machine, there.places.var / "logs", settings.homes, archive.runs_at_work(text))
+        homes.fetch(host.machine, there.places.var / "logs", settings.homes, archive.runs_at_work(text),
+                    archive.runs_over(text))  # fmt: skip
         archive.unpack(text, settings.state_file)
         host.call(there, "forget")
     host.copy.forget()

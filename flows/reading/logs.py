@@ -15,8 +15,16 @@ from store import StoreError
 
 
 def is_gone(op: Op, settings: Settings) -> bool:
-    """Return whether it cannot be asked any more, so that its logs are in the store only."""
-    return not op.is_live and registry.provider(settings, op.vendor).fleeting
+    """Return whether it cannot be asked any more, so that its logs are here or in the store only.
+
+    So it is where its inventory, or the key of its vendor, is on another machine.
+    """
+    if op.is_live:
+        return False
+    try:
+        return registry.provider(settings, op.vendor).fleeting
+    except UsageError:
+        return True
 
 
 def bring(op: Op, journal: Journal, settings: Settings, folder: Path, tell: Say) -> bool:

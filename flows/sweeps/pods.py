@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from flows import apply, pods
 from flows.apply import SetLimit
+from flows.shares import Offered
 from flows.specs.launch import LaunchSpec
 from flows.sweeps.records import SweepSpec
 from flows.sweeps.results import TrialResult
@@ -319,5 +320,6 @@ def make(wanted: SweepPods, name: str, journal: Journal, settings: Settings, tel
             raise OutOfMoney(f"of the {in_usd(limit.amount)} of {limit.budget} nothing is free; nothing was rented")
     request, limits, offers = apply.find(wanted.entries[name], settings, tell, limit)
     paid_from = limit.budget if limit and offers[0].micro_usd_per_hour else ""
-    return pods.make(request, limits, offers, journal, settings, tell, role=f"pod:{wanted.set_name}",
+    had = Offered(request, tuple(offers))
+    return pods.make(had, limits, journal, settings, tell, role=f"pod:{wanted.set_name}",
                      spec_hash=wanted.entries[name].digest, budget=paid_from)  # fmt: skip

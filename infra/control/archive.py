@@ -93,6 +93,13 @@ def runs_at_work(archive: str) -> list[str]:
         return [run for (run,) in rows.fetchall()]
 
 
+def runs_over(archive: str) -> list[str]:
+    """Return all other runs."""
+    at_work = runs_at_work(archive)
+    with _opened(archive) as db:
+        return [run for (run,) in db.execute("SELECT DISTINCT run FROM ops").fetchall() if run not in at_work]
+
+
 def at_work(archive: str) -> list[AtWork]:
     """Return the rows that were live when the archive was made."""
     with _opened(archive) as db:

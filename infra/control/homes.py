@@ -1,7 +1,7 @@
-"""Copying what is kept of runs that are at work, between a laptop and a control host.
+"""Copying what is kept of runs, between a laptop and a control host.
 
-That is the code of a run as it was launched, with which it goes on elsewhere, and its logs. In: the folders with the
-logs of runs, here and there, and the names of runs.
+Of a run at work that is its code as it was launched, with which it goes on elsewhere, and its logs; of one that is over
+its logs and last words. In: the folders with the logs of runs, here and there, and the names of runs.
 """
 
 import contextlib
@@ -16,23 +16,39 @@ from pathlib import Path
 from typing import IO
 
 from infra.errors import SlipwayError, UsageError
+from infra.ledger.journal import Journal
+from infra.runs.pods import folder_of
+from infra.runs.sync import mirror
 from infra.runs.sync.snapshot import CARRIED
-from infra.transport.protocol import Transport
+from infra.transport.protocol import ThisMachine, Transport
 
 BASE_S = 60.0
 SLOWEST_BYTES_PER_S = 100_000
 TAKE = 'mkdir -p -- "$1" && tar -xzf - -C "$1"'
+# Whole folders by their names as words, only the files that lie in them by their names on stdin.
 GIVE = """
 cd -- "$1" 2>/dev/null || exit 0; draft=$2; shift 2
-n=$#; while [ $n -gt 0 ]; do one=$1; shift; n=$((n - 1)); [ ! -d "$one" ] || set -- "$@" "$one"; done
-[ $# -eq 0 ] || tar -czf "$draft" -- "$@"
+{ for one in "$@"; do [ ! -d "$one" ] || printf '%s\\n' "$one"; done
+  while read -r one; do [ ! -d "$one" ] || find "$one" -maxdepth 1 -type f; done; } > "$draft.list"
+[ ! -s "$draft.list" ] || tar -czf "$draft" -T "$draft.list"
+code=$?; rm -f "$draft.list"; exit $code
 """
 
 
-def send(machine: Transport, there: Path, here: Path, runs: Sequence[str]) -> None:
-    """Copy the kept files of these runs there. Raises SlipwayError."""
+def gather(journal: Journal, here: Path) -> None:
+    """Copy the logs and last words of runs on this machine to what is kept, which is read wherever the journal is."""
+    for run in journal.runs():
+        op = journal.ops(run=run)[-1]
+        if op.vendor == "local" and op.address and folder_of(op).logs.is_dir():
+            mirror.bring_logs(op, ThisMachine(), here / run)
+            mirror.bring_words(op, ThisMachine(), here / run)
+
+
+def send(machine: Transport, there: Path, here: Path, runs: Sequence[str], over: Sequence[str]) -> None:
+    """Copy the kept files of these runs there; of those that are over no folders. Raises SlipwayError."""
     names = [name for name in runs if (here / name).is_dir()]
-    if not names:
+    files = [one for name in over if (here / name).is_dir() for one in sorted((here / name).iterdir()) if one.is_file()]
+    if not (names or files):
         return
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as tar:
@@ -40,19 +56,25 @@ def send(machine: Transport, there: Path, here: Path, runs: Sequence[str]) -> No
                 tar.add(here / name, name, filter=lambda one: None if one.name == f"{name}/{CARRIED}" else one)  # noqa: B023
                 if (here / name / CARRIED).is_file():
                     _add(tar, f"{name}/{CARRIED}", _moved((here / name / CARRIED).read_bytes(), there / name))
+            for one in files:
+                tar.add(one, one.relative_to(here))
         limit_s = BASE_S + file.tell() / SLOWEST_BYTES_PER_S
         file.seek(0)
         done = machine.run(["sh", "-c", TAKE, "sh", str(there)], stdin=_pieces(file), timeout_s=limit_s)
     if done.exited != 0:
-        raise SlipwayError(f"what is kept of {', '.join(names)} cannot be sent: {done.stderr.strip()}")
+        raise SlipwayError(
+            f"what is kept of {', '.join(names) or 'earlier runs'} cannot be sent: {done.stderr.strip()}"
+        )
 
 
-def fetch(machine: Transport, there: Path, here: Path, runs: Sequence[str]) -> None:
-    """Bring what is kept there of these runs. Raises SlipwayError."""
+def fetch(machine: Transport, there: Path, here: Path, runs: Sequence[str], over: Sequence[str]) -> None:
+    """Bring what is kept there of these runs; of those that are over no folders. Raises SlipwayError."""
     draft = f"{there}/.{secrets.token_hex(4)}.tgz"
-    done = machine.run(["sh", "-c", GIVE, "sh", str(there), draft, *runs], timeout_s=BASE_S * 10)
+    done = machine.run(["sh", "-c", GIVE, "sh", str(there), draft, *runs], timeout_s=BASE_S * 10,
+                       stdin="".join(f"{name}\n" for name in over).encode())  # fmt: skip
     if done.exited != 0:
-        raise SlipwayError(f"what is kept of {', '.join(runs)} cannot be packed there: {done.stderr.strip()}")
+        raise SlipwayError(f"what is kept of {', '.join(runs) or 'earlier runs'} cannot be packed there: "
+                           f"{done.stderr.strip()}")  # fmt: skip
     try:
         content = machine.get(draft)
     except FileNotFoundError:

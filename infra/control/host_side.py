@@ -13,7 +13,7 @@ from infra import journal_moves
 from infra.agent.job import write_durably
 from infra.agent.process import boot_id
 from infra.agent.shortage import is_full
-from infra.control import archive, at_boot
+from infra.control import archive, at_boot, homes
 from infra.control.places import HERE, HostPlaces
 from infra.control.ties import refuse_ties
 from infra.errors import UsageError
@@ -138,6 +138,7 @@ def release(places: HostPlaces, to: str) -> dict[str, Any]:
     if is_in_use(places):
         with Journal.open(places.state_file) as journal:
             refuse_ties(journal, "this control host")
+            homes.gather(journal, places.var / "logs")
         told: list[str] = []
         left = upgrade.hand_over(places.state_file, told.append, is_for_all=True)
         journal_moves.move_away(places.state_file, to)

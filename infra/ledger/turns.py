@@ -1,9 +1,11 @@
-"""The queue for a user's own machines and their devices: first come, first served.
+"""The launches that wait: for a user's own machines and their devices, first come, first served; or for an offer.
 
 In: live rows, and the turns of processes that wait. Out: what keeps a run from a machine, in words. A run has the
 whole machine, or the GPUs that it names; two that name different ones share it. On this machine runs that name no GPU
 share it as they please, and one that waits wants it for itself. A turn ends with the process that took it, however that
-ends. Who came later gets a machine before an earlier one only where both can have it.
+ends. Who came later gets a machine before an earlier one only where both can have it. What waits for an offer of a
+vendor has a turn, too, and stands in nobody's way: each looks by itself, and whoever first finds what it asks for rents
+it, also where another has waited longer for the same.
 """
 
 import time
@@ -27,7 +29,7 @@ class Turn:
     run: str
     vendor: str
     places: tuple[str, ...]
-    """Machines any of which would do; ("",) = this machine."""
+    """Machines any of which would do; ("",) = this machine. For an offer a place that nobody else asks for."""
     devices: str
     since: int
     """UTC epoch seconds."""
@@ -64,16 +66,18 @@ def named(devices: str) -> str:
     return f"device{'s' if ',' in devices else ''} {devices}"
 
 
-def stand_in_line(journal: Journal, run: str, vendor: str, places: Iterable[str], devices: str) -> Turn:
-    """Join the line behind all who wait, for as long as this process lives."""
+def stand_in_line(
+    journal: Journal, run: str, vendor: str, places: Iterable[str], devices: str, why: str = ""
+) -> Turn:  # fmt: skip
+    """Join the line behind all who wait, for as long as this process lives. `why`: as `note` takes it."""
     me, now = myself(), int(time.time())
     with journal.writing():
         for number, *holder in journal.read("SELECT number, boot_id, pid, pid_starttime FROM turns"):
             if not is_alive(Identity(*holder)):
                 journal.execute("DELETE FROM turns WHERE number = ?", number)
         (last,) = journal.read("SELECT coalesce(max(number), 0) FROM turns")[0]
-        found = Turn(last + 1, run, vendor, tuple(places), devices, now)
-        values = (found.number, run, vendor, "\n".join(found.places), devices, now, "", me.boot_id, me.pid, me.started)
+        found = Turn(last + 1, run, vendor, tuple(places), devices, now, why)
+        values = (found.number, run, vendor, "\n".join(found.places), devices, now, why, me.boot_id, me.pid, me.started)
         journal.execute(f"INSERT INTO turns VALUES ({', '.join('?' * len(values))})", *values)
     return found
 
@@ -91,9 +95,9 @@ def leave(journal: Journal, turn: Turn) -> None:
 
 
 def withdraw(journal: Journal, turn: Turn) -> None:
-    """Take the turn of another process out of the line: it begins nothing then."""
+    """Take the run of another process out of every line: it begins nothing then."""
     with journal.writing():
-        journal.execute("DELETE FROM turns WHERE number = ? AND run = ?", turn.number, turn.run)
+        journal.execute("DELETE FROM turns WHERE run = ?", turn.run)
 
 
 def check_in_line(journal: Journal, turn: Turn) -> None:
@@ -103,12 +107,13 @@ def check_in_line(journal: Journal, turn: Turn) -> None:
 
 
 def waiting(journal: Journal) -> list[Turn]:
-    """Return the turns of living processes, first come first."""
+    """Return the turns of living processes, first come first; of a run that has several, the one it took last."""
     columns = "number, run, vendor, places, devices, since, why, boot_id, pid, pid_starttime"
     return [
         Turn(number, run, vendor, tuple(places.split("\n")), devices, since, why)
         for number, run, vendor, places, devices, since, why, *holder in journal.read(
-            f"SELECT {columns} FROM turns ORDER BY number"
+            f"SELECT {columns} FROM turns WHERE number IN"
+            " (SELECT max(number) FROM turns GROUP BY run, boot_id, pid, pid_starttime) ORDER BY number"
         )
         if is_alive(Identity(*holder))
     ]

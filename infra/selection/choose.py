@@ -4,7 +4,6 @@ In: providers, a request. Out: the offers that satisfy it, cheapest first; what 
 account cannot pay for is left out. `tell` gets what was left out or put last, and why.
 """
 
-import time
 from collections.abc import Callable, Sequence
 
 from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
@@ -15,9 +14,7 @@ from infra.providers import Provider, clock_scale, extensions, market, offers, r
 from infra.providers.offers import OfferSource
 from infra.records import Offer, Request
 from infra.settings import MARKET, VENDORS, Settings
-from infra.units import duration
 
-WAIT_S = 60.0  # on the vendor's clock: until it is asked again what is on offer
 DOUBT_S = 6 * 3600.0  # on the vendor's clock: for so long an offer that failed is tried last
 
 Tell = Callable[[str], None]
@@ -62,13 +59,9 @@ def find(candidates: Sequence[Provider], request: Request, settings: Settings, t
     return doubtful_last(offers.require(found, request).offers, settings, clock_scale(candidates[0]), tell)
 
 
-Find = Callable[[Sequence[Provider], Request, Settings, Tell], list[Offer]]
-
-
 def among(
-    find: Find, candidates: Sequence[Provider], requests: Sequence[Request], is_ordered: bool, settings: Settings,
-    tell: Tell,
-) -> tuple[Request, tuple[Offer, ...]]:  # fmt: skip
+    candidates: Sequence[Provider], requests: Sequence[Request], is_ordered: bool, settings: Settings, tell: Tell
+) -> tuple[Request, tuple[Offer, ...]]:
     """Return the request that is taken, and its offers: of several the first that can be had, else the cheapest.
 
     Raises NoOffer when none can be had.
@@ -88,17 +81,6 @@ def among(
     if not had:
         raise missed[0]
     return min(had, key=lambda one: 0 if is_ordered else one[1][0].micro_usd_per_hour)
-
-
-def wait_for(candidates: Sequence[Provider], request: Request, settings: Settings, tell: Tell) -> list[Offer]:
-    """Return offers as `find` does, asked again until something fits."""
-    while True:
-        try:
-            return find(candidates, request, settings, tell)
-        except NoOffer as error:
-            pause_s = WAIT_S / clock_scale(candidates[0])
-            tell(f"{str(error).splitlines()[0]}; looking again in {duration(pause_s)} (Ctrl-C ends it)")
-            time.sleep(pause_s)
 
 
 def find_payable(request: Request, settings: Settings, tell: Tell) -> list[Offer]:

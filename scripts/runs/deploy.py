@@ -1,9 +1,11 @@
 """A machine that is rented and held without work: what `inv pod.create` and `inv launch --deploy-only` do."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from flows import pods, supervise
+from flows import pods, shares, supervise
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.flags import given
@@ -29,8 +31,9 @@ def deploy(requests: Sequence[Request], is_ordered: bool, limits: Limits, spec: 
     candidates = registry.candidates(settings)
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell, own=[settings.provider] if spec.dry_run else None)
-        find = choose.wait_for if spec.wait else choose.find
-        request, offers = choose.among(find, candidates, requests, is_ordered, settings, render.tell)
+        name = partial(pods.name_of, requests[0], journal) if spec.wait else None
+        had = shares.offered(candidates, requests, is_ordered, name, journal, settings, render.tell)
+        request, offers = had.request, had.offers
         if offers[0].micro_usd_per_hour and not spec.json:
             offers_table.show_offers(request, offers)
             offers_table.show_ends(limits, offers[0], settings, "end", stays=True)
@@ -49,8 +52,8 @@ def deploy(requests: Sequence[Request], is_ordered: bool, limits: Limits, spec: 
                 render.say("nothing was rented")
                 return
         with supervise.handing_on(settings):
-            op = pods.make(request, limits, payable, journal, settings, render.tell, unchecked=spec.no_accept,
-                           budget=spec.budget)  # fmt: skip
+            op = pods.make(replace(had, offers=tuple(payable)), limits, journal, settings, render.tell,
+                           unchecked=spec.no_accept, budget=spec.budget)  # fmt: skip
         session.use(op)
     if spec.json:
         print_json(about(op, settings))

@@ -24,6 +24,7 @@ from infra.runs.lookup import find_run
 from infra.runs.settle import keep_last_words
 from infra.runs.sight import Seen, words_of
 from infra.settings import Settings
+from infra.transport.protocol import Transport
 from scripts.cli import context, render
 from scripts.cli.render import clean, say
 from scripts.cli.session import open_journal
@@ -54,6 +55,7 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
         return choose_errors(folder, spec.file) if spec.errors else choose(folder, op, spec.file, spec.follow)
 
     if not paths() and not spec.follow:
+        registry.provider(settings, op.vendor)  # its error says what is missing here to ask its machine
         which, yet = ("error log", "") if spec.errors else ("log", " yet")
         print(f"{op.run} has written no {which}{yet}", file=sys.stderr)
     begins = {path: start(path, after) for path in paths()}
@@ -103,7 +105,7 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
                 yield op, ({}, keep_last_words(op, settings, render.tell))
                 return
             transport = registry.provider(settings, op.vendor).reach(pods.pod_of(op))
-            for seen in follow_run(op, journal, transport) if op.is_live else [words_of(op, transport)]:
+            for seen in follow_run(op, journal, transport) if op.is_live else [over(op, transport, settings)]:
                 if seen[1].get("state") == NODE_LOST and journal.holder(keeper.lease_name(op.run)):
                     break  # the log was started anew
                 yield op, seen
@@ -114,6 +116,12 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
                 raise
         time.sleep(RETRY_S)
         op = journal.ops(run=op.run)[-1]
+
+
+def over(op: Op, transport: Transport, settings: Settings) -> Seen:
+    """Return the last words of a run that is over, as its pod has them, else as they were brought home from it."""
+    seen = words_of(op, transport)
+    return seen if seen[1] else (seen[0], keep_last_words(op, settings, render.tell))
 
 
 def start(path: Path, after: float) -> int:

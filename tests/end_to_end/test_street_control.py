@@ -326,3 +326,22 @@ def test_a_laptop_that_is_cut_off_after_the_hand_over_is_not_missed(request, tmp
     assert other.json("audit", "--rehearse")["machines"] == []
     _, said = begun.communicate(timeout=60)
     assert begun.returncode == 1 and "what was started there goes on" in said
+
+
+def test_the_logs_of_runs_that_are_over_go_along_to_the_control_host_and_come_home(laptop, sshd):
+    def ran(*words):
+        return laptop.json("launch", "--yes", *words)["run"]
+
+    before = {kind: ran("--provider", kind, "--cmd", f"echo on-{kind}-before") for kind in ("local", "ssh")}
+    laptop.json("control.up", laptop.host)
+    (laptop.folder / "pods").rename(laptop.folder / "away")  # it is not on that host
+    for kind, run in before.items():
+        assert f"on-{kind}-before" in laptop.inv("logs", run)
+        process = laptop.begin("logs", run, "--follow")
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0 and f"on-{kind}-before" in out and f"{run} succeeded" in err, err
+    there = ran("--provider", "local", "--cmd", "echo on-the-host")
+    laptop.json("control.down")
+    shutil.rmtree(places_of(sshd).root)
+    for run, said in ((before["local"], "on-local-before"), (before["ssh"], "on-ssh-before"), (there, "on-the-host")):
+        assert said in laptop.inv("logs", run)

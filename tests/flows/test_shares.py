@@ -1,10 +1,13 @@
-"""The words for a launch that finds its machine taken."""
+"""The words for a launch that finds its machine taken, and what a launch gets that waits for an offer."""
 
 import pytest
 
-from flows.shares import MachineLine
+from flows.shares import MachineLine, offered
 from infra.errors import Busy
+from infra.ledger import turns
 from infra.ledger.journal import Journal
+from infra.providers import registry
+from infra.records import Request
 from infra.settings import Settings
 
 
@@ -24,3 +27,16 @@ def test_whoever_finds_a_machine_taken_is_told_how_to_wait_where_that_is_possibl
         with pytest.raises(Busy) as error:
             line.begin(work)
     assert str(error.value) == said
+
+
+@pytest.mark.process  # nvidia-smi, where there is one
+def test_of_several_machines_that_would_do_a_launch_that_waits_takes_the_one_that_can_be_had(tmp_path):
+    settings = Settings.load(tmp_path, environ={"SLIPWAY_PROVIDER": "local", "HOME": str(tmp_path)})
+    wanted, plain = (Request(run="new", num_gpus=number) for number in (999, 0))
+    told = []
+    with Journal.open(tmp_path / "journal.db") as journal:
+        had = offered(
+            registry.candidates(settings), (wanted, plain), True, lambda: "a-1", journal, settings, told.append
+        )
+        assert had.request == plain and had.offers and had.turn is None and turns.waiting(journal) == []
+    assert told[0].startswith("1 of 2 kinds of machine cannot be had: ")

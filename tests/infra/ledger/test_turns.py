@@ -104,6 +104,21 @@ def test_who_is_taken_out_of_the_line_begins_nothing(journal, processes):
     assert journal.ops() == []
 
 
+def test_a_run_is_in_the_line_that_it_has_joined_last_and_leaves_all_of_them_at_once(journal, processes):
+    offer = turns.stand_in_line(journal, "one", "lium", ("an offer for one",), "", "an offer of 1 x H100: none of 3")
+    assert turns.why_waiting(journal, offer) == "waits for an offer of 1 x H100: none of 3"
+    processes.me = 2
+    other = turns.stand_in_line(journal, "two", "lium", ("an offer for two",), "", "an offer of 1 x H100: none of 3")
+    assert turns.why_waiting(journal, other) == "waits for an offer of 1 x H100: none of 3"
+    processes.me = 1
+    money = turns.stand_in_line(journal, "one", "budget", ("budget evals",), "")
+    assert [(one.run, one.vendor) for one in turns.waiting(journal)] == [("two", "lium"), ("one", "budget")]
+    take(journal, "two", "", vendor="lium", own=other)
+    turns.withdraw(journal, money)
+    with pytest.raises(turns.Withdrawn):
+        take(journal, "one", "", vendor="lium", own=offer)
+
+
 def test_a_later_one_goes_first_only_where_both_can_have_the_machine(journal, processes):
     has = take(journal, "has", devices="0,1")
     take(journal, "elsewhere", place=OTHER)

@@ -1,0 +1,36 @@
+"""The copies of what is kept of runs: all of a run at work, of one that is over only the files."""
+
+import json
+
+import pytest
+
+from infra.control import homes
+from infra.transport.protocol import ThisMachine
+
+pytestmark = pytest.mark.process
+
+
+def names(folder):
+    return sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file())
+
+
+def test_a_run_at_work_goes_whole_and_one_that_is_over_without_its_folders_there_and_back(tmp_path):
+    here, there, back = (tmp_path / name for name in ("here", "there", "back"))
+    for run in ("works", "is-over", "of-somebody"):
+        for path in ("base.log", "verdict.json", "code/tasks.py"):
+            (here / run / path).parent.mkdir(parents=True, exist_ok=True)
+            (here / run / path).write_text(f"{run} {path}")
+    (here / "works" / "carried.json").write_text(json.dumps([{"name": "data", "source": str(here / "works" / "data")}]))
+    whole = [f"works/{name}" for name in ("base.log", "carried.json", "code/tasks.py", "verdict.json")]
+    kept = ["is-over/base.log", "is-over/verdict.json", *whole]
+    homes.send(ThisMachine(), there, here, ["works", "has-nothing"], ["is-over", "is-gone"])
+    assert names(there) == kept
+    homes.fetch(ThisMachine(), there, back, ["works", "has-nothing"], ["is-over", "is-gone"])
+    assert names(back) == kept and names(there) == kept
+    assert (back / "is-over" / "base.log").read_text() == "is-over base.log"
+    (carried,) = json.loads((back / "works" / "carried.json").read_bytes())
+    assert carried["source"] == str(back / "works" / "data")
+    homes.fetch(ThisMachine(), there, tmp_path / "none", [], [])
+    homes.send(ThisMachine(), tmp_path / "none", here, [], ["is-gone"])
+    homes.fetch(ThisMachine(), tmp_path / "nowhere", tmp_path / "none", ["works"], ["is-over"])
+    assert not (tmp_path / "none").exists()
