@@ -14,6 +14,7 @@ from flows import doctor, init_model
 from flows.extensions import reward_text, use_phases, use_source
 from flows.jobs import trackers
 from flows.reading import learned
+from flows.specs import phase_words
 from flows.specs.work import WorkSpec
 from infra.agent.environments import environment
 from infra.agent.job import Limits, Step
@@ -82,7 +83,7 @@ class Work:
             batch_size=settings.batch_size,
             grad_accum=settings.grad_accum,
             tokens=settings.tokens,
-            options=spec.options,
+            options={**phase_words.of_project(spec.compat), **spec.options},
             init=self.init,
             mixture=planning.parse_mixture(spec.mixture),
             tasks=rl_words.parse_tasks(spec.task),

@@ -10,6 +10,8 @@ from typing import Any
 
 from infra.errors import UsageError
 
+COMPAT = {"wrinklefree": {"bits3.bits.relations": "1e-5"}}  # options in which another project's recipes differ
+
 
 def read(words: Sequence[str]) -> Mapping[str, str]:
     """Return the text of each option by its path; of an option that is given twice, the last. Raises UsageError."""
@@ -20,6 +22,13 @@ def read(words: Sequence[str]) -> Mapping[str, str]:
             raise UsageError(f"--set {word}: expected PHASE.FIELD=VALUE, such as sft.optimizer.lr=1e-3")
         found[path] = text
     return MappingProxyType(found)
+
+
+def of_project(name: str) -> Mapping[str, str]:
+    """Return the options with which phases do as another project's recipes; none for "". Raises UsageError."""
+    if name and name not in COMPAT:
+        raise UsageError(f"--compat {name}: known is {', '.join(COMPAT)}")
+    return COMPAT.get(name, {})
 
 
 def flatten(where: str, nested: Any) -> list[str]:

@@ -6,6 +6,7 @@ import pytest
 
 from data.config import ConfigError
 from flows import same_request, serve
+from flows.planning import Work
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
@@ -104,3 +105,16 @@ def test_a_run_at_work_with_another_environment_is_not_what_is_asked_for():
     asked.check(SimpleNamespace(asked=asked.record(), run="a-1", vendor="local"))
     with pytest.raises(UsageError, match="--env MY_KEY STAGE=2"):
         asked.check(SimpleNamespace(asked="", run="a-1", vendor="local"))
+
+
+def test_the_recipes_of_another_project_are_options_and_what_is_set_by_hand_wins():
+    settings = Settings.load(ROOT, environ={})
+    by_hand = {"bits3.bits.relations": "7"}
+
+    def options(**flags):
+        return Work.of(LaunchSpec(phase="bits1+bits3", **flags), settings).wanted(settings).options
+
+    assert options(compat="wrinklefree") == {"bits3.bits.relations": "1e-5"}
+    assert options(compat="wrinklefree", options=by_hand) == options(options=by_hand) == by_hand
+    with pytest.raises(UsageError, match="--compat wrinkle: known is wrinklefree"):
+        options(compat="wrinkle")
