@@ -95,6 +95,9 @@ class JsonJournal:
     def held(self) -> set[str]:
         return set()
 
+    def holder(self, name: str) -> None:
+        return None
+
     def release(self, lease: Lease) -> None:
         return None
 

@@ -3,6 +3,7 @@
 Here it is run by an interpreter that has no SkyPilot, so each answer is that something is missing.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -94,7 +95,8 @@ def test_a_process_that_dies_over_a_question_is_no_answer(make):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller, short(client.socket_file) as name:
         caller.connect(name)
         os.kill(pids(client)[0], signal.SIGKILL)
-        assert caller.recv(100).count(b"\n") <= 1
+        with contextlib.suppress(ConnectionResetError):  # nobody had taken the connection
+            assert caller.recv(100).count(b"\n") <= 1
     ask(client)
 
 
