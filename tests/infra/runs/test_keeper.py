@@ -108,8 +108,11 @@ class Fleeting(Local):
 
 
 @pytest.mark.process
-def test_a_run_that_somebody_else_brought_home_and_ended_meanwhile_has_succeeded(journal, code, tmp_path):
-    """`inv status` in another terminal, or the supervisor, may be faster than the launch that follows."""
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_run_whose_work_and_machine_have_ended_before_its_launch_looks_has_succeeded(
+    journal, code, tmp_path, is_settled
+):
+    """`inv status`, or the supervisor, may settle it first; the listing of a vendor tells of the machine only."""
     provider = Fleeting(tmp_path / "pods")
     op = launch_on(provider, plan_of("local"), journal, code, print)
     folder = pods.folder_of(op)
@@ -118,27 +121,14 @@ def test_a_run_that_somebody_else_brought_home_and_ended_meanwhile_has_succeeded
     keeper = keeper_of(journal, provider, tmp_path / "home")
     keeper.folder.mkdir(parents=True)
     shutil.copy(folder.verdict, keeper.folder / "verdict.json")
-    pods.end(provider, journal.op(op.token), journal, "its work has ended: succeeded", "succeeded")
-    ((_, verdict),) = keeping(keeper, journal.op(op.token))
-    assert verdict["state"] == "succeeded" and journal.op(op.token).state == "TERMINATED"
-
-
-@pytest.mark.process
-def test_a_run_whose_machine_was_taken_after_its_work_has_succeeded(journal, code, tmp_path):
-    """The listing of its vendor, which another process reads, tells of the machine only."""
-    provider = Fleeting(tmp_path / "pods")
-    op = launch_on(provider, plan_of("local"), journal, code, print)
-    folder = pods.folder_of(op)
-    (folder.code / "GO").touch()
-    until(folder.verdict.exists, "its verdict")
-    keeper = keeper_of(journal, provider, tmp_path / "home")
-    keeper.folder.mkdir(parents=True)
-    shutil.copy(folder.verdict, keeper.folder / "verdict.json")
-    journal.advance(journal.op(op.token), "gone", reason="its vendor ended it", outcome="")
+    if is_settled:
+        pods.end(provider, journal.op(op.token), journal, "its work has ended: succeeded", "succeeded")
+    else:
+        journal.advance(journal.op(op.token), "gone", reason="its vendor ended it", outcome="")
     ((_, verdict),) = keeping(keeper, journal.op(op.token))
     now = journal.op(op.token)
     assert verdict["state"] == now.outcome == "succeeded" and pods.is_over(now)
-    assert now.reason == "its work has ended: succeeded"
+    assert (now.state, now.reason) == ("TERMINATED", "its work has ended: succeeded")
     end_all(op.token, 0.0)
 
 
