@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from infra.ledger.journal import Op
+from infra.runs import pods
 from tests import seeds
 from tests.faults.control_site import GPU, Site, Wrong, chance_of, kill, say, site, wait
 from tests.hosts import call
@@ -55,7 +56,7 @@ class Rig:
         rows = self.here.rows(run=name)
         if not rows:
             return "never begun"
-        if rows[-1].is_live or self.is_kept(name):
+        if rows[-1].is_live or self.is_kept(name) and not pods.is_over(rows[-1]):
             return ""
         if self.here.said_last(name) == "succeeded":
             return "succeeded"  # it has ended its own pod, and that was seen before its verdict was
