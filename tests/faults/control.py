@@ -236,7 +236,7 @@ class Rig:
                 raise Wrong("a look failed")
             self.wait_for(names)
             self.judge(one)
-            rented = len([row for row in here.rows(run=one) if row.sent_at])
+            rented = len([row for row in here.rows(run=one) if row.remote_id])
             if rented != 1:
                 raise Wrong(f"{one} was rented {rented} times")
             self.counts["launches of one name by two"] += 1
