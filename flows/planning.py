@@ -67,6 +67,7 @@ class Work:
         spec = self.spec
         use_phases(spec.phase, settings)
         use_source(settings.source, settings)
+        profile = planning.profile_named(settings.profile)
         keeping = {"save_every": spec.save_every, "keep": spec.keep, "prefix": spec.ckpt_prefix or None}
         return planning.Wanted(
             phases=planning.parse_phases(spec.phase),
@@ -83,7 +84,7 @@ class Work:
             batch_size=settings.batch_size,
             grad_accum=settings.grad_accum,
             tokens=settings.tokens,
-            options={**phase_words.of_project(spec.compat), **spec.options},
+            options={**phase_words.of_project(spec.compat, profile.name, profile.phases), **spec.options},
             init=self.init,
             mixture=planning.parse_mixture(spec.mixture),
             tasks=rl_words.parse_tasks(spec.task),
