@@ -23,6 +23,9 @@ from scripts.cli import context, local_step, plan_text, prompts, render
 from scripts.cli.invoke_patch import print_json, words_after_dashes
 from scripts.cli.local_step import run as run_step
 from scripts.models.flags import ChatFlags, ExportFlags, TrainFlags
+from store.artifacts import model_files
+from trainer.model.huggingface import model_config
+from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import PHASES, ternary_phases
 from trainer.talk import TalkPlace
 
@@ -105,11 +108,14 @@ def chat(spec: ChatFlags) -> None:
         return
     first = () if spec.engine == "torch" else ternary_phases()
     found, folder = find_model(settings, spec.model, spec.tag, render.say, first)
+    name = found.name if found else folder.name
     if spec.engine == "torch":
         python, said = local_step.python(settings), ["-m", "trainer", "chat"]
     else:
+        if config := shape_of(folder):
+            refuse_gguf(config, name, "tq2_0" if config.ternary else "f16", "leave out --engine llama.cpp")
         python, said = local_step.python(settings, "llama-cpp"), ["-m", "trainer.engines", "chat"]
-    place, name = place_of(settings), found.name if found else folder.name
+    place = place_of(settings)
     values = {"model": folder, "name": name, "system": spec.system, "temperature": spec.temperature,
               "max-tokens": spec.max_tokens, "history": place.history, "folder": place.folder}  # fmt: skip
     said += [f"--{word}={value}" for word, value in values.items()]  # a value may begin with dashes
@@ -123,19 +129,50 @@ def place_of(settings: Settings) -> TalkPlace:
     return TalkPlace(str(settings.state_file.with_name(HISTORY).absolute()), str(Path.cwd()))
 
 
-def export(spec: ExportFlags) -> None:
-    if not spec.out and spec.bits != "gguf":
-        raise UsageError("--out is missing: the folder that the model goes to")
-    if spec.dtype not in ("float32", "bfloat16"):
-        raise UsageError(f"--dtype is {spec.dtype!r}; known: float32, bfloat16")
+def shape_of(folder: Path) -> ModelConfig | None:
+    """Return the shape of the model in a folder; None where what reads it next says what is wrong with it."""
+    try:
+        return model_config(model_files.load(folder / "hf" if (folder / "hf" / "config.json").is_file() else folder))
+    except (OSError, ValueError):
+        return None
+
+
+def refuse_gguf(config: ModelConfig, name: str, kind: str, instead: str) -> None:
+    """Raise UsageError where a model cannot become such a file, before an environment is made for that."""
+    if problem := config.gguf_problem(kind):
+        raise UsageError(f"{name} cannot become a GGUF file of {kind}: {problem}; {instead}")
+
+
+def instead_of(config: ModelConfig) -> str:
+    """Return what to type for a model that cannot become the GGUF file that was asked for."""
+    fitting = [kind for kind in GGUF_TYPES if not config.gguf_problem(kind)]
+    return f"known to fit: --gguf-type {' or '.join(fitting)}" if fitting else "leave out --bits gguf"
+
+
+def check_export(spec: ExportFlags) -> None:
+    """Raise UsageError for flags of an export that mean nothing together."""
     if spec.bits not in ("", "gguf", "hf"):
         raise UsageError(f"--bits is {spec.bits!r}; known: gguf, hf")
-    settings = context.settings()
+    if spec.dtype not in ("float32", "bfloat16"):
+        raise UsageError(f"--dtype is {spec.dtype!r}; known: float32, bfloat16")
     if spec.bits == "gguf" and spec.gguf_type not in GGUF_TYPES:
         raise UsageError(f"--gguf-type is {spec.gguf_type!r}; known: {', '.join(GGUF_TYPES)}")
+    if spec.bits == "gguf" and spec.dtype != "float32":
+        raise UsageError("--dtype is for folders; a GGUF file takes --gguf-type bf16")
+    if spec.bits != "gguf" and spec.gguf_type != "tq2_0":
+        raise UsageError(f"--gguf-type {spec.gguf_type} is for --bits gguf")
+    if not spec.out and spec.bits != "gguf":
+        raise UsageError("--out is missing: the folder that the model goes to")
+
+
+def export(spec: ExportFlags) -> None:
+    check_export(spec)
+    settings = context.settings()
     is_ternary = spec.bits == "hf" or spec.bits == "gguf" and spec.gguf_type == "tq2_0"
     found, folder = find_model(settings, spec.model, spec.tag, render.say, ternary_phases() if is_ternary else ())
     kind, _, tag = found.name.partition("/") if found else (folder.name, "", "")
+    if spec.bits == "gguf" and (config := shape_of(folder)):
+        refuse_gguf(config, found.name if found else folder.name, spec.gguf_type, instead_of(config))
     named = f"{tag}-{kind.removesuffix('_checkpoints')}" if tag else kind
     to = Path(spec.out or f"{named}.{spec.gguf_type}.gguf").absolute()
     group, said = "train", ["-m", "trainer", "export", "--dtype", spec.dtype]
