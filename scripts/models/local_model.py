@@ -8,7 +8,7 @@ from pathlib import Path
 
 from invoke import Exit
 
-from flows.find_model import find_model
+from flows.find_model import GGUF_TYPES, find_model, gguf_problem, shape_of, usual_type
 from flows.jobs import memory_check
 from flows.planning import Work, plan_for
 from flows.run_leases import foreground, move_names
@@ -23,14 +23,10 @@ from scripts.cli import context, local_step, plan_text, prompts, render
 from scripts.cli.invoke_patch import print_json, words_after_dashes
 from scripts.cli.local_step import run as run_step
 from scripts.models.flags import ChatFlags, ExportFlags, TrainFlags
-from store.artifacts import model_files
-from trainer.model.huggingface import model_config
-from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import PHASES, ternary_phases
 from trainer.talk import TalkPlace
 
 ENGINES = ("torch", "llama.cpp")
-GGUF_TYPES = ("tq2_0", "q8_0", "f16", "bf16", "f32")
 HISTORY = "chat-history"
 
 
@@ -112,8 +108,7 @@ def chat(spec: ChatFlags) -> None:
     if spec.engine == "torch":
         python, said = local_step.python(settings), ["-m", "trainer", "chat"]
     else:
-        if config := shape_of(folder):
-            refuse_gguf(config, name, "tq2_0" if config.ternary else "f16", "leave out --engine llama.cpp")
+        refuse_gguf(folder, name, instead="leave out --engine llama.cpp")
         python, said = local_step.python(settings, "llama-cpp"), ["-m", "trainer.engines", "chat"]
     place = place_of(settings)
     values = {"model": folder, "name": name, "system": spec.system, "temperature": spec.temperature,
@@ -129,24 +124,21 @@ def place_of(settings: Settings) -> TalkPlace:
     return TalkPlace(str(settings.state_file.with_name(HISTORY).absolute()), str(Path.cwd()))
 
 
-def shape_of(folder: Path) -> ModelConfig | None:
-    """Return the shape of the model in a folder; None where what reads it next says what is wrong with it."""
+def refuse_gguf(folder: Path, name: str, kind: str = "", instead: str = "") -> None:
+    """Raise UsageError where a model cannot become such a file, before an environment is made for that.
+
+    kind: "" = the usual one of its shape. instead: what to type then; "" = the types that fit.
+    """
     try:
-        return model_config(model_files.load(folder / "hf" if (folder / "hf" / "config.json").is_file() else folder))
+        config = shape_of(folder)
+        problem = gguf_problem(folder, config, kind)
+        fitting = [one for one in GGUF_TYPES if problem and not gguf_problem(folder, config, one)]
     except (OSError, ValueError):
-        return None
-
-
-def refuse_gguf(config: ModelConfig, name: str, kind: str, instead: str) -> None:
-    """Raise UsageError where a model cannot become such a file, before an environment is made for that."""
-    if problem := config.gguf_problem(kind):
-        raise UsageError(f"{name} cannot become a GGUF file of {kind}: {problem}; {instead}")
-
-
-def instead_of(config: ModelConfig) -> str:
-    """Return what to type for a model that cannot become the GGUF file that was asked for."""
-    fitting = [kind for kind in GGUF_TYPES if not config.gguf_problem(kind)]
-    return f"known to fit: --gguf-type {' or '.join(fitting)}" if fitting else "leave out --bits gguf"
+        return  # what reads it next says what is wrong with it
+    if problem:
+        types = f"known to fit: --gguf-type {' or '.join(fitting)}" if fitting else "leave out --bits gguf"
+        said = f"{name} cannot become a GGUF file of {kind or usual_type(config)}: {problem}"
+        raise UsageError(f"{said}; {instead or types}")
 
 
 def check_export(spec: ExportFlags) -> None:
@@ -171,8 +163,8 @@ def export(spec: ExportFlags) -> None:
     is_ternary = spec.bits == "hf" or spec.bits == "gguf" and spec.gguf_type == "tq2_0"
     found, folder = find_model(settings, spec.model, spec.tag, render.say, ternary_phases() if is_ternary else ())
     kind, _, tag = found.name.partition("/") if found else (folder.name, "", "")
-    if spec.bits == "gguf" and (config := shape_of(folder)):
-        refuse_gguf(config, found.name if found else folder.name, spec.gguf_type, instead_of(config))
+    if spec.bits == "gguf":
+        refuse_gguf(folder, found.name if found else folder.name, spec.gguf_type)
     named = f"{tag}-{kind.removesuffix('_checkpoints')}" if tag else kind
     to = Path(spec.out or f"{named}.{spec.gguf_type}.gguf").absolute()
     group, said = "train", ["-m", "trainer", "export", "--dtype", spec.dtype]

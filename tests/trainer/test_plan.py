@@ -1,6 +1,7 @@
 """A plan works like Make: what is here stays, what changed makes exactly its dependents stale."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from infra.records import HeldArtifact, Inventory, Plan, Request
 from store.manifest import kept_name
 from trainer import fingerprints
 from trainer import plan as planning
+from trainer.config import ImportSpec
 from trainer.fingerprints import code_of, differences, differing, short
 from trainer.plan import Wanted, recipe, resolve
 from trainer.reuse import choices
@@ -462,6 +464,22 @@ def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_o
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             recipe(replace(BITS, options=options))
+
+
+@pytest.mark.parametrize(
+    ("own_chat", "width", "said"),
+    [
+        (False, 768, None),
+        (False, 704, r"rows must be multiples of 256 numbers: intermediate_size 704 \(nearest: 768\)"),
+        (True, 768, "the tokenizer of /models/theirs is not one of ours"),
+    ],
+)
+def test_a_plan_says_before_training_that_no_gguf_file_can_be_made(own_chat, width, said):
+    model = replace(recipe(BITS)["base"].spec.model, intermediate_size=width)
+    init = ImportSpec(source="/models/theirs", model=model, has_tokenizer=True, own_chat=own_chat)
+    notes = [one for one in planned(replace(BITS, init=init), Inventory("s", {})).notes if "GGUF" in one]
+    assert len(notes) == (said is not None)
+    assert all(re.search(f"cannot be made of this model .{said}.; it runs in our own engine", one) for one in notes)
 
 
 def test_a_shape_and_what_a_phase_needs_for_it_are_judged_together():

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,13 @@ def test_a_model_that_no_gguf_type_takes_is_left_to_our_own_engine(folder):
     model = folder(replace(BITNET, ternary=None, sub_norm=False, blocks=BlocksConfig(mask_id=300)))
     with pytest.raises(UsageError, match="decodes in blocks, which llama.cpp does not; leave out --bits gguf"):
         local_model.export(ExportFlags(model=model, bits="gguf", gguf_type="f16"))
+
+
+def test_a_tokenizer_that_is_not_ours_is_refused_in_words(folder):
+    model = folder(replace(BITNET, intermediate_size=768))
+    Path(model, "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(UsageError, match="GGUF file of tq2_0: its tokenizer is not one of ours.*leave out --bits gguf"):
+        local_model.export(ExportFlags(model=model, bits="gguf"))
 
 
 @pytest.mark.parametrize(
