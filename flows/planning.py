@@ -51,6 +51,8 @@ class Work:
     """Choice for artifacts that other code made: "keep", "remake"; "" = somebody is to be asked."""
     stem: str = ""
     """Name of the run in front of a number; "" = random words."""
+    names_tag: bool = False
+    """True if the tag stands in a job file, which may name what nothing is called yet; a typed one may be a slip."""
 
     @staticmethod
     def of(spec: WorkSpec, settings: Settings) -> "Work":
@@ -133,7 +135,7 @@ def plan_for(
         torch=torch, environments=environments,
     )  # fmt: skip
     plan = replace(learned.learn(plan, settings, vendor, offer), notes=(*plan.notes, *store_notes(there)))
-    if not work.spec.with_missing:
+    if not (work.spec.with_missing or work.names_tag):
         refuse_unknown_tag(plan, work.spec.tag, wanted.phases, there)
     if plan.job and not vendor.is_here and not settings.rehearsal:
         refuse_what_is_only_here(plan.job.steps)
