@@ -1,17 +1,25 @@
-"""The model that the user means by a name, a phase, a tag or a folder."""
+"""The model that the user means by a name, a phase, a tag or a folder, and whether llama.cpp can compute with it."""
 
 import difflib
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from flows.init_model import is_foreign
 from infra.errors import UsageError
 from infra.runs.timing import Say
 from infra.settings import Settings
 from store import Artifact, Store
+from store.artifacts import model_files
+from store.artifacts.chat_template import template_of
+from trainer.model.huggingface import model_config
 from trainer.plan import profile_named
 from trainer.recipes import PROFILES
+from trainer.records.model_config import ModelConfig
 from trainer.records.phase_registry import PHASES, USUAL, all_phases
+
+GGUF_TYPES = ("tq2_0", "q8_0", "f16", "bf16", "f32")
+FOREIGN = "its tokenizer is not one of ours, and only those are written; llama.cpp's converter knows others"
 
 
 def model_folder(settings: Settings, model: str, tag: str, tell: Say, first: Sequence[str] = ()) -> Path:
@@ -73,3 +81,24 @@ def usual_tag(settings: Settings, phases: Sequence[str], found: Mapping[str, Art
     newest = max(whole, key=lambda one: one.published_at).name.partition("/")[2]
     tell(f"there is no model of {usual} in {settings.store}; {newest} is the newest one there")
     return newest
+
+
+def shape_of(folder: Path) -> ModelConfig:
+    """Return the shape of the model in a folder, or in `hf/` of it. Raises OSError, ValueError."""
+    return model_config(model_files.load(files_of(folder)))
+
+
+def gguf_problem(folder: Path, config: ModelConfig, kind: str = "") -> str:
+    """Return why the model in a folder cannot be a GGUF file; "" when it can. kind: "" = the usual one of its shape."""
+    problem = config.gguf_problem(kind or usual_type(config))
+    return problem or (FOREIGN if is_foreign(template_of(files_of(folder))) else "")
+
+
+def usual_type(config: ModelConfig) -> str:
+    """Return the type of its matrices where nobody names one."""
+    return "tq2_0" if config.ternary else "f16"
+
+
+def files_of(folder: Path) -> Path:
+    """Return the Hugging Face folder: `folder`, or `hf/` of a published artifact."""
+    return folder / "hf" if (folder / "hf" / "config.json").is_file() else folder

@@ -106,8 +106,8 @@ class Launch:
         return bool(self.plan.doubtful) and not self.meant.work.made and not self.meant.spec.dry_run
 
 
-def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
-    """Return the resolved launch. Raises UsageError for an impossible one."""
+def understand(spec: LaunchSpec, settings: Settings, tell: Say, names_tag: bool = False) -> Meant:
+    """Return the resolved launch. names_tag: its tag stands in a job file. Raises UsageError for an impossible one."""
     name = check_name(spec.run_name) if spec.run_name else ""
     nodes = 1 if spec.nodes is None else spec.nodes
     if nodes < 1:
@@ -116,7 +116,7 @@ def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
         raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
     spec = replace(spec, gpu=spec.gpu or job_environment.of_job(settings).get(ACCELERATOR, ""))
     hooks.check((*hooks.split(spec.notify), *hooks.for_all(settings)), settings)
-    work = Work.of(spec, settings)
+    work = replace(Work.of(spec, settings), names_tag=names_tag)
     candidates = registry.candidates(settings)
     check_stages(spec, candidates[0])
     if spec.self_end and not candidates[0].is_rented:

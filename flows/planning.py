@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,6 +35,8 @@ from trainer.config import ImportSpec
 from trainer.records import rl_words
 from trainer.records.phase_registry import PHASES, checkpoint_folders
 
+OF_BLOCKS = ("block_size", "batch_size", "grad_accum", "tokens")  # sizes of dlm: flags, and settings
+
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
@@ -49,6 +51,8 @@ class Work:
     """Choice for artifacts that other code made: "keep", "remake"; "" = somebody is to be asked."""
     stem: str = ""
     """Name of the run in front of a number; "" = random words."""
+    names_tag: bool = False
+    """True if the tag stands in a job file, which may name what nothing is called yet; a typed one may be a slip."""
 
     @staticmethod
     def of(spec: WorkSpec, settings: Settings) -> "Work":
@@ -67,9 +71,10 @@ class Work:
         spec = self.spec
         use_phases(spec.phase, settings)
         use_source(settings.source, settings)
+        phases, profile = planning.parse_phases(spec.phase), planning.profile_named(settings.profile)
         keeping = {"save_every": spec.save_every, "keep": spec.keep, "prefix": spec.ckpt_prefix or None}
         return planning.Wanted(
-            phases=planning.parse_phases(spec.phase),
+            phases=phases,
             profile=settings.profile,
             tag=check_name(spec.tag) if spec.tag else "",
             source=settings.source,
@@ -79,11 +84,8 @@ class Work:
             identity=identity_file(spec.identity),
             seed=spec.seed,
             steps=spec.steps,
-            block_size=settings.block_size,
-            batch_size=settings.batch_size,
-            grad_accum=settings.grad_accum,
-            tokens=settings.tokens,
-            options={**phase_words.of_project(spec.compat), **spec.options},
+            **of_blocks(spec, phases, settings),
+            options={**phase_words.of_project(spec.compat, profile.name, profile.phases), **spec.options},
             init=self.init,
             mixture=planning.parse_mixture(spec.mixture),
             tasks=rl_words.parse_tasks(spec.task),
@@ -100,6 +102,15 @@ class Work:
             made=self.made,
             keeping={name: value for name, value in keeping.items() if value is not None},
         )
+
+
+def of_blocks(spec: WorkSpec, phases: Collection[str], settings: Settings) -> dict[str, int]:
+    """Return the sizes of dlm, by flags or else by settings. Raises UsageError for a flag without that phase."""
+    typed = {name: value for name in OF_BLOCKS if (value := getattr(spec, name)) is not None}
+    if typed and "dlm" not in phases:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in typed)
+        raise UsageError(f"{flags}: for the phase dlm, as in --phase {'+'.join((*phases, 'dlm'))}")
+    return {name: typed.get(name, getattr(settings, name)) for name in OF_BLOCKS}
 
 
 def of_machine(devices: str, flag: str) -> str:
@@ -124,7 +135,7 @@ def plan_for(
         torch=torch, environments=environments,
     )  # fmt: skip
     plan = replace(learned.learn(plan, settings, vendor, offer), notes=(*plan.notes, *store_notes(there)))
-    if not work.spec.with_missing:
+    if not (work.spec.with_missing or work.names_tag):
         refuse_unknown_tag(plan, work.spec.tag, wanted.phases, there)
     if plan.job and not vendor.is_here and not settings.rehearsal:
         refuse_what_is_only_here(plan.job.steps)

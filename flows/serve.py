@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import supervise
-from flows.find_model import model_folder
+from flows.find_model import gguf_problem, model_folder, shape_of
 from flows.specs.service import ServeSpec
 from infra import job_environment, train_env
 from infra.agent import host
@@ -30,9 +30,7 @@ from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.processes import controller_client, controller_process
 from serve.replicas import placement
 from serve.replicas.replica_pod import free_port
-from store.artifacts import model_files
 from store.backends.by_uri import open_place
-from trainer.model.huggingface import model_config
 from trainer.records.phase_registry import PHASES, phase_names, ternary_phases
 
 
@@ -85,11 +83,11 @@ def that_computes(version: Version, is_asked: bool, tell: Say) -> Version:
     if version.engine != LLAMA or "://" in version.model:
         return version
     try:
-        config = model_config(model_files.load(Path(version.model)))
+        config = shape_of(Path(version.model))
+        problem = gguf_problem(Path(version.model), config, GGUF.get(version.service.ours.engine.dtype, ""))
     except (OSError, ValueError) as error:
         raise UsageError(f"{version.model}: {error}") from None
-    kind = GGUF.get(version.service.ours.engine.dtype, "tq2_0" if config.ternary else "f16")
-    if not (problem := config.gguf_problem(kind)):
+    if not problem:
         return version
     if not is_asked:
         tell(f"{version.model}: {LLAMA} cannot compute with it ({problem}); our own engine does")

@@ -221,7 +221,7 @@ def is_rented(provider: str) -> bool:
 
 def is_secret(variable: str) -> bool:
     """Return whether a variable's name says that nobody else may read its value."""
-    return bool(_SECRET.search(variable.upper()))
+    return variable != "TOKENS" and bool(_SECRET.search(variable.upper()))  # TOKENS is how many, here and in SkyPilot
 
 
 def table() -> list[Field]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data.config import ConfigError, load
+from store import strict_records
 from trainer.config import Keeping, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
 from trainer.profiles import bits
 from trainer.profiles.shapes import llama, qwen3
@@ -258,14 +259,23 @@ def from_file(path: Path) -> Profile:
     return load(Profile, values, f"profile {path}")
 
 
-def with_shape(profile: Profile, shape: Mapping[str, Any], where: str) -> Profile:
-    """Return the profile with another shape of its model, given as `model` in a file has it. Raises ConfigError."""
+def with_shape(
+    profile: Profile, shape: Mapping[str, Any], fields: Mapping[str, Mapping[str, Any]], where: str
+) -> Profile:
+    """Return the profile with another shape of its model, given as `model` in a file has it. Raises ConfigError.
+
+    fields: what else is to be different in a phase, by its name. The shape and they are judged together.
+    """
     if not shape:
         return profile
-    values = asdict(profile)
-    values["phases"] = _shaped(values["phases"], shape)
-    values["vocab_size"] = values["phases"]["base"]["model"]["vocab_size"]
-    return load(Profile, values, where)
+    phases = {}
+    for name, values in _shaped(asdict(profile)["phases"], shape).items():
+        try:
+            phases[name] = strict_records.read(PhaseConfig, changed(values, fields.get(name, {})))
+        except strict_records.Misfit as error:
+            of = "" if str(error).startswith(f"{name}: ") else f"{name}: "
+            raise ConfigError(f"{where}: {of}{error}") from None
+    return replace(profile, vocab_size=phases["base"].model.vocab_size, phases=phases)
 
 
 def _shaped(phases: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,6 +82,19 @@ class WorkSpec:
     steps: int | None = flag(
         None, "optimizer steps per phase instead of the profile's; the schedule is rescaled to them", group=TRAINING
     )
+    tokens: int | None = flag(
+        None, "dlm: number of training tokens instead of the profile's steps (default: TOKENS)", group=TRAINING
+    )
+    block_size: int | None = flag(
+        None, "dlm: tokens decoded together (default: BLOCK_SIZE, or the profile's)", group=TRAINING, unit="TOKENS"
+    )
+    batch_size: int | None = flag(
+        None, "dlm: sequences per forward pass (default: BATCH_SIZE, or the profile's)", group=TRAINING, unit="N"
+    )
+    grad_accum: int | None = flag(
+        None, "dlm: forward passes per optimizer step (default: GRAD_ACCUM, or the profile's)", group=TRAINING,
+        unit="N",
+    )  # fmt: skip
     options: Mapping[str, str] = flag(
         {}, "override an option of one phase: sft.optimizer.lr=1e-3, mid.rows=32, or the shape of the model in all "
         "phases: model.hidden_size=512; in a file "

@@ -84,7 +84,9 @@ class ExportFlags:
     )
     tag: str = flag("", "name of the checkpoints in the store")
     out: str = flag(
-        "", "folder to write, or file with --bits gguf (default: here, named after the model)", unit="FOLDER"
+        "",
+        "folder to write; of --bits gguf a file, which is made here by default, named after the model",
+        unit="FOLDER",
     )
     dtype: str = flag("float32", "float32 or bfloat16")
     bits: str = flag("", "for a ternary model: gguf (llama.cpp), or hf (transformers, 2 bits per weight)")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from invoke import Exit
 
-from flows.find_model import find_model
+from flows.find_model import GGUF_TYPES, find_model, gguf_problem, shape_of, usual_type
 from flows.jobs import memory_check
 from flows.planning import Work, plan_for
 from flows.run_leases import foreground, move_names
@@ -27,7 +27,6 @@ from trainer.records.phase_registry import PHASES, ternary_phases
 from trainer.talk import TalkPlace
 
 ENGINES = ("torch", "llama.cpp")
-GGUF_TYPES = ("tq2_0", "q8_0", "f16", "bf16", "f32")
 HISTORY = "chat-history"
 
 
@@ -105,11 +104,13 @@ def chat(spec: ChatFlags) -> None:
         return
     first = () if spec.engine == "torch" else ternary_phases()
     found, folder = find_model(settings, spec.model, spec.tag, render.say, first)
+    name = found.name if found else folder.name
     if spec.engine == "torch":
         python, said = local_step.python(settings), ["-m", "trainer", "chat"]
     else:
+        refuse_gguf(folder, name, instead="leave out --engine llama.cpp")
         python, said = local_step.python(settings, "llama-cpp"), ["-m", "trainer.engines", "chat"]
-    place, name = place_of(settings), found.name if found else folder.name
+    place = place_of(settings)
     values = {"model": folder, "name": name, "system": spec.system, "temperature": spec.temperature,
               "max-tokens": spec.max_tokens, "history": place.history, "folder": place.folder}  # fmt: skip
     said += [f"--{word}={value}" for word, value in values.items()]  # a value may begin with dashes
@@ -123,19 +124,47 @@ def place_of(settings: Settings) -> TalkPlace:
     return TalkPlace(str(settings.state_file.with_name(HISTORY).absolute()), str(Path.cwd()))
 
 
-def export(spec: ExportFlags) -> None:
-    if not spec.out and spec.bits != "gguf":
-        raise UsageError("--out is missing: the folder that the model goes to")
-    if spec.dtype not in ("float32", "bfloat16"):
-        raise UsageError(f"--dtype is {spec.dtype!r}; known: float32, bfloat16")
+def refuse_gguf(folder: Path, name: str, kind: str = "", instead: str = "") -> None:
+    """Raise UsageError where a model cannot become such a file, before an environment is made for that.
+
+    kind: "" = the usual one of its shape. instead: what to type then; "" = the types that fit.
+    """
+    try:
+        config = shape_of(folder)
+        problem = gguf_problem(folder, config, kind)
+        fitting = [one for one in GGUF_TYPES if problem and not gguf_problem(folder, config, one)]
+    except (OSError, ValueError):
+        return  # what reads it next says what is wrong with it
+    if problem:
+        types = f"known to fit: --gguf-type {' or '.join(fitting)}" if fitting else "leave out --bits gguf"
+        said = f"{name} cannot become a GGUF file of {kind or usual_type(config)}: {problem}"
+        raise UsageError(f"{said}; {instead or types}")
+
+
+def check_export(spec: ExportFlags) -> None:
+    """Raise UsageError for flags of an export that mean nothing together."""
     if spec.bits not in ("", "gguf", "hf"):
         raise UsageError(f"--bits is {spec.bits!r}; known: gguf, hf")
-    settings = context.settings()
+    if spec.dtype not in ("float32", "bfloat16"):
+        raise UsageError(f"--dtype is {spec.dtype!r}; known: float32, bfloat16")
     if spec.bits == "gguf" and spec.gguf_type not in GGUF_TYPES:
         raise UsageError(f"--gguf-type is {spec.gguf_type!r}; known: {', '.join(GGUF_TYPES)}")
+    if spec.bits == "gguf" and spec.dtype != "float32":
+        raise UsageError("--dtype is for folders; a GGUF file takes --gguf-type bf16")
+    if spec.bits != "gguf" and spec.gguf_type != "tq2_0":
+        raise UsageError(f"--gguf-type {spec.gguf_type} is for --bits gguf")
+    if not spec.out and spec.bits != "gguf":
+        raise UsageError("--out is missing: the folder that the model goes to")
+
+
+def export(spec: ExportFlags) -> None:
+    check_export(spec)
+    settings = context.settings()
     is_ternary = spec.bits == "hf" or spec.bits == "gguf" and spec.gguf_type == "tq2_0"
     found, folder = find_model(settings, spec.model, spec.tag, render.say, ternary_phases() if is_ternary else ())
     kind, _, tag = found.name.partition("/") if found else (folder.name, "", "")
+    if spec.bits == "gguf":
+        refuse_gguf(folder, found.name if found else folder.name, spec.gguf_type)
     named = f"{tag}-{kind.removesuffix('_checkpoints')}" if tag else kind
     to = Path(spec.out or f"{named}.{spec.gguf_type}.gguf").absolute()
     group, said = "train", ["-m", "trainer", "export", "--dtype", spec.dtype]

@@ -25,7 +25,7 @@ ROWS = (  # a file, the words that it is launched with, and those that make it s
     ("train.yaml", "-e STAGE=2", "-e MODEL=examples/jobs/profiles/toy.yaml -e STAGE=2"),
     ("train.yaml", "-e STAGE=3", "-e MODEL=examples/jobs/profiles/toy.yaml -e STAGE=3"),
     ("train.yaml", "-e STAGE=2 -e MODEL=smollm2_135m -e ACCELERATOR=A100:1", ""),
-    ("dlm_train.yaml", "", "-e MODEL=tiny -e INIT= -e STEPS=8 -e BLOCK_SIZE=8"),
+    ("dlm_train.yaml", "", "-e MODEL=tiny -e INIT= -e TOKENS=2048 -e BLOCK_SIZE=8"),
     ("ablation_haar.yaml", "", "-e MODEL=toy -e INIT="),
     ("ablation_saliency.yaml", "", "-e MODEL=toy -e INIT="),
     ("bert_ddp.yaml", "-e SIZE=base", ""),

@@ -65,12 +65,13 @@ def launch(spec: LaunchFlags) -> None:
         spec = replace(spec, provider=jobs.provider_of(file, spec))
     if spec.no_deploy:
         spec = use_case.on_held(spec)
-    settings = context.settings_of(spec)
+    settings, names_tag = context.settings_of(spec), False
     if file and training.is_training(file):
+        names_tag = not spec.tag
         context.give([f"{name}={value}" for name, value in training.variables(file, settings).items()])
         spec, file = training.spec_of(file, spec, settings, render.tell), None
         settings = context.settings_of(spec)
-    meant = own_job(file, spec, settings) if file else use_case.understand(spec, settings, render.tell)
+    meant = own_job(file, spec, settings) if file else use_case.understand(spec, settings, render.tell, names_tag)
     if spec.deploy_only:
         deploy((meant.request, *meant.others), meant.is_ordered, meant.limits, spec, settings)
         return

@@ -122,6 +122,24 @@ def test_what_is_refused_is_refused_before_anything_starts(world, tmp_path):
     assert not (world.folder / "pods").exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("ablation_haar", "-e MODEL=toy -e INIT= -e EXPERIMENT=haar -e HAAR_ENABLED=true"),
+        ("ablation_saliency", "-e MODEL=toy -e INIT="),
+        ("dlm_train", "-e MODEL=tiny -e INIT= -e TOKENS=2048 -e BLOCK_SIZE=8"),
+    ],
+)
+def test_a_training_of_the_examples_is_planned_with_the_words_above_it_in_an_empty_store(world, file, words):
+    assert words in (ROOT / "examples" / "jobs" / f"{file}.yaml").read_text()
+    plan = world.json("launch", f"examples/jobs/{file}.yaml", *words.split(), "--provider", "local", "--dry-run")
+    assert plan["state"] == "planned" and "base" in plan["steps"]
+    if file.startswith("ablation"):
+        asked = world.begin("launch", f"examples/jobs/{file}.yaml", *words.split(), "--provider", "local", "--dry-run",
+                            "--tag", "slip")  # fmt: skip
+        assert "no checkpoint is called 'slip'" in asked.communicate(timeout=120)[1]
+
+
 @pytest.mark.nightly
 def test_a_job_that_is_taken_away_in_the_market_goes_on_from_its_checkpoint(world):
     done = world.json("rehearse", "examples/jobs/smoke_test.yaml", "--preempt", "1", "--yes", "--spend-limit", "5",

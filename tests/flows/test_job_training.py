@@ -15,7 +15,7 @@ pytestmark = pytest.mark.process
 JOBS = ROOT / "examples" / "jobs"
 FILES = {  # of the examples, and what makes them small
     "train": ("MODEL=examples/jobs/profiles/toy.yaml", "STAGE=1.9"),
-    "dlm_train": ("MODEL=tiny", "INIT=", "STEPS=8", "BLOCK_SIZE=8"),
+    "dlm_train": ("MODEL=tiny", "INIT=", "TOKENS=2048", "BLOCK_SIZE=8", "BATCH_SIZE=2", "GRAD_ACCUM=3"),
     "ablation_haar": ("MODEL=toy", "INIT=", "EXPERIMENT=haar", "HAAR_ENABLED=true"),
     "ablation_saliency": ("MODEL=toy", "INIT=", "EXPERIMENT=saliency", "SALIENCY_ENABLED=true"),
 }
@@ -54,10 +54,11 @@ def test_every_training_of_the_examples_can_be_meant_here_and_in_the_cloud(tmp_p
 def test_what_is_typed_outweighs_the_file_and_its_variables(tmp_path):
     spec, _ = asked(tmp_path, "train", "runpod", "STAGE=3", "ACCELERATOR=A100:8")
     assert (spec.phase, spec.profile, spec.gpu, spec.num_gpus) == ("3", "qwen3_4b", "A100", 8)
-    spec, _ = asked(tmp_path, "dlm_train", "runpod", "STEPS=7", profile="tiny", gpu="H200:2",
-                    options={"dlm.steps": "9", "sft.steps": "3"})  # fmt: skip
+    spec, _ = asked(tmp_path, "dlm_train", "runpod", "TOKENS=7", "GRAD_ACCUM=2", profile="tiny", gpu="H200:2",
+                    block_size=8, options={"sft.steps": "3"})  # fmt: skip
     assert (spec.profile, spec.gpu, spec.num_gpus) == ("tiny", "H200", 2)
-    assert (spec.options["dlm.steps"], spec.options["sft.steps"], spec.options["dlm.micro_rows"]) == ("9", "3", "4")
+    assert (spec.tokens, spec.block_size, spec.batch_size, spec.grad_accum) == (7, 8, 4, 2)
+    assert spec.options["sft.steps"] == "3"
 
 
 BAD = {

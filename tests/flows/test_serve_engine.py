@@ -66,3 +66,12 @@ def test_a_shape_that_llama_cpp_does_not_know_is_refused_before_a_replica_is_beg
 def test_a_model_that_decodes_in_blocks_is_refused_by_llama_cpp(version):
     with pytest.raises(UsageError, match="decodes in blocks, which only --engine torch does"):
         version(replace(BITS, blocks=BlocksConfig(mask_id=5)), "llama.cpp")
+
+
+def test_a_tokenizer_that_is_not_ours_is_no_gguf_file(version, tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert that_computes(version(BITS), False, print).engine == "torch"
+    with pytest.raises(UsageError, match="its tokenizer is not one of ours.*; --engine torch"):
+        that_computes(version(BITS, "llama.cpp"), True, print)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<|assistant_end|>")
+    assert that_computes(version(BITS), False, print).engine == "llama.cpp"

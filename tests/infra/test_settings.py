@@ -7,7 +7,7 @@ import pytest
 
 from infra import settings
 from infra.errors import UsageError
-from infra.settings import Settings
+from infra.settings import Settings, is_secret
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -68,6 +68,11 @@ def test_secrets_are_never_shown(tmp_path):
     assert (shown["lium_api_key"].value, shown["lium_api_key"].source) == ("not set", "")
     assert "canary" not in str(read.shown())
     assert "canary" not in repr(read)
+
+
+def test_a_number_of_tokens_is_no_secret():
+    assert not is_secret("TOKENS")  # of SkyPilot's recipes, and a setting of ours
+    assert all(is_secret(name) for name in ("HF_TOKEN", "API_TOKENS", "tokens_key"))
 
 
 def test_an_override_without_a_value_takes_the_shells(tmp_path):

@@ -1,6 +1,7 @@
 """A plan works like Make: what is here stays, what changed makes exactly its dependents stale."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from infra.records import HeldArtifact, Inventory, Plan, Request
 from store.manifest import kept_name
 from trainer import fingerprints
 from trainer import plan as planning
+from trainer.config import ImportSpec
 from trainer.fingerprints import code_of, differences, differing, short
 from trainer.plan import Wanted, recipe, resolve
 from trainer.reuse import choices
@@ -418,6 +420,12 @@ def test_settings_that_are_long_or_nested_are_named_briefly():
 BITS = replace(WANTED, phases=("bits1", "bits1.9", "bits2"), profile="smoke_bits")
 
 
+@pytest.mark.parametrize("word", ["4", "1.8"])
+def test_a_stage_that_there_is_not_is_refused_with_those_there_are(word):
+    with pytest.raises(UsageError, match=f"unknown phase '{word}'; the stages of 1.58 bits are 1, 1.9, 2 and 3; known"):
+        planning.parse_phases(word)
+
+
 @pytest.mark.parametrize(
     ("words", "chain"),
     [
@@ -450,10 +458,36 @@ def test_an_option_of_the_shape_is_that_of_all_phases_and_what_is_ternary_that_o
         ({"model.hiden_size": "512"}, "hiden_size is not an option; did you mean hidden_size"),
         ({"model.ternary.haar": "true", "model.intermediate_size": "769"}, "must both be even"),
         ({"model.num_attention_heads": "3", "model.num_key_value_heads": "3", "model.head_dim": "30"},
-         "relation_heads is 8, which does not divide the 90 numbers"),
+         "model.head_dim: bits3: relation_heads is 8, which does not divide the 90 numbers of all heads; 6 divides 90"),
+        ({"model.max_position_embeddings": "512"},
+         "^--set model.max_position_embeddings: sft: sequence_len is 1024; the model holds 512 positions"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             recipe(replace(BITS, options=options))
+
+
+@pytest.mark.parametrize(
+    ("own_chat", "width", "said"),
+    [
+        (False, 768, None),
+        (False, 704, r"rows must be multiples of 256 numbers: intermediate_size 704 \(nearest: 768\)"),
+        (True, 768, "the tokenizer of /models/theirs is not one of ours"),
+    ],
+)
+def test_a_plan_says_before_training_that_no_gguf_file_can_be_made(own_chat, width, said):
+    model = replace(recipe(BITS)["base"].spec.model, intermediate_size=width)
+    init = ImportSpec(source="/models/theirs", model=model, has_tokenizer=True, own_chat=own_chat)
+    notes = [one for one in planned(replace(BITS, init=init), Inventory("s", {})).notes if "GGUF" in one]
+    assert len(notes) == (said is not None)
+    assert all(re.search(f"cannot be made of this model .{said}.; it runs in our own engine", one) for one in notes)
+
+
+def test_a_shape_and_what_a_phase_needs_for_it_are_judged_together():
+    odd = {"model.num_attention_heads": "3", "model.num_key_value_heads": "3", "model.head_dim": "30"}
+    nodes = recipe(replace(BITS, options={**odd, "bits3.bits.relation_heads": "6"}))
+    assert nodes["bits3"].spec.bits.relation_heads == 6 and nodes["bits3"].spec.model.head_dim == 30
+    short = {"model.max_position_embeddings": "512", "sft.sequence_len": "512"}
+    assert recipe(replace(BITS, options=short))["sft"].spec.sequence_len == 512
 
 
 def test_fewer_or_more_steps_rescale_the_warm_up_of_the_recipe_and_not_one_that_was_given():

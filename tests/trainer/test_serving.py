@@ -100,3 +100,24 @@ def test_what_there_is_no_room_for_is_told_that_the_engine_is_busy(model):
     texts = {one.json()["choices"][0]["text"] for one in others if one.status_code == 200}
     assert len(texts) == 1
     assert all("busy" in one.text for one in others if one.status_code == 503)
+
+
+def test_text_may_come_in_parts_and_what_would_change_the_answer_unseen_is_refused(model):
+    question, head = "What does join do?", {"Authorization": "Bearer secret"}
+    parts = [{"type": "text", "text": "What does "}, {"type": "text", "text": "join do?"}]
+    body = {"model": "demo", "messages": [{"role": "user", "content": question}], "max_tokens": 8, "temperature": 0}
+    none = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "top_p": 1, "n": 1,
+            "response_format": {"type": "text"}}  # fmt: skip
+    image = [*parts, {"type": "image_url", "image_url": {"url": "x"}}]
+    odd = ({"frequency_penalty": 0.5}, {"repetition_penalty": 1.2}, {"min_p": 0.1}, {"logit_bias": {"5": 1}}, {"n": 2},
+           {"response_format": {"type": "json_object"}}, {"top_p": 0}, {"top_p": 1.5},
+           {"messages": [{"role": "user", "content": image}]}, {"messages": ["hi"]})  # fmt: skip
+    whole, same, plain, *wrong = ask(
+        model, body, EngineLimits(), (CHAT, {**body, "messages": [{"role": "user", "content": parts}]}, head),
+        (CHAT, {**body, **none}, head), *((CHAT, {**body, **one}, head) for one in odd),
+    )  # fmt: skip
+    said = whole.json()["choices"][0]["message"]
+    assert same.json()["choices"][0]["message"] == said == plain.json()["choices"][0]["message"]
+    assert [one.status_code for one in wrong] == [400] * len(odd)
+    told = [one.json()["error"]["message"] for one in wrong]
+    assert told[0] == "frequency_penalty: this engine has none" and "at most 1" in told[7]

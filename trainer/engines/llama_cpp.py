@@ -88,8 +88,8 @@ class LlamaEngine(TextEngine):
     def passes(self, ask: Ask, stop: Collection[int]) -> Generator[list[int], None, None]:
         """Yield the new ids one by one. All requests at work are computed together, whoever is read first."""
         seed = ask.seed if ask.seed is not None else int.from_bytes(os.urandom(4), "big")
-        how = {"temperature": ask.temperature, "top_k": max(0, ask.top_k), "seed": seed & 0xFFFFFFFF}
-        tokens = self.inner.tokens(ask.ids, stop, ask.max_tokens, **how)
+        how = {"temperature": ask.temperature, "top_k": max(0, ask.top_k), "top_p": ask.top_p}
+        tokens = self.inner.tokens(ask.ids, stop, ask.max_tokens, **how, seed=seed & 0xFFFFFFFF)
         try:
             for one in tokens:
                 yield [one]

@@ -22,6 +22,8 @@ def packed_problem(config: ModelConfig) -> str:
     """Return why transformers cannot compute with such a model in 2 bits; "" when it can."""
     if config.ternary is None:
         return "its matrices are not ternary"
+    if config.blocks is not None:
+        return "it decodes in blocks, which transformers does not"
     if kind_of(config) == OURS:
         return "transformers has no such shape: one scale for a matrix, and SubLN without norms on queries and keys"
     heads = (config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim)

@@ -120,7 +120,8 @@ def resolve(
     spread = [ways_of(phase, request) for phase in phases]
     most = max((min(found.values()) for found in spread), default=0)
     notes = phase_options.differences(wanted.options, profile_named(wanted.profile).phases)
-    notes += rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None) + about_bits(phases)
+    notes += rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
+    notes += about_bits(phases, wanted.init)
     notes += about_rates(profile, phases) if wanted.init is not None else ()
     notes += tuple(
         f"{phase.phase}: {said}"
@@ -153,10 +154,11 @@ def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]
     return (f"the schedule is rescaled: {'; '.join(changes)}",) if changes else ()
 
 
-def about_bits(phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
+def about_bits(phases: Sequence[PhaseConfig], init: ImportSpec | None) -> tuple[str, ...]:
     """Return warnings before training: ternary models that GGUF cannot hold, stages of bits without a ternary model."""
     found = dict.fromkeys(phase.model for phase in phases if phase.model.ternary)
-    said = [problem for model in found if (problem := model.gguf_problem())]
+    own = f"the tokenizer of {init.source} is not one of ours" if init is not None and init.own_chat else ""
+    said = [problem for model in found if (problem := model.gguf_problem() or own)]
     whole = [phase.phase for phase in phases if phase.bits and not phase.model.ternary]
     return (
         *(f"a GGUF file cannot be made of this model ({one}); it runs in our own engine: inv chat" for one in said),

@@ -22,6 +22,7 @@ from trainer.records import phase_options
 from trainer.records.phase_registry import (
     PHASES,
     all_phases,
+    listed,
     phase_names,
 )
 
@@ -85,6 +86,8 @@ def parse_phases(words: str) -> tuple[str, ...]:
         if word not in PHASES:
             near = difflib.get_close_matches(word, PHASES if "+" in words else (*PHASES, "all"), 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
+            if re.fullmatch(r"[0-9.]+", word):
+                hint = f"the stages of 1.58 bits are {listed([*aliases])}; "
             raise UsageError(f"unknown phase {word!r}; {hint}known: {phase_names()}, a sum such as mid+sft, or all")
     return tuple(phase for phase in PHASES if phase in asked)
 
@@ -148,8 +151,10 @@ def profile_of(wanted: Wanted) -> Profile:
     shape = phase_options.of_model(wanted.options)
     if wanted.init is not None and (odd := sorted(shape.keys() - {*recipes.OF_STAGES})):
         raise UsageError(f"--set model.{odd[0]}: the shape is that of the model of --init")
-    whole = recipes.with_shape(profile_named(wanted.profile), shape, f"--set model.{', model.'.join(shape)}")
+    whole = profile_named(wanted.profile)
     phase_options.refuse_unknown(wanted.options, whole.phases)
+    fields = {name: phase_options.fields_of(phase, wanted.options) for name, phase in whole.phases.items()}
+    whole = recipes.with_shape(whole, shape, fields, f"--set model.{', model.'.join(shape)}")
     phases = {name: phase_options.with_options(phase, wanted.options) for name, phase in whole.phases.items()}
     return replace(whole, phases=phases)
 

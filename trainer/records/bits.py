@@ -81,7 +81,9 @@ class BitsConfig:
             return ""
         if not 0 <= self.layer_of(count) < count:
             return f"relation_layer is {self.relation_layer}; the model has the layers 0 to {count - 1}"
-        odd = [size for size in (heads * head_dim, kv_heads * head_dim) if size % self.relation_heads]
-        if odd:
-            return f"relation_heads is {self.relation_heads}, which does not divide the {odd[0]} numbers of all heads"
+        sizes = (heads * head_dim, kv_heads * head_dim)
+        if odd := [size for size in sizes if size % self.relation_heads]:
+            near = next(one for one in range(self.relation_heads, 0, -1) if not any(size % one for size in sizes))
+            what = f"relation_heads is {self.relation_heads}, which does not divide the {odd[0]} numbers of all heads"
+            return f"{what}; {near} divides {' and '.join(map(str, dict.fromkeys(sizes)))}"
         return ""

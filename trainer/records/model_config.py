@@ -118,10 +118,16 @@ class ModelConfig:
         if kind == "tq2_0" and self.ternary is None:
             return "its matrices are not ternary; take f16, bf16 or q8_0"
         if self.ternary and self.ternary.haar and kind == "tq2_0":
-            return "Haar bands are ternary in another basis, which it does not know"
+            return "Haar bands are ternary in another basis, which llama.cpp does not know"
         if self.sub_norm and (self.qk_norm or square != self.hidden_size or not self.tie_word_embeddings):
+            near = (
+                ""
+                if replace(self, sub_norm=False).gguf_problem(kind)
+                else "; without SubLN (model.sub_norm=false) it fits"
+            )
             return (
-                "with SubLN it knows tied models without norms on queries and keys, heads together as wide as the model"
+                "with SubLN llama.cpp knows only tied models without norms on queries and keys, whose heads together "
+                f"are as wide as the model{near}"
             )
         if self.rope_scaling or self.logit_softcap:
             return "stretched positions and capped logits are not written"

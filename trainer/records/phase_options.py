@@ -33,25 +33,33 @@ def with_options(phase: P, options: Mapping[str, str]) -> P:
     Raises ConfigError for a field that no such record has, with the nearest one, and for a value that it cannot have.
     """
     record: Any = phase
-    own = dict(of_phase(record.phase, options))
-    if not own:
+    by = fields_of(phase, options)
+    if not by:
         return phase
-    by: dict[str, Any] = {}
-    for path, text in own.items():
-        where = f"--set {record.phase}.{path}={text}"
-        names, value = _typed(type(phase), path, text, where)
-        inner = by
-        for name in names[:-1]:
-            inner = inner.setdefault(name, {})
-        inner[names[-1]] = value
     values = dataclasses.asdict(record)
-    if isinstance(by.get("mixture"), dict):
-        by["mixture"] = {**(record.mixture or {}), **by["mixture"]}
-    said = ", ".join(f"{record.phase}.{path}={text}" for path, text in own.items())
+    said = ", ".join(f"{record.phase}.{path}={text}" for path, text in of_phase(record.phase, options))
     try:
         return strict_records.read(type(phase), changed(values, by))
     except strict_records.Misfit as error:
         raise ConfigError(f"--set {said}: {error}") from None
+
+
+def fields_of(phase: P, options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of a phase, nested as a profile's file has them under its name; {} for none.
+
+    Raises ConfigError for a field that no such record has, with the nearest one, and for a value of another type.
+    """
+    record: Any = phase
+    by: dict[str, Any] = {}
+    for path, text in of_phase(record.phase, options):
+        names, value = _typed(type(phase), path, text, f"--set {record.phase}.{path}={text}")
+        inner = by
+        for name in names[:-1]:
+            inner = inner.setdefault(name, {})
+        inner[names[-1]] = value
+    if isinstance(by.get("mixture"), dict):
+        by["mixture"] = {**(record.mixture or {}), **by["mixture"]}
+    return by
 
 
 def of_model(options: Mapping[str, str]) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from data.errors import InputError
 from data.tokens.tokenizer import Tokenizer
 
 USUAL_TOKENS = 16  # OpenAI's default for a completion
+NOTHING = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "min_p": 0,
+           "response_format": {"type": "text"}}  # fmt: skip
+"""Options that no engine of ours has, and the values at which they change nothing."""
 
 
 class Wrong(Exception):
@@ -34,6 +37,8 @@ class Ask:
     max_tokens: int
     temperature: float
     top_k: int
+    top_p: float
+    """Read by engines that can draw so; 1 = no limit."""
     seed: int | None
     stop: tuple[str, ...]
     streams: bool
@@ -66,9 +71,10 @@ def read(said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, m
         raise Wrong("the body is no JSON object")
     if said.get("model", name) != name:
         raise Wrong(f"The model `{said['model']}` does not exist.", 404, "NotFoundError")
-    if unknown := [
-        one for one in ("logprobs", "top_logprobs", "tools", "response_format", "suffix", "echo") if said.get(one)
-    ]:
+    none = ("logprobs", "top_logprobs", "logit_bias", "tools", "suffix", "echo")
+    unknown = [one for one in none if said.get(one)]
+    unknown += [one for one, nothing in NOTHING.items() if said.get(one) not in (None, nothing)]
+    if unknown:
         raise Wrong(f"{', '.join(unknown)}: this engine has none")
     if _number(said, "n", 1, 1) != 1 or _number(said, "best_of", 1, 1) != 1:
         raise Wrong("n: this engine gives one answer to a request")
@@ -92,16 +98,18 @@ def read(said: Any, is_chat: bool, name: str, tokenizer: Tokenizer, room: int, m
     return Ask(
         ids=ids, is_chat=is_chat, max_tokens=min(tokens, most or tokens, room - len(ids)),
         temperature=_number(said, "temperature", 1.0, 0), top_k=int(_number(said, "top_k", 0, -1)),
+        top_p=_share(said, "top_p"),
         seed=seed if type(seed) is int else None, stop=stop, streams=streams,
         tells_usage=bool(options.get("include_usage")), head=head,
     )  # fmt: skip
 
 
 def _chat(said: Mapping[str, Any], tokenizer: Tokenizer, align: int) -> list[int]:
-    messages = said.get("messages")
-    if not isinstance(messages, list) or not messages or not all(
-        isinstance(one, Mapping) and isinstance(one.get("content"), str) and isinstance(one.get("role"), str)
-        for one in messages
+    given = said.get("messages")
+    given = given if isinstance(given, list) else []
+    messages = [{**one, "content": _text(one.get("content"))} for one in given if isinstance(one, Mapping)]
+    if not given or len(messages) < len(given) or not all(
+        isinstance(one["content"], str) and isinstance(one.get("role"), str) for one in messages
     ):  # fmt: skip
         raise Wrong("messages: a list of objects with role and content, both text")
     if messages[-1]["role"] != "user":
@@ -124,6 +132,21 @@ def _prompt(said: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
     ):
         return list(prompt)
     raise Wrong("prompt: a text, or a list of ids")
+
+
+def _text(content: Any) -> str | None:
+    """Return the content of a message, which may be a list of parts; None where it is no text."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    found = [one["text"] for one in content if isinstance(one, Mapping) and isinstance(one.get("text"), str)]
+    return "".join(found) if len(found) == len(content) else None
+
+
+def _share(said: Mapping[str, Any], name: str) -> float:
+    share = _number(said, name, 1.0, 0)
+    if not 0 < share <= 1:
+        raise Wrong(f"{name} is {said[name]!r}; it must be above 0 and at most 1")
+    return share
 
 
 def _number(said: Mapping[str, Any], name: str, usual: float, least: float) -> float:

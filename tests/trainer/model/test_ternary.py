@@ -15,6 +15,7 @@ from trainer.model import distillation, export, huggingface, packed
 from trainer.model.decoder import Cache, Decoder
 from trainer.model.ternary import TernaryLinear, haar, inverse_haar, layers_of, relative_error, rounded_weight, ternary
 from trainer.model.token_losses import Teacher, sliced_kl
+from trainer.records.blocks_config import BlocksConfig
 from trainer.records.model_config import Ternary
 
 BITNET = replace(SHAPE, head_dim=16, sub_norm=True, ternary=Ternary())
@@ -225,6 +226,10 @@ def test_llama_cpp_is_told_apart_from_what_it_cannot_compute():
         "SubLN" in replace(fits, qk_norm=True).gguf_problem() and "SubLN" in replace(fits, head_dim=32).gguf_problem()
     )
     assert replace(fits, qk_norm=True, sub_norm=False).gguf_problem() == ""
+    assert replace(fits, qk_norm=True).gguf_problem().endswith("; without SubLN (model.sub_norm=false) it fits")
+    assert "it fits" not in replace(fits, qk_norm=True, intermediate_size=704).gguf_problem()
+    in_blocks = replace(fits, blocks=BlocksConfig(mask_id=5))
+    assert all("decodes in blocks" in one for one in (in_blocks.gguf_problem(), packed.packed_problem(in_blocks)))
     assert "capped" in replace(fits, logit_softcap=15.0).gguf_problem()
 
 

@@ -1,0 +1,69 @@
+"""Exports and chats by llama.cpp: what cannot be a GGUF file is refused before anything is made for it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from scripts.models import local_model
+from scripts.models.flags import ChatFlags, ExportFlags
+from trainer.model.huggingface import written
+from trainer.records.blocks_config import BlocksConfig
+from trainer.records.model_config import ModelConfig, Ternary
+
+BITNET = ModelConfig(vocab_size=320, hidden_size=256, intermediate_size=704, num_hidden_layers=2, num_attention_heads=4,
+                     num_key_value_heads=2, head_dim=64, sub_norm=True, ternary=Ternary())  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Return a function that writes the config of a model, and returns its folder; the store is empty."""
+    monkeypatch.setenv("SLIPWAY_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("SLIPWAY_ENVIRONMENTS", str(tmp_path / "environments"))
+
+    def write(shape):
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "config.json").write_text(json.dumps(written(shape, "float32", 0, [1])))
+        return str(tmp_path / "model")
+
+    yield write
+    assert not (tmp_path / "environments").exists()
+
+
+def test_a_shape_that_no_gguf_type_takes_is_refused_with_the_nearest_and_with_what_fits(folder):
+    model = folder(BITNET)
+    said = r"model cannot become a GGUF file of tq2_0: .*intermediate_size 704 .nearest: 768.*; "
+    with pytest.raises(UsageError, match=said + "known to fit: --gguf-type q8_0 or f16 or bf16 or f32"):
+        local_model.export(ExportFlags(model=model, bits="gguf"))
+    with pytest.raises(UsageError, match=said + "leave out --engine llama.cpp"):
+        local_model.chat(ChatFlags(model=model, engine="llama.cpp", prompt="hi"))
+
+
+def test_a_model_that_no_gguf_type_takes_is_left_to_our_own_engine(folder):
+    model = folder(replace(BITNET, ternary=None, sub_norm=False, blocks=BlocksConfig(mask_id=300)))
+    with pytest.raises(UsageError, match="decodes in blocks, which llama.cpp does not; leave out --bits gguf"):
+        local_model.export(ExportFlags(model=model, bits="gguf", gguf_type="f16"))
+
+
+def test_a_tokenizer_that_is_not_ours_is_refused_in_words(folder):
+    model = folder(replace(BITNET, intermediate_size=768))
+    Path(model, "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(UsageError, match="GGUF file of tq2_0: its tokenizer is not one of ours.*leave out --bits gguf"):
+        local_model.export(ExportFlags(model=model, bits="gguf"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"bits": "ggml"}, "--bits is 'ggml'; known: gguf, hf"),
+        ({"bits": "gguf", "gguf_type": "q4"}, "--gguf-type is 'q4'; known: tq2_0"),
+        ({"bits": "gguf", "dtype": "bfloat16"}, "--dtype is for folders; a GGUF file takes --gguf-type bf16"),
+        ({"gguf_type": "f16", "out": "x"}, "--gguf-type f16 is for --bits gguf"),
+        ({"bits": "hf"}, "--out is missing"),
+    ],
+)
+def test_flags_that_mean_nothing_together_are_refused(flags, said):
+    with pytest.raises(UsageError, match=said):
+        local_model.export(ExportFlags(**flags))
