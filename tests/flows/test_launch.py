@@ -109,6 +109,24 @@ def test_a_key_for_the_end_of_a_pod_is_for_rented_ones_and_trainings_of_ours(set
         jobs.understand(spec, jobs.load(spec, "", "true", "", ""), {}, settings, print)
 
 
+@pytest.mark.parametrize(("flags", "own", "what"), [
+    ({"phase": "rl", "reward": "examples/reward.py"}, {}, "--reward: step rl"),
+    ({"phase": "rl", "task": "mbpp"}, {}, "task mbpp: step rl"),
+    ({"phase": "base", "track": "examples/tracker.py"}, {}, "--track tracker: step track-tracker"),
+    ({"phase": "sft+smooth"}, {"SLIPWAY_EXTENSIONS": "examples/own/smooth.py"}, "extension smooth: step smooth"),
+    ({"phase": "base"}, {"SLIPWAY_EXTENSIONS": "examples/own/sentences.py", "SLIPWAY_SOURCE": "sentences"},
+     "extension sentences: step text"),
+])  # fmt: skip
+def test_no_key_for_the_end_of_a_pod_goes_where_code_of_somebody_else_runs(
+    settings, journal, tmp_path, flags, own, what
+):
+    environ = {one: str(tmp_path / path) for one, path in (("SLIPWAY_STORE", "store"), ("HOME", "."))}
+    settings = Settings.load(ROOT, {"profile": "tiny"}, environ={**environ, **own})
+    job = launch.prepare(launch.understand(LaunchSpec(**flags), settings, print), journal, settings, print).plan.job
+    with pytest.raises(UsageError, match=f"--self-end cannot be used with {what} runs code on the pod"):
+        launch.refuse_code_of_others(job)
+
+
 def test_a_preset_says_what_the_launch_does_not():
     small = with_preset(LaunchSpec(phase="base", preset="small"))
     assert (small.steps, small.ttl) == (5, "1h") and with_preset(LaunchSpec()) == LaunchSpec()
