@@ -33,6 +33,7 @@ cd -- "$1" 2>/dev/null || exit 0; draft=$2; shift 2
 [ ! -s "$draft.list" ] || tar -czf "$draft" -T "$draft.list"
 code=$?; rm -f "$draft.list"; exit $code
 """
+KIND = '[ -d "$1" ] && echo folder || { [ -e "$1" ] && echo file; }'
 
 
 def gather(journal: Journal, here: Path) -> None:
@@ -86,12 +87,20 @@ def fetch(machine: Transport, there: Path, here: Path, runs: Sequence[str], over
             path.write_bytes(_moved(path.read_bytes(), path.parent))
 
 
-def fetch_path(machine: Transport, there: Path, here: Path) -> None:
-    """Bring a file or a folder; one that is here is replaced file by file. Raises SlipwayError."""
-    draft = f"{there.parent}/.{secrets.token_hex(4)}.tgz"
-    words = ["tar", "-czf", draft, "-C", str(there.parent), "--", there.name]
-    if machine.run(["test", "-e", str(there)], timeout_s=BASE_S).exited != 0:
+def fetch_path(machine: Transport, there: Path, here: Path, drafts: Path) -> Path:
+    """Bring a file or a folder; return where it is. One that is here is replaced file by file.
+
+    A file goes into `here` where that is a folder. `drafts`: a folder there that is ours. Raises SlipwayError.
+    """
+    asked = machine.run(["sh", "-c", KIND, "sh", str(there)], timeout_s=BASE_S).stdout.strip()
+    if not asked:
         raise UsageError(f"there is no {there} on the control host")
+    target = here / there.name if asked == "file" and here.is_dir() else here
+    if target.is_dir() is (asked == "file") and target.exists():
+        kinds = ("a folder", "a file") if target.is_dir() else ("a file", "a folder")
+        raise UsageError(f"{target} is {kinds[0]}, and {there} is {kinds[1]}; name another place: --to PATH")
+    draft = f"{drafts}/.{secrets.token_hex(4)}.tgz"
+    words = ["tar", "-czf", draft, "-C", str(there.parent), "--", there.name]
     try:
         done = machine.run(words, timeout_s=BASE_S * 10)
         if done.exited != 0:
@@ -100,9 +109,10 @@ def fetch_path(machine: Transport, there: Path, here: Path) -> None:
     finally:
         with contextlib.suppress(SlipwayError):  # a connection that is lost has been told already
             machine.run(["rm", "-f", draft], timeout_s=BASE_S)
-    with tempfile.TemporaryDirectory(dir=_made(here.parent), prefix=".slipway-") as folder:
+    with tempfile.TemporaryDirectory(dir=_made(target.parent), prefix=".slipway-") as folder:
         _extract(content, Path(folder))
-        _put(Path(folder, there.name), here)
+        _put(Path(folder, there.name), target)
+    return target
 
 
 def _put(source: Path, target: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from infra.control import homes
+from infra.errors import UsageError
 from infra.transport.protocol import ThisMachine
 
 pytestmark = pytest.mark.process
@@ -34,3 +35,29 @@ def test_a_run_at_work_goes_whole_and_one_that_is_over_without_its_folders_there
     homes.send(ThisMachine(), tmp_path / "none", here, [], ["is-gone"])
     homes.fetch(ThisMachine(), tmp_path / "nowhere", tmp_path / "none", ["works"], ["is-over"])
     assert not (tmp_path / "none").exists()
+
+
+def test_a_file_goes_into_a_folder_that_is_here_and_nothing_of_another_kind_is_replaced(tmp_path):
+    there, drafts, here = (tmp_path / name for name in ("there", "drafts", "here"))
+    (there / "folder").mkdir(parents=True)
+    drafts.mkdir()
+    for path in (there / "one.txt", there / "folder" / "two.txt"):
+        path.write_text(path.name)
+
+    def fetch(name, to):
+        return homes.fetch_path(ThisMachine(), there / name, to, drafts)
+
+    assert fetch("folder", here) == here and fetch("one.txt", here) == here / "one.txt"
+    assert names(here) == ["one.txt", "two.txt"]
+    assert fetch("one.txt", here / "more" / "uno.txt").read_text() == "one.txt"
+    (here / "two.txt").write_text("older")
+    fetch("folder", here)
+    assert (here / "two.txt").read_text() == "two.txt"
+    with pytest.raises(UsageError, match="one.txt is a file, and .*/folder is a folder; name another place: --to PATH"):
+        fetch("folder", here / "one.txt")
+    (here / "folder" / "one.txt").mkdir(parents=True)
+    with pytest.raises(UsageError, match="one.txt is a folder, and .*/one.txt is a file"):
+        fetch("one.txt", here / "folder")
+    with pytest.raises(UsageError, match="there is no .*/none on the control host"):
+        fetch("none", here)
+    assert not list(drafts.iterdir()) and not list(there.glob(".*"))
