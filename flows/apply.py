@@ -57,7 +57,7 @@ class SetLimit:
         """Return the limit as it is written; None where none is. Raises UsageError."""
         if not said:
             return None
-        amount = shares.amount_of("spend-limit", said)
+        amount = preflight.amount_of("spend-limit", said)
         own = [micro_usd(one.spend_limit.lstrip("$")) for one in specs.values() if one.spend_limit]
         others = len(specs) - len(own)
         if sum(own) > amount or others and sum(own) == amount:

@@ -153,6 +153,7 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
 
     Raises UsageError for what cannot be meant, also beside the run that is at work; NoOffer.
     """
+    shares.check_budget(meant.spec.budget, journal)
     candidates = registry.candidates(settings)
     vendor = candidates[0]
     learned.gather(journal, settings)

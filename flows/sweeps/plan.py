@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from data.config import ConfigError
 from flows.planning import Work, plan_for
-from flows.shares import amount_of
 from flows.specs.launch import LaunchSpec
 from flows.sweeps.pods import SweepPods, on_held
 from flows.sweeps.records import SweepSpec, SweepTrial
@@ -75,7 +74,7 @@ class SweepPlan:
 
 def limit_of(said: str) -> int | None:
     """Return a limit in micro-dollars; None for none. Raises UsageError."""
-    return amount_of("spend-limit", said) if said else None
+    return preflight.amount_of("spend-limit", said) if said else None
 
 
 def share(limit: int, trials: int, own: int | None) -> int:
