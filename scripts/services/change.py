@@ -95,7 +95,7 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     missing = f" ({least - left} of them: there is no machine for more)" if left else ""
     limit = service.ours.spend_limit
     cost = f"all together, at most {in_usd(limit_of(limit))}" if limit else "no limit"
-    until = "nothing was started" if is_asked else cost
+    until = f"{cost}; nothing was started" if is_asked else cost
     render.say(f"{count(least, 'replica')}{missing}: about {dollars(rate)} USD/h; {until}")
 
 
