@@ -28,7 +28,7 @@ from infra.runs.timing import Say
 from infra.selection import choose
 from infra.selection.preflight import read_budget
 from infra.settings import Settings
-from infra.units import duration
+from infra.units import count, duration
 
 # seconds between two looks at what is in the way; for other machines each look makes a connection
 WAIT_S = {"local": 1.0}
@@ -150,7 +150,7 @@ def on_devices(request: Request, said: str, vendor: Provider) -> Request:
     number = devices.count(",") + 1
     if request.num_gpus not in (0, number):
         raise UsageError(
-            f"--devices {said} names {number} GPUs, but --num-gpus is {request.num_gpus}; give one of them"
+            f"--devices {said} names {count(number, 'GPU')}, but --num-gpus is {request.num_gpus}; give one of them"
         )
     return replace(request, devices=devices, num_gpus=number)
 

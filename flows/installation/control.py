@@ -140,9 +140,10 @@ def lost(settings: Settings, tell: Say) -> CameHome:
     except FileNotFoundError:
         text = archive.pack(settings.state_file)
         tell(f"there is no copy from {name}; the journal is restored as it was when it moved there")
-    seen_at = host.copy.seen_at
-    if seen_at is not None:
-        tell(f"the copy is from {duration(time.time() - seen_at)} ago; runs may have started or ended since")
+    current_at = host.copy.current_at
+    if current_at is not None:
+        ago = duration(max(0.0, time.time() - current_at))
+        tell(f"the copy is from {ago} ago; runs may have started or ended since")
     archive.unpack(text, settings.state_file, journal_moves.note_replacement)
     with Journal.open(settings.state_file) as journal:
         settle(journal, settings, tell)
