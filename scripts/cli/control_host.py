@@ -56,7 +56,9 @@ def run_there(tasks: Sequence[Any], collection: Any, words: Sequence[str], after
             tell_of_copy(host)
             raise SlipwayError(f"the control host {name} cannot be reached: {error}{_what_then(host)}") from None
     if done.code and (left := left_here(words)):
-        render.tell(f"only files of this checkout are sent to {name}, and not {', '.join(left)}: copy it into here first")
+        render.tell(
+            f"only files of this checkout are sent to {name}, and not {', '.join(left)}: copy it into here first"
+        )
     if done.problem:
         render.tell(f"{name}: no copy of its journal could be made: {done.problem}")
     raise Exit(code=done.code)
