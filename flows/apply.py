@@ -13,7 +13,7 @@ from flows.shares import Offered
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
-from infra.ledger import spend
+from infra.ledger import budgets, spend
 from infra.ledger.journal import Held, Journal, Op
 from infra.ledger.life_cycle import LOST, READY
 from infra.machines.host_memory import at_once
@@ -68,6 +68,14 @@ class SetLimit:
     def open(self, journal: Journal, settings: Settings) -> None:
         """Set the budget of the set to that amount. Raises UsageError for less than is spent and reserved."""
         shares.open_as(journal, self.budget, self.amount, settings)
+
+    def change(self, journal: Journal, settings: Settings) -> bool:
+        """Set the budget of a set whose pods stay; return whether it had another amount. Raises UsageError as above."""
+        before = budgets.find(journal, self.budget)
+        if before is None or before.amount == self.amount:
+            return False
+        self.open(journal, settings)
+        return True
 
 
 @contextlib.contextmanager
