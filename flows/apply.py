@@ -41,6 +41,8 @@ class Change:
     provider: str
     micro_usd_per_hour: int  # price of an offer, for a pod that is to be made
     about: str
+    rented: tuple[Offer, Limits] | None = None
+    """The offer and the limits of a pod that is to be rented."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,8 @@ def _change(
         ends = [] if limits.time_s is None else [f"after {duration(limits.time_s)}"]
         ends += [] if limits.spend_micro_usd is None else [f"at {in_usd(limits.spend_micro_usd)}"]
         said = f"{place}, ends {' or '.join(ends)}" if ends else place
-        return Change(step, offer.provider, offer.micro_usd_per_hour, said)
+        rented = (offer, limits) if offer.micro_usd_per_hour else None
+        return Change(step, offer.provider, offer.micro_usd_per_hour, said, rented)
     op = journal.op(step.token)
     age_s = round(spend.age_s(op, read_clocks(), pods.scale_of(op, settings)), 1)
     return Change(step, op.vendor, op.rate, f"{duration(age_s)} old, makes {pods.purpose(op)}")

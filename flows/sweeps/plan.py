@@ -36,6 +36,8 @@ class PlannedTrial:
     """Flags of its launch: those of the trial, but for the ones that say where it runs."""
     most_micro_usd: int = 0
     """The most it may cost; 0 where nothing is paid."""
+    offer: Offer | None = None
+    """The offer that its price is of, where it rents a pod of its own."""
 
     @property
     def estimate_s(self) -> float:
@@ -178,7 +180,7 @@ def price(
         except SlipwayError as error:
             error.args = (f"trial {one.trial.run}: {error}; nothing was rented",)
             raise
-        limits = one.plan.job.limits
+        limits, one.offer = one.plan.job.limits, first
         most = [] if limits.time_s is None else [-(-round(limits.time_s * first.micro_usd_per_hour) // 3600)]
         one.most_micro_usd = min([*most, *filter(None, [limits.spend_micro_usd])])
 

@@ -20,6 +20,7 @@ from scripts.cli import context, prompts, render, session
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.market import offers_table
 from scripts.market.flags import ApplyFlags
 
 OWN = ("local", "ssh")
@@ -36,6 +37,8 @@ def apply(spec: ApplyFlags) -> None:
         lines = use_case.changes(set_name, specs, journal, settings, render.tell, limit)
         if not spec.json:
             show(set_name, lines)
+            rented = [line.rented for line in lines if line.rented]
+            offers_table.show_laptop_off("none of these pods is brought back", rented, settings)
         changes = [line.step for line in lines if line.step.action != "keep"]
         if changes and not spec.dry_run:
             prompts.confirm(spec.yes)
