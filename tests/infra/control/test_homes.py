@@ -1,6 +1,7 @@
 """The copies of what is kept of runs: all of a run at work, of one that is over only the files."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +62,32 @@ def test_a_file_goes_into_a_folder_that_is_here_and_nothing_of_another_kind_is_r
     with pytest.raises(UsageError, match="there is no .*/none on the control host"):
         fetch("none", here)
     assert not list(drafts.iterdir()) and not list(there.glob(".*"))
+
+
+def test_a_large_file_comes_by_itself_and_whole_with_what_lies_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(homes.large_files, "LARGE_BYTES", 1000)
+    asked = []
+
+    class Machine(ThisMachine):
+        def read(self, path, offset):
+            asked.append((Path(path).name, offset))
+            return super().read(path, offset)
+
+    there, drafts = tmp_path / "there", tmp_path / "drafts"
+    (there / "model" / "odd [*] ü").mkdir(parents=True)
+    drafts.mkdir()
+    large, again = there / "model" / "odd [*] ü" / "weights", there / "model" / "same"
+    large.write_bytes(bytes(range(256)) * 8)
+    large.chmod(0o600)
+    again.hardlink_to(large)
+    (there / "model" / "small").write_text("small")
+    (there / "model" / "link").symlink_to("small")
+    (there / "newest").symlink_to("model")
+    for name in ("model", "newest"):
+        here = homes.fetch_path(Machine(), there / name, tmp_path / name, drafts)
+        assert names(here) == ["link", "odd [*] ü/weights", "same", "small"]
+        assert (here / "same").read_bytes() == (here / "odd [*] ü" / "weights").read_bytes() == large.read_bytes()
+        assert (here / "link").readlink() == Path("small") and (here / "same").stat().st_mode & 0o777 == 0o600
+    assert {name for name, _ in asked if not name.endswith(".tgz")} == {"weights", "same"}
+    alone = homes.fetch_path(Machine(), large, tmp_path / "alone", drafts)
+    assert alone.read_bytes() == large.read_bytes() and not list(drafts.iterdir())
