@@ -1,4 +1,4 @@
-"""What all pods of a set may cost together."""
+"""The money that all pods of a set may cost together."""
 
 import pytest
 

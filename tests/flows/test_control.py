@@ -1,4 +1,4 @@
-"""What is asked of a control host before it is reached: words that name nothing there, and machines that are none."""
+"""Words about a control host that name nothing there or no machine, and a copy of its journal that has an age."""
 
 import json
 import os

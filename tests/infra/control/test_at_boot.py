@@ -1,4 +1,4 @@
-"""What starts a control host's work after a boot: the user's systemd where it answers, else cron, else nobody.
+"""The start of a control host's work after a boot: the user's systemd where it answers, else cron, else nobody.
 
 The programs are stand-ins that keep what they are told: a boot cannot be had here.
 """

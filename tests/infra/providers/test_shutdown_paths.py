@@ -1,4 +1,4 @@
-"""What a plan says of pods that nobody looks after."""
+"""The words of a plan about pods that nobody looks after."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What of a line stays on this machine when it runs on a control host."""
+"""Files that a line names and that stay on this machine when it runs on a control host."""
 
 from scripts.cli.control_host import left_here
 from tests.world import ROOT
