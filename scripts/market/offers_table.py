@@ -61,8 +61,13 @@ def show_ends(
         render.say(INSTEAD)
 
 
-def show_laptop_off(what: str, pods: Sequence[tuple[Offer, Limits]], settings: Settings) -> None:
-    """Show what becomes of several pods with the laptop off: `what`, and for each vendor what ends one."""
+def show_laptop_off(
+    what: str, pods: Sequence[tuple[Offer, Limits]], settings: Settings, is_followed: bool = True
+) -> None:  # fmt: skip
+    """Show what becomes of several pods with the laptop off: `what`, and for each vendor what ends one.
+
+    is_followed: a process follows them, which a control host could run instead.
+    """
     if not pods or HostPlaces.of_world(settings).is_control_host:
         return
     render.say(f"with the laptop off {what}")
@@ -73,7 +78,8 @@ def show_laptop_off(what: str, pods: Sequence[tuple[Offer, Limits]], settings: S
         if vendor := market(registry.provider(settings, name)):
             priced = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
             render.say(f"  {when_nobody_looks(vendor, priced)}")
-    render.say(INSTEAD)
+    if is_followed:
+        render.say(INSTEAD)
 
 
 def table(found: Sequence[Offer], now: float) -> str:

@@ -38,7 +38,8 @@ def apply(spec: ApplyFlags) -> None:
         if not spec.json:
             show(set_name, lines)
             rented = [line.rented for line in lines if line.rented]
-            offers_table.show_laptop_off("none of these pods is brought back", rented, settings)
+            off = "these pods stay; one that is taken away comes back with the next inv apply"
+            offers_table.show_laptop_off(off, rented, settings, is_followed=False)
         changes = [line.step for line in lines if line.step.action != "keep"]
         if changes and not spec.dry_run:
             prompts.confirm(spec.yes)
