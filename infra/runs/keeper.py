@@ -168,7 +168,7 @@ class Keeper:
             except SlipwayError as error:
                 now = self.journal.ops(run=op.run)[-1]
                 is_over = pods.is_over(now)  # another process has brought it home, and has ended it
-                is_ours = now.is_live and now.slot >= 0 and now.token == op.token
+                is_ours = now.state in (READY, LOST) and now.slot >= 0 and now.token == op.token
                 if not is_over and is_ours and not heard and self._is_well(now):
                     raise  # it lives, and only we cannot read it
                 failure = error
@@ -252,7 +252,7 @@ class Keeper:
                     if course.do is Do.RESUME:
                         return self._resume(op, course, sights[0])
                     return self._begin_anew(op, rows, course)
-            except (Lost, TimedOut, Unreachable, NoOffer) as error:
+            except (Lost, TimedOut, Unreachable, NoOffer, pods.StillBills) as error:
                 self.say(f"{op.run}: {error}")
                 tries = len(tried_at)
                 if tries >= RUN.retries.most or isinstance(error, NoReplacement) and tries >= MOST_LOOKS:

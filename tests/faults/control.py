@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from infra.ledger.journal import Op
+from infra.runs import pods
 from tests import seeds
 from tests.faults.control_site import GPU, Site, Wrong, chance_of, kill, say, site, wait
 from tests.hosts import call
@@ -55,7 +56,7 @@ class Rig:
         rows = self.here.rows(run=name)
         if not rows:
             return "never begun"
-        if rows[-1].is_live or self.is_kept(name):
+        if rows[-1].is_live or self.is_kept(name) and not pods.is_over(rows[-1]):
             return ""
         if self.here.said_last(name) == "succeeded":
             return "succeeded"  # it has ended its own pod, and that was seen before its verdict was
@@ -163,14 +164,17 @@ class Rig:
                 raise Wrong(f"ended that worked: {before.keys() - now.keys()}; begun: {now.keys() - before.keys()}")
             if missing := before.keys() - listed:
                 raise Wrong(f"not listed: {missing}")
-            if missing := names.keys() - rows.keys():
-                raise Wrong(f"no row: {missing} ({rows})")
+            called = dict.fromkeys(names, "") | {name: name for name in names if name in rows}
+            if is_old and vendor == "lium":  # whose listing has no room for the name of a run
+                called[name] = next((run for run in rows if run.startswith("found-") and rows[run] == "lost"), "")
+            if "" in called.values():
+                raise Wrong(f"no row: {called} ({rows})")
             self.counts["old copies" if is_old else "new copies"] += 1
             for name in names:
                 (here.folder / "said" / f"{name}.hold").unlink()
-            self.counts.update(rows[name] for name in names)
-            for name in names:
-                here.laptop.json("down", name)
+            self.counts.update(rows[run] for run in called.values())
+            for run in called.values():
+                here.laptop.json("down", run)
             if left := here.billing():
                 raise Wrong(f"it bills after `down`: {left}")
             if number < times:
@@ -232,7 +236,7 @@ class Rig:
                 raise Wrong("a look failed")
             self.wait_for(names)
             self.judge(one)
-            rented = len([row for row in here.rows(run=one) if row.sent_at])
+            rented = len([row for row in here.rows(run=one) if row.remote_id])
             if rented != 1:
                 raise Wrong(f"{one} was rented {rented} times")
             self.counts["launches of one name by two"] += 1

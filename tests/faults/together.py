@@ -140,7 +140,8 @@ class Rig:
     def sweep_of(self, number: int) -> str:
         path = self.site.folder / f"rates{number}.yaml"
         each = {"profile": "tiny", "phase": "base", "gpu": GPU["lium"], "num-gpus": 1, "steps": 6, "save_every": 3}
-        path.write_text(json.dumps({"each": each, "runs": [{"name": "a", "seed": 1}, {"name": "b", "seed": 2}]}))
+        runs = [{"name": name, "seed": 10 * number + at} for at, name in enumerate("ab")]  # nothing of it is here yet
+        path.write_text(json.dumps({"each": each, "runs": runs}))
         return str(path)
 
     # What is killed.

@@ -1,0 +1,54 @@
+"""Runs on rented machines that are kept while a vendor cannot say yet what came of a request."""
+
+import contextlib
+from unittest.mock import patch
+
+import pytest
+
+from infra.agent.job import Job, Limits
+from infra.ledger.journal import Journal
+from infra.ledger.life_cycle import TERMINATING
+from infra.providers.offers import open_market
+from infra.records import Request
+from infra.runs import keeper as keep
+from infra.runs import pods, sight
+from tests.infra.market.test_boot import SPEED, settings_of
+from tests.infra.rehearsal.worlds import world
+
+REQUEST = Request(run="otter", provider="shadeform", gpu="A6000", num_gpus=1)
+
+
+class Found(Exception):
+    """Another machine was looked for."""
+
+
+def look(request):
+    raise Found
+
+
+@pytest.mark.process
+def test_a_run_whose_next_machine_was_asked_for_by_a_process_that_died_is_continued(tmp_path, monkeypatch):
+    """Nobody knows for a while whether that machine exists: it is ended first, and then another one is looked for."""
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        monkeypatch.setenv("SHADEFORM_API_KEY", running.about["shadeform"]["key"])
+        monkeypatch.setenv("SLIPWAY_SHADEFORM_URL", running.about["shadeform"]["url"])
+        vendor = open_market("shadeform", settings_of(running, tmp_path))
+        offer, job = vendor.offers(REQUEST)[0], Job("", "", (), Limits(time_s=1e6, spend_micro_usd=20_000_000))
+        first = journal.advance(pods.rent(vendor, REQUEST, offer, job, journal), "armed")
+        pods.end(vendor, first, journal, sight.GONE)
+        with (
+            patch.object(type(vendor), "create", side_effect=KeyboardInterrupt),
+            contextlib.suppress(KeyboardInterrupt),
+        ):
+            pods.rent(vendor, REQUEST, offer, job, journal)
+        with pytest.raises(pods.StillBills, match="may still turn up"):
+            pods.settle(vendor, journal.ops(run="otter")[-1], journal)
+        now = journal.ops(run="otter")[-1]
+        assert now.state == TERMINATING and not pods.is_over(now)
+        said: list[str] = []
+        keeper = keep.Keeper(journal, lambda _: vendor, look, tmp_path / "home", {}, said.append)
+        (keeper.folder / "code").mkdir(parents=True)
+        with keeper.keeping("otter"), pytest.raises(Found):
+            list(keeper.keep(now))
+        assert any("may still turn up" in line for line in said)
+        assert not journal.op(now.token).is_live
