@@ -13,7 +13,7 @@ from flows.shares import Offered
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
-from infra.ledger import spend
+from infra.ledger import budgets, spend
 from infra.ledger.journal import Held, Journal, Op
 from infra.ledger.life_cycle import LOST, READY
 from infra.machines.host_memory import at_once
@@ -41,6 +41,8 @@ class Change:
     provider: str
     micro_usd_per_hour: int  # price of an offer, for a pod that is to be made
     about: str
+    rented: tuple[Offer, Limits] | None = None
+    """The offer and the limits of a pod that is to be rented."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class SetLimit:
         """Return the limit as it is written; None where none is. Raises UsageError."""
         if not said:
             return None
-        amount = shares.amount_of("spend-limit", said)
+        amount = preflight.amount_of("spend-limit", said)
         own = [micro_usd(one.spend_limit.lstrip("$")) for one in specs.values() if one.spend_limit]
         others = len(specs) - len(own)
         if sum(own) > amount or others and sum(own) == amount:
@@ -68,6 +70,14 @@ class SetLimit:
     def open(self, journal: Journal, settings: Settings) -> None:
         """Set the budget of the set to that amount. Raises UsageError for less than is spent and reserved."""
         shares.open_as(journal, self.budget, self.amount, settings)
+
+    def change(self, journal: Journal, settings: Settings) -> bool:
+        """Set the budget of a set whose pods stay; return whether it had another amount. Raises UsageError as above."""
+        before = budgets.find(journal, self.budget)
+        if before is None or before.amount == self.amount:
+            return False
+        self.open(journal, settings)
+        return True
 
 
 @contextlib.contextmanager
@@ -171,7 +181,8 @@ def _change(
         ends = [] if limits.time_s is None else [f"after {duration(limits.time_s)}"]
         ends += [] if limits.spend_micro_usd is None else [f"at {in_usd(limits.spend_micro_usd)}"]
         said = f"{place}, ends {' or '.join(ends)}" if ends else place
-        return Change(step, offer.provider, offer.micro_usd_per_hour, said)
+        rented = (offer, limits) if offer.micro_usd_per_hour else None
+        return Change(step, offer.provider, offer.micro_usd_per_hour, said, rented)
     op = journal.op(step.token)
     age_s = round(spend.age_s(op, read_clocks(), pods.scale_of(op, settings)), 1)
     return Change(step, op.vendor, op.rate, f"{duration(age_s)} old, makes {pods.purpose(op)}")

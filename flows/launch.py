@@ -7,10 +7,10 @@ Whoever calls them shows and asks in between. `tell` hears what people may want 
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from flows import resume, run_leases, same_request, shares
 from flows.history import receipt
@@ -153,6 +153,7 @@ def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> La
 
     Raises UsageError for what cannot be meant, also beside the run that is at work; NoOffer.
     """
+    shares.check_budget(meant.spec.budget, journal)
     candidates = registry.candidates(settings)
     vendor = candidates[0]
     learned.gather(journal, settings)
@@ -218,18 +219,27 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
 
 def refuse_code_of_others(job: Job) -> None:
     """Raise UsageError for work that runs code which nobody has read: it could use the key that the guard has."""
-    for step in job.steps:
-        spec = step.config.get("spec") or {}
-        rl = spec.get("rl") or {}
-        tasks = set(spec.get("mixture") or {}) & set(RUNS_CODE) if rl else set()
-        if rl.get("reward") or rl.get("unsafe_rewards") or tasks:
-            what = (
-                "--reward" if rl.get("reward") else f"task {', '.join(sorted(tasks))}" if tasks else "--unsafe-rewards"
-            )
+    for step in (*job.steps, *job.trackers):
+        if what := _code_of_others(step.config):
             raise UsageError(
                 f"--self-end cannot be used with {what}: step {step.name} runs code on the pod, which could use the "
                 "key of the guard; leave --self-end out: the vendor's own limit ends the pod"
             )
+
+
+def _code_of_others(config: Mapping[str, Any]) -> str:
+    """Return what brings code that is not Slipway's to a step, in words; "" = nothing does."""
+    spec = config.get("spec") or {}
+    rl = spec.get("rl") or {}
+    if config.get("code"):
+        return f"--track {config['tracker']}"
+    if own := config.get("extensions"):
+        return f"extension {', '.join(sorted(own))}"
+    if rl.get("reward"):
+        return "--reward"
+    if tasks := set(spec.get("mixture") or {}) & set(RUNS_CODE) if rl else set():
+        return f"task {', '.join(sorted(tasks))}"
+    return "--unsafe-rewards" if rl.get("unsafe_rewards") else ""
 
 
 def self_end_warnings(offers: Sequence[Offer], settings: Settings) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
         raise UsageError(f"{name} is being ended; run the same again when it has ended (inv serve.status)")
     where = spec.provider or (old.newest.provider if old else revision.usual_provider(settings))
     provider = "" if where == revision.ANY else where
-    document = revision.document_of(spec.config, old, name, spec.replicas)
+    document = revision.document_of(spec.config, old, name, spec.replicas, spec.spend_limit)
     if not (old or spec.config) and placement.candidates(provider, settings) == ("local",):
         num_gpus = len(host.nvidia()[0])
         document = revision.for_this_machine(document, num_gpus, spec.replicas)
@@ -71,6 +71,8 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     source = folder_of(said, spec.tag, settings, name, tell, ternary_phases() if spec.engine == LLAMA else ())
     version = revision.version_of(document, source, provider, spec.engine, settings.store, before, name)
     version = that_computes(version, bool(spec.engine), tell)
+    if spec.spend_limit and not revision.rents(version, settings):
+        raise UsageError("--spend-limit is for rented machines; nothing is paid here")
     version = revision.with_limit(version, settings, tell)
     return Revision(name, revision.with_room(version, settings, tell), row, old)
 

@@ -10,7 +10,6 @@ The books are `infra.ledger.budgets` and `infra.ledger.turns`.
 """
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,17 +20,16 @@ from infra.ledger import budgets, turns
 from infra.ledger.budgets import BudgetState, SharedBudget
 from infra.ledger.journal import Journal, Op
 from infra.ledger.turns import Turn
-from infra.money import BadAmount, micro_usd
 from infra.names import run_name
 from infra.providers import Provider, clock_scale
 from infra.records import Offer, Request
 from infra.runs.settle import settle_rows
 from infra.runs.timing import Say
 from infra.selection import choose
+from infra.selection.preflight import read_budget
 from infra.settings import Settings
-from infra.units import duration
+from infra.units import count, duration
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 # seconds between two looks at what is in the way; for other machines each look makes a connection
 WAIT_S = {"local": 1.0}
 WAIT_ELSEWHERE_S = 5.0
@@ -40,23 +38,11 @@ WAIT = "--wait"
 BUDGET = "budget"  # the line of launches that wait for money
 
 
-def amount_of(flag: str, said: str) -> int:
-    """Return the micro-dollars of `40` or `$40`. Raises UsageError that names the flag."""
-    try:
-        found = micro_usd(said.lstrip("$"))
-    except BadAmount as error:
-        raise UsageError(f"--{flag}: {error}") from None
-    if found <= 0:
-        raise UsageError(f"--{flag} is {said}; nothing can be rented for that")
-    return found
-
-
-def read_budget(said: str) -> tuple[str, int | None]:
-    """Return the name of `NAME` or `NAME=USD`, and the amount. Raises UsageError."""
-    name, equals, amount = said.partition("=")
-    if not NAME.fullmatch(name):
-        raise UsageError(f"--budget {said}: expected NAME, or NAME=USD, such as evals=40")
-    return name, amount_of("budget", amount) if equals else None
+def check_budget(said: str, journal: Journal) -> None:
+    """Raise UsageError for a budget that nobody has opened, nor would. `said`: as typed; "" = none."""
+    name, amount = read_budget(said) if said else ("", None)
+    if name and amount is None:
+        budgets.state(journal, name)
 
 
 def open_as(journal: Journal, name: str, amount: int, settings: Settings) -> SharedBudget:
@@ -164,7 +150,7 @@ def on_devices(request: Request, said: str, vendor: Provider) -> Request:
     number = devices.count(",") + 1
     if request.num_gpus not in (0, number):
         raise UsageError(
-            f"--devices {said} names {number} GPUs, but --num-gpus is {request.num_gpus}; give one of them"
+            f"--devices {said} names {count(number, 'GPU')}, but --num-gpus is {request.num_gpus}; give one of them"
         )
     return replace(request, devices=devices, num_gpus=number)
 

@@ -16,6 +16,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from infra import installation, names
@@ -180,14 +181,19 @@ class OlderCode(JournalError):
 
 
 class Moved(JournalError):
-    """The journal was moved to `host`, where the only one that is written to lies."""
+    """The journal was moved to `host`, where the only one that is written to lies.
 
-    def __init__(self, path: Path, host: str) -> None:
+    `is_home`: from a control host to the machine that works through it.
+    """
+
+    def __init__(self, path: Path, host: str, is_home: bool = False) -> None:
         self.host = host
-        super().__init__(
-            f"journal {path} has moved to {host}, and nothing is written here; add --control {host}, "
-            "or bring it home: ./inv control.down"
-        )
+        if is_home:
+            what = f"is on its way home to {host}; wait for ./inv control.down there, or type it again"
+        else:
+            what = f"has moved to {host}, and nothing is written here; add --control {host}, or bring it home: "
+            what += "./inv control.down"
+        super().__init__(f"journal {path} {what}")
 
 
 class _Damaged(Exception):
@@ -388,7 +394,7 @@ def _migrate(db: sqlite3.Connection, path: Path, remembered: str) -> bool:
     """Bring the tables up to date in one transaction; True when they were made just now."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version == MOVED_SCHEMA:
-        raise Moved(path, moved_to(db))
+        raise Moved(path, **_move_of(db))
     if version > len(MIGRATIONS):
         raise JournalError(
             f"journal {path} has schema {version}, this Slipway knows {len(MIGRATIONS)}: it was written by a newer one"
@@ -416,8 +422,13 @@ def moved_to(db: sqlite3.Connection) -> str:
     """Return the control host that a journal was moved to; "" = it was not. Raises sqlite3.Error."""
     if db.execute("PRAGMA user_version").fetchone() != (MOVED_SCHEMA,):
         return ""
+    return str(_move_of(db)["host"])
+
+
+def _move_of(db: sqlite3.Connection) -> dict[str, Any]:
     (about,) = db.execute("SELECT value FROM meta WHERE key = ?", (MOVED_KEY,)).fetchone()
-    return str(json.loads(about)["host"])
+    said = json.loads(about)
+    return {"host": said["host"], "is_home": said.get("is_home", False)}
 
 
 def holders(db: sqlite3.Connection) -> list[Holder]:

@@ -33,12 +33,15 @@ def moved_to(path: Path) -> str:
         return ""
 
 
-def move_away(path: Path, host: str) -> None:
-    """Leave a journal at `path` that says that it has moved to `host`. Raises JournalError, and then nothing moved."""
+def move_away(path: Path, host: str, is_home: bool = False) -> None:
+    """Leave a journal at `path` that says that it has moved to `host`. Raises JournalError, and then nothing moved.
+
+    `is_home`: it leaves a control host for the machine that works through it.
+    """
 
     def mark(db: sqlite3.Connection) -> None:
         (schema,) = db.execute("PRAGMA user_version").fetchone()
-        about = json.dumps({"host": host, "at": int(time.time()), "schema": schema})
+        about = json.dumps({"host": host, "at": int(time.time()), "schema": schema, "is_home": is_home})
         db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (MOVED_KEY, about))
         db.execute(f"PRAGMA user_version={MOVED_SCHEMA}")
 

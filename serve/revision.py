@@ -24,7 +24,7 @@ from infra.market import gpus
 from infra.names import check_name
 from infra.providers import registry
 from infra.runs.timing import Say
-from infra.selection.preflight import SPEND_LIMIT
+from infra.selection.preflight import SPEND_LIMIT, amount_of
 from infra.settings import SKYPILOT, Settings, is_rented
 from serve import engines
 from serve import service as service_file
@@ -65,7 +65,9 @@ def path_of(config: str) -> Path:
     return next(iter([*found, *shipped]), Path(config))
 
 
-def document_of(config: str, old: WantedService | None, name: str, replicas: int | None) -> dict[str, Any]:
+def document_of(
+    config: str, old: WantedService | None, name: str, replicas: int | None, spend_limit: str = ""
+) -> dict[str, Any]:
     """Return the service file as it is meant: command-line flags override it. Raises UsageError."""
     if old and not config:
         document = dict(old.newest.document)
@@ -80,6 +82,9 @@ def document_of(config: str, old: WantedService | None, name: str, replicas: int
                 f"--replicas is {replicas}; it must be at least 1 (down to none: min_replicas in --config)"
             )
         document["service"] = _fixed(document["service"], replicas)
+    if spend_limit:
+        amount_of("spend-limit", spend_limit)
+        document["slipway"] = {**(document.get("slipway") or {}), "spend_limit": spend_limit}
     return document
 
 
@@ -193,7 +198,7 @@ def with_limit(version: Version, settings: Settings, tell: Say) -> Version:
     """Return the version with a spend limit: what is rented never goes without one."""
     if not rents(version, settings) or version.service.ours.spend_limit is not None:
         return version
-    tell(f"slipway.spend_limit is not set: all replicas together may cost {SPEND_LIMIT} USD")
+    tell(f"--spend-limit is not given: all replicas together may cost {SPEND_LIMIT} USD")
     ours = {**version.document.get("slipway", {}), "spend_limit": SPEND_LIMIT}
     return dataclasses.replace(version, document={**version.document, "slipway": ours})
 

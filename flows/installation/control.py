@@ -140,9 +140,10 @@ def lost(settings: Settings, tell: Say) -> CameHome:
     except FileNotFoundError:
         text = archive.pack(settings.state_file)
         tell(f"there is no copy from {name}; the journal is restored as it was when it moved there")
-    seen_at = host.copy.seen_at
-    if seen_at is not None:
-        tell(f"the copy is from {duration(time.time() - seen_at)} ago; runs may have started or ended since")
+    current_at = host.copy.current_at
+    if current_at is not None:
+        ago = duration(max(0.0, time.time() - current_at))
+        tell(f"the copy is from {ago} ago; runs may have started or ended since")
     archive.unpack(text, settings.state_file, journal_moves.note_replacement)
     with Journal.open(settings.state_file) as journal:
         settle(journal, settings, tell)
@@ -152,7 +153,9 @@ def lost(settings: Settings, tell: Say) -> CameHome:
 
 def pull(path: str, to: str, settings: Settings) -> str:
     """Bring a file or a folder here from the control host; return where it is. Raises SlipwayError."""
-    name = settings.control or _moved(settings)
+    name = _moved(settings) if settings.control in ("", HERE) else settings.control
+    if not Path(path).name or ".." in Path(path).parts:
+        raise UsageError(f"{path!r} names nothing to bring; expected a file or a folder there, such as var/reports/RUN")
     if Path(path).is_absolute() and not to:
         raise UsageError(f"{path} is not inside the checkout; name the destination: --to PATH")
     host = ControlHost.of(name, settings)
@@ -162,8 +165,7 @@ def pull(path: str, to: str, settings: Settings) -> str:
             raise UsageError(f"{name} is no control host")
         target = Path(to) if to else ROOT / path
         source = there.places.find(path, checkout_id(ROOT))
-        homes.fetch_path(host.machine, source, target)
-    return str(target)
+        return str(homes.fetch_path(host.machine, source, target, there.places.root))
 
 
 def _still_there(host: ControlHost) -> bool:

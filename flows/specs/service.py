@@ -39,6 +39,10 @@ class ServeSpec:
         "where: local, ssh, runpod, lium, shadeform, market; any tries own machines, then spot, then on-demand",
         group=REPLICAS,
     )
+    spend_limit: str = flag(
+        "", "rented: US dollars for all replicas together (default: what --config says, else 150)", group=REPLICAS,
+        unit="USD",
+    )  # fmt: skip
     mode: str = flag(
         "",
         "rolling: old and new replicas both answer during an update; blue_green: all traffic switches at once",

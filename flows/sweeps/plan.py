@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from data.config import ConfigError
 from flows.planning import Work, plan_for
-from flows.shares import amount_of
 from flows.specs.launch import LaunchSpec
 from flows.sweeps.pods import SweepPods, on_held
 from flows.sweeps.records import SweepSpec, SweepTrial
@@ -37,6 +36,8 @@ class PlannedTrial:
     """Flags of its launch: those of the trial, but for the ones that say where it runs."""
     most_micro_usd: int = 0
     """The most it may cost; 0 where nothing is paid."""
+    offer: Offer | None = None
+    """The offer that its price is of, where it rents a pod of its own."""
 
     @property
     def estimate_s(self) -> float:
@@ -75,7 +76,7 @@ class SweepPlan:
 
 def limit_of(said: str) -> int | None:
     """Return a limit in micro-dollars; None for none. Raises UsageError."""
-    return amount_of("spend-limit", said) if said else None
+    return preflight.amount_of("spend-limit", said) if said else None
 
 
 def share(limit: int, trials: int, own: int | None) -> int:
@@ -179,7 +180,7 @@ def price(
         except SlipwayError as error:
             error.args = (f"trial {one.trial.run}: {error}; nothing was rented",)
             raise
-        limits = one.plan.job.limits
+        limits, one.offer = one.plan.job.limits, first
         most = [] if limits.time_s is None else [-(-round(limits.time_s * first.micro_usd_per_hour) // 3600)]
         one.most_micro_usd = min([*most, *filter(None, [limits.spend_micro_usd])])
 

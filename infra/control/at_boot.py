@@ -24,7 +24,7 @@ After=network-online.target
 Type=oneshot
 RemainAfterExit=yes
 KillMode=process
-ExecStart={start}
+ExecStart="{start}"
 
 [Install]
 WantedBy=default.target

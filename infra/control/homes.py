@@ -7,6 +7,7 @@ its logs and last words. In: the folders with the logs of runs, here and there, 
 import contextlib
 import io
 import json
+import logging
 import os
 import secrets
 import tarfile
@@ -20,6 +21,8 @@ from infra.ledger.journal import Journal
 from infra.runs.pods import folder_of
 from infra.runs.sync import mirror
 from infra.runs.sync.snapshot import CARRIED
+from infra.transport import large_files
+from infra.transport.meter import Meter
 from infra.transport.protocol import ThisMachine, Transport
 
 BASE_S = 60.0
@@ -33,6 +36,22 @@ cd -- "$1" 2>/dev/null || exit 0; draft=$2; shift 2
 [ ! -s "$draft.list" ] || tar -czf "$draft" -T "$draft.list"
 code=$?; rm -f "$draft.list"; exit $code
 """
+# A file or a folder as an archive of all that is not large, which is listed with its size.
+PACK = """
+import json, os, sys, tarfile
+top, draft, least, large = sys.argv[1], sys.argv[2], int(sys.argv[3]), []
+if not os.path.exists(top):
+    sys.exit(3)
+with tarfile.open(draft, "w:gz", compresslevel=1) as tar:
+    def small(one):
+        tar.inodes = {}  # a second name of a file is a file
+        if not one.isfile() or one.size <= least:
+            return one
+        large.append([one.name, one.size, one.mode & 0o777])
+    tar.add(os.path.realpath(top), os.path.basename(top), filter=small)
+print(json.dumps({"is_folder": os.path.isdir(top), "large": large, "bytes": os.path.getsize(draft)}))
+"""
+NOT_THERE = 3
 
 
 def gather(journal: Journal, here: Path) -> None:
@@ -80,29 +99,53 @@ def fetch(machine: Transport, there: Path, here: Path, runs: Sequence[str], over
     except FileNotFoundError:
         return
     machine.run(["rm", "-f", draft], timeout_s=BASE_S)
-    _extract(content, _made(here))
+    _extract(io.BytesIO(content), _made(here))
     for path in here.glob(f"*/{CARRIED}"):
         if path.parent.name in runs:
             path.write_bytes(_moved(path.read_bytes(), path.parent))
 
 
-def fetch_path(machine: Transport, there: Path, here: Path) -> None:
-    """Bring a file or a folder; one that is here is replaced file by file. Raises SlipwayError."""
-    draft = f"{there.parent}/.{secrets.token_hex(4)}.tgz"
-    words = ["tar", "-czf", draft, "-C", str(there.parent), "--", there.name]
-    if machine.run(["test", "-e", str(there)], timeout_s=BASE_S).exited != 0:
-        raise UsageError(f"there is no {there} on the control host")
+def fetch_path(machine: Transport, there: Path, here: Path, drafts: Path) -> Path:
+    """Bring a file or a folder; return where it is. One that is here is replaced file by file.
+
+    A file goes into `here` where that is a folder. `drafts`: a folder there that is ours. Raises SlipwayError.
+    """
+    draft = f"{drafts}/.{secrets.token_hex(4)}.tgz"
     try:
+        words = [machine.python, "-c", PACK, str(there), draft, str(large_files.LARGE_BYTES)]
         done = machine.run(words, timeout_s=BASE_S * 10)
+        if done.exited == NOT_THERE:
+            raise UsageError(f"there is no {there} on the control host")
         if done.exited != 0:
-            raise SlipwayError(f"{there} cannot be copied: {done.stderr.strip()}")
-        content = machine.get(draft)
+            raise SlipwayError(f"{there} cannot be copied: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+        packed = json.loads(done.stdout)
+        target = here if packed["is_folder"] or not here.is_dir() else here / there.name
+        if target.exists() and target.is_dir() is not packed["is_folder"]:
+            kinds = ("a folder", "a file") if target.is_dir() else ("a file", "a folder")
+            raise UsageError(f"{target} is {kinds[0]}, and {there} is {kinds[1]}; name another place: --to PATH")
+        with tempfile.TemporaryDirectory(dir=_made(target.parent), prefix=".slipway-") as name:
+            folder = Path(name)
+            _fetch_whole(machine, draft, folder / "small", packed["bytes"])
+            with (folder / "small").open("rb") as file:
+                _extract(file, folder / "all")
+            for path, size, mode in packed["large"]:
+                _fetch_whole(machine, str(there.parent / path), folder / "all" / path, size)
+                (folder / "all" / path).chmod(mode)
+            _put(folder / "all" / there.name, target)
     finally:
         with contextlib.suppress(SlipwayError):  # a connection that is lost has been told already
             machine.run(["rm", "-f", draft], timeout_s=BASE_S)
-    with tempfile.TemporaryDirectory(dir=_made(here.parent), prefix=".slipway-") as folder:
-        _extract(content, Path(folder))
-        _put(Path(folder, there.name), here)
+    return target
+
+
+def _fetch_whole(machine: Transport, source: str, path: Path, size: int) -> None:
+    """Copy a file, also over a connection that is cut on the way."""
+    meter = Meter()
+    large_files.persist(lambda: mirror.fetch(machine, source, path, size, meter), meter, mirror.PATIENCE_S, _log)
+
+
+def _log(words: str) -> None:
+    logging.getLogger(__name__).warning("%s", words)
 
 
 def _put(source: Path, target: Path) -> None:
@@ -118,8 +161,8 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _extract(content: bytes, folder: Path) -> None:
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
+def _extract(file: IO[bytes], folder: Path) -> None:
+    with tarfile.open(fileobj=file, mode="r:gz") as tar:
         if hasattr(tarfile, "tar_filter"):
             tar.extraction_filter = staticmethod(tarfile.tar_filter)  # nothing lands outside of the folder
         tar.extractall(folder)

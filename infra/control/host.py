@@ -117,6 +117,8 @@ class ControlHost:
             found = terminal.lend(exchange, about)
         if found.archive:
             self.copy.keep(found.archive)
+        elif found.digest:
+            self.copy.note_current()
         self.copy.note_seen()
         return found
 
@@ -156,8 +158,20 @@ class JournalCopy:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
+    @property
+    def current_at(self) -> float | None:
+        """Return when it was what the journal there was, in UTC epoch seconds; None = there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.path.stat().st_mtime
+        return None
+
     def keep(self, text: str) -> None:
         local_files.replace(self.path, text.encode(), mode=0o600)
+
+    def note_current(self) -> None:
+        """Write down that the journal there is as it was when this was copied."""
+        with contextlib.suppress(FileNotFoundError):  # another command has brought the journal home meanwhile
+            os.utime(self.path)
 
     def note_seen(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -141,7 +141,7 @@ def release(places: HostPlaces, to: str) -> dict[str, Any]:
             homes.gather(journal, places.var / "logs")
         told: list[str] = []
         left = upgrade.hand_over(places.state_file, told.append, is_for_all=True)
-        journal_moves.move_away(places.state_file, to)
+        journal_moves.move_away(places.state_file, to, is_home=True)
     return {"archive": archive.pack(places.state_file), "left": left}
 
 

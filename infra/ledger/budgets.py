@@ -105,10 +105,9 @@ def open_budget(
 
     Raises Fenced; UsageError for less than what is spent and reserved already.
     """
+    flag = "--spend-limit" if ":" in name else f"--budget {name}=USD"  # of a sweep, a set or a service, or one's own
     if amount <= 0:
-        raise UsageError(
-            f"{name}: a limit of {in_usd(amount)} is too small to pay for anything; give more: --spend-limit"
-        )
+        raise UsageError(f"{name}: a limit of {in_usd(amount)} is too small to pay for anything; give more: {flag}")
     with journal.writing():
         now = find(journal, name)
         is_wanted = now is not None and now.amount == amount  # another process wanted the same and was first
@@ -122,7 +121,7 @@ def open_budget(
                 kept = found.committed - found.spent
                 raise UsageError(
                     f"{name} has cost {in_usd(found.spent)}, and {in_usd(kept)} are reserved for what runs; a limit of "
-                    f"{in_usd(amount)} is less; give {in_usd(found.committed)} at least: --spend-limit, or end what "
+                    f"{in_usd(amount)} is less; give {in_usd(found.committed)} at least: {flag}, or end what "
                     "runs: inv status"
                 )
             journal.execute("UPDATE budgets SET epoch = epoch + 1, amount = ? WHERE name = ?", amount, name)

@@ -9,6 +9,7 @@ from infra.money import in_usd
 from infra.providers import Market
 
 TAKEN = "its machine is taken away or fails"
+WORK_OVER = "its work is over"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def ends_of(
     by_itself = "the pod deletes itself" if is_gone else "the process that follows the run, or the next inv command"
     by_itself = f"{name}'s controller" if is_engine else by_itself
     if stays:
-        found.append(End("its work is over", "nothing: it stays for more work, until pod.down or a limit", timer))
+        found.append(End(WORK_OVER, "nothing: it stays for more work, until pod.down or a limit", timer))
     else:
         keeps = "nothing: it is kept (--on-failure keep)"
         found.append(End("it succeeds", by_itself, timer))
@@ -63,6 +64,18 @@ def ends_of(
     if limits.idle_gpu_s is not None:
         found.append(End(f"no GPU works for {_hours(limits.idle_gpu_s)}", at_limit, timer))
     return found
+
+
+def when_nobody_looks(market: Market, limits: Limits) -> str:
+    """Return in words what ends a pod that stays when nobody runs `inv`. `limits`: of one pod, with its price."""
+    ends = [one for one in ends_of(market, limits, "end", stays=True) if one.what != WORK_OVER]
+    whats, others = (" or ".join(dict.fromkeys(words)) for words in ([one.what for one in ends],
+                                                                     [one.backstop for one in ends]))  # fmt: skip
+    return (
+        f"a pod at {market.name} ends when {whats}: {ends[0].by}; else {others}"
+        if ends
+        else (f"a pod at {market.name} bills until inv runs")
+    )
 
 
 def _hours(seconds: float) -> str:

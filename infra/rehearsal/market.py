@@ -8,6 +8,7 @@ rounded up to the vendor's grain; times are UTC seconds.
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 from infra.rehearsal.records import TERMS, Effect, Fate, Machine, Offer, Order, Refused, Segment, Terms, rate
 
@@ -35,7 +36,8 @@ class Market:
         """Rent. Raises Refused."""
         if any(fate.trait == "twice" for fate in fates):
             fates = tuple(fate for fate in fates if fate.trait != "twice")
-            self.create(order, fates)
+            if room := self._for_second(order):
+                self.create(replace(order, offer_id=room), fates)
         offer = self.offers.get(order.offer_id)
         if offer is None:
             raise Refused("unknown", f"there is no offer {order.offer_id}")
@@ -57,6 +59,17 @@ class Market:
             machine.segments.append(Segment(self.now, None, price))
         self._boot(machine)
         return machine
+
+    def _for_second(self, order: Order) -> str:
+        """Return the offer of the second machine of one order; "" = there is no room for two.
+
+        It is the same where that has two machines. A host that is rented whole, as Lium's are, has one.
+        """
+        if self.stock.get(order.offer_id, 0) >= 2 * order.quantity:
+            return order.offer_id
+        offer = self.offers.get(order.offer_id)
+        others = [one.offer_id for one in self.offers.values() if offer and one.vendor == offer.vendor and one != offer]
+        return next((one for one in others if self.stock[one] >= order.quantity), "")
 
     def replayed(self, vendor: str, replay_key: str) -> Machine | None:
         """Return the machine that an order with this key got already."""

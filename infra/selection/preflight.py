@@ -6,6 +6,7 @@ for the balance only.
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,11 +24,34 @@ from infra.units import duration, seconds, size
 from store import credentials
 
 SPEND_LIMIT = "150"  # US dollars, of what is rented when nothing is said
+BUDGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # size of checkpoints, and of a volume with data and caches
 
 
+def amount_of(flag: str, said: str) -> int:
+    """Return the micro-dollars of `40` or `$40`. Raises UsageError that names the flag."""
+    try:
+        found = micro_usd(said.lstrip("$"))
+    except BadAmount as error:
+        raise UsageError(f"--{flag}: {error}") from None
+    if found <= 0:
+        raise UsageError(f"--{flag} is {said}; nothing can be rented for that")
+    return found
+
+
+def read_budget(said: str) -> tuple[str, int | None]:
+    """Return the name of `NAME` or `NAME=USD`, and the amount. Raises UsageError."""
+    name, equals, amount = said.partition("=")
+    if not BUDGET_NAME.fullmatch(name):
+        raise UsageError(f"--budget {said}: expected NAME, or NAME=USD, such as evals=40")
+    return name, amount_of("budget", amount) if equals else None
+
+
 def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec, tell: Tell) -> Limits:
-    """Return the limits of a run. Rented machines never go without: a spend limit is armed when none is given."""
+    """Return the limits of a run. Rented machines never go without: a spend limit is armed when none is given.
+
+    Raises UsageError, also for a budget that cannot be one.
+    """
     spend_limit = spec.spend_limit
     time_s, idle_s = seconds(spec.ttl), seconds(spec.idle_stop)
     if not is_rented:
@@ -36,6 +60,8 @@ def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec, tell: Tell)
         if spec.budget:
             raise UsageError("--budget is for rented machines; nothing is paid here")
         return Limits(time_s=time_s, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
+    if spec.budget:
+        read_budget(spec.budget)
     if not spec.ttl and not spend_limit:
         tell(f"neither --ttl nor --spend-limit is given: {SPEND_LIMIT} USD are the limit")
         spend_limit = SPEND_LIMIT

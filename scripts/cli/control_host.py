@@ -5,12 +5,15 @@ In: the commands of a line, parsed. Out: nothing where they run here, else the e
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from invoke import Exit
 
+from infra.checkout import ROOT
 from infra.control.places import HERE
 from infra.errors import SlipwayError, UsageError
 from infra.settings import Settings
@@ -52,9 +55,23 @@ def run_there(tasks: Sequence[Any], collection: Any, words: Sequence[str], after
         except Unreachable as error:
             tell_of_copy(host)
             raise SlipwayError(f"the control host {name} cannot be reached: {error}{_what_then(host)}") from None
+    if done.code and (left := left_here(words)):
+        render.tell(
+            f"only files of this checkout are sent to {name}, and not {', '.join(left)}: copy it into here first"
+        )
     if done.problem:
         render.tell(f"{name}: no copy of its journal could be made: {done.problem}")
     raise Exit(code=done.code)
+
+
+def left_here(words: Sequence[str]) -> list[str]:
+    """Return the files outside of the checkout that a line names: the machine that it runs on does not get them."""
+    said = [word.partition("=")[2] if word.startswith("--") else word for word in words]
+    return [path for path in dict.fromkeys(said) if path and _is_outside(os.path.expanduser(path))]
+
+
+def _is_outside(path: str) -> bool:
+    return os.path.isfile(path) and not Path(path).resolve().is_relative_to(ROOT)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from infra.ledger.journal import Journal
 from infra.money import BadAmount, in_usd, micro_usd
 from infra.records import Address
 from infra.rehearsal import attach, differences
+from infra.rehearsal.differences import Difference
 from infra.settings import VENDORS, Settings
 from infra.units import count
 from scripts.cli import context, prompts, rehearsal_world, render
@@ -36,7 +37,8 @@ def drill(spec: DrillFlags) -> None:
         replay(spec)
         return
     settings = context.settings_of(spec)
-    if spec.plant and not settings.rehearsal:
+    planted = differences.chosen(spec.plant) if spec.plant else ()
+    if planted and not settings.rehearsal:
         raise UsageError("--plant is for a rehearsal, whose vendors can be made to differ: add --rehearse")
     try:
         amount = micro_usd(spec.spend_limit.lstrip("$"))
@@ -52,8 +54,8 @@ def drill(spec: DrillFlags) -> None:
             render.say("dry run: nothing was rented")
             return
         prompts.confirm(spec.yes)
-        if spec.plant:
-            plant(spec, planned, journal, settings)
+        if planted:
+            plant(planted, planned, journal, settings, spec.json)
             return
         held = use_case.Drill(planned, settings, journal, render.tell)
         seen = held.run()
@@ -100,10 +102,11 @@ def replay(spec: DrillFlags) -> None:
         raise Exit("inv drill: today's code judges this recording differently", code=5)
 
 
-def plant(spec: DrillFlags, planned: Planned, journal: Journal, settings: Settings) -> None:
+def plant(
+    wanted: Sequence[Difference], planned: Planned, journal: Journal, settings: Settings, is_json: bool
+) -> None:  # fmt: skip
     """Drill once for each difference; exit 5 when one is not found."""
-    wanted, world = differences.chosen(spec.plant), attach.find(rehearsal_world.base())
-    found = []
+    world, found = attach.find(rehearsal_world.base()), []
     for one in wanted:
         render.say(f"planted: {one.name}: {one.about}")
         world.tell("/faults", one.faults)
@@ -114,7 +117,7 @@ def plant(spec: DrillFlags, planned: Planned, journal: Journal, settings: Settin
         broken = [finding for finding in clauses.judge(seen) if finding.state == BROKEN]
         hit = next((finding for finding in broken if finding.clause == one.clause), None)
         found.append((one, hit, [finding.clause for finding in broken if finding is not hit]))
-    if spec.json:
+    if is_json:
         print_json([{"planted": one.name, "found": hit and asdict(hit), "also": also} for one, hit, also in found])
     else:
         rows = [("planted", "", "clause", "expected", "seen", "broken by that, too")]

@@ -10,7 +10,7 @@ from infra.market.catalogue import Priced
 from infra.market.expected import words
 from infra.money import dollars
 from infra.providers import market, registry
-from infra.providers.shutdown_paths import ends_of
+from infra.providers.shutdown_paths import ends_of, when_nobody_looks
 from infra.records import Offer, Plan, Request
 from infra.selection import preflight
 from infra.settings import Settings
@@ -18,6 +18,7 @@ from scripts.cli import prompts, render
 from scripts.cli.render import columns
 
 GB = 10**9
+INSTEAD = "the laptop is to be off? An always-on machine of yours can follow instead: inv control.up HOST"
 
 
 def show(
@@ -57,7 +58,28 @@ def show_ends(
     ends = ends_of(vendor, limits, on_failure, stays, self_end)
     render.say(columns([*rows, *((end.what, end.by, end.backstop) for end in ends)]))
     if not is_control_host:
-        render.say("the laptop is to be off? An always-on machine of yours can follow instead: inv control.up HOST")
+        render.say(INSTEAD)
+
+
+def show_laptop_off(
+    what: str, pods: Sequence[tuple[Offer, Limits]], settings: Settings, is_followed: bool = True
+) -> None:  # fmt: skip
+    """Show what becomes of several pods with the laptop off: `what`, and for each vendor what ends one.
+
+    is_followed: a process follows them, which a control host could run instead.
+    """
+    if not pods or HostPlaces.of_world(settings).is_control_host:
+        return
+    render.say(f"with the laptop off {what}")
+    first: dict[str, tuple[Offer, Limits]] = {}
+    for offer, limits in pods:
+        first.setdefault(offer.provider, (offer, limits))
+    for name, (offer, limits) in first.items():
+        if vendor := market(registry.provider(settings, name)):
+            priced = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
+            render.say(f"  {when_nobody_looks(vendor, priced)}")
+    if is_followed:
+        render.say(INSTEAD)
 
 
 def table(found: Sequence[Offer], now: float) -> str:

@@ -11,6 +11,7 @@ from flows.apply import Change, SetLimit
 from infra import strict_yaml
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
+from infra.money import in_usd
 from infra.runs import pod_set
 from infra.runs.pod_set import PodAction, PodEntry
 from infra.runs.settle import settle
@@ -19,6 +20,7 @@ from scripts.cli import context, prompts, render, session
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.market import offers_table
 from scripts.market.flags import ApplyFlags
 
 OWN = ("local", "ssh")
@@ -35,6 +37,9 @@ def apply(spec: ApplyFlags) -> None:
         lines = use_case.changes(set_name, specs, journal, settings, render.tell, limit)
         if not spec.json:
             show(set_name, lines)
+            rented = [line.rented for line in lines if line.rented]
+            off = "these pods stay; one that is taken away comes back with the next inv apply"
+            offers_table.show_laptop_off(off, rented, settings, is_followed=False)
         changes = [line.step for line in lines if line.step.action != "keep"]
         if changes and not spec.dry_run:
             prompts.confirm(spec.yes)
@@ -44,12 +49,15 @@ def apply(spec: ApplyFlags) -> None:
                 with going_on(f"inv apply {spec.file}"):
                     made = use_case.carry_out(step, set_name, specs, journal, settings, render.tell, limit)
                 report(step, made)
+        is_limit_new = bool(limit and not changes and not spec.dry_run and limit.change(journal, settings))
     if spec.json:
         print_json({"set": set_name, "steps": [line_json(line) for line in lines], "dry_run": spec.dry_run,
                     "usd_per_hour": render.usd(use_case.rate_then(lines))})  # fmt: skip
     else:
         said = "nothing was changed" if spec.dry_run else f"done: {render.count(len(changes), 'change')}"
-        render.say(said if changes else "nothing to change")
+        if limit and is_limit_new:
+            said = f"set {set_name}: from now on all its pods together may cost {in_usd(limit.amount)}"
+        render.say(said if changes or is_limit_new else "nothing to change")
 
 
 def only_one(set_name: str, journal: Journal, dry_run: bool) -> contextlib.AbstractContextManager[None]:

@@ -12,6 +12,7 @@ from typing import Any
 from invoke import Exit
 
 from flows import supervise
+from flows.apply import wanted
 from flows.follow import DETACHED
 from flows.pods import scale_of
 from flows.sweeps import answer as answers
@@ -35,6 +36,7 @@ from scripts.cli import context, prompts, render, session
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.market import offers_table
 from scripts.runs import sweep_text
 from scripts.runs.deploy import about
 from scripts.runs.flags import SweepFlags
@@ -72,6 +74,10 @@ def sweep(spec: SweepFlags) -> None:
         planned.more = tuple(f"--{flag}" for flag in ("no-sync", "no-setup") if getattr(spec, flag.replace("-", "_")))
         if not spec.json:
             sweep_text.show_plan(planned)
+            rented = {one.offer.provider: (one.plan.job, one.offer) for one in reversed(planned.trials.values())
+                      if one.offer and one.plan.job}  # fmt: skip
+            for job, offer in rented.values():  # the first at each vendor
+                offers_table.show_ends(job.limits, offer, settings, job.on_failure)
         if planned.idle:
             render.say(f"{render.count(planned.idle, 'pod')} {'has' if planned.idle == 1 else 'have'} no run")
         if spec.dry_run:
@@ -150,7 +156,7 @@ def plan(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setting
         shared = pods.shared_by(asked, spec.pack or 1, asked.num_pods, settings.provider, render.tell)
         pods.check_names(shared, journal)
         offers = pods.find_offers(shared, journal, settings, render.tell)
-        show_pods(spec, shared, offers)
+        show_pods(spec, shared, offers, settings)
         machines = {
             name: (one.gpu_count or (offers[name].num_gpus if name in offers else 0), offers.get(name))
             for name, one in shared.entries.items()
@@ -158,10 +164,15 @@ def plan(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setting
     return planning.plan_on(asked, machines, shared, running, again, render.tell), running
 
 
-def show_pods(spec: SweepFlags, shared: pods.SweepPods, offers: Mapping[str, Offer]) -> None:
+def show_pods(spec: SweepFlags, shared: pods.SweepPods, offers: Mapping[str, Offer], settings: Settings) -> None:
     """Show what is rented for a sweep, and what that costs."""
-    for line in () if spec.json else sweep_text.held_lines(shared, offers):
+    if spec.json:
+        return
+    for line in sweep_text.held_lines(shared, offers):
         render.say(line)
+    limits = {name: wanted(shared.entries[name], settings, lambda _: None, shared.limit)[2] for name in offers}
+    rented = [(one, limits[name]) for name, one in offers.items()]
+    offers_table.show_laptop_off("no other run is begun on these pods", rented, settings)
 
 
 def deploy(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Settings) -> None:
@@ -169,7 +180,7 @@ def deploy(spec: SweepFlags, asked: SweepSpec, journal: Journal, settings: Setti
     is_shared(spec, asked, settings)
     shared = pods.shared_by(asked, spec.pack or 1, asked.num_pods, settings.provider, render.tell)
     pods.check_names(shared, journal)
-    show_pods(spec, shared, pods.find_offers(shared, journal, settings, render.tell))
+    show_pods(spec, shared, pods.find_offers(shared, journal, settings, render.tell), settings)
     if spec.dry_run:
         render.say("dry run: nothing was rented")
         return

@@ -8,16 +8,18 @@ from pathlib import Path
 
 from flows import serve as use_case
 from flows import supervise
+from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.ledger import service_rows
 from infra.money import dollars, in_usd
 from infra.names import check_name
-from infra.settings import Settings
+from infra.settings import Settings, is_rented
 from infra.units import count
 from scripts.cli import context, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.market import offers_table
 from scripts.services import inspect
 from scripts.services.flags import KeyFlags, ScaleFlags, ServeDownFlags, ServeExportFlags, ServeUpFlags
 from serve import awaiting, revision
@@ -95,8 +97,13 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     missing = f" ({least - left} of them: there is no machine for more)" if left else ""
     limit = service.ours.spend_limit
     cost = f"all together, at most {in_usd(limit_of(limit))}" if limit else "no limit"
-    until = "nothing was started" if is_asked else cost
+    until = f"{cost}; nothing was started" if is_asked else cost
     render.say(f"{count(least, 'replica')}{missing}: about {dollars(rate)} USD/h; {until}")
+    if limit:
+        each = Limits(spend_micro_usd=limit_of(limit) // most)
+        rented = [(one, each) for one in offers if is_rented(one.provider)]
+        off = "nobody answers, as its gateway runs here, and no replica is replaced"
+        offers_table.show_laptop_off(off, rented, settings)
 
 
 def scale(spec: ScaleFlags) -> None:

@@ -44,8 +44,9 @@ def test_a_drill_of_an_honest_vendor_breaks_nothing_leaves_nothing_and_is_cited(
     assert cited["broken"] == [] and set(cited["kept"]) == states.keys()
 
 
-def test_ten_planted_differences_are_found(user):
-    process = user.begin("drill", "--provider", "shadeform", "--rehearse", "--yes", "--json", "--plant", "all")
+@pytest.mark.parametrize("vendor", list(VENDORS))
+def test_ten_planted_differences_are_found(user, vendor):
+    process = user.begin("drill", "--provider", vendor, "--rehearse", "--yes", "--json", "--plant", "all")
     out, err = process.communicate(timeout=1700)
     assert process.returncode == 0, err
     found = json.loads(out)

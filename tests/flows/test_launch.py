@@ -109,6 +109,40 @@ def test_a_key_for_the_end_of_a_pod_is_for_rented_ones_and_trainings_of_ours(set
         jobs.understand(spec, jobs.load(spec, "", "true", "", ""), {}, settings, print)
 
 
+@pytest.mark.parametrize(("flags", "own", "what"), [
+    ({"phase": "rl", "reward": "examples/reward.py"}, {}, "--reward: step rl"),
+    ({"phase": "rl", "task": "mbpp"}, {}, "task mbpp: step rl"),
+    ({"phase": "base", "track": "examples/tracker.py"}, {}, "--track tracker: step track-tracker"),
+    ({"phase": "sft+smooth"}, {"SLIPWAY_EXTENSIONS": "examples/own/smooth.py"}, "extension smooth: step smooth"),
+    ({"phase": "base"}, {"SLIPWAY_EXTENSIONS": "examples/own/sentences.py", "SLIPWAY_SOURCE": "sentences"},
+     "extension sentences: step text"),
+])  # fmt: skip
+def test_no_key_for_the_end_of_a_pod_goes_where_code_of_somebody_else_runs(
+    settings, journal, tmp_path, flags, own, what
+):
+    environ = {one: str(tmp_path / path) for one, path in (("SLIPWAY_STORE", "store"), ("HOME", "."))}
+    settings = Settings.load(ROOT, {"profile": "tiny"}, environ={**environ, **own})
+    job = launch.prepare(launch.understand(LaunchSpec(**flags), settings, print), journal, settings, print).plan.job
+    with pytest.raises(UsageError, match=f"--self-end cannot be used with {what} runs code on the pod"):
+        launch.refuse_code_of_others(job)
+
+
+@pytest.mark.parametrize(("said", "why"), [
+    ("evals=", "--budget: "), ("evals=x", "--budget: "), ("evals=0", "nothing can be rented for that"),
+    ("=3", "expected NAME, or NAME=USD"), ("two words=3", "expected NAME, or NAME=USD"),
+    ("evals", "there is no budget 'evals'; known: none"),
+])  # fmt: skip
+def test_a_budget_that_cannot_pay_is_refused_with_the_plan(said, why, settings, journal):
+    vendor = {"provider": "runpod", "runpod_api_key": "x" * 32, "runpod_url": "http://127.0.0.1:9"}
+    settings = replace(settings, **vendor, sources={**settings.sources, "provider": ""})
+    with pytest.raises(UsageError, match=why):
+        launch.prepare(meant(settings, budget=said), journal, settings, print)
+    spec = LaunchFlags(cmd="true", provider="runpod", budget=said)
+    with pytest.raises(UsageError, match=why):
+        job = jobs.understand(spec, jobs.load(spec, "", "true", "", ""), {}, settings, print)
+        launch.prepare(job, journal, settings, print)
+
+
 def test_a_preset_says_what_the_launch_does_not():
     small = with_preset(LaunchSpec(phase="base", preset="small"))
     assert (small.steps, small.ttl) == (5, "1h") and with_preset(LaunchSpec()) == LaunchSpec()

@@ -79,7 +79,9 @@ def test_a_journal_in_use_is_not_replaced_and_one_that_moved_comes_back(laptop, 
     archive.unpack(archive.pack(laptop), host)
     with Journal.open(host) as journal:
         journal.note(journal.ops()[0], reason="by the control host")
-    journal_moves.move_away(host, "laptop")
+    journal_moves.move_away(host, "laptop", is_home=True)
+    with pytest.raises(Moved, match=r"is on its way home to laptop; wait for \./inv control\.down there, or type it"):
+        Journal.open(host)
     archive.unpack(archive.pack(host), laptop)
     with Journal.open(laptop) as journal:
         (home,) = journal.ops()

@@ -238,6 +238,6 @@ def test_an_amount_is_changed_by_one_command_at_a_time_and_never_below_what_is_o
     with pytest.raises(Fenced, match="another command changed its limit"):
         budgets.open_budget(journal, "b", 700, first)
     rent(journal, "a", 600)
-    with pytest.raises(UsageError, match=r"give 0\.01 USD at least"):
+    with pytest.raises(UsageError, match=r"give 0\.01 USD at least: --budget b=USD, or end"):
         budgets.open_budget(journal, "b", 599, more)
     assert budgets.open_budget(journal, "b", 600, more).amount == 600

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -45,6 +46,16 @@ def test_billing_begins_when_the_vendor_says_and_stops_at_the_delete(vendor, bil
     world.delete(machine.machine_id)
     world.advance(began + 7200)
     assert world.billed_micro_usd(machine) == 3_600_000 and rate(machine) == 0
+
+
+def test_an_order_that_makes_two_machines_does_so_also_where_each_host_is_rented_whole():
+    first, second = (replace(offer("lium", stock=1), offer_id=f"lium/{name}") for name in "AB")
+    world = market(first, second)
+    machine = world.create(Order(offer_id="lium/A", name="sw1-a"), (Fate("twice"),))
+    assert machine.offer == first and [one.offer for one in world.listed("lium")] == [second, first]
+    alone = market(first)
+    machine = alone.create(Order(offer_id="lium/A", name="sw1-a"), (Fate("twice"),))
+    assert alone.listed("lium") == [machine]
 
 
 def test_what_is_begun_is_billed_whole():

@@ -1,0 +1,34 @@
+"""The money that all pods of a set may cost together."""
+
+import pytest
+
+from flows.apply import SetLimit
+from infra.errors import UsageError
+from infra.ledger import budgets
+from infra.ledger.journal import Journal
+from infra.settings import Settings
+from tests.world import ROOT
+
+
+def test_the_limit_of_a_set_whose_pods_stay_is_changed_where_it_has_one(tmp_path):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path)}
+    settings = Settings.load(ROOT, environ=environ)
+
+    def limit(said):
+        found = SetLimit.of("fleet", said, {})
+        assert found
+        return found
+
+    def amount():
+        found = budgets.find(journal, "set:fleet")
+        return found and found.amount
+
+    with Journal.open(settings.state_file, environ) as journal:
+        assert not limit("2").change(journal, settings) and amount() is None  # its pods are paid from none
+        limit("2").open(journal, settings)
+        assert not limit("2").change(journal, settings) and limit("5").change(journal, settings)
+        assert amount() == 5_000_000
+        budgets.reserve(journal, "set:fleet", "a", 3_000_000)
+        with pytest.raises(UsageError, match="give 3.00 USD at least: --spend-limit"):
+            limit("2.99").change(journal, settings)
+        assert limit("3").change(journal, settings) and amount() == 3_000_000

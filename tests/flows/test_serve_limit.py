@@ -1,0 +1,38 @@
+"""The limit in money of a service: what was typed outweighs its file, and what is rented never goes without one."""
+
+import pytest
+
+from flows import serve
+from flows.specs.service import ServeSpec
+from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.settings import Settings
+from tests.world import ROOT
+
+FILE = "examples/service.yaml"  # its limit is 50 USD
+
+
+def planned(tmp_path, provider="runpod", **flags) -> serve.Revision:
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path), "RUNPOD_API_KEY": "x" * 32,
+               "SLIPWAY_RUNPOD_URL": "http://127.0.0.1:9"}  # fmt: skip
+    settings = Settings.load(ROOT, {"provider": provider}, environ=environ)
+    spec = ServeSpec(name="demo", model="hf://user/repo", engine="torch", provider=provider, config=FILE, **flags)
+    with Journal.open(settings.state_file, environ) as journal:
+        return serve.plan(spec, journal, settings, print)
+
+
+def test_a_service_has_the_limit_that_was_typed_else_that_of_its_file(tmp_path):
+    assert planned(tmp_path).version.service.ours.spend_limit == 50
+    assert planned(tmp_path, spend_limit="$7.5").version.service.ours.spend_limit == "$7.5"
+
+
+@pytest.mark.parametrize(("said", "why"), [("0", "nothing can be rented for that"), ("-1", "--spend-limit: "),
+                                           ("much", "'much' is not an amount of dollars")])  # fmt: skip
+def test_a_limit_of_a_service_that_is_none_is_refused(said, why, tmp_path):
+    with pytest.raises(UsageError, match=why):
+        planned(tmp_path, spend_limit=said)
+
+
+def test_a_service_on_this_machine_costs_nothing(tmp_path):
+    with pytest.raises(UsageError, match="--spend-limit is for rented machines; nothing is paid here"):
+        planned(tmp_path, "local", spend_limit="5")

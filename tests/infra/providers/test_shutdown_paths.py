@@ -1,0 +1,28 @@
+"""The words of a plan about pods that nobody looks after."""
+
+import pytest
+
+from infra.agent.job import Limits
+from infra.providers import market, registry
+from infra.providers.shutdown_paths import when_nobody_looks
+from infra.settings import VENDORS, Settings
+from tests.world import ROOT
+
+BOTH = Limits(time_s=7200, spend_micro_usd=3_000_000, micro_usd_per_hour=1_000_000)
+GUARD = "ends when 3.00 USD are spent or 2 h have passed: the pod's guard saves"
+
+
+@pytest.mark.parametrize(("name", "limits", "said"), [
+    ("runpod", BOTH, f"{GUARD}, stops work and deletes the pod; else runpod's own timer after 2 h"),
+    ("lium", BOTH, f"{GUARD} and stops work; else lium's own timer after 2 h"),
+    ("shadeform", BOTH, f"{GUARD} and stops work; else shadeform's own limit of 3.00 USD or shadeform's own timer "
+     "after 2 h"),
+    ("lium", Limits(spend_micro_usd=2_500_000, micro_usd_per_hour=1_000_000),
+     "ends when 2.50 USD are spent: the pod's guard saves and stops work; else lium's own timer after 3 h"),
+    ("lium", Limits(), "bills until inv runs"),
+])  # fmt: skip
+def test_the_plan_says_per_vendor_what_ends_a_pod_while_the_laptop_is_off(name, limits, said, tmp_path):
+    environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), **dict.fromkeys(VENDORS.values(), "x" * 32)}
+    environ = {key.upper(): value for key, value in environ.items()}
+    vendor = market(registry.provider(Settings.load(ROOT, environ=environ), name))
+    assert vendor and when_nobody_looks(vendor, limits) == f"a pod at {name} {said}"
