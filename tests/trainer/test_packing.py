@@ -163,7 +163,11 @@ class Waits(TorchDispatchMode):
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.name() in ("aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::masked_select"):
+        asks = func.name() in ("aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::masked_select")
+        if func.name().startswith(("aten::index", "aten::_index_put")):  # a mask is turned into places by nonzero
+            indices = args[1] if isinstance(args[1], list | tuple) else []
+            asks = any(one is not None and one.dtype == torch.bool for one in indices)
+        if asks:
             self.seen.append(func.name())
         return func(*args, **(kwargs or {}))
 
