@@ -56,7 +56,7 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
         for block in blocks:  # all blocks are one piece of code: compiled once
             block.compile(dynamic=not config.reads_text)  # otherwise a resumed run would meet lengths in another order
     try:
-        with fast_attention(machine, config.deterministic):
+        with fast_attention(machine, config.deterministic, has_one_shape=config.reads_text):
             yield
     finally:
         model.shape, model.recompute = before, False
@@ -70,12 +70,14 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
 
 
 @contextmanager
-def fast_attention(machine: Machine, deterministic: bool) -> Iterator[str]:
+def fast_attention(machine: Machine, deterministic: bool, has_one_shape: bool = True) -> Iterator[str]:
     """Have the quickest attention of a Hopper or Blackwell GPU come first while inside; its name.
 
     "" = as PyTorch has it. On Hopper it is FlashAttention 3, where somebody has put that into the environment, else
     cuDNN's, unless that is switched off (TORCH_CUDNN_SDPA_ENABLED=0). What it cannot do goes to the next one. None of
     them adds up in the same order each time.
+
+    has_one_shape: all rows are of one length; cuDNN makes a plan for each further one, and has none for some.
     """
     from torch.nn import attention
 
@@ -91,7 +93,8 @@ def fast_attention(machine: Machine, deterministic: bool) -> Iterator[str]:
             finally:
                 attention.restore_flash_attention_impl()
             return
-    if major not in CUDNN_FIRST or deterministic or not torch.backends.cuda.cudnn_sdp_enabled():
+    has_cudnn = major in CUDNN_FIRST and torch.backends.cuda.cudnn_sdp_enabled()
+    if not has_cudnn or deterministic or not has_one_shape:
         yield ""
         return
     by = attention.SDPBackend
@@ -144,12 +147,15 @@ def kernels_of_node(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def uncompiled(model: Decoder) -> Iterator[None]:
-    """Run blocks as they are written while inside: for shapes that are not worth compiling for."""
+    """Run blocks as they are written while inside: for shapes that are not worth compiling for, nor a plan of cuDNN."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
     compiled = [block._compiled_call_impl for block in model.model.layers]
     for block in model.model.layers:
         block._compiled_call_impl = None
     try:
-        yield
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], True):
+            yield
     finally:
         for block, call in zip(model.model.layers, compiled, strict=True):
             block._compiled_call_impl = call
@@ -188,7 +194,7 @@ def compiler_problem(kind: str) -> str:
             import triton  # noqa: F401
         except ImportError:
             return "triton is not installed (the package triton, in the version that PyTorch asks for)"
-        named = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang", "cc"]
+        named = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]  # as Triton looks for one
         if not any(map(shutil.which, named)):
             return f"there is no C compiler here ({', '.join(named)}; the package gcc; CC names another)"
     else:

@@ -196,6 +196,10 @@ def test_a_gpu_machine_without_a_compiler_is_refused_with_the_package(monkeypatc
     with pytest.raises(Refused, match="no C compiler here .no-such-compiler; the package gcc"):
         speed.is_compiled(config, gpu)
     assert not speed.is_compiled(dataclasses.replace(config, compile="never"), gpu)
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr(speed.shutil, "which", lambda name: name if name == "cc" else None)
+    with pytest.raises(Refused, match="no C compiler here .gcc, clang; the package gcc"):  # Triton asks for no cc
+        speed.is_compiled(config, gpu)
 
 
 def test_the_generator_of_the_gpu_is_saved_and_goes_on_from_there(tmp_path, monkeypatch):
@@ -236,6 +240,11 @@ def test_the_quickest_attention_comes_first_on_gpus_that_have_it_and_only_while_
             assert found == name
             assert (order()[0] == SDPBackend.CUDNN_ATTENTION.value) == bool(name) and sorted(order()) == sorted(before)
         assert order() == before
+    with speed.fast_attention(gpu, False, has_one_shape=False) as found:  # rows of many lengths
+        assert found == "" and order() == before
+    with speed.fast_attention(gpu, False) as found, speed.uncompiled(random_model(LLAMA)):  # what the model says
+        assert found == "cuDNN" and order()[0] != SDPBackend.CUDNN_ATTENTION.value
+    assert order() == before
     monkeypatch.syspath_prepend(str(tmp_path))
     notes = []
     monkeypatch.setattr(speed, "emit", lambda kind, **about: notes.append(about["text"]))
