@@ -107,7 +107,7 @@ class Bench:
             nodes = self.ranks.size // self.ranks.per_node
             spread = memory.ways(replace(config, parallel="auto"), self.ranks.per_node, nodes)[way]
             told = memory.estimate(config, **spread, is_held=part.is_held)
-            found["estimate_over_memory"] = told.total / 1e9 / found["memory_gb"]
+            found["estimate_over_memory"] = told.in_allocator / 1e9 / found["memory_gb"]
         return found
 
 
