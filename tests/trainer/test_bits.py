@@ -143,6 +143,27 @@ def test_no_loss_of_a_stage_asks_the_device_for_anything(bits, in_documents):
     assert waits.seen == []
 
 
+@pytest.mark.slow
+def test_what_changes_from_step_to_step_compiles_nothing_again():
+    """Blocks that are captured from, too: all layers and all steps are one graph."""
+    bits = replace(LAYERWISE, warmup_steps=4, saliency=0.2, layer_weights="uniform")
+    model, teacher = Decoder(STUDENT), Decoder(PLAIN).requires_grad_(False)
+    initialise(model, 1)
+    objective, losses = Bits(bits, 10, model, teacher), []
+    batch = {"ids": torch.arange(64).reshape(2, 32), "targets": torch.arange(1, 65).reshape(2, 32)}
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for block in model.blocks:
+        block.compile(backend="eager")
+    for step in range(6):
+        objective.at(step)
+        loss, _ = model.through(objective, batch)
+        loss.backward()
+        losses.append(float(loss.detach()))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch._dynamo.utils.counters["graph_break"] == {} and len(set(losses)) == len(losses)
+
+
 def test_the_largest_columns_stay_until_their_share_is_none():
     model = Decoder(STUDENT)
     initialise(model, 1)
