@@ -20,6 +20,7 @@ from trainer.config import PhaseConfig
 from trainer.device import Machine
 from trainer.errors import Refused
 from trainer.model import float8
+from trainer.model.attention import has_varlen
 from trainer.model.decoder import Decoder, Linear
 
 # Compiling takes half a minute on a CPU and more on a GPU, and saves a quarter and more than a third of each step.
@@ -39,6 +40,8 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
     """
     if config.dtype == "float8" and (problem := float8.problem(machine.device)):
         raise Refused(f"{config.phase}: {problem}")
+    if attends_by_flex(config, machine) and (problem := compiler_problem("cuda")):
+        raise Refused(f"{config.phase}: on a GPU its attention is compiled always, but {problem}")
     compiled = is_compiled(config, machine)
     before = model.shape
     model.shape = replace(model.shape, z_loss=config.optimizer.z_loss, compiled=compiled)
@@ -159,6 +162,15 @@ def uncompiled(model: Decoder) -> Iterator[None]:
     finally:
         for block, call in zip(model.model.layers, compiled, strict=True):
             block._compiled_call_impl = call
+
+
+def attends_by_flex(config: PhaseConfig, machine: Machine) -> bool:
+    """Return whether a phase attends by flex attention there, which is compiled even where blocks are not."""
+    if machine.device.type != "cuda":
+        return False
+    in_documents = config.document_masks or config.is_packed("cuda")
+    by_bounds = in_documents and has_varlen(machine.device, machine.dtype(config), config.model.head_dim)
+    return config.blocks is not None or in_documents and not by_bounds
 
 
 def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
