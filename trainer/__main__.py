@@ -22,10 +22,10 @@ from data.config import ConfigError, Making, load
 from data.errors import DataError
 from data.single_writer import PARENT, die_with
 from store import StoreError, extensions, outside
-from trainer.allocator import let_segments_grow
 from trainer.config import EvalSpec, ImportSpec, Keeping, PhaseConfig
 from trainer.engines.words import add_talk, place_of
 from trainer.errors import Preempted, Refused, TrainerError
+from trainer.parallel.allocator import let_segments_grow
 from trainer.records.own_phase import WORD, adopt
 from trainer.records.phase_registry import PHASES
 

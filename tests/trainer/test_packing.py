@@ -28,7 +28,6 @@ from tests.trainer.conftest import TINY, tiny
 from tests.trainer.model.test_model import IDS, QWEN3, random_model
 from tests.trainer.model.test_packed import DOCUMENTS, gradients
 from tests.world import ROOT
-from trainer.allocator import SETTINGS, let_segments_grow
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.saving import Saver
 from trainer.config import Keeping, PhaseConfig
@@ -40,6 +39,7 @@ from trainer.objectives import Batch
 from trainer.objectives.blocks import BlockDiffusion, sequence, with_masks
 from trainer.objectives.passes import bounds, evenly, passes, seen_len
 from trainer.objectives.source import Made
+from trainer.parallel.allocator import SETTINGS, let_segments_grow
 from trainer.parallel.process_group import Ranks
 from trainer.records.blocks_config import BlocksConfig
 

@@ -1,4 +1,4 @@
-"""How PyTorch takes a GPU's memory: said before PyTorch is imported. No torch here."""
+"""The way in which PyTorch takes a GPU's memory: said before PyTorch is imported. No torch here."""
 
 import os
 
