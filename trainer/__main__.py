@@ -25,6 +25,7 @@ from store import StoreError, extensions, outside
 from trainer.config import EvalSpec, ImportSpec, Keeping, PhaseConfig
 from trainer.engines.words import add_talk, place_of
 from trainer.errors import Preempted, Refused, TrainerError
+from trainer.parallel.allocator import let_segments_grow
 from trainer.records.own_phase import WORD, adopt
 from trainer.records.phase_registry import PHASES
 
@@ -39,9 +40,7 @@ def main(words: list[str] | None = None) -> int:
     # The number of spins of a waiting thread before it sleeps. At the default, two programs that share the cores each
     # run at a sixth of their speed; without any spinning, one alone loses a fifth.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-    # read as PyTorch is imported; rows of many lengths leave holes that a larger one does not fit into, else
-    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    let_segments_grow()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # a watcher asks a silent trainer where it is
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

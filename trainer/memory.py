@@ -57,6 +57,11 @@ class Memory:
     def total(self) -> int:
         return sum(asdict(self).values())
 
+    @property
+    def in_allocator(self) -> int:
+        """Return what of it PyTorch's allocator for GPUs counts: all but the driver's and NCCL's own."""
+        return self.total - self.framework - self.exchange
+
 
 @dataclass(frozen=True)
 class Fit:

@@ -20,6 +20,7 @@ from trainer.config import PhaseConfig
 from trainer.device import Machine
 from trainer.errors import Refused
 from trainer.model import float8
+from trainer.model.attention import has_varlen
 from trainer.model.decoder import Decoder, Linear
 
 # Compiling takes half a minute on a CPU and more on a GPU, and saves a quarter and more than a third of each step.
@@ -39,6 +40,8 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
     """
     if config.dtype == "float8" and (problem := float8.problem(machine.device)):
         raise Refused(f"{config.phase}: {problem}")
+    if attends_by_flex(config, machine) and (problem := compiler_problem("cuda")):
+        raise Refused(f"{config.phase}: on a GPU its attention is compiled always, but {problem}")
     compiled = is_compiled(config, machine)
     before = model.shape
     model.shape = replace(model.shape, z_loss=config.optimizer.z_loss, compiled=compiled)
@@ -56,7 +59,7 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
         for block in blocks:  # all blocks are one piece of code: compiled once
             block.compile(dynamic=not config.reads_text)  # otherwise a resumed run would meet lengths in another order
     try:
-        with fast_attention(machine, config.deterministic):
+        with fast_attention(machine, config.deterministic, has_one_shape=config.reads_text):
             yield
     finally:
         model.shape, model.recompute = before, False
@@ -70,12 +73,14 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequ
 
 
 @contextmanager
-def fast_attention(machine: Machine, deterministic: bool) -> Iterator[str]:
+def fast_attention(machine: Machine, deterministic: bool, has_one_shape: bool = True) -> Iterator[str]:
     """Have the quickest attention of a Hopper or Blackwell GPU come first while inside; its name.
 
     "" = as PyTorch has it. On Hopper it is FlashAttention 3, where somebody has put that into the environment, else
     cuDNN's, unless that is switched off (TORCH_CUDNN_SDPA_ENABLED=0). What it cannot do goes to the next one. None of
     them adds up in the same order each time.
+
+    has_one_shape: all rows are of one length; cuDNN makes a plan for each further one, and has none for some.
     """
     from torch.nn import attention
 
@@ -91,7 +96,8 @@ def fast_attention(machine: Machine, deterministic: bool) -> Iterator[str]:
             finally:
                 attention.restore_flash_attention_impl()
             return
-    if major not in CUDNN_FIRST or deterministic or not torch.backends.cuda.cudnn_sdp_enabled():
+    has_cudnn = major in CUDNN_FIRST and torch.backends.cuda.cudnn_sdp_enabled()
+    if not has_cudnn or deterministic or not has_one_shape:
         yield ""
         return
     by = attention.SDPBackend
@@ -144,15 +150,27 @@ def kernels_of_node(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def uncompiled(model: Decoder) -> Iterator[None]:
-    """Run blocks as they are written while inside: for shapes that are not worth compiling for."""
+    """Run blocks as they are written while inside: for shapes that are not worth compiling for, nor a plan of cuDNN."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
     compiled = [block._compiled_call_impl for block in model.model.layers]
     for block in model.model.layers:
         block._compiled_call_impl = None
     try:
-        yield
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], True):
+            yield
     finally:
         for block, call in zip(model.model.layers, compiled, strict=True):
             block._compiled_call_impl = call
+
+
+def attends_by_flex(config: PhaseConfig, machine: Machine) -> bool:
+    """Return whether a phase attends by flex attention there, which is compiled even where blocks are not."""
+    if machine.device.type != "cuda":
+        return False
+    in_documents = config.document_masks or config.is_packed("cuda")
+    by_bounds = in_documents and has_varlen(machine.device, machine.dtype(config), config.model.head_dim)
+    return config.blocks is not None or in_documents and not by_bounds
 
 
 def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
@@ -188,7 +206,7 @@ def compiler_problem(kind: str) -> str:
             import triton  # noqa: F401
         except ImportError:
             return "triton is not installed (the package triton, in the version that PyTorch asks for)"
-        named = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang", "cc"]
+        named = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]  # as Triton looks for one
         if not any(map(shutil.which, named)):
             return f"there is no C compiler here ({', '.join(named)}; the package gcc; CC names another)"
     else:

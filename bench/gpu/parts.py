@@ -1,6 +1,7 @@
 """The parts of the bench: each yields its name, the measured value, and the wanted one."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import Keeping
 from trainer.errors import Preempted
 from trainer.loop import Training, accumulate
+from trainer.model import float8
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives import Batch, CrossEntropy
 from trainer.objectives.bits import Bits
@@ -44,8 +46,8 @@ def base(bench: Bench) -> Seen:
 
 
 def eight_bits(bench: Bench) -> Seen:
-    if bench.machine.device.type == "cpu":
-        yield "float8", {"left_out": "8 bits are for GPUs"}, ""
+    if problem := float8.problem(bench.machine.device):
+        yield "float8", {"left_out": problem}, ""
         return
     config = bench.phase("base", dtype="float8")
     config = replace(config, rows=config.micro_rows * 4 * bench.ranks.size)
@@ -88,7 +90,10 @@ def documents(bench: Bench) -> Seen:
 
 
 def saving(bench: Bench) -> Seen:
-    """Stop after two steps, go on in a new run, and hold the parameters against those of one that was not stopped."""
+    """Stop early, go on in a new run, and hold the parameters against those of one that was not stopped.
+
+    At most two checkpoints exist at a time, of 12 GB each at 1B: a rented disk may have no room for more.
+    """
     config = bench.phase("base")
     config = replace(config, rows=config.micro_rows * bench.ranks.size, steps=6)
     ends = []
@@ -102,12 +107,14 @@ def saving(bench: Bench) -> Seen:
 
         for source in [stopping, make] if name == "stopped" else [make]:
             model, part = bench.model(config)
-            saved = Checkpoints(folder, Keeping(save_every=2, reserve_bytes=0, samples=0))
+            saved = Checkpoints(folder, Keeping(save_every=10**6, reserve_bytes=0, samples=0))
             run = Training(model, config, Made(source), saved, {}, folder / "metrics", bench.ranks, part)
             began = time.perf_counter()
             with equipped(model, config, bench.machine), suppress(Preempted):
                 run.run()
             took_s = time.perf_counter() - began
+        if bench.ranks.is_first:
+            shutil.rmtree(folder)
         squares = bench.ranks.total(sum(float(part.part(one).double().square().sum()) for one in model.parameters()))
         ends.append(squares[0])
     apart = abs(ends[0] - ends[1]) / ends[0]

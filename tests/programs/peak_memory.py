@@ -92,6 +92,6 @@ with tempfile.TemporaryDirectory() as folder, equipped(model, config, machine):
                 saver.wait(0.1 if ranks.size > 1 else None)
                 saver.collect()
 if machine.device.type == "cuda":
-    print(torch.cuda.max_memory_reserved())
+    print(torch.cuda.max_memory_allocated())
 else:
     print(watch.stop() + LIBRARIES_BYTES)

@@ -4,12 +4,14 @@ import json
 import signal
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from data.config import ConfigError, Input
 from store import Store, catalogue
 from tests.trainer.conftest import TINY, finish, tiny
+from tests.trainer.test_packing import Waits
 from tests.trainer.test_phases import OFTEN, chat_phase, hashes, run
 from trainer.__main__ import main
 from trainer.checkpoints.checkpoint import open_final
@@ -17,6 +19,7 @@ from trainer.errors import Refused
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
 from trainer.objectives.bits import Bits
+from trainer.objectives.passes import passes
 from trainer.records.bits import BitsConfig
 from trainer.records.model_config import Ternary
 
@@ -122,6 +125,43 @@ def test_a_teacher_of_another_shape_is_refused_and_the_schedule_follows_the_step
     changed = stage("bits2", steps=100, bits=BitsConfig(warmup_steps=20, saliency_warmup=50)).in_steps(10)
     assert (changed.steps, changed.bits.warmup_steps, changed.bits.saliency_warmup) == (10, 2, 5)
     assert stage("bits1").in_steps(10).steps == 0
+
+
+@pytest.mark.parametrize("bits", [LAYERWISE, DISTILLED, BitsConfig(warmup_steps=4, saliency=0.2)])
+@pytest.mark.parametrize("in_documents", [False, True])
+def test_no_loss_of_a_stage_asks_the_device_for_anything(bits, in_documents):
+    model, teacher = Decoder(STUDENT), Decoder(PLAIN) if bits.has_teacher else None
+    ids = np.arange(64).reshape(2, 32) % STUDENT.vocab_size
+    batch = {"ids": ids, "targets": np.where(ids % 3 == 0, -1, np.roll(ids, -1, 1))}
+    if in_documents:
+        batch["documents"] = np.repeat([[0, 1], [0, 1]], 16, axis=1)
+    (part,) = passes(batch, 2, model)
+    objective = Bits(bits, 10, model, teacher)
+    with Waits() as waits:
+        objective.at(0)
+        model.through(objective, part)[0].backward()
+    assert waits.seen == []
+
+
+@pytest.mark.slow
+def test_what_changes_from_step_to_step_compiles_nothing_again():
+    """Blocks that are captured from, too: all layers and all steps are one graph."""
+    bits = replace(LAYERWISE, warmup_steps=4, saliency=0.2, layer_weights="uniform")
+    model, teacher = Decoder(STUDENT), Decoder(PLAIN).requires_grad_(False)
+    initialise(model, 1)
+    objective, losses = Bits(bits, 10, model, teacher), []
+    batch = {"ids": torch.arange(64).reshape(2, 32), "targets": torch.arange(1, 65).reshape(2, 32)}
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for block in model.blocks:
+        block.compile(backend="eager")
+    for step in range(6):
+        objective.at(step)
+        loss, _ = model.through(objective, batch)
+        loss.backward()
+        losses.append(float(loss.detach()))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch._dynamo.utils.counters["graph_break"] == {} and len(set(losses)) == len(losses)
 
 
 def test_the_largest_columns_stay_until_their_share_is_none():

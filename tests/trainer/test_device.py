@@ -24,6 +24,7 @@ from trainer.device import Hardware, Machine
 from trainer.errors import OutOfMemory, Refused
 from trainer.evaluation import scores
 from trainer.model import export
+from trainer.model.decoder import Decoder
 from trainer.parallel import placement
 from trainer.parallel.process_group import Ranks
 from trainer.records import phase_options
@@ -196,6 +197,26 @@ def test_a_gpu_machine_without_a_compiler_is_refused_with_the_package(monkeypatc
     with pytest.raises(Refused, match="no C compiler here .no-such-compiler; the package gcc"):
         speed.is_compiled(config, gpu)
     assert not speed.is_compiled(dataclasses.replace(config, compile="never"), gpu)
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr(speed.shutil, "which", lambda name: name if name == "cc" else None)
+    with pytest.raises(Refused, match="no C compiler here .gcc, clang; the package gcc"):  # Triton asks for no cc
+        speed.is_compiled(config, gpu)
+
+
+def test_attention_that_is_always_compiled_is_refused_without_a_compiler(monkeypatch):
+    phases = recipes.PROFILES["tiny"]().phases
+    gpu, wide = (Machine(torch.device("cuda"), dtype, 1) for dtype in (torch.bfloat16, torch.float32))
+    masked = dataclasses.replace(phases["base"], document_masks=True, compile="never")
+    blocks = dataclasses.replace(phases["dlm"], compile="never")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for config, machine in ((masked, wide), (blocks, gpu)):
+        words = f"{config.phase}: on a GPU its attention is compiled always, but triton is not installed"
+        with pytest.raises(Refused, match=words), speed.equipped(Decoder(config.model), config, machine):
+            pass
+    for config in (masked, dataclasses.replace(phases["base"], compile="never")):  # by varlen, or by a plain kernel
+        with speed.equipped(Decoder(config.model), config, gpu):
+            pass
 
 
 def test_the_generator_of_the_gpu_is_saved_and_goes_on_from_there(tmp_path, monkeypatch):
@@ -236,6 +257,11 @@ def test_the_quickest_attention_comes_first_on_gpus_that_have_it_and_only_while_
             assert found == name
             assert (order()[0] == SDPBackend.CUDNN_ATTENTION.value) == bool(name) and sorted(order()) == sorted(before)
         assert order() == before
+    with speed.fast_attention(gpu, False, has_one_shape=False) as found:  # rows of many lengths
+        assert found == "" and order() == before
+    with speed.fast_attention(gpu, False) as found, speed.uncompiled(random_model(LLAMA)):  # what the model says
+        assert found == "cuDNN" and order()[0] != SDPBackend.CUDNN_ATTENTION.value
+    assert order() == before
     monkeypatch.syspath_prepend(str(tmp_path))
     notes = []
     monkeypatch.setattr(speed, "emit", lambda kind, **about: notes.append(about["text"]))

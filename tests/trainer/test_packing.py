@@ -15,7 +15,10 @@ import torch.nn.functional as F
 from torch.nn.attention import varlen
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import bench.gpu
+import trainer.__main__
 from bench.gpu.parts import PARTS
+from bench.gpu.setup import Bench, text_of
 from data.chat.conversations import Conversations
 from data.chat.packing import packed
 from data.config import ConfigError
@@ -26,7 +29,9 @@ from tests.trainer.model.test_model import IDS, QWEN3, random_model
 from tests.trainer.model.test_packed import DOCUMENTS, gradients
 from tests.world import ROOT
 from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.checkpoints.saving import Saver
 from trainer.config import Keeping, PhaseConfig
+from trainer.device import Machine, prepare
 from trainer.loop import Training
 from trainer.model import attention
 from trainer.model.decoder import Decoder, initialise
@@ -34,6 +39,8 @@ from trainer.objectives import Batch
 from trainer.objectives.blocks import BlockDiffusion, sequence, with_masks
 from trainer.objectives.passes import bounds, evenly, passes, seen_len
 from trainer.objectives.source import Made
+from trainer.parallel.allocator import SETTINGS, let_segments_grow
+from trainer.parallel.process_group import Ranks
 from trainer.records.blocks_config import BlocksConfig
 
 PAD, LENGTH = 3, 64
@@ -155,6 +162,40 @@ def test_the_bench_for_gpus_runs_at_toy_size_on_a_cpu(tmp_path):
     assert seen["sft toy packed"]["loss"] == pytest.approx(seen["sft toy padded"]["loss"], rel=1e-5)
 
 
+def test_the_bench_saves_in_one_part_alone_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    """Checkpoints of a gigabyte to a hundred would fill a rented disk, and take longer than all that is timed."""
+    saved, begin = [], Saver.begin
+    monkeypatch.setattr(Saver, "begin", lambda self, step, *given: saved.append(step) or begin(self, step, *given))
+    one = Bench(prepare(), Ranks(), is_toy=True, folder=tmp_path)
+    config = one.phase("base")
+    assert one.trained(config, text_of(config))["tokens_per_s"] > 0 and saved == []
+    (found,) = PARTS["saving"](one)
+    assert found[1]["apart"] == 0 and len(saved) == 3 and saved[0] == saved[2] == 6 > saved[1]
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_bench_leaves_out_8_bits_where_a_gpu_has_no_units_for_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    gpu = Machine(torch.device("cuda"), torch.bfloat16, 1)
+    ((name, seen, _),) = PARTS["float8"](Bench(gpu, Ranks(), is_toy=True, folder=tmp_path))
+    assert name == "float8" and "this GPU has 8.0" in seen["left_out"]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [({}, "expandable_segments:True"), ({"PYTORCH_ALLOC_CONF": "x:1"}, None), ({"PYTORCH_CUDA_ALLOC_CONF": "y"}, "y")],
+)
+def test_memory_of_a_gpu_is_taken_in_pieces_that_grow_in_runs_and_in_the_bench(monkeypatch, given, wanted):
+    for module in (trainer.__main__, bench.gpu):
+        assert module.let_segments_grow is let_segments_grow
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    let_segments_grow()
+    assert os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == wanted
+
+
 class Waits(TorchDispatchMode):
     """Notes what a GPU would be waited for."""
 
@@ -163,7 +204,11 @@ class Waits(TorchDispatchMode):
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.name() in ("aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::masked_select"):
+        asks = func.name() in ("aten::_local_scalar_dense", "aten::nonzero", "aten::item", "aten::masked_select")
+        if func.name().startswith(("aten::index", "aten::_index_put")):  # a mask is turned into places by nonzero
+            indices = args[1] if isinstance(args[1], list | tuple) else []
+            asks = any(one is not None and one.dtype == torch.bool for one in indices)
+        if asks:
             self.seen.append(func.name())
         return func(*args, **(kwargs or {}))
 

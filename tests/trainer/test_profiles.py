@@ -273,7 +273,8 @@ def test_on_a_gpu_the_estimate_is_near_what_is_taken(change):
     config = PROFILES["runpod_1b"]().phases["base"]
     config = replace(config, rows=16, micro_rows=4, compile="never")
     config = replace(config, **change)
-    assert memory.estimate(config).total == pytest.approx(measured(config), rel=0.1)
+    told = memory.estimate(config)
+    assert told.in_allocator == pytest.approx(measured(config), rel=0.1)
 
 
 def test_a_mistake_in_a_profile_or_a_persona_names_its_file_and_line(tmp_path):

@@ -23,13 +23,15 @@ def layer_weights(kind: str, count: int) -> list[float]:
 def layer_distance(
     student: Sequence[Tensor], teacher: Sequence[Tensor], weights: Sequence[float], counted: Tensor
 ) -> Tensor:
-    """Return the distance of layers' outputs (N, d), of length 1 each, summed over the tokens of `counted` (N,) bool.
+    """Return the distance of layers' outputs (N, d), of length 1 each, summed over some tokens.
+
+    counted: (M,), the numbers of these tokens: of a mask the device would have to be asked.
 
     Of a token in one layer it is the mean of squared differences over d: at most 4 / d.
     """
     total = student[0].new_zeros((), dtype=torch.float32)
     for ours, theirs, weight in zip(student, teacher, weights, strict=True):
-        a, b = (F.normalize(one[counted].float(), dim=-1) for one in (ours, theirs))
+        a, b = (F.normalize(one.index_select(0, counted).float(), dim=-1) for one in (ours, theirs))
         total = total + weight * (a - b).square().mean(dim=-1).sum()
     return total
 

@@ -189,6 +189,10 @@ def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         if one := raw.get(name):
             if not isinstance(one, Mapping):
                 raise ConfigError(f"RoPE scaling is {shown(one)}; it must be an object")
+            if any(isinstance(value, Mapping) for value in one.values()):
+                raise ConfigError(
+                    f"{name} is {shown(dict(one))}; positions that differ by kind of layer are not supported"
+                )
             _refuse_odd(one)
             found.append(one)
     positions = raw.get("max_position_embeddings") or 2048

@@ -86,7 +86,7 @@ class Bits:
         figures |= {"nats": nats, "divergence": divergence}
         if config.layers:
             flat = [[one.flatten(0, 1) for one in states[: len(through)]] for states in (seen, seen_theirs)]
-            distance = layer_distance(flat[0], flat[1], self.weights, counted.flatten())
+            distance = layer_distance(flat[0], flat[1], self.weights, index)
             loss = loss + self.layers * distance
             figures["layers"] = distance.detach()
         if self.relation_layer is not None:

@@ -7,6 +7,7 @@ others. That moves as many bytes as adding all gradients up everywhere, and keep
 Sources: Rajbhandari et al., arXiv 1910.02054; the buckets of PyTorch's DistributedDataParallel.
 """
 
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,8 +154,14 @@ def shared(model: Decoder, ranks: Ranks) -> Cut:
     """Share the work of the optimizer over all processes."""
     units = [Unit(some) for some in _units(model) if some]
     cut = Shared(ranks.rank, ranks.size, units=units, owner={one: unit for unit in units for one in unit.parameters})
+    its = weakref.ref(cut)  # Python's collector does not free a parameter whose hook leads back to it
+
+    def arrived(parameter: nn.Parameter) -> None:
+        if found := its():
+            found.arrived(parameter)
+
     for parameter in cut.owner:
-        parameter.register_post_accumulate_grad_hook(cut.arrived)
+        parameter.register_post_accumulate_grad_hook(arrived)
     return cut
 
 

@@ -178,6 +178,7 @@ def test_a_model_that_our_decoder_cannot_be_is_refused(tmp_path):
         {"layer_types": ["full_attention", "sliding_attention"]},
         {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},  # other programs take this, beside rope_parameters
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},  # rope_theta is 50,000
+        {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}},  # by kind of layer
         {"quantization_config": {"quant_method": "gptq", "bits": 4}},  # whatever tensors lie beside it
         {"num_attention_heads": 0},
         {"hidden_size": "64"},

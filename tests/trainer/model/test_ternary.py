@@ -257,7 +257,7 @@ def test_distances_of_layers_are_those_of_the_formula():
     assert distillation.layer_weights("uniform", 4) == [0.25] * 4
     torch.manual_seed(4)
     ours, theirs = torch.randn(2, 6, 8), torch.randn(2, 6, 8)
-    counted = torch.tensor([True, False, True, True, True, False])
+    counted = torch.tensor([0, 2, 3, 4])
     found = distillation.layer_distance(list(ours), list(theirs), [0.25, 0.75], counted)
     cosine = F.cosine_similarity(ours, theirs, dim=-1)  # (2, 6)
     expected = (torch.tensor([[0.25], [0.75]]) * 2 * (1 - cosine) / 8)[:, counted].sum()  # |a - b|^2 = 2 (1 - cos)

@@ -1,0 +1,20 @@
+"""A model whose optimizer is shared is given back once nobody holds it: several follow each other in one program."""
+
+import weakref
+
+import torch
+
+from tests.trainer.model.test_model import LLAMA, random_model
+from trainer.parallel.process_group import Ranks
+from trainer.parallel.zero import shared
+
+
+def test_a_model_and_its_share_of_the_optimizer_are_freed_with_the_last_who_holds_them():
+    model = random_model(LLAMA)
+    part = shared(model, Ranks(0, 2))
+    ids = torch.arange(8)[None]
+    part.before_pass(model, is_last=False)
+    model.loss(ids, ids).backward()
+    held = [weakref.ref(model), weakref.ref(part), weakref.ref(model.head)]
+    del model, part
+    assert [one() for one in held] == [None] * 3
