@@ -89,7 +89,7 @@ def up(name: str, settings: Settings, tell: Say) -> Up:
             journal_moves.move_away(state_file, name)
             installation_file(state_file, os.environ).unlink(missing_ok=True)
         text = archive.pack(state_file)
-        if not there.about:
+        if not (before and there.about):
             homes.send(host.machine, there.places.var / "logs", settings.homes, archive.runs_at_work(text),
                        archive.runs_over(text))  # fmt: skip
         about = host.call(there, "accept", {

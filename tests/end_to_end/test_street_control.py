@@ -341,7 +341,14 @@ def test_the_logs_of_runs_that_are_over_go_along_to_the_control_host_and_come_ho
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0 and f"on-{kind}-before" in out and f"{run} succeeded" in err, err
     there = ran("--provider", "local", "--cmd", "echo on-the-host")
+    about = places_of(sshd).about.read_bytes()
     laptop.json("control.down")
     shutil.rmtree(places_of(sshd).root)
-    for run, said in ((before["local"], "on-local-before"), (before["ssh"], "on-ssh-before"), (there, "on-the-host")):
+    told = ((before["local"], "on-local-before"), (before["ssh"], "on-ssh-before"), (there, "on-the-host"))
+    for run, said in told:
+        assert said in laptop.inv("logs", run)
+    places_of(sshd).about.parent.mkdir(parents=True)
+    places_of(sshd).about.write_bytes(about)  # as on a host that was declared lost, and comes back
+    laptop.json("control.up", laptop.host)
+    for run, said in told:
         assert said in laptop.inv("logs", run)
