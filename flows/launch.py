@@ -255,9 +255,6 @@ def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
         op = resume.go_on(found.at_work, journal, settings, tell)
     else:
         op = _begin(found, journal, settings, tell)
-    vendor = registry.provider(settings, op.vendor)
-    if not (vendor.is_here or vendor.manages) and op.token not in known:
-        snapshot.keep_code(op, ROOT, settings.homes / op.run, found.plan.carried)
     if op.token not in known:
         with contextlib.suppress(OSError):  # a full disk: the run goes on without a receipt
             receipt.write(op, settings, found.offers[0] if found.offers else None)
@@ -286,6 +283,9 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
         tell("setup: skipped; the environments that are on the machine are used")
     paid_from = ""
 
+    def keep(op: Op) -> None:
+        snapshot.keep_code(op, ROOT, settings.homes / op.run, plan.carried)
+
     def rent() -> Op:
         found_now = offers
         if vendor.is_here:
@@ -296,7 +296,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
         assert plan.job is not None
         terms = terms_for(settings, vendor, found.meant.spec.no_accept)
         terms = replace(terms, asked=asked.record(), budget_name=paid_from, turn=line.turn or found.turn,
-                        sync=not found.meant.spec.no_sync)  # fmt: skip
+                        sync=not found.meant.spec.no_sync, keep=None if vendor.is_here else keep)  # fmt: skip
         vendors, secrets = registry.vendors(settings), job_environment.secrets_for(plan.job.secrets, settings)
         if vendor.manages:
             return submit.submit(plan, found_now, cast(ManagedJobs, vendor), journal, ROOT, secrets, tell, terms)

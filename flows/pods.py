@@ -87,11 +87,13 @@ def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say, sy
                          f"beside them: inv launch --no-deploy --host {op.run} --devices N")  # fmt: skip
     run_leases.hold_for(plan, op.run, journal.installation)
     run_leases.move_names(plan)
-    secrets, terms = job_environment.secrets(settings), street.Terms(sync=sync)
-    op = street.give(op, plan, vendor, journal, ROOT, secrets, tell, terms)
-    if not vendor.is_here:
-        snapshot.keep_code(op, ROOT, settings.homes / op.run)
-    return op
+    secrets = job_environment.secrets(settings)
+
+    def keep(given: Op) -> None:
+        snapshot.keep_code(given, ROOT, settings.homes / given.run)
+
+    terms = street.Terms(sync=sync, keep=None if vendor.is_here else keep)
+    return street.give(op, plan, vendor, journal, ROOT, secrets, tell, terms)
 
 
 def request_of(op: Op) -> Request:

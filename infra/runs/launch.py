@@ -46,6 +46,7 @@ APART = os.path.join(os.pardir, "work", "artifacts")  # a store of the pod's own
 Accept = Callable[[Transport, Request, Offer], str]  # returns why a machine is not taken, "" when it is
 Blame = Callable[[Offer, str], None]  # gets the reason why a pod could not be had there
 Prepare = Callable[[Op, Transport], None]  # gives node 0 what it needs before its job
+Keep = Callable[[Op], None]  # keeps here what node 0 was sent: before its job, as this process may die at any time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class Terms:
     accept: Accept | None = None
     blame: Blame | None = None  # gets every offer that was passed over
     prepare: Prepare | None = None
+    keep: Keep | None = None
     admit: Admit | None = None  # checks that the money suffices
     boot_s: float = 900.0  # on the vendor's clock
     recoveries: int = 0  # recoveries of the run before this pod
@@ -416,6 +418,8 @@ def _send(op: Op, provider: Provider, root: Path, plan: Plan, say: Say, terms: T
     if pod_store:
         with stage("inputs", say, clock_scale(provider)) as told:
             told += mirror.send_artifacts(Job.from_json(op.job), pod, pod_store, transport, Store(plan.store))
+    if terms.keep and op.slot == 0:
+        terms.keep(op)
     if terms.prepare and op.slot == 0:
         with stage("what was made", say, clock_scale(provider)):
             terms.prepare(op, transport)

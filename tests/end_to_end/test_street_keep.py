@@ -125,6 +125,19 @@ def test_a_terminal_that_is_closed_between_the_hand_over_and_the_first_look_leav
     world.inv("down", run)
 
 
+@pytest.mark.timeout(200)
+def test_a_launch_that_is_killed_at_the_hand_over_has_kept_the_code_for_another_machine(world, stock):
+    world.take(stock)
+    words = ["launch", "--provider", "ssh", "--phase", "base", "--steps", "200", "--no-accept", "--yes"]
+    launch = subprocess.run([sys.executable, "-c", source("killed_at_hand_over"), *words], cwd=ROOT, env=world.environ,
+                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                            timeout=150)  # fmt: skip
+    assert launch.returncode == -signal.SIGKILL
+    (run,) = [row["run"] for row in world.json("status")]
+    assert (world.folder / "logs" / run / "code" / "trainer").is_dir()
+    world.inv("down", run)
+
+
 def drain(descriptor: int) -> None:
     """Read until the other end is closed."""
     with contextlib.suppress(OSError):

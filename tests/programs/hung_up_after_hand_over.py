@@ -6,16 +6,16 @@ import sys
 
 from invoke import main
 
-from infra.runs.sync import snapshot
+from flows.history import receipt
 
-keep_code = snapshot.keep_code
+write = receipt.write
 
 
 def hung_up(*words, **more):
     os.kill(os.getpid(), signal.SIGHUP)
-    return keep_code(*words, **more)
+    return write(*words, **more)
 
 
-snapshot.keep_code = hung_up
+receipt.write = hung_up
 sys.argv[0] = "inv"
 main.program.run()
