@@ -96,7 +96,8 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
             is_odd = pod is not None and pod.state == "running" and bool(pod.odd)
             odd_since = (odd_since or time.monotonic()) if is_odd else 0.0
             if pod and is_odd and time.monotonic() - odd_since > NOT_LISTED_S / scale:
-                raise Unbooted(f"{provider.name} tells no address that can be used: {pod.odd}")
+                why = _broken_promise(op, pod, provider)
+                raise Unbooted(why or f"{provider.name} tells no address that can be used: {pod.odd}")
             if pod is None and time.monotonic() - began > NOT_LISTED_S / scale and pods.is_absent(provider, op):
                 raise Unbooted(f"{provider.name} does not know it any more")
             said = "not listed yet" if pod is None else " ".join(filter(None, (pod.state, pod.note, pod.odd)))

@@ -168,6 +168,7 @@ def test_nothing_is_rented_by_a_clock_that_is_found_wrong_after_the_offers_came(
 def test_what_its_vendor_tells_otherwise_than_was_agreed_to_is_given_back(tmp_path):
     in_a_century = "2126-01-01T00:00:00Z"
     wrong = [(name, {poison.PRICE[name]: None}, "does not tell its price") for name in FACTS] + [
+        ("runpod", {poison.PRICE["runpod"]: None, "ssh": None}, "does not tell its price"),  # nor its address in time
         ("shadeform", {"auto_delete": {"date_threshold": in_a_century, "spend_threshold": "50.00"}}, "would end it in"),
         ("shadeform", {"auto_delete": {"date_threshold": "2020-01-01T00:00:00Z"}}, "would end it in"),
         ("shadeform", {"auto_delete": 5}, "did not arm its time limit"),
