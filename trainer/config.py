@@ -16,6 +16,9 @@ from trainer.records.rl_config import RlConfig
 
 PARALLEL = ("auto", "ddp", "fsdp", "hybrid")
 DTYPES = ("auto", "float32", "bfloat16", "float8")
+# Compiling takes half a minute on a CPU and more on a GPU, and saves a quarter and more than a third of each step.
+PAYS_AFTER_S = {"cpu": 600.0, "cuda": 240.0}
+FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # useful work of a thread, or of a GPU: the decision must not hang on a clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +248,11 @@ class PhaseConfig:
     def flops(self) -> float:
         """Return the FLOPs of the whole phase, the sequences of a chat phase taken as full."""
         return self.steps * math.ceil(self.rows / self.turns) * self.row_len * self.flops_per_token(self.sequence_len)
+
+    def pays_to_compile(self, device: str, threads: int = 1) -> bool:
+        """Return whether blocks are compiled as far as the phase decides that; device: cpu or cuda."""
+        took_s = self.flops / (FLOPS_PER_S[device] * threads)
+        return self.compile == "always" or self.compile == "auto" and took_s > PAYS_AFTER_S[device]
 
     @property
     def num_frozen(self) -> int:

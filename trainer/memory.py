@@ -2,8 +2,9 @@
 
 In: a `PhaseConfig`, how much memory there is. Out: `Memory`, in bytes; a `Fit`. Every GPU holds the whole model and a
 share of the optimizer's state (`sharers`), or a part of both (`parts`). The sums are of what the decoder keeps for the
-backward pass without a compiler, which keeps less; tests hold them against what a process took. On a CPU glibc keeps
-more than is held, in pieces that nothing fits into (trainer.machine): up to a quarter of the sum more.
+backward pass, where it is compiled for a GPU of what the compiler keeps; tests hold them against what a process took.
+On a CPU glibc keeps more than is held, in pieces that nothing fits into (trainer.device): up to a quarter of the sum
+more.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +18,7 @@ SPARE = 0.85  # share of a GPU's memory to use after one was full: the estimate 
 USABLE = 0.92  # share of a GPU's memory; the rest goes to fragments
 SQUARES = 1 << 24  # scores of all heads and rows at most, where a CPU makes them in parts: trainer.model.attention
 FRAMEWORK_BYTES = {
-    "cpu": 320 << 20,
+    "cpu": 336 << 20,
     "cuda": 1 << 30,
 }  # PyTorch itself, its kernels' code and workspaces, what threads keep
 TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # buffers of several processes for communication, such as NCCL's
@@ -94,18 +95,21 @@ def estimate(
     in_blocks = model.num_matrix_params - model.vocab_size * d
     head = model.vocab_size * d
 
-    # Two norms with what goes in and comes out; q, k, v and the answer; gate, up, silu(gate) and their product.
-    inner = 4 if model.mlp == "swiglu" else 3  # relu2 has up, relu(up) and its square
-    block = 4 * d + (q + kv if model.qk_norm else 0) + 2 * q + 2 * kv + inner * f
+    # What goes into a block, and what attention adds to it; q, k, v and the answer; gate and up, or up alone.
+    products = 2 * d + 2 * q + 2 * kv + (2 if model.mlp == "swiglu" else 1) * f
+    # Both norms' results; silu(gate) and its product with up, or relu(up) and its square. A compiler makes silu or relu
+    # again, and where a product is in 8 bits all of its inputs.
+    compiled = device == "cuda" and config.pays_to_compile("cuda")
+    inputs = 0 if compiled and config.dtype == "float8" else 2 * d + (1 if compiled else 2) * f
+    block = products + inputs + (q + kv if model.qk_norm else 0)
     if model.ternary:  # the rounded input of each matrix is kept
         block += 3 * d + q + (f if model.sub_norm else 0)
     # Attention's sums and the norms' are float32, one number per head or token.
     small = 4 * (model.num_attention_heads * (3 if model.qk_norm else 1) + 2)
     per_token = width * block + small
     blocks = model.num_hidden_layers
-    products = width * (3 * d + 2 * q + 2 * kv + (inner - 2) * f) + 4 * model.num_attention_heads
     if config.recompute and config.keep_products:
-        kept = blocks * (d * width + products) + per_token
+        kept = blocks * (width * (products + (0 if compiled else 2 * d)) + 4 * model.num_attention_heads) + per_token
     else:
         kept = blocks * d * width + per_token if config.recompute else blocks * per_token
     ends = 3 * d * width  # embedded, normed for the head, and the gradient of that
@@ -118,7 +122,8 @@ def estimate(
     sliced = min(tokens, SLICE_TOKENS[device])
     slices = sliced * model.vocab_size * (4 + 4 + 2 * (width if width == 2 else 0))
     waiting = 4 * head + (width * head if width == 2 else 0)  # the head's gradient, its matrix as it was multiplied
-    passing = tokens * (4 * f * width + 3 * 4 * d)  # gradients inside of an MLP, a norm's float32: after the logits
+    # Gradients inside of an MLP, a norm's float32: after the logits.
+    passing = tokens * width * (3 * f + 2 * d) if compiled else tokens * (4 * f * width + 3 * 4 * d)
     if device == "cpu" and config.micro_rows * model.num_attention_heads * config.sequence_len**2 <= SQUARES:
         # four tensors of a quarter of the scores, where attention is in parts: before an MLP's turn, or after it
         passing = max(passing, width * config.micro_rows * model.num_attention_heads * config.sequence_len**2)

@@ -23,10 +23,7 @@ from trainer.model import float8
 from trainer.model.attention import has_varlen
 from trainer.model.decoder import Decoder, Linear
 
-# Compiling takes half a minute on a CPU and more on a GPU, and saves a quarter and more than a third of each step.
-PAYS_AFTER_S = {"cpu": 600.0, "cuda": 240.0}
 KERNELS, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
-FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # useful work of a thread, or of a GPU: the decision must not hang on a clock
 HOPPER, CUDNN_FIRST = 9, (9, 10)  # compute capability
 FLASH_3 = "flash_attn_interface"  # the module that FlashAttention 3 installs
 LEAST_THREADS = 2  # with one thread compiling takes twice as long, too, which is more than it saves a phase
@@ -180,10 +177,9 @@ def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
     """
     kind = machine.device.type
     units = max(machine.threads, LEAST_THREADS) if kind == "cpu" else 1
-    pays = config.flops / (FLOPS_PER_S[kind] * units) > PAYS_AFTER_S[kind]
     # A CPU attends in blocks by parts whose sizes change with the batch: tracing them took 22 minutes of dlm at smoke.
     is_slow_to_trace = kind == "cpu" and config.blocks is not None
-    if config.compile == "never" or config.compile == "auto" and (is_slow_to_trace or not pays):
+    if not config.pays_to_compile(kind, units) or config.compile == "auto" and is_slow_to_trace:
         return False
     problem = compiler_problem(kind)
     if not problem:

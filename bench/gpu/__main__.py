@@ -34,9 +34,11 @@ def measured(bench: Bench, names: list[str]) -> tuple[list[dict[str, Any]], bool
         try:
             for what, seen, wanted in PARTS[name](bench):
                 rows.append({"part": name, "what": what, "seen": dict(seen), "wanted": wanted})
+                tell(bench, rows[-1])
         except Exception as error:  # the other parts are wanted all the more
             traceback.print_exc()
             rows.append({"part": name, "what": name, "failed": f"{type(error).__name__}: {error}"})
+            tell(bench, rows[-1])
             is_well = False
             if bench.ranks.size > 1:
                 break  # the others wait in another place
@@ -44,15 +46,13 @@ def measured(bench: Bench, names: list[str]) -> tuple[list[dict[str, Any]], bool
     return rows, is_well
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| what | seen | wanted |", "|---|---|---|"]
-    for row in rows:
-        seen = row.get("failed") or ", ".join(
-            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in row["seen"].items()
-        )
-        lines.append(f"| {row['what']} | {seen} | {row.get('wanted', '')} |")
-    return "\n".join(lines)
+def tell(bench: Bench, row: dict[str, Any]) -> None:
+    """Print a line of the table at once: whoever pays by the minute may stop here and keep what was measured."""
+    seen = row.get("failed") or ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row["seen"].items()
+    )
+    if bench.ranks.is_first:
+        print(f"| {row['what']} | {seen} | {row.get('wanted', '')} |", flush=True)
 
 
 def main() -> int:
@@ -72,14 +72,15 @@ def main() -> int:
     machine = prepare()
     with joined() as ranks, tempfile.TemporaryDirectory(prefix="slipway-") as folder, kernels_of_node(Path(folder)):
         began = time.perf_counter()
+        name = torch.cuda.get_device_name() if machine.device.type == "cuda" else "CPU"
+        if ranks.is_first:
+            print(f"{name} x {ranks.size}, PyTorch {torch.__version__}\n\n| what | seen | wanted |", flush=True)
+            print("|---|---|---|", flush=True)
         rows, is_well = measured(Bench(machine, ranks, flags.toy, Path(folder)), names)
         if ranks.is_first:
-            name = torch.cuda.get_device_name() if machine.device.type == "cuda" else "CPU"
             about = {"device": name, "gpus": ranks.size, "torch": torch.__version__, "is_toy": flags.toy}
             whole = {**about, "took_s": round(time.perf_counter() - began, 1), "rows": rows}
-            print(f"{about['device']} x {ranks.size}, PyTorch {torch.__version__}, {whole['took_s']} s")
-            print(table(rows))
-            print(json.dumps(whole))
+            print(f"\n{whole['took_s']} s\n{json.dumps(whole)}")
             if flags.json:
                 Path(flags.json).write_text(json.dumps(whole, indent=1) + "\n")
     return 0 if is_well else 1

@@ -34,15 +34,20 @@ from trainer.records.model_config import Ternary
 from trainer.reporting.peak_flops import of_machine
 from trainer.speed import equipped, fast_attention
 
+SAVED_LAYERS = 4
+
 Seen = Iterator[tuple[str, Mapping[str, Any], str]]
 
 
-def base(bench: Bench) -> Seen:
-    wanted = {"1B": "MFU 0.50", "d20": "MFU 0.47", "2B": "MFU 0.48"}
-    for name in ("1B",) if bench.is_toy else ("1B", "d20", "2B"):
-        config = bench.phase("base", name)
-        config = replace(config, rows=max(config.micro_rows * 4, bench.ranks.size * config.micro_rows))
-        yield f"base {bench.size(name)} {config.dtype}", bench.trained(config, text_of(config)), wanted[name]
+def base(bench: Bench, name: str = "1B", wanted: str = "MFU 0.50") -> Seen:
+    config = bench.phase("base", name)
+    config = replace(config, rows=max(config.micro_rows * 4, bench.ranks.size * config.micro_rows))
+    yield f"base {bench.size(name)} {config.dtype}", bench.trained(config, text_of(config), 6), wanted
+
+
+def others(bench: Bench) -> Seen:
+    for name, wanted in (("d20", "MFU 0.47"), ("2B", "MFU 0.48")):
+        yield from base(bench, name, wanted)
 
 
 def eight_bits(bench: Bench) -> Seen:
@@ -51,15 +56,15 @@ def eight_bits(bench: Bench) -> Seen:
         return
     config = bench.phase("base", dtype="float8")
     config = replace(config, rows=config.micro_rows * 4 * bench.ranks.size)
-    yield f"base {bench.size()} float8", bench.trained(config, text_of(config)), "tokens/s 1.15 x those of bfloat16"
+    yield f"base {bench.size()} float8", bench.trained(config, text_of(config), 6), "tokens/s 1.15 x those of bfloat16"
 
 
 def talk(bench: Bench) -> Seen:
     rates = {}
     for name, is_packed in (("packed", True), ("padded", False)):
         config = bench.phase("sft", turns=1, packed="always" if is_packed else "never")
-        config = replace(config, rows=config.rows if bench.is_toy else 256 * bench.ranks.size)
-        found = bench.trained(config, talk_of(config, is_packed))
+        config = replace(config, rows=config.rows if bench.is_toy else 128 * bench.ranks.size)
+        found = bench.trained(config, talk_of(config, is_packed), 5)
         rates[name] = found.get("tokens_per_s", 0.0)
         if not is_packed and rates["padded"]:
             found = {**found, "packed_over_padded": rates["packed"] / rates["padded"]}
@@ -92,10 +97,12 @@ def documents(bench: Bench) -> Seen:
 def saving(bench: Bench) -> Seen:
     """Stop early, go on in a new run, and hold the parameters against those of one that was not stopped.
 
-    At most two checkpoints exist at a time, of 12 GB each at 1B: a rented disk may have no room for more.
+    The model has fewer layers: at 1B each of its checkpoints has 12 GB, and the disk of a rented machine may take a
+    minute for that.
     """
     config = bench.phase("base")
-    config = replace(config, rows=config.micro_rows * bench.ranks.size, steps=6)
+    fewer = replace(config.model, num_hidden_layers=min(SAVED_LAYERS, config.model.num_hidden_layers))
+    config = replace(config, model=fewer, rows=config.micro_rows * bench.ranks.size, steps=6)
     ends = []
     for name in ("through", "stopped"):
         folder = bench.folder / f"saving-{name}"
@@ -251,6 +258,6 @@ def parts(bench: Bench) -> Seen:
 
 
 PARTS = {
-    "base": base, "float8": eight_bits, "sft": talk, "documents": documents, "saving": saving, "eval": evaluating,
-    "phases": phases, "parts": parts,
+    "base": base, "others": others, "float8": eight_bits, "sft": talk, "documents": documents, "saving": saving,
+    "eval": evaluating, "phases": phases, "parts": parts,
 }  # fmt: skip

@@ -71,7 +71,7 @@ class Bench:
         return model, part
 
     def trained(
-        self, config: PhaseConfig, make: Callable[[int], Batch], steps: int = 8, objective: Objective | None = None
+        self, config: PhaseConfig, make: Callable[[int], Batch], steps: int, objective: Objective | None = None
     ) -> dict[str, Any]:
         """Run some steps of the loop; return the rates of those that are counted.
 

@@ -240,7 +240,9 @@ class Rig:
             if time.monotonic() > deadline:
                 raise Wrong(f"the sweep of round {number}: {[self.site.rows(run=one) for one in trials]}")
         done = Counter(op.run for one in trials for op in self.site.rows(run=one) if op.outcome == "succeeded")
-        if done != Counter(trials):
+        # A machine may be taken after the last word of a run, before somebody reads it: the sweep finds its artifact.
+        told = {one for one in trials if self.site.said_last(one) == "succeeded"}
+        if max(done.values(), default=0) > 1 or {*done} | told != {*trials}:
             raise Wrong(f"the sweep of round {number}: {[self.site.rows(run=one) for one in trials]}")
         self.counts["trials succeeded"] += len(trials)
 

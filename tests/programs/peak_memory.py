@@ -18,7 +18,7 @@ from trainer.checkpoints.saving import Saver
 from trainer.config import Keeping, PhaseConfig
 from trainer.device import prepare
 from trainer.loop import accumulate
-from trainer.model.decoder import Decoder, initialise
+from trainer.model.decoder import unfilled
 from trainer.objectives import CrossEntropy
 from trainer.optim import Optimizer
 from trainer.parallel.fsdp import WHOLE, cut, parts_of
@@ -62,19 +62,13 @@ watch.start()
 
 config, machine = load(PhaseConfig, json.loads(sys.argv[1])), prepare()
 ranks = joined().__enter__()
-with torch.device("cpu" if ranks.size == 1 else "meta"):
-    model = Decoder(config.model, machine.dtype(config))
-whole = ranks.size == 1 or sys.argv[2] == "ddp"
-if whole:
-    model.to_empty(device="cpu")
-    initialise(model, 1)
-    model.to(machine.device)
-    part = WHOLE if ranks.size == 1 else shared(model, ranks)
-else:
-    part = cut(model, "fsdp", ranks)
-    model.to_empty(device=machine.device)
-    for one in parts_of(model.state_dict()).values():
-        one.normal_(std=0.02)
+model = unfilled(config.model, machine.dtype(config))
+part = cut(model, "fsdp", ranks) if ranks.size > 1 and sys.argv[2] == "fsdp" else WHOLE
+model.to_empty(device=machine.device)
+for one in parts_of(model.state_dict()).values():
+    one.normal_(std=0.02)
+if ranks.size > 1 and part is WHOLE:
+    part = shared(model, ranks)
 optimizer = Optimizer(model, config.optimizer, part)
 ids = np.random.default_rng(1).integers(0, config.model.vocab_size, (config.rows, config.sequence_len))
 with tempfile.TemporaryDirectory() as folder, equipped(model, config, machine):

@@ -168,7 +168,7 @@ def test_the_bench_saves_in_one_part_alone_and_leaves_nothing_behind(tmp_path, m
     monkeypatch.setattr(Saver, "begin", lambda self, step, *given: saved.append(step) or begin(self, step, *given))
     one = Bench(prepare(), Ranks(), is_toy=True, folder=tmp_path)
     config = one.phase("base")
-    assert one.trained(config, text_of(config))["tokens_per_s"] > 0 and saved == []
+    assert one.trained(config, text_of(config), 3)["tokens_per_s"] > 0 and saved == []
     (found,) = PARTS["saving"](one)
     assert found[1]["apart"] == 0 and len(saved) == 3 and saved[0] == saved[2] == 6 > saved[1]
     assert not [*tmp_path.iterdir()]

@@ -268,10 +268,17 @@ def test_the_estimate_is_near_what_each_of_several_processes_takes_that_share_a_
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("change", [{}, {"recompute": True}, {"micro_rows": 8}], ids=str)
-def test_on_a_gpu_the_estimate_is_near_what_is_taken(change):
+@pytest.mark.process
+@pytest.mark.parametrize("compile", ["never", "always"])
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"recompute": True}, {"recompute": True, "keep_products": True}, {"micro_rows": 8}, {"dtype": "float8"}],
+    ids=str,
+)
+def test_on_a_gpu_the_estimate_is_near_what_is_taken(change, compile):
     config = PROFILES["runpod_1b"]().phases["base"]
-    config = replace(config, rows=16, micro_rows=4, compile="never")
+    fewer = replace(config.model, num_hidden_layers=4)  # each has its checkpoint written, too
+    config = replace(config, model=fewer, rows=16, micro_rows=4, compile=compile)
     config = replace(config, **change)
     told = memory.estimate(config)
     assert told.in_allocator == pytest.approx(measured(config), rel=0.1)

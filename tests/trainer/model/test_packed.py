@@ -112,6 +112,7 @@ def test_rows_whose_scores_would_take_too_much_go_through_the_kernel():
 
 
 @pytest.mark.gpu
+@pytest.mark.process
 def test_on_a_gpu_packed_documents_give_the_loss_and_gradients_of_the_cpu():
     model, targets = random_model(QWEN3), IDS.roll(-1, 1)
     expected = gradients(model, IDS, targets, DOCUMENTS)
