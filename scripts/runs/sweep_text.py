@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.jobs.memory_check import phases_of
 from flows.sweeps import answer as answers
 from flows.sweeps import prices
 from flows.sweeps import results as kept
@@ -84,8 +85,21 @@ def trials_table(spec: SweepSpec) -> str:
     return render.columns(rows)
 
 
+def work_lines(planned: SweepPlan) -> Iterator[str]:
+    """Yield what a sweep is about, then the model and the phases of its first run that has something to make."""
+    if planned.spec.about:
+        yield planned.spec.about
+    for job in filter(None, (one.plan.job for one in planned.trials.values())):
+        if phases := list(phases_of(job.steps)):
+            steps = ", ".join(f"{one.phase} {one.steps:,}" for one in phases)
+            yield f"{phases[-1].model.num_params:,} parameters; steps of the first run: {steps}"
+        return
+
+
 def show_plan(planned: SweepPlan) -> None:
-    """Show which pod runs what, in which order, and about how long."""
+    """Show what is to be made, which pod runs what, in which order, and about how long."""
+    for line in work_lines(planned):
+        render.say(line)
     rows = [("pod", "run", "about", "")]
     for lane in planned.lanes:
         for run in lane.runs:

@@ -167,6 +167,9 @@ def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_ren
     assert "trial runs.a: artifacts would go to" in out_of_reach and "nothing was rented" in out_of_reach
     here = user.json("sweep", "examples/sweeps/runs.yaml", "--provider", "local", "--dry-run")
     assert len(here["runs"]) == 3 and {one["most_usd"] for one in here["runs"]} == {"0.00"}
+    _, said = user.begin("sweep", "ablation_haar", "--provider", "local", "--dry-run").communicate(timeout=60)
+    assert "3 to 6 % better perplexity" in said, said
+    assert "4,462,848 parameters; steps of the first run: base 144, bits1 0, bits1.9 48, bits2 96" in said, said
     refused = user.begin("sweep", path, "--rehearse")
     _, err = refused.communicate(timeout=60)
     assert refused.returncode == 2 and "15.00 USD in all at most" in err and "pass --yes" in err, err
