@@ -1,10 +1,10 @@
 """The quality of a model at a fixed cost: bits per byte of held-out text after 120 s on two cores, for several seeds.
 
-Run: python -m bench.quality [--profile NAME] [--seeds 1,2,3] [--cpu-s 240] [--steps N]. Text is `pydocs` as every local
-run has it, a twentieth held out; text, tokenizer and tokens are made first and do not count, nor does the measuring.
-What other programs do on the machine must not count either: a few steps are timed by the CPU seconds of this process,
-and the base phase is given as many as make up --cpu-s (two cores for 120 s), warm-up and decay scaled to them, at the
-profile's own settings. A busy machine makes a step dearer and so the steps fewer, never more.
+Run: python -m bench.quality [--profile NAME] [--seeds 1,2,3] [--cpu-s 240] [--steps N] [--rows N]. Text is `pydocs` as
+every local run has it, a twentieth held out; text, tokenizer and tokens are made first and do not count, nor does the
+measuring. What other programs do on the machine must not count either: a few steps are timed by the CPU seconds of this
+process, and the base phase is given as many as make up --cpu-s (two cores for 120 s), warm-up and decay scaled to them,
+at the profile's own settings. A busy machine makes a step dearer and so the steps fewer, never more.
 """
 
 import argparse
@@ -79,8 +79,11 @@ def main() -> None:
     flags.add_argument("--seeds", default="1,2,3")
     flags.add_argument("--cpu-s", type=float, default=240.0)
     flags.add_argument("--steps", type=int, default=0, help="of each seed, instead of what --cpu-s comes to")
+    flags.add_argument("--rows", type=int, default=0, help="of a step, instead of the profile's")
     given = flags.parse_args()
     machine, base = prepare(), PROFILES[given.profile]().phases["base"]
+    if given.rows:
+        base = replace(base, rows=given.rows, micro_rows=min(given.rows, base.micro_rows))
     with tempfile.TemporaryDirectory() as folder:
         made = inputs(Path(folder), base.model.vocab_size)
         steps = given.steps
