@@ -42,9 +42,9 @@ def smoke() -> Profile:
         model=model,
         optimizer=OptimizerConfig(lr=0.006, muon_lr=0.02, weight_decay=0.0),
         schedule=ScheduleConfig(warmup_steps=10, decay=0.7),
-        steps=240,
-        rows=8,
-        micro_rows=8,
+        steps=120,
+        rows=16,
+        micro_rows=16,
         sequence_len=256,
     )
     mid = PhaseConfig(
@@ -105,7 +105,6 @@ def smoke_bits() -> Profile:
     phases = {
         name: replace(phase, model=model, steps=steps.get(name, phase.steps)) for name, phase in whole.phases.items()
     }
-    phases["base"] = replace(phases["base"], rows=16, micro_rows=16)  # the stages follow; they were measured with these
     return replace(whole, name="smoke_bits", phases={**phases, **bits.small_stages(phases["base"], phases["sft"])})
 
 
