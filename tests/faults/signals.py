@@ -33,7 +33,7 @@ from tests import seeds
 from tests.faults.lives import Tell, fork
 from tests.faults.points import Points, WatchedJournal, watch_requests
 from tests.faults.rented import VENDORS, Judge, Machine, Stage, Wrong, environ, hold_still, stage
-from tests.world import ROOT
+from tests.world import ROOT, World
 
 SPEED = 600.0
 RUN = "brave-otter-1"
@@ -126,6 +126,7 @@ class Rig:
     def _live(self, vendor: str, kind: str, label: str, nth: int, folder: Path) -> Left:
         child = fork(lambda tell: self._run(vendor, kind.split(), label, nth, folder, tell))
         lines, code = child.leave(120)
+        World(folder).kill()  # the supervisor that it left: the judge wants a world at rest
         points = tuple(about for what, about in lines if what == "at")
         codes = [int(about) for what, about in lines if what == "exit"]
         words = (folder / "said").read_text()
