@@ -10,26 +10,14 @@ from flows.jobs import trackers
 from infra.errors import UsageError
 from infra.records import HeldArtifact, Inventory, Request
 from infra.settings import Settings
-from store.extensions import _used, read
+from store.extensions import read
 from trainer import plan
 from trainer.plan.compare import plain, why_other
-from trainer.records.phase_registry import PHASES
 
 ROOT = Path(__file__).parents[2]
 OWN = ROOT / "examples" / "own"
 PHASE = "raise SystemExit('run')\nPHASE = {'like': 'sft', 'follows': ('base',)}\ndef phase(run): ...\n"
 SOURCE = "raise SystemExit('run')\ndef source(): yield 'one'\n"
-
-
-@pytest.fixture(autouse=True)
-def as_before():
-    """Leave this process with the phases and the extensions that it had."""
-    before, used = dict(PHASES), dict(_used)
-    yield
-    PHASES.clear()
-    PHASES.update(before)
-    _used.clear()
-    _used.update(used)
 
 
 @pytest.fixture
