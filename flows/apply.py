@@ -4,11 +4,12 @@ PodSpecs, the journal -> changes -> carry_out each, in their order
 """
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flows import pods, shares, stop
+from flows import pods, shares, stop, supervise
 from flows.shares import Offered
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
@@ -84,9 +85,9 @@ class SetLimit:
 def only_one(set_name: str, journal: Journal) -> Iterator[None]:
     """Hold the right to change this set. Raises UsageError while another process has it."""
     try:
-        lease = journal.take(f"apply:{set_name}")
+        lease = journal.take(pod_set.set_lease(set_name))
     except Held as error:
-        raise UsageError(f"another inv apply is changing the set {set_name} ({error}); wait for it") from None
+        raise UsageError(f"another process is changing the set {set_name} ({error}); wait for it") from None
     try:
         yield
     finally:
@@ -125,6 +126,22 @@ def carry_out(
                      budget=paid_from)  # fmt: skip
 
 
+def look_after(set_name: str, specs: Mapping[str, PodEntry], journal: Journal, settings: Settings) -> list[str]:
+    """Write down which pods of the set come back when they are taken away, and have the supervisor look after those.
+
+    Return the names of pods that stay for which that has changed.
+    """
+    changed = []
+    for op in journal.ops(live=True):
+        if op.pod_set == set_name and op.run in specs and op.slot == 0:
+            said, recovers = json.loads(op.request), specs[op.run].recover
+            if said.get("recovers", False) != recovers:
+                journal.note(op, request=json.dumps({**said, "recovers": recovers}))
+                changed.append(op.run)
+    supervise.ensure(settings)
+    return changed
+
+
 def wanted(
     spec: PodEntry, settings: Settings, tell: Say, limit: SetLimit | None = None
 ) -> tuple[list[Provider], Request, Limits]:
@@ -140,8 +157,11 @@ def wanted(
     )  # fmt: skip
     request = request_for(machine)
     name = candidates[0].name if len(candidates) == 1 else MARKET
-    request = replace(request, run=spec.name, provider=name, pool=spec.pool or "", host=spec.host or "")
+    request = replace(request, run=spec.name, provider=name, pool=spec.pool or "", host=spec.host or "",
+                      recovers=spec.recover)  # fmt: skip
     is_rented = candidates[0].is_rented
+    if spec.recover and not is_rented:
+        raise UsageError(f"recover is for rented pods; {candidates[0].name} takes none away")
     ttl = "" if spec.ttl_hours is None else f"{spec.ttl_hours * 3600:f}s"
     spend_limit = spec.spend_limit or (dollars(limit.share) if limit and is_rented else "")
     spend_limit = spend_limit or (preflight.SPEND_LIMIT if is_rented and not ttl else "")

@@ -1,9 +1,9 @@
 """The supervisor of an installation: one process for all that must go on when whoever began it is gone.
 
-    observe   the journal: runs elsewhere that nobody keeps, services without a controller, sweeps that were left,
-              rented pods that are due to end and that nobody ends
-    act       a keeper for each such run, in a thread of this process; a process for each service and sweep; deletes
-              each pod until the vendor proves that it is gone; sends notices
+    observe   the journal: runs elsewhere that nobody keeps, pods of a set that are to come back, services without a
+              controller, sweeps that were left, rented pods that are due to end and that nobody ends
+    act       a keeper for each such run and pod, in a thread of this process; a process for each service and sweep;
+              deletes each pod until the vendor proves that it is gone; sends notices
 
 In: the journal. Out: runs brought home and back, by the same `infra.runs.keeper` that a launch runs in its terminal;
 controllers begun again. Whoever leaves something behind calls `ensure`; it ends by itself when nothing is left. The
@@ -46,10 +46,11 @@ from infra.rehearsal import attach
 from infra.runs import pods, sight
 from infra.runs.keeper import GivenUp, lease_name
 from infra.runs.lookup import way
+from infra.runs.pod_keeper import PodKeeper, recovers
 from infra.runs.recovery import RUN
 from infra.runs.settle import settle_rows, to_end
 from infra.runs.timing import Say
-from infra.settings import SKYPILOT, Settings
+from infra.settings import SKYPILOT, Settings, is_rented
 from infra.units import moment
 from serve.processes import controller_client
 from store import credentials, local_files
@@ -103,15 +104,20 @@ def last_state(settings: Settings) -> SupervisorState | None:
 
 
 def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
-    """Return the rows of runs on other machines that are to go on and that nobody keeps, nor is about to."""
+    """Return the rows of runs on other machines that are to go on and that nobody keeps, nor is about to.
+
+    Also of pods of a set that come back when they are taken away. Nothing that is rented once its rehearsal has ended.
+    """
     held, left = journal.held(), journal.abandoned()
-    newest = {op.run: op for op in journal.ops()}
+    newest, has_ended = {op.run: op for op in journal.ops()}, attach.has_ended(settings.rehearsal)
     found = []
     for op in newest.values():
+        if has_ended and is_rented(op.vendor):
+            continue
         if op.vendor == SKYPILOT or op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
             continue
         was_kept = lease_name(op.run) in left
-        if op.stays and not op.target:
+        if op.stays and not op.target and not recovers(op):
             continue  # an idle pod is held by its guard
         if op.vendor == Local.name and not (was_kept and _is_dead(op, settings)):
             continue  # a run on this machine keeps itself, as long as the machine runs
@@ -288,7 +294,7 @@ class Supervisor:
         services = {service_lease(one.name): one for one in service_rows.every(self.journal)}
         held = self.journal.held()
         for lease, op in runs.items():
-            self._begin(lease, (op.token, op.epoch), self._keep, op.run)
+            self._begin(lease, (op.token, op.epoch), self._hold if recovers(op) else self._keep, op.run)
         for lease, service in services.items():
             if lease not in held:
                 self._begin(lease, (service.name, service.epoch), self._control, service.name)
@@ -347,7 +353,7 @@ class Supervisor:
             while not self.is_leaving.wait(EVERY_S):
                 one.look(load())
 
-    def _begin(self, lease: str, key: tuple[str, int], work: Callable[[str], None], name: str) -> None:
+    def _begin(self, lease: str, key: tuple[str, int], work: Callable[[str], Op | None], name: str) -> None:
         care = self.cares.setdefault(lease, Care())
         if care.thread and care.thread.is_alive():
             return
@@ -365,21 +371,21 @@ class Supervisor:
             care.thread = threading.Thread(target=self._do, args=(care, work, name), name=lease, daemon=True)
             care.thread.start()
 
-    def _do(self, care: Care, work: Callable[[str], None], name: str) -> None:
-        """Work, in a thread; whatever goes wrong with one is no other's."""
-        why, is_done = "", work == self._keep
+    def _do(self, care: Care, work: Callable[[str], Op | None], name: str) -> None:
+        """Work, in a thread; whatever goes wrong with one is no other's. Work that is done returns a row."""
+        why, row = "", None
         try:
-            work(name)
+            row = work(name)
         except (GivenUp, LimitHit) as error:
             why = str(error)
             self.tell(f"{name}: given up: {error}")
             self._tell_given_up(name, why)
         except Exception as error:  # started again, at the pace of its retries
-            is_done = False
             self._fail(name, error)
-        if (is_done and not why or why) and work != self._carry:
+        if why and work != self._carry:
             with Journal.open(self.settings.state_file) as journal:
                 row = journal.ops(run=name)[-1]
+        if row is not None:
             care.key, care.given_up, care.is_done = (row.token, row.epoch), why, not why
 
     def _tell_given_up(self, name: str, why: str) -> None:
@@ -389,9 +395,8 @@ class Supervisor:
             notice = Notice(subject=name, event="given up", key=f"{op.token} {op.epoch}", note=why)
             tell(notice, names_of(op, self.settings), self.settings, self.tell)
 
-    def _keep(self, run: str) -> None:
-        """Keep a run to its end, as `inv keep` does."""
-        settings = load()
+    def _log_of(self, run: str, settings: Settings) -> Say:
+        """Return what writes to the log of a run that is kept from now on, which is told."""
         log = settings.homes / run / "keep.log"
         log.parent.mkdir(parents=True, exist_ok=True)
 
@@ -400,20 +405,36 @@ class Supervisor:
                 file.write(f"{moment(time.time())} {text}\n")
 
         self.tell(f"{run}: kept from now on; its log: {log}")
+        return tell
+
+    def _hold(self, name: str) -> Op:
+        """Keep a pod of a set that has no work; return its row as it was when that was over."""
+        settings = load()
+        with Journal.open(settings.state_file) as journal:
+            op = journal.ops(run=name)[-1]
+            keeper = PodKeeper.of(op, journal, settings, self._log_of(name, settings))
+            with keeper.keeping(name):
+                return keeper.hold(op)
+
+    def _keep(self, run: str) -> Op:
+        """Keep a run to its end, as `inv keep` does; return its last row."""
+        settings = load()
+        tell = self._log_of(run, settings)
         with Journal.open(settings.state_file) as journal:
             op, verdict = journal.ops(run=run)[-1], dict[str, object]()
             with follow.keeping(op, journal, settings, tell) as seen:
                 for _, verdict in seen:
                     if pods.is_over(journal.ops(run=run)[-1]) and not verdict:
                         self.tell(f"{run}: it was ended")
-                        return
+                        return journal.ops(run=run)[-1]
             op = journal.ops(run=run)[-1]
             if pods.is_over(op) and op.is_live:
-                return  # another process ends it
+                return op  # another process ends it
             with self.concluding:
                 only = [one.token for one in pods.nodes_of(op, journal)]
                 follow.conclude(op, str(verdict["state"]), journal, settings, tell, only)
             self.tell(f"{run}: {verdict['state']}")
+            return journal.ops(run=run)[-1]
 
     def _carry(self, name: str) -> None:
         """Resume a sweep, and run it to its end."""

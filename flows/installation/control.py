@@ -24,8 +24,8 @@ from infra.control.ties import refuse_ties
 from infra.errors import SlipwayError, UsageError
 from infra.installation import this_machine
 from infra.journal_file import installation_file
+from infra.ledger import upgrade
 from infra.ledger.journal import Journal
-from infra.runs import upgrade
 from infra.runs.settle import settle
 from infra.runs.timing import Say
 from infra.settings import Settings

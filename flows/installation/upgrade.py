@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator
 from flows import supervise
 from infra.errors import SlipwayError
 from infra.ledger import service_rows
+from infra.ledger import upgrade as handing_over
 from infra.ledger.journal import Journal
 from infra.ledger.service_rows import service_lease
 from infra.providers import registry
 from infra.runs import keeper, pods
-from infra.runs import upgrade as handing_over
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import duration

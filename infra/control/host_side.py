@@ -19,8 +19,8 @@ from infra.control.ties import refuse_ties
 from infra.errors import UsageError
 from infra.installation import this_machine
 from infra.journal_file import installation_file
+from infra.ledger import upgrade
 from infra.ledger.journal import Journal
-from infra.runs import upgrade
 from infra.units import duration
 from store import local_files, outside
 

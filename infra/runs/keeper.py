@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from infra import job_environment, own_code
 from infra.agent.job import Job, Limits
@@ -74,6 +74,7 @@ def end_keeper(run: str, journal: Journal, patience_s: float = LEAVE_S) -> None:
 
 
 Find = Callable[[Request], Sequence[Offer]]
+K = TypeVar("K", bound="Keeper")
 
 
 class GivenUp(SlipwayError):
@@ -106,10 +107,10 @@ class Keeper:
     def __post_init__(self) -> None:
         self.downloads = Downloads(self.folder, self.say)
 
-    @staticmethod
-    def of(op: Op, journal: Journal, settings: Settings, say: Say) -> "Keeper":
+    @classmethod
+    def of(cls: type[K], op: Op, journal: Journal, settings: Settings, say: Say) -> K:
         """Return the keeper of this run, which looks for other machines as a launch does, and reports lost pods."""
-        return Keeper(
+        return cls(
             journal,
             registry.vendors(settings),
             find=lambda request: find_payable(request, settings, say),
@@ -194,7 +195,7 @@ class Keeper:
         Without it a run whose work is done would be recovered, on another pod that costs money.
         """
         provider = self.vendors(op.vendor)
-        if not provider.fleeting or op.is_live and self._look_at(op, Asks.PROVIDER).is_there is not False:
+        if not provider.fleeting or op.is_live and self.look_at(op, Asks.PROVIDER).is_there is not False:
             return {}
         try:
             verdict = mirror.last_words(op, self.folder)
@@ -221,7 +222,7 @@ class Keeper:
                 )
             self._take(op.run)
             if self.lease is None:  # another keeper is active
-                self._rest(op, RETRY_S)
+                self.rest(op, RETRY_S)
                 return self.journal.ops(run=op.run)[-1]
             begun_at = [at for at in self.journal.recovered_at(op.run) if at >= self.since]
             try:
@@ -229,7 +230,7 @@ class Keeper:
                 if op.is_live and op.slot == 0 and op.state not in (READY, LOST):
                     # its renter may still live, and go on
                     pods.settle(provider, op, self.journal)
-                    self._rest(op, RETRY_S)
+                    self.rest(op, RETRY_S)
                     continue
                 rows = self._rows(op)
                 sights = self._look(rows)
@@ -244,9 +245,9 @@ class Keeper:
                     if words != told:
                         told = words
                         self.say(f"{op.run} has stopped; waiting for {words}. To end it: inv down {op.run}")
-                    self._rest(op, RETRY_S)
+                    self.rest(op, RETRY_S)
                     continue
-                if not self._rest(op, course.wait_s):
+                if not self.rest(op, course.wait_s):
                     tried_at.append(time.time())
                     self.lease = self.journal.renew(self.lease)
                     if course.do is Do.RESUME:
@@ -257,9 +258,9 @@ class Keeper:
                 tries = len(tried_at)
                 if tries >= RUN.retries.most or isinstance(error, NoReplacement) and tries >= MOST_LOOKS:
                     raise
-                self._rest(op, RETRY_S)
+                self.rest(op, RETRY_S)
 
-    def _recoveries(self, op: Op) -> int:
+    def recoveries(self, op: Op) -> int:
         return max(row.recoveries for row in self.journal.ops(run=op.run))
 
     def _said_elsewhere(self, op: Op) -> dict[str, Any]:
@@ -269,14 +270,14 @@ class Keeper:
         """
         self._look_after(op)
         for other in pods.nodes_of(op, self.journal)[1:]:
-            if verdict := self._look_at(other, Asks.FILES).verdict:
+            if verdict := self.look_at(other, Asks.FILES).verdict:
                 return dict(verdict)
         return {}
 
     def _look_after(self, op: Op) -> None:
         """Raise SlipwayError when its vendor says that it is no more; nothing while the vendor says nothing."""
         if self.vendors(op.vendor).fleeting:
-            seen = self._look_at(op, Asks.PROVIDER)
+            seen = self.look_at(op, Asks.PROVIDER)
             if seen.is_there is False:
                 raise SlipwayError(f"{op.run}: {seen.why}")
 
@@ -296,7 +297,7 @@ class Keeper:
 
     def _is_well(self, op: Op) -> bool:
         """Return whether something of it lives, or it has a verdict. Raises SlipwayError when nobody can tell."""
-        seen = self._look_at(op)
+        seen = self.look_at(op)
         if seen.kind is Kind.SILENT:
             raise SlipwayError(f"{op.run}: {seen.why}")
         return bool(seen.is_alive or seen.verdict)
@@ -308,13 +309,13 @@ class Keeper:
 
     def _look(self, rows: Sequence[Op | None]) -> list[Sight]:
         """Look at all nodes at the same time. Raises SlipwayError when node 0 answers, and only we cannot read it."""
-        found = at_once(self._look_at, rows, LOOK_S)
+        found = at_once(self.look_at, rows, LOOK_S)
         sights = [one if isinstance(one, Sight) else Sight(why=str(one)) for one in found]
         if sights[0].is_there and sights[0].kind is Kind.SILENT:
             raise SlipwayError(f"{_named(rows[0])}: {sights[0].why}")
         return sights
 
-    def _look_at(self, op: Op | None, asks: Asks = Asks.ALL) -> Sight:
+    def look_at(self, op: Op | None, asks: Asks = Asks.ALL) -> Sight:
         """Look at one node; one that was given up, or detached, is gone for this run."""
         if op is None or not op.is_live or op.slot < 0:
             return Sight(False)
@@ -326,7 +327,7 @@ class Keeper:
         Each write names the row as it was last seen: whoever ended or took over the run meanwhile is not undone.
         """
         provider = self.vendors(op.vendor)
-        op = self.journal.note(op, recoveries=self._recoveries(op) + 1)
+        op = self.journal.note(op, recoveries=self.recoveries(op) + 1)
         why = f"{course.lost}; all answer again" if course.lost else seen.death
         self.say(f"{op.run}: {why}; going on there (recovery {op.recoveries})")
         op = launch.resume(op, provider, self.journal, self.secrets)
@@ -345,7 +346,7 @@ class Keeper:
         live = [row for row in rows if row is not None and row.is_live and row.slot >= 0]
         silent = [row for row in live if row.slot in course.silent]
         what = course.lost or f"{', '.join(_named(rows[rank]) for rank in course.gone)} is gone"
-        provider, recoveries = self.vendors(op.vendor), self._recoveries(op) + 1
+        provider, recoveries = self.vendors(op.vendor), self.recoveries(op) + 1
         if op in live and 0 not in (*course.silent, *course.gone) and not provider.is_here:
             self.downloads.last(op, provider.reach(pods.pod_of(op)), provider.pod_store)
         if silent:
@@ -368,7 +369,7 @@ class Keeper:
     def _find_replacement(self, op: Op, silent: Sequence[Op]) -> None:
         names = ", ".join(_named(row) for row in silent)
         try:
-            self.find(replace(_request_of(op), nodes=len(silent)))
+            self.find(replace(request_of(op), nodes=len(silent)))
         except (NoOffer, OutOfMoney) as error:
             raise NoReplacement(f"no machine can take the place of {names}: {error}") from error
 
@@ -392,12 +393,12 @@ class Keeper:
         code = self.folder / "code"
         if not code.is_dir():
             raise SlipwayError(f"{op.run}: its pod is gone, and no snapshot of its code was kept; run: inv launch")
-        request = _request_of(op)
+        request = request_of(op)
         for other in pods.nodes_of(op, self.journal)[1:]:  # they cannot go on without node 0: all begin anew together
             if other.is_live:
                 self._end(other, sight.GONE, may_stand_aside=True)
         op = self.journal.op(op.token)  # ended by now: its cost stands
-        job, budget = self._rest_of(op, limits or Limits())
+        job, budget = self.rest_of(op, limits or Limits())
         plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request,
                     carried=snapshot.carried_of(self.folder))  # fmt: skip
 
@@ -405,17 +406,21 @@ class Keeper:
             snapshot.restore(new, transport, self.folder, Store(op.store))
 
         is_kept_here = bool(self.vendors(op.vendor).pod_store)  # a rented pod fetches it from the store
+        terms = replace(self.terms_after(op, recoveries, budget, may_be_over=limits is not None),
+                        prepare=prepare if is_kept_here else None, asked=self.terms.asked or op.asked)  # fmt: skip
+        offers = self.find(request)
+        return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)
+
+    def terms_after(self, op: Op, recoveries: int, budget: int | None, may_be_over: bool = False) -> Terms:
+        """Return the terms of the pod in place of this one; `may_be_over`: also when somebody has ended it."""
 
         def admit(rows: list[Op], new: Op) -> None:
-            if limits is None and pods.is_over(next(row for row in rows if row.token == op.token)):
+            if not may_be_over and pods.is_over(next(row for row in rows if row.token == op.token)):
                 raise launch.EndedMeanwhile(f"{op.run}: somebody ended it (inv down); nothing was rented")
             self._admit(rows, new)
 
-        terms = replace(self.terms, prepare=prepare if is_kept_here else None, recoveries=recoveries, role=op.role,
-                        spec_hash=op.spec_hash, admit=admit, budget=budget, budget_name=op.budget_name,
-                        asked=self.terms.asked or op.asked)  # fmt: skip
-        offers = self.find(request)
-        return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)
+        return replace(self.terms, recoveries=recoveries, role=op.role, spec_hash=op.spec_hash, admit=admit,
+                       budget=budget, budget_name=op.budget_name)  # fmt: skip
 
     def _admit(self, rows: list[Op], new: Op) -> None:
         """Check a new pod in the transaction that writes it down: another keeper's run is not ours to recover."""
@@ -424,7 +429,7 @@ class Keeper:
         if self.terms.admit:
             self.terms.admit(rows, new)
 
-    def _rest_of(self, op: Op, given: Limits) -> tuple[Job, int | None]:
+    def rest_of(self, op: Op, given: Limits) -> tuple[Job, int | None]:
         """Return the job with what is left of its time and money, and what all pods of the run may cost.
 
         Raises LimitHit.
@@ -458,7 +463,7 @@ class Keeper:
             with contextlib.suppress(Held):  # another process keeps the run, and this one only follows
                 self.lease = self.journal.take(lease_name(run), own_code.stamp())
 
-    def _rest(self, op: Op, seconds: float) -> bool:
+    def rest(self, op: Op, seconds: float) -> bool:
         """Wait; True at once when somebody changes the run meanwhile."""
         deadline = time.monotonic() + seconds
         while (is_same := self.journal.ops(run=op.run)[-1] == op) and time.monotonic() < deadline:
@@ -473,7 +478,7 @@ class Keeper:
         return self.downloads.meanwhile(op, transport, provider.pod_store)
 
 
-def _request_of(op: Op) -> Request:
+def request_of(op: Op) -> Request:
     return Request(**json.loads(op.request)) if op.request else Request(run=op.run, provider=op.vendor)
 
 

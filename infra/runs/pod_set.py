@@ -65,11 +65,14 @@ class PodEntry:
     use_spot: bool = same(MachineSpec, "use_spot", False)
     max_price: str | None = same(MachineSpec, "max_price")
     network: str | None = same(MachineSpec, "network")
+    recover: bool = key(
+        False, "rented: when its provider takes the pod away, rent another in its place; what was on it is lost"
+    )
 
     @property
     def digest(self) -> str:
-        """Return a digest of all but the name: equal for pods that may stand for each other."""
-        said = {name: value for name, value in asdict(self).items() if name != "name"}
+        """Return a digest of all that makes the pod, without its name: equal for pods that may stand for each other."""
+        said = {name: value for name, value in asdict(self).items() if name not in ("name", "recover")}
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
@@ -131,8 +134,15 @@ def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodE
         raise UsageError(f"{where}: ttl_hours is 0; it must be more than 0")
     if said.get("idle_stop_minutes") == 0:
         raise UsageError(f"{where}: idle_stop_minutes is 0; it must be more than 0")
+    if said.get("recover") and said.get("idle_stop_minutes"):
+        raise UsageError(f"{where}: recover would rent anew what idle_stop_minutes has ended; give one of them")
     check_name(said["name"])
     return PodEntry(**said)
+
+
+def set_lease(set_name: str) -> str:
+    """Return the name of the lease that is held by whoever changes the pods of a set."""
+    return f"apply:{set_name}"
 
 
 def _check_keys(where: str, body: Any, known: Sequence[str]) -> None:

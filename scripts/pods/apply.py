@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import apply as use_case
+from flows import supervise
 from flows.apply import Change, SetLimit
 from infra import strict_yaml
 from infra.errors import SlipwayError, UsageError
@@ -35,20 +36,27 @@ def apply(spec: ApplyFlags) -> None:
     with open_journal(settings) as journal, only_one(set_name, journal, spec.dry_run):
         settle(journal, settings, render.tell)
         lines = use_case.changes(set_name, specs, journal, settings, render.tell, limit)
+        recovers = any(one.recover for one in specs.values())
         if not spec.json:
             show(set_name, lines)
             rented = [line.rented for line in lines if line.rented]
-            off = "these pods stay; one that is taken away comes back with the next inv apply"
-            offers_table.show_laptop_off(off, rented, settings, is_followed=False)
+            when = "once the laptop is on again" if recovers else "with the next inv apply"
+            off = f"these pods stay; one that is taken away is rented again {when}"
+            offers_table.show_laptop_off(off, rented, settings, is_followed=recovers)
         changes = [line.step for line in lines if line.step.action != "keep"]
         if changes and not spec.dry_run:
             prompts.confirm(spec.yes)
             if limit:
                 limit.open(journal, settings)
-            for step in changes:
-                with going_on(f"inv apply {spec.file}"):
-                    made = use_case.carry_out(step, set_name, specs, journal, settings, render.tell, limit)
-                report(step, made)
+            with supervise.handing_on(settings):
+                for step in changes:
+                    with going_on(f"inv apply {spec.file}"):
+                        made = use_case.carry_out(step, set_name, specs, journal, settings, render.tell, limit)
+                    report(step, made)
+        turned = [] if spec.dry_run else use_case.look_after(set_name, specs, journal, settings)
+        for name in turned:
+            again = "another pod takes" if specs[name].recover else "no other pod takes"
+            render.say(f"{name}: from now on {again} its place when it is taken away")
         is_limit_new = bool(limit and not changes and not spec.dry_run and limit.change(journal, settings))
     if spec.json:
         print_json({"set": set_name, "steps": [line_json(line) for line in lines], "dry_run": spec.dry_run,
@@ -57,7 +65,8 @@ def apply(spec: ApplyFlags) -> None:
         said = "nothing was changed" if spec.dry_run else f"done: {render.count(len(changes), 'change')}"
         if limit and is_limit_new:
             said = f"set {set_name}: from now on all its pods together may cost {in_usd(limit.amount)}"
-        render.say(said if changes or is_limit_new else "nothing to change")
+        nothing = "nothing else to change" if turned else "nothing to change"
+        render.say(said if changes or is_limit_new else nothing)
 
 
 def only_one(set_name: str, journal: Journal, dry_run: bool) -> contextlib.AbstractContextManager[None]:

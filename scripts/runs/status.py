@@ -84,12 +84,12 @@ def sweeps(settings: Settings) -> dict[str, SweepResult]:
 def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bool:
     """Settle what has ended, and tell it; return whether anything had.
 
-    Nobody waits for a vendor that is slow to let go of a pod: the supervisor asks it until the pod is gone.
+    Nobody waits for a vendor that is slow to let go of a pod, nor looks after what a killed process has left: the
+    supervisor does, which is started where it is needed and none lives.
     """
     due = use_case.due(views, journal)
     ended = settle(journal, settings, render.tell, due, waits=False) if due else []
-    if supervise.pods_to_end(journal, settings):
-        supervise.ensure(settings, waits=False)
+    supervise.ensure(settings, waits=False)
     for op in ended:
         render.tell(f"{op.run} has been settled: {op.reason or op.outcome or 'it has ended'}")
     return bool(ended)

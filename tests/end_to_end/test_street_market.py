@@ -393,3 +393,25 @@ def test_what_a_killed_launch_has_rented_is_ended_by_the_supervisor(user):
     until(lambda: not user.truth()["billing"], "its end, which nobody has typed")
     until(lambda: user.json("supervisor", "--rehearse")["state"] == "not needed", "the end of the supervisor")
     assert user.status()["halfway"]["state"] == "stopped"
+
+
+def test_a_pod_of_a_set_that_is_taken_away_comes_back_until_it_is_ended(user, tmp_path):
+    """The supervisor that was killed is begun by whoever looks; a change of that key is no reason for another pod."""
+    file = tmp_path / "desk.yaml"
+    desk = "{name: desk, provider: lium, gpu_type: RTX4090, gpu_count: 1, ttl_hours: 8, recover: %s}"
+    for recovers in ("false", "true"):
+        file.write_text(f"set: desks\npods: [{desk % recovers}]\n")
+        _, said = user.begin("apply", str(file), "--rehearse", "--yes").communicate(timeout=120)
+        assert ("another pod takes its place when it is taken away" in said) == (recovers == "true"), said
+    (first,) = user.machines("desk")
+    until(lambda: user.json("supervisor", "--rehearse")["runs"] == ["desk"], "that it is kept")
+    os.kill(user.json("supervisor", "--rehearse")["pid"], signal.SIGKILL)
+    user.world.tell("/preempt", {"id": first["id"]})
+    back = until(lambda: (row := user.status()["desk"])["recoveries"] and row["state"] == "idle" and row, "it back")
+    first, second = user.machines("desk")
+    assert first["ended_by"] == "preempted" and second["state"] == "running"
+    assert back["limit_in_s"] < 8 * 3600 - 60  # within the limit of the first
+    assert [one["action"] for one in user.json("apply", str(file), "--rehearse")["steps"]] == ["keep"]
+    user.inv("down", "desk", "--rehearse")
+    until(lambda: user.json("supervisor", "--rehearse")["state"] == "not needed", "the end of the supervisor")
+    assert len(user.machines("desk")) == 2 and user.status()["desk"]["state"] == "stopped"

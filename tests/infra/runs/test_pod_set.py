@@ -114,6 +114,7 @@ def test_pods_that_differ_in_their_names_alone_may_stand_for_each_other():
     assert read({"name": "a"}).digest == read({"name": "b"}).digest
     assert read({"name": "a"}).digest != read({"name": "a", "ttl_hours": 1}).digest
     assert read({"name": "a", "ttl_hours": 1}).digest == read({"name": "a", "ttl_hours": 1.0}).digest
+    assert read({"name": "a"}).digest == read({"name": "a", "recover": True}).digest  # for which none is ended
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,7 @@ def test_pods_that_differ_in_their_names_alone_may_stand_for_each_other():
         ({"pods": [{"name": "a", "ttl_hours": float("inf")}]}, "ttl_hours is inf"),
         ({"pods": [{"name": "a", "ttl_hours": float("nan")}]}, "ttl_hours is nan"),
         ({"pods": [{"name": "a", "volume_id": 7.5, "idle_stop_minutes": 0}]}, "idle_stop_minutes is 0"),
+        ({"pods": [{"name": "a", "recover": True, "idle_stop_minutes": 5}]}, "recover would rent anew what idle_stop"),
         ({"pods": [{"name": "a", "gpu": "H100", "gpu_type": "A100"}]}, "gpu_type and gpu are the same; give one"),
         ({"pods": [], "set": "a/b"}, "is not a valid name"),
     ],

@@ -1,4 +1,4 @@
-"""`python -m tests.infra.runs.holder CODE stays|leaves LEASE...`: hold leases of the journal, telling that code.
+"""`python -m tests.infra.ledger.holder CODE stays|leaves LEASE...`: hold leases of the journal, telling that code.
 
 Says "held" on stdout. Leaves at SIGTERM, or stays all the same.
 """

@@ -11,8 +11,8 @@ import pytest
 
 from infra import journal_file, own_code
 from infra.errors import SlipwayError
+from infra.ledger import upgrade
 from infra.ledger.journal import Journal
-from infra.runs import upgrade
 
 pytestmark = pytest.mark.process
 
@@ -31,11 +31,11 @@ def journal(tmp_path, monkeypatch):
 
 @pytest.fixture
 def begin():
-    """Start tests/infra/runs/holder.py: a process that holds the leases it is told, with the code it is told."""
+    """Start tests/infra.ledger.holder.py: a process that holds the leases it is told, with the code it is told."""
     started = []
 
     def start(code: str, *leases: str, stays: bool = False) -> subprocess.Popen:
-        words = [sys.executable, "-m", "tests.infra.runs.holder", code, "stays" if stays else "leaves", *leases]
+        words = [sys.executable, "-m", "tests.infra.ledger.holder", code, "stays" if stays else "leaves", *leases]
         started.append(subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True))
         assert started[-1].stdout.readline() == "held\n"
         return started[-1]

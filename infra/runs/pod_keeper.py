@@ -1,0 +1,110 @@
+"""The keeper of a pod of a set that has no work: when its provider takes it away, it rents another in its place.
+
+In: the row of a pod whose request says `recovers`. Out: rows of the pods that took its place, under its name and within
+what is left of its limits; what was on it is lost. `infra.runs.recovery` decides, by `POD`. It leaves the pod to others
+when somebody ends it (`inv down`, `inv apply`), when its limits are reached, or when it has work, which makes it a run
+(`infra.runs.keeper`). Whoever changes the set at the same time comes first.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from infra.agent.job import Limits
+from infra.agent.limits import read_clocks
+from infra.errors import LimitHit, NoOffer
+from infra.interrupts import finishing
+from infra.ledger import spend
+from infra.ledger.journal import Fenced, Held, Op
+from infra.ledger.life_cycle import LOST, READY
+from infra.providers import clock_scale
+from infra.runs import launch, pods
+from infra.runs.keeper import RETRY_S, GivenUp, Keeper, request_of
+from infra.runs.pod_set import set_lease
+from infra.runs.recovery import POD, Do, decide
+from infra.runs.sight import GONE, Asks, Sight
+from infra.transport.protocol import Lost, TimedOut, Unreachable
+from infra.units import duration
+from store.backoff import Backoff
+
+LOOK_EVERY_S = 30.0  # on the vendor's clock
+AGAIN = Backoff(first_s=5.0, longest_s=300.0)  # between two tries to find one
+LEAST_S = 300.0  # likewise: time that must be left of the limits, as another pod takes minutes until it can be used
+
+
+def recovers(op: Op) -> bool:
+    """Return whether it is a pod without work in whose place another one is to be rented when it is taken away."""
+    return bool(op.pod_set) and not op.target and request_of(op).recovers
+
+
+class PodKeeper(Keeper):
+    """The keeper of such a pod. `keeping` gives it the right to, as that of a run."""
+
+    def hold(self, op: Op) -> Op:
+        """Return the pod's row once it is to be kept no more, as it was seen last.
+
+        Raises GivenUp when it was taken away too often, LimitHit when too little is left of its limits, OutOfMoney.
+        """
+        tries = 0
+        while self.lease is not None:
+            op = self.journal.ops(run=op.run)[-1]
+            if not recovers(op) or pods.is_over(op):
+                break
+            try:
+                self._watch(op)
+                tries = 0
+            except (Fenced, Held):  # another process changes the pod or its set: look at what it makes
+                self.rest(op, RETRY_S)
+            except (NoOffer, Lost, TimedOut, Unreachable, pods.StillBills) as error:
+                tries += 1
+                if tries == 1:
+                    self.say(f"{op.run}: {error}; this is tried again until it succeeds; to end it: inv down {op.run}")
+                self.rest(op, AGAIN.wait_s(tries))
+        return op
+
+    def _watch(self, op: Op) -> None:
+        """Look at the pod until it has changed."""
+        provider = self.vendors(op.vendor)
+        if op.is_live and op.state not in (READY, LOST):
+            pods.settle(provider, op, self.journal)
+            self.rest(op, RETRY_S)
+            return
+        while True:
+            seen = self.look_at(op, Asks.PROVIDER)
+            course = decide([seen], POD, self.journal.recovered_at(op.run), time.time())
+            if course.do is Do.GIVE_UP:
+                raise GivenUp(f"{op.run}: {seen.why}; it was rented again {POD.retries.most} times within "
+                              f"{duration(POD.retries.window_s)}, which is the maximum")  # fmt: skip
+            if course.do is Do.BEGIN_ANEW:
+                if not self.rest(op, course.wait_s):
+                    self._rent_again(op, seen)
+                return
+            if self.rest(op, LOOK_EVERY_S / clock_scale(provider)):
+                return
+
+    def _rent_again(self, op: Op, seen: Sight) -> None:
+        with self._changing(op.pod_set):
+            provider, recoveries = self.vendors(op.vendor), self.recoveries(op) + 1
+            left_s = spend.left_s(op, read_clocks(), clock_scale(provider))
+            is_used_up = left_s is not None and left_s < LEAST_S
+            op = pods.end(provider, op, self.journal, seen.why or GONE, "limit" if is_used_up else "")
+            if is_used_up:
+                raise LimitHit(f"{op.run}: {op.reason}, and its limits leave no time for another pod")
+            self.say(f"{op.run}: {op.reason}; looking for another (recovery {recoveries})")
+            self.lost(op)
+            request = request_of(op)
+            job, budget = self.rest_of(op, Limits())
+            terms = self.terms_after(op, recoveries, budget)
+            with finishing(f"{op.run} is being rented again", self.say):
+                new = launch.hold(request, job.limits, self.find(request), self.vendors, self.journal, self.say, terms,
+                                  clock_scale(provider))  # fmt: skip
+            self.back(new)
+
+    @contextlib.contextmanager
+    def _changing(self, set_name: str) -> Iterator[None]:
+        """Hold the right to change the pods of the set. Raises Held."""
+        lease = self.journal.take(set_lease(set_name))
+        try:
+            yield
+        finally:
+            self.journal.release(lease)

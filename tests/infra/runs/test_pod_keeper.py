@@ -1,0 +1,105 @@
+"""The care for a pod of a set, and what ends it; tests/end_to_end/test_street_market.py has a real one taken away."""
+
+import json
+import time
+
+import pytest
+
+from infra.agent.job import Job
+from infra.errors import LimitHit
+from infra.ledger.journal import Journal
+from infra.ledger.life_cycle import ASKED
+from infra.providers.local import Local
+from infra.runs import keeper, pod_keeper, pods
+from infra.runs.pod_keeper import PodKeeper, recovers
+from infra.runs.pod_set import set_lease
+from infra.runs.recovery import POD
+from infra.runs.sight import Sight
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with Journal.open(environ={"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}) as opened:
+        yield opened
+
+
+def pod(journal, role="pod:lab", recovers=True, **more):
+    request = json.dumps({"run": "desk", "provider": "lium", "recovers": recovers})
+    job = Job("desk", "sw1-a", (), kind="hold", stays=True).to_json()
+    op = journal.plan(token="sw1-a", run="desk", vendor="lium", role=role, request=request, job=job, **more)
+    for event in ("sending", "created", "armed"):
+        op = journal.advance(op, event)
+    return op
+
+
+@pytest.fixture
+def kept(journal, tmp_path, monkeypatch):
+    """A keeper whose pod is gone, and what it says; `pods.end` believes that."""
+    said = []
+    one = PodKeeper(journal, lambda _: Local(tmp_path), lambda _: [], tmp_path, {}, said.append)
+    monkeypatch.setattr(pod_keeper, "RETRY_S", 0.01)
+    monkeypatch.setattr(one, "look_at", lambda op, asks: Sight(False, why="lium has it no more"))
+
+    def end(_, op, journal, reason, outcome):
+        return journal.advance(journal.advance(op, "end", reason=reason, outcome=outcome), "gone") if op.is_live else op
+
+    monkeypatch.setattr(pods, "end", end)
+    with one.keeping("desk"):
+        yield one, said
+
+
+def test_only_a_pod_of_a_set_that_is_to_recover_and_has_no_work_is_kept(journal):
+    assert recovers(pod(journal))
+    assert not recovers(journal.note(journal.op("sw1-a"), target="t"))  # a run's keeper has it
+    for number, other in enumerate(({"role": "pod"}, {"role": "train"}, {"recovers": False}, {"role": "serve:lab"})):
+        with Journal.open(journal.path.with_name(f"{number}.db")) as one:
+            assert not recovers(pod(one, **other))
+
+
+@pytest.mark.parametrize("change", [{"target": "t"}, {"outcome": ASKED}])
+def test_a_pod_that_got_work_or_is_to_end_is_left_to_others(journal, kept, change):
+    op = pod(journal)
+    op = journal.note(op, **change) if "target" in change else journal.advance(op, "end", **change)
+    assert kept[0].hold(op) == op and kept[1] == []
+
+
+def test_a_pod_that_is_gone_when_its_limits_are_used_up_is_not_rented_again(journal, kept):
+    op = pod(journal, ttl_s=pod_keeper.LEAST_S - 1)
+    with pytest.raises(LimitHit, match="lium has it no more, and its limits leave no time for another pod"):
+        kept[0].hold(op)
+    assert (journal.op("sw1-a").state, journal.op("sw1-a").outcome) == ("TERMINATED", "limit")
+
+
+def test_a_pod_that_is_taken_away_again_and_again_is_given_up(journal, kept):
+    op = pod(journal)
+    for number in range(POD.retries.most):
+        op = journal.note(op, recoveries=number + 1)
+    with pytest.raises(keeper.GivenUp, match="3 times within 1 h 00 min"):
+        kept[0].hold(op)
+
+
+def test_whoever_changes_the_set_comes_first_and_what_cannot_be_had_is_looked_for_again(journal, kept, monkeypatch):
+    one, said = kept
+    op, looked, waits = pod(journal), [], []
+    lease = journal.take(set_lease("lab"))
+
+    def rest(op, seconds):
+        waits.append(seconds)
+        assert journal.op("sw1-a").is_live is (len(waits) == 1)
+        if len(waits) == 1:
+            journal.release(lease)
+        elif len(waits) > 3:
+            pods.ask_to_end(journal.ops(run="desk")[-1], journal)
+        return False
+
+    def find(request):
+        looked.append((request.run, time.time()))
+        raise keeper.NoReplacement("nothing is on offer")
+
+    monkeypatch.setattr(one, "rest", rest)
+    one.find = find
+    assert one.hold(op).outcome == ASKED
+    assert [name for name, _ in looked] == ["desk"] * len(looked) and len(looked) > 1
+    assert [line for line in said if "nothing is on offer" in line] == [
+        "desk: nothing is on offer; this is tried again until it succeeds; to end it: inv down desk"
+    ]
