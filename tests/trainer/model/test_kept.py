@@ -1,4 +1,4 @@
-"""The memory estimate of compiled blocks, held against what the compiler's own partition of a block keeps."""
+"""The memory estimate of a block, against what the compiler's own partition keeps of it, and what autograd keeps."""
 
 from dataclasses import replace
 
@@ -24,9 +24,8 @@ def kept_bytes(block: torch.nn.Module, *given) -> int:
     def forward(graph, inputs):
         (outputs,) = (node.args[0] for node in graph.graph.nodes if node.op == "output")
         tensors = [one.meta["val"] for one in outputs[1:] if isinstance(one.meta.get("val"), torch.Tensor)]
-        parameters = {tuple(one.shape[::step]) for one in block.parameters() for step in (1, -1)}
         for one in tensors:
-            if tuple(one.shape) not in parameters:
+            if tuple(one.shape) not in of_matrices(block):
                 kept[one.untyped_storage()._cdata] = one.untyped_storage().nbytes()
         return make_boxed_func(graph.forward)
 
@@ -38,19 +37,56 @@ def kept_bytes(block: torch.nn.Module, *given) -> int:
     return sum(kept.values())
 
 
+def saved_bytes(block: torch.nn.Module, *given) -> int:
+    """Return the bytes that autograd keeps of the same."""
+    kept = {}
+
+    def pack(one: torch.Tensor) -> torch.Tensor:
+        if tuple(one.shape) not in of_matrices(block):
+            kept[one.untyped_storage()._cdata] = one.untyped_storage().nbytes()
+        return one
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+        block(*given)
+    return sum(kept.values())
+
+
+def of_matrices(block: torch.nn.Module) -> set[tuple[int, ...]]:
+    """Return the shapes of its matrices and of their transposes: how often one is copied is counted elsewhere."""
+    return {tuple(one.shape[::step]) for one in block.parameters() for step in (1, -1)}
+
+
+@pytest.fixture
+def block_of(monkeypatch):
+    """A block of that config in bfloat16, and what goes into it."""
+    monkeypatch.setattr(attention, "SQUARES", 0)  # by PyTorch's kernel, as on a GPU
+
+    def make(config):
+        model = Decoder(replace(config.model, num_hidden_layers=1), torch.bfloat16)
+        model.blocks[0].keeps_products = config.keep_products
+        x = torch.randn(1, config.sequence_len, config.model.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+        return model.blocks[0], x, model.positions(torch.arange(config.sequence_len)[None], None, is_causal=True)
+
+    return make
+
+
+def told_bytes(config) -> int:
+    nine, eight = (
+        memory.estimate(replace(config, model=replace(config.model, num_hidden_layers=layers))) for layers in (9, 8)
+    )
+    return nine.activations - eight.activations
+
+
 @pytest.mark.parametrize("profile", ["runpod_1b", "d20"])
 @pytest.mark.parametrize("sparing", [{}, {"recompute": True, "keep_products": True}], ids=str)
-def test_the_estimate_counts_what_a_compiler_keeps_of_each_block(profile, sparing, monkeypatch):
-    monkeypatch.setattr(attention, "SQUARES", 0)  # by PyTorch's kernel, as on a GPU
+def test_the_estimate_counts_what_a_compiler_keeps_of_each_block(profile, sparing, block_of):
     config = replace(PROFILES[profile]().phases["base"], micro_rows=1, sequence_len=192, compile="always", **sparing)
-    model = Decoder(replace(config.model, num_hidden_layers=1), torch.bfloat16)
-    model.blocks[0].keeps_products = bool(sparing)
-    x = torch.randn(1, config.sequence_len, config.model.hidden_size, dtype=torch.bfloat16, requires_grad=True)
-    at = model.positions(torch.arange(config.sequence_len)[None], None, is_causal=True)
-    found = kept_bytes(model.blocks[0], x, at, None, 0)
+    block, x, at = block_of(config)
+    assert told_bytes(config) == pytest.approx(kept_bytes(block, x, at, None, 0), rel=0.05)
 
-    def told(layers: int) -> int:
-        shape = replace(config.model, num_hidden_layers=layers)
-        return memory.estimate(replace(config, model=shape)).activations
 
-    assert told(9) - told(8) == pytest.approx(found, rel=0.05)
+@pytest.mark.parametrize("profile", ["runpod_1b", "d20"])
+def test_the_estimate_counts_what_is_kept_of_each_block_without_a_compiler(profile, block_of):
+    config = replace(PROFILES[profile]().phases["base"], micro_rows=1, sequence_len=192, compile="never")
+    block, x, at = block_of(config)
+    assert told_bytes(config) == pytest.approx(saved_bytes(block, x, at, None, 0), rel=0.05)
