@@ -170,14 +170,16 @@ def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
 
 
 def ensure(settings: Settings, waits: bool = True) -> int | None:
-    """Return the process id of the supervisor, started where one is needed and none lives; None: none is needed.
+    """Return the process id of the supervisor, started where one is needed and none lives.
+
+    None: none is needed, or the journal is damaged, so that none could do anything.
 
     `waits`: until it has come up. Raises SlipwayError when it does not.
     """
     with Journal.open(settings.state_file) as journal:
         if holder := journal.holder(SUPERVISOR):
             return holder.pid
-        if not is_needed(journal, settings):
+        if journal.problem or not is_needed(journal, settings):
             return None
         process = _start(settings)
         if not waits:
