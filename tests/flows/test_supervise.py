@@ -31,6 +31,23 @@ def journal(settings):
         yield opened
 
 
+@pytest.fixture
+def supervisor_of(settings, journal, monkeypatch):
+    """Supervisors whose threads end with the test: they would lend what the next one has in its environment."""
+    monkeypatch.setattr(supervise, "load", lambda: settings)
+    made = []
+
+    def make(tell=print):
+        made.append(supervise.Supervisor(settings, journal, 0.0, tell))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.is_leaving.set()
+        for thread in filter(None, (one.watching, one.ending)):
+            thread.join()
+
+
 def begun(journal, run, vendor="ssh", **more):
     """A run whose pod is at work."""
     token = f"sw1-{run}"
@@ -98,9 +115,9 @@ def test_none_is_started_where_nothing_needs_one(journal, settings):
     assert supervise.last_state(settings) is None  # another Slipway wrote it
 
 
-def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal, settings, monkeypatch):
+def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal, settings, supervisor_of, monkeypatch):
     op = begun(journal, "far-1")
-    supervisor = supervise.Supervisor(settings, journal, 0.0, print)
+    supervisor = supervisor_of()
     tried, now = [], [1000.0]
 
     def fails(run):
@@ -150,10 +167,10 @@ def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last
         journal.advance(op, "gone")
 
 
-def test_a_supervisor_whose_journal_is_gone_ends_and_makes_no_other(journal, settings, tmp_path):
+def test_a_supervisor_whose_journal_is_gone_ends_and_makes_no_other(journal, settings, supervisor_of, tmp_path):
     begun(journal, "rented-1", vendor="lium")
     said = []
-    supervisor = supervise.Supervisor(settings, journal, time.time(), said.append)
+    supervisor = supervisor_of(said.append)
     (tmp_path / "state").rename(tmp_path / "elsewhere")
     supervisor.run()
     assert said == [f"{settings.state_file} is gone"] and supervisor.is_leaving.is_set()
@@ -161,9 +178,11 @@ def test_a_supervisor_whose_journal_is_gone_ends_and_makes_no_other(journal, set
     (tmp_path / "elsewhere").rename(tmp_path / "state")  # which the fixture closes
 
 
-def test_a_supervisor_that_could_not_write_begins_nothing_more_and_waits_for_room(journal, settings, monkeypatch):
+def test_a_supervisor_that_could_not_write_begins_nothing_more_and_waits_for_room(
+    journal, settings, supervisor_of, monkeypatch
+):
     begun(journal, "far-1")
-    supervisor = supervise.Supervisor(settings, journal, 0.0, print)
+    supervisor = supervisor_of()
 
     def fails(run):
         raise JournalFull("journal: database or disk is full")
