@@ -11,7 +11,7 @@ from infra.ledger.reconcile import RENTING
 from infra.providers import Provider, registry
 from infra.runs import keeper as keep
 from infra.runs import pods
-from infra.runs.lookup import find_run
+from infra.runs.lookup import between_pods, find_run
 from infra.runs.settle import bring_home
 from infra.runs.timing import Say
 from infra.settings import Settings
@@ -51,9 +51,7 @@ def rows_of(run: str, journal: Journal) -> list[Op]:
 
 def all_rows(journal: Journal) -> list[Op]:
     """Return every live pod, and the last pod of each run that its keeper is about to continue on another one."""
-    kept, newest = journal.held() | journal.abandoned(), {op.run: op for op in journal.ops() if op.slot == 0}
-    between = [op for op in newest.values() if keep.lease_name(op.run) in kept and not (op.is_live or pods.is_over(op))]
-    return [*journal.ops(live=True), *between]
+    return [*journal.ops(live=True), *between_pods(journal)]
 
 
 def rows(ops: list[Op], journal: Journal, settings: Settings, tell: Say) -> Iterator[Ended]:

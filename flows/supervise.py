@@ -32,9 +32,10 @@ from infra import job_environment, own_code
 from infra.agent.process import is_alive, send
 from infra.agent.shortage import is_full
 from infra.checkout import ROOT
-from infra.errors import LimitHit, SlipwayError, in_words
+from infra.errors import AuthError, LimitHit, OutOfMoney, SlipwayError, in_words
 from infra.journal_file import JournalFull
 from infra.ledger import service_rows
+from infra.ledger.budgets import is_recent
 from infra.ledger.journal import SUPERVISOR, Held, Journal, Op
 from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.service_rows import service_lease
@@ -60,7 +61,6 @@ EVERY_S = 1.0  # between two looks
 WRITE_EVERY_S = 5.0  # where nothing has changed
 ENDS = Backoff(first_s=2.0, longest_s=60.0)  # between two requests to end what a vendor does not let go
 ROOM = Backoff(first_s=5.0, longest_s=15.0)  # between two tries to write to a full disk
-RECENT_S = 900.0  # when nobody looked for longer than this after a pod was gone, the user has to resume the run
 START_S = 60.0
 LEAVE_S = 30.0
 POLL_S = 0.1
@@ -122,8 +122,7 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
         if op.vendor == Local.name and not (was_kept and _is_dead(op, settings)):
             continue  # a run on this machine keeps itself, as long as the machine runs
         is_at_work = op.state in (READY, LOST)
-        ended_s = time.time() - (op.ended_at or 0)
-        if not (is_at_work or was_kept and (op.is_live or ended_s < RECENT_S)):
+        if not (is_at_work or was_kept and (op.is_live or is_recent(journal, op.run))):
             continue
         if lease_name(op.run) not in held:
             found.append(op)
@@ -368,6 +367,7 @@ class Supervisor:
         if wait_s is None:
             care.key, care.given_up = key, f"it was begun {len(care.begun_at)} times, and did not last"
             self.tell(f"{name}: given up: {care.given_up}")
+            self._tell_given_up(name, care.given_up)
         elif wait_s <= 0:
             care.begun_at = [*care.begun_at, now][-RUN.retries.most :]
             care.thread = threading.Thread(target=self._do, args=(care, work, name), name=lease, daemon=True)
@@ -378,7 +378,7 @@ class Supervisor:
         why, row = "", None
         try:
             row = work(name)
-        except (GivenUp, LimitHit) as error:
+        except (AuthError, GivenUp, LimitHit, OutOfMoney) as error:  # the user has to act
             why = str(error)
             self.tell(f"{name}: given up: {error}")
             self._tell_given_up(name, why)
@@ -386,7 +386,7 @@ class Supervisor:
             self._fail(name, error)
         if why and work != self._carry:
             with Journal.open(self.settings.state_file) as journal:
-                row = journal.ops(run=name)[-1]
+                row = next(iter(journal.ops(run=name)[-1:]), None)
         if row is not None:
             care.key, care.given_up, care.is_done = (row.token, row.epoch), why, not why
 

@@ -16,11 +16,12 @@ from flows.sweeps import results as kept
 from flows.sweeps.results import SweepResult
 from infra.errors import UsageError
 from infra.ledger import turns
+from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
 from infra.providers import registry
 from infra.records import PodView
 from infra.runs import observe
-from infra.runs.lookup import find_run
+from infra.runs.lookup import between_pods, find_run
 from infra.settings import Settings, is_rented
 
 NONE: Mapping[str, SweepResult] = MappingProxyType({})
@@ -44,6 +45,8 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
     views = observe.snapshot(journal, vendors, settings.homes, ended=ended, named=name)[::-1]
     views = [learned.with_left(view, journal, settings) for view in views]
     views = [*in_line, *(view for view in views if view.run not in {one.run for one in in_line})]
+    between = {op.run for op in between_pods(journal) if is_recent(journal, op.run)}
+    views = [replace(view, state="waiting") if view.run in between else view for view in views]
     of = {trial: one.name for one in results for trial in one.trials}
     return [replace(view, sweep=of.get(view.run, "")) for view in views]
 

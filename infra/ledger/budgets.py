@@ -22,7 +22,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Fenced, Journal, Op, keeper_lease
 from infra.money import in_usd
 
-RECENT_S = 900.0  # time after its pod was gone in which a run whose keeper died may be taken up by another one
+RECENT_S = 900.0  # time since it was written about in which a run whose keeper died may be taken up by another one
 
 
 @dataclass(frozen=True)
@@ -208,21 +208,31 @@ def _in_force(journal: Journal, name: str, rows: Mapping[str, list[Op]]) -> dict
     """
     found = journal.read("SELECT run, amount, boot_id, pid, pid_starttime FROM reservations WHERE budget = ?", name)
     held, left = journal.held(), journal.abandoned()
+    kept = {
+        run for run, *_ in found if keeper_lease(run) in held or keeper_lease(run) in left and is_recent(journal, run)
+    }
     return {
         run: amount
         for run, amount, *holder in found
-        if is_alive(Identity(*holder))
-        or _may_go_on(rows.get(run, []), keeper_lease(run) in held, keeper_lease(run) in left)
+        if is_alive(Identity(*holder)) or _may_go_on(rows.get(run, []), run in kept)
     }
 
 
-def _may_go_on(rows: list[Op], is_kept: bool, was_kept: bool) -> bool:
+def is_recent(journal: Journal, run: str) -> bool:
+    """Return whether another keeper may take up a run without a pod that was left: nobody rents for one of last week.
+
+    A keeper that waits for a machine writes that down each time that it has looked for one.
+    """
+    return time.time() - journal.changed_at(run) < RECENT_S
+
+
+def _may_go_on(rows: list[Op], is_kept: bool) -> bool:
     """Return whether somebody may rent for that run again without a person who asks for it."""
     if any(op.is_live for op in rows):
         return True
     if not rows or rows[-1].outcome not in ("", NODE_LOST):
         return False
-    return is_kept or was_kept and time.time() - (rows[-1].ended_at or 0) < RECENT_S
+    return is_kept
 
 
 def _sweep(journal: Journal, found: BudgetState) -> None:

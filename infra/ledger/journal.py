@@ -308,6 +308,11 @@ class Journal:
                 found.setdefault(op.recoveries, float(op.intent_at))
         return [found[number] for number in sorted(found)]
 
+    def changed_at(self, run: str) -> float:
+        """Return when a pod of the run was last written about: UTC epoch seconds, 0 for a run without any."""
+        sql = "SELECT max(at) FROM events JOIN ops USING (token) WHERE run = ?"
+        return float(self._db.execute(sql, (run,)).fetchone()[0] or 0)
+
     def events(self, run: str) -> list[JournalEvent]:
         """Return everything that was written down of the pods of a run, oldest first."""
         sql = """SELECT events.token, event, events.state, facts, at FROM events JOIN ops USING (token)

@@ -4,6 +4,7 @@ GET  /truth     every machine, what really runs, what it really cost, and the su
 GET  /calls     every request to a vendor
 POST /move      {"seconds": 3600}: simulated time passes at once
 POST /preempt   {"id": ...}: the vendor takes the machine away
+POST /sold-out  {"is": true}: nothing can be rented any more; false: what is free can
 POST /faults    another plan, in the words of the YAML file
 """
 
@@ -28,6 +29,10 @@ class Which(msgspec.Struct, forbid_unknown_fields=True):
     id: str
 
 
+class Whether(msgspec.Struct, forbid_unknown_fields=True):
+    is_so: bool = msgspec.field(name="is")
+
+
 class Control(web.Api):
     def __init__(self, market: Market, hub: web.Hub, clock: Clock, count: Callable[[str], int], seed: int) -> None:
         self._market, self._hub, self._clock, self._count, self._seed = market, hub, clock, count, seed
@@ -36,6 +41,7 @@ class Control(web.Api):
             web.Route("GET", "/calls", "calls", lambda asked: web.Answer(200, [asdict(one) for one in hub.lines])),
             web.Route("POST", "/move", "move", self._move),
             web.Route("POST", "/preempt", "preempt", self._preempt),
+            web.Route("POST", "/sold-out", "sold-out", self._sold_out),
             web.Route("POST", "/faults", "faults", self._faults),
         )
 
@@ -88,6 +94,10 @@ class Control(web.Api):
 
     def _preempt(self, asked: web.Asked) -> web.Answer:
         self._market.preempt(asked.decode(Which).id)
+        return web.Answer(200, {})
+
+    def _sold_out(self, asked: web.Asked) -> web.Answer:
+        self._market.is_sold_out = asked.decode(Whether).is_so
         return web.Answer(200, {})
 
     def _faults(self, asked: web.Asked) -> web.Answer:

@@ -21,6 +21,7 @@ class Market:
     def __init__(self, offers: list[Offer], *, seed: int = 0, now: float = LONG_AGO) -> None:
         self.offers = {offer.offer_id: offer for offer in offers}
         self.stock = {offer.offer_id: offer.stock for offer in offers}
+        self.is_sold_out = False  # nothing can be rented, as if other customers had what is free
         self.price_changes: list[tuple[float, str, float]] = []  # when, part of the offer's id, factor
         self.balance_micro_usd: dict[str, int] = {}  # balance by vendor; a missing one never runs out
         self.budget_micro_usd: dict[str, int] = {}  # likewise, of the key that asks
@@ -29,6 +30,10 @@ class Market:
         self.now = now
         self._replays: dict[tuple[str, str], str] = {}
         self._random = random.Random(seed)
+
+    def free(self, offer_id: str) -> int:
+        """Return how many of an offer can be rented now."""
+        return 0 if self.is_sold_out else self.stock[offer_id]
 
     # -- what clients do
 
@@ -42,7 +47,7 @@ class Market:
         if offer is None:
             raise Refused("unknown", f"there is no offer {order.offer_id}")
         fates += tuple(Fate(trait) for trait in offer.traits)
-        if any(fate.trait == "ghost" for fate in fates) or self.stock[order.offer_id] < order.quantity:
+        if any(fate.trait == "ghost" for fate in fates) or self.free(order.offer_id) < order.quantity:
             raise Refused("stock", f"{order.offer_id} is taken")
         price = order.quantity * (offer.spot_micro_usd_per_hour if order.spot else offer.micro_usd_per_hour)
         price = round(price * math.prod(fate.factor for fate in fates if fate.trait == "dear"))
@@ -97,7 +102,7 @@ class Market:
         machine = self.get(machine_id)
         if machine.state not in ("stopped", "failed"):
             raise Refused("state", f"it is {machine.state}")
-        if self.stock[machine.offer.offer_id] < machine.order.quantity:
+        if self.free(machine.offer.offer_id) < machine.order.quantity:
             raise Refused("stock", "there are not enough free GPUs on the host machine")
         self._check_funds(machine.offer.vendor, machine.micro_usd_per_hour)
         self.stock[machine.offer.offer_id] -= machine.order.quantity

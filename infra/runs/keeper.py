@@ -25,7 +25,7 @@ from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
 from infra.agent.process import myself, send
 from infra.agent.state import NODE_LOST
-from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError
+from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError, Unanswered
 from infra.interrupts import finishing
 from infra.ledger import spend
 from infra.ledger.journal import SUPERVISOR, Fenced, Held, Journal, Lease, Op, keeper_lease
@@ -47,11 +47,14 @@ from infra.selection.choose import find_payable
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 from store import Store, StoreError
+from store.backoff import Backoff
 
 MOST_LOOKS = 3  # for a machine in place of a silent one, which may also come back meanwhile; then the run is given up
 LOOK_S = 300.0  # at all nodes; every question has a shorter limit of its own
 TELL_AFTER_S = 60.0  # silence after which it says that a pod does not answer
 RETRY_S = 2.0
+AGAIN = Backoff(first_s=5.0, longest_s=300.0)  # between two looks for a machine, of which there was none
+WAITS = "; no other machine could be had: "  # in the reason of a pod in whose place there is none yet
 POLL_S = 0.25
 LEAVE_S = 10.0
 
@@ -212,8 +215,11 @@ class Keeper:
         return verdict
 
     def _bring_back(self, op: Op, failure: SlipwayError) -> Op:
-        """Return the row to follow next: the run is recovered, here or elsewhere. Raises `failure` when it is over."""
-        tried_at, told = list[float](), ""
+        """Return the row to follow next: the run is recovered, here or elsewhere. Raises `failure` when it is over.
+
+        While its pod is gone and there is no other, nothing of it bills, and it waits for one without end.
+        """
+        tried_at, looks, told = list[float](), 0, ""
         while True:
             op = self.journal.ops(run=op.run)[-1]
             if pods.is_over(op):
@@ -253,12 +259,28 @@ class Keeper:
                     if course.do is Do.RESUME:
                         return self._resume(op, course, sights[0])
                     return self._begin_anew(op, rows, course)
-            except (Lost, TimedOut, Unreachable, NoOffer, pods.StillBills) as error:
+            except (Lost, TimedOut, Unreachable, Unanswered, NoOffer, pods.StillBills) as error:
+                now = self.journal.ops(run=op.run)[-1]
+                if now.token == op.token and not now.is_live:  # nothing was rented: that does not count as a try
+                    tried_at.pop()
+                    looks += 1
+                    self.wait_for_machine(now, error, looks)
+                    continue
                 self.say(f"{op.run}: {error}")
                 tries = len(tried_at)
                 if tries >= RUN.retries.most or isinstance(error, NoReplacement) and tries >= MOST_LOOKS:
                     raise
                 self.rest(op, RETRY_S)
+
+    def wait_for_machine(self, op: Op, error: SlipwayError, looks: int) -> None:
+        """Wait before a machine is looked for again in place of `op`, which has ended; `inv status` says why."""
+        if looks == 1:
+            self.say(f"{op.run}: {error}; this is tried again until it succeeds; to end it: inv down {op.run}")
+        if not op.is_live:
+            with contextlib.suppress(Fenced):  # somebody changes it now
+                why = str(error).partition("\n")[0]
+                op = self.journal.note(op, reason=f"{op.reason.partition(WAITS)[0]}{WAITS}{why}")
+        self.rest(op, AGAIN.wait_s(looks))
 
     def recoveries(self, op: Op) -> int:
         return max(row.recoveries for row in self.journal.ops(run=op.run))
@@ -351,7 +373,8 @@ class Keeper:
             self.downloads.last(op, provider.reach(pods.pod_of(op)), provider.pod_store)
         if silent:
             self._find_replacement(op, silent)
-        self.say(f"{op.run}: {what}; looking for another (recovery {recoveries})")
+        if WAITS not in op.reason:
+            self.say(f"{op.run}: {what}; looking for another (recovery {recoveries})")
         if provider.is_here:  # a run cannot leave this machine: what is gone of it gets another pod in its folder
             for row in live:
                 if row.slot in course.gone:

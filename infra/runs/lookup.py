@@ -4,7 +4,7 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.ledger import turns
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal, Op, keeper_lease
 from infra.names import match
 from infra.providers import registry
 from infra.runs import pods, sight
@@ -53,3 +53,9 @@ def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
         verdict = mirror.words_at_home(op, settings.homes / op.run).get("verdict", {})
         return verdict if verdict.get("token") == op.token else {}
     return sight.verdict_of(op, vendor.reach(pods.pod_of(op)))
+
+
+def between_pods(journal: Journal) -> list[Op]:
+    """Return the last pods of runs that their keepers continue on other ones, or were about to when they died."""
+    kept, newest = journal.held() | journal.abandoned(), {op.run: op for op in journal.ops() if op.slot == 0}
+    return [op for op in newest.values() if keeper_lease(op.run) in kept and not (op.is_live or pods.is_over(op))]

@@ -12,23 +12,21 @@ from collections.abc import Iterator
 
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
-from infra.errors import LimitHit, NoOffer
+from infra.errors import LimitHit, NoOffer, Unanswered
 from infra.interrupts import finishing
 from infra.ledger import spend
 from infra.ledger.journal import Fenced, Held, Op
 from infra.ledger.life_cycle import LOST, READY
 from infra.providers import clock_scale
 from infra.runs import launch, pods
-from infra.runs.keeper import RETRY_S, GivenUp, Keeper, request_of
+from infra.runs.keeper import RETRY_S, WAITS, GivenUp, Keeper, request_of
 from infra.runs.pod_set import set_lease
 from infra.runs.recovery import POD, Do, decide
 from infra.runs.sight import GONE, Asks, Sight
 from infra.transport.protocol import Lost, TimedOut, Unreachable
 from infra.units import duration
-from store.backoff import Backoff
 
 LOOK_EVERY_S = 30.0  # on the vendor's clock
-AGAIN = Backoff(first_s=5.0, longest_s=300.0)  # between two tries to find one
 LEAST_S = 300.0  # likewise: time that must be left of the limits, as another pod takes minutes until it can be used
 
 
@@ -55,11 +53,9 @@ class PodKeeper(Keeper):
                 tries = 0
             except (Fenced, Held):  # another process changes the pod or its set: look at what it makes
                 self.rest(op, RETRY_S)
-            except (NoOffer, Lost, TimedOut, Unreachable, pods.StillBills) as error:
+            except (Unanswered, NoOffer, Lost, TimedOut, Unreachable, pods.StillBills) as error:
                 tries += 1
-                if tries == 1:
-                    self.say(f"{op.run}: {error}; this is tried again until it succeeds; to end it: inv down {op.run}")
-                self.rest(op, AGAIN.wait_s(tries))
+                self.wait_for_machine(self.journal.ops(run=op.run)[-1], error, tries)
         return op
 
     def _watch(self, op: Op) -> None:
@@ -90,7 +86,8 @@ class PodKeeper(Keeper):
             op = pods.end(provider, op, self.journal, seen.why or GONE, "limit" if is_used_up else "")
             if is_used_up:
                 raise LimitHit(f"{op.run}: {op.reason}, and its limits leave no time for another pod")
-            self.say(f"{op.run}: {op.reason}; looking for another (recovery {recoveries})")
+            if WAITS not in op.reason:
+                self.say(f"{op.run}: {op.reason}; looking for another (recovery {recoveries})")
             self.lost(op)
             request = request_of(op)
             job, budget = self.rest_of(op, Limits())

@@ -238,6 +238,27 @@ def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(us
     assert (kept / "metrics.jsonl").is_file()
 
 
+def test_a_run_that_is_taken_away_waits_for_a_machine_when_all_are_sold_out(user):
+    """Neither the end of its launch nor that of its supervisor ends the wait; nothing is paid meanwhile."""
+    more = ("--run-name", "patient", "--steps", "400", "--use-spot", "--spend-limit", "20", "--yes", "--detach")
+    user.inv(*line("runpod", *more), "--rehearse")
+    until(lambda: user.status()["patient"]["in_store"], "a checkpoint in the store")
+    (first,) = user.machines("patient")
+    user.world.tell("/sold-out", {"is": True})
+    try:
+        user.world.tell("/preempt", {"id": first["id"]})
+        row = until(lambda: (row := user.status()["patient"])["state"] == "waiting" and row, "that it waits")
+        assert "no other machine could be had: " in row["note"] and row["recoveries"] == 0, row
+        assert user.truth()["billing"] == 0
+        os.kill(user.json("supervisor", "--rehearse")["pid"], signal.SIGKILL)
+        assert user.status()["patient"]["state"] == "waiting"  # and whoever looks begins another supervisor
+        until(lambda: user.json("supervisor", "--rehearse")["runs"] == ["patient"], "that it is kept")
+    finally:
+        user.world.tell("/sold-out", {"is": False})
+    done = until(lambda: (row := user.status()["patient"])["state"] == "succeeded" and row, "its end", 300)
+    assert done["recoveries"] == 1 and not done["note"]
+
+
 def test_work_that_failed_ends_its_pod_or_leaves_it_as_was_asked(user):
     corpus = user.folder / "corpus.jsonl"
     corpus.write_text('{"no_text": 1}\n')

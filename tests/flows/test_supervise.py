@@ -11,8 +11,9 @@ from flows.sweeps import carry
 from flows.sweeps import results as kept_sweeps
 from flows.sweeps.carry import SweepCommand
 from flows.sweeps.results import SweepResult, TrialResult
-from infra.errors import UsageError
+from infra.errors import OutOfMoney, UsageError
 from infra.journal_file import JournalFull
+from infra.ledger import budgets
 from infra.ledger.journal import SUPERVISOR, Journal
 from infra.runs.keeper import lease_name
 from infra.settings import Settings
@@ -81,7 +82,7 @@ def test_a_run_elsewhere_is_kept_once_and_one_here_keeps_itself(journal, setting
     assert kept(journal, settings) == ["far-1", "busy-4"]
 
 
-def test_a_run_that_is_over_stays_so_and_one_whose_keeper_died_in_between_goes_on(journal, settings):
+def test_a_run_that_is_over_stays_so_and_one_whose_keeper_died_in_between_goes_on(journal, settings, monkeypatch):
     asked = journal.advance(begun(journal, "asked-1"), "end", reason="asked for", outcome="asked")
     lost = journal.advance(begun(journal, "lost-2", rate=790_000), "gone")
     assert kept(journal, settings) == ["lost-2"]  # its launch died before it could follow it
@@ -90,7 +91,7 @@ def test_a_run_that_is_over_stays_so_and_one_whose_keeper_died_in_between_goes_o
     for op in (asked, lost):
         die(journal, lease_name(op.run))
     assert kept(journal, settings) == ["lost-2"]
-    journal.note(lost, ended_at=int(time.time() - supervise.RECENT_S - 60))
+    monkeypatch.setattr(budgets, "RECENT_S", -1.0)
     assert kept(journal, settings) == []  # a laptop that was off for a week rents nothing by itself
 
 
@@ -135,6 +136,22 @@ def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal
     journal.note(journal.op(op.token), reason="somebody has done something")
     supervisor.look()
     assert len(tried) == 6
+
+
+def test_what_only_the_user_can_mend_is_given_up_at_once_and_told(journal, settings, supervisor_of, monkeypatch):
+    begun(journal, "far-1")
+    supervisor, told = supervisor_of(), []
+    monkeypatch.setattr(supervise, "tell", lambda notice, *_: told.append((notice.event, notice.note)))
+
+    def fails(run):
+        raise OutOfMoney("the balance is 0.10 USD")
+
+    monkeypatch.setattr(supervisor, "_keep", fails)
+    for _ in range(3):
+        supervisor.look()
+        supervisor.cares[lease_name("far-1")].thread.join()
+    assert supervisor.look() is False and told == [("given up", "the balance is 0.10 USD")]
+    assert supervise.last_state(settings).given_up == {"far-1": "the balance is 0.10 USD"}
 
 
 def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last_week(tmp_path):

@@ -153,7 +153,7 @@ class Lium(web.Api):
 
     def _free(self) -> list[tuple[str, Offer]]:
         pairs = [(key, self._market.offers[offer_id]) for key, offer_id in self._executors.items()]
-        return [(key, offer) for key, offer in pairs if self._market.stock[offer.offer_id]]
+        return [(key, offer) for key, offer in pairs if self._market.free(offer.offer_id)]
 
     def _list_executors(self, asked: web.Asked) -> web.Answer:
         rows = [self._executor(key, offer) for key, offer in self._free()]

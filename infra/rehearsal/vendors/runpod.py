@@ -227,7 +227,7 @@ class Runpod(web.Api):
         }  # fmt: skip
 
     def _availability(self, offers: list[Offer], count: int) -> dict[str, Any]:
-        levels = {one.region: level(self._market.stock[one.offer_id], count) for one in offers}
+        levels = {one.region: level(self._market.free(one.offer_id), count) for one in offers}
         order = ("HIGH", "MEDIUM", "LOW", "NONE")
         return {
             "availability": min(levels.values(), key=order.index, default="NONE"),

@@ -233,7 +233,7 @@ class Graph:
             clouds = ["SECURE"] if is_secure else ["COMMUNITY"] if is_secure is False else ["SECURE", "COMMUNITY"]
             there = [one for one in offers if (one.cloud or "SECURE") in clouds]
             bids, asks = ([one for cloud in clouds if (one := price(cloud, spot))] for spot in (True, False))
-            most = max((self._market.stock[one.offer_id] for one in there), default=0)
+            most = max((self._market.free(one.offer_id) for one in there), default=0)
             return {
                 "minimumBidPrice": min(bids, default=None),
                 "uninterruptablePrice": min(asks, default=None),

@@ -163,7 +163,7 @@ class Shadeform(web.Api):
     def _type(self, offers: list[Offer]) -> dict[str, Any]:
         offer = offers[0]
         places = [
-            {"region": one.region, "available": self._market.stock[one.offer_id] > 0, "display_name": one.region}
+            {"region": one.region, "available": self._market.free(one.offer_id) > 0, "display_name": one.region}
             for one in offers
         ]
         return {

@@ -14,7 +14,7 @@ import pytest
 
 from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.process import Identity, end_all, send
-from infra.errors import SlipwayError, UsageError
+from infra.errors import NoOffer, SlipwayError, Unanswered, UsageError
 from infra.ledger.journal import Held, Journal, Leased, Op, Taken
 from infra.machines.host_memory import HostMemory
 from infra.machines.inventory import Host as Machine
@@ -26,9 +26,11 @@ from infra.records import Plan, Request
 from infra.runs import keeper as keep
 from infra.runs import launch, pods, sight
 from infra.runs.keeper import Keeper
+from infra.runs.recovery import RUN
 from infra.runs.sync import snapshot
 from infra.selection.choose import of_machines
 from infra.transport.ssh import Ssh
+from store.backoff import Backoff
 from tests.loopback import loopback
 from tests.programs import source
 from tests.street import launch_on
@@ -204,6 +206,31 @@ def test_who_is_interrupted_leaves_the_run_to_the_next_one_as_if_killed(journal,
     with keeper.keeping("a-1"):
         assert journal.holder(keep.lease_name("a-1"))
     assert journal.abandoned() == set()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("error", [NoOffer("all are taken\nsee: inv offers"), Unanswered("nobody answers")])
+def test_a_run_whose_pod_is_gone_waits_for_a_machine_until_somebody_ends_it(journal, tmp_path, monkeypatch, error):
+    op = pods.rent(Local(tmp_path), Request(run="a-1"), Local(tmp_path).offers(Request(run="a-1"))[0], Job("", "", ()),
+                   journal)  # fmt: skip
+    gone = pods.end(Local(tmp_path), journal.advance(op, "armed"), journal, sight.GONE)
+    said, looks = list[str](), list[Op]()
+    keeper = replace(keeper_of(journal, Local(tmp_path), tmp_path / "home"), say=said.append)
+
+    def looks_in_vain(op, *_):
+        looks.append(op)
+        if len(looks) > 2 * RUN.retries.most:
+            pods.ask_to_end(op, journal)
+        raise error
+
+    monkeypatch.setattr(keep, "AGAIN", Backoff(first_s=0.001, longest_s=0.002))
+    monkeypatch.setattr(keeper, "_begin_anew", looks_in_vain)
+    with keeper.keeping("a-1"), pytest.raises(launch.EndedMeanwhile, match="somebody ended it"):
+        keeper._bring_back(gone, SlipwayError("its pod is gone"))
+    why = str(error).partition("\n")[0]
+    assert len(looks) == 2 * RUN.retries.most + 1 and looks[-1].reason == f"{sight.GONE}{keep.WAITS}{why}"
+    assert len(said) == 1 and "tried again until it succeeds; to end it: inv down a-1" in said[0]
+    assert journal.recovered_at("a-1") == []
 
 
 def wipe(op: Op, home: Path) -> None:

@@ -100,6 +100,7 @@ def test_whoever_changes_the_set_comes_first_and_what_cannot_be_had_is_looked_fo
     one.find = find
     assert one.hold(op).outcome == ASKED
     assert [name for name, _ in looked] == ["desk"] * len(looked) and len(looked) > 1
+    assert journal.op("sw1-a").reason.count("nothing is on offer") == 1  # for `inv status`
     assert [line for line in said if "nothing is on offer" in line] == [
         "desk: nothing is on offer; this is tried again until it succeeds; to end it: inv down desk"
     ]
