@@ -167,6 +167,8 @@ def _preempted(one: RunEvidence) -> Cause | None:
             f"{said}; it was brought back {count(one.recoveries, 'time')} and {_is(one.state)}",
             "nothing; fewer preemptions: leave --use-spot out" if one.state == "running" else "nothing",
         )
+    if one.state == "waiting":
+        return Cause("preemption", f"{said}; another is looked for without end", f"wait, or end it: inv down {one.run}")
     return Cause("preemption", f"{said}, and nothing has taken its place", f"bring it back: inv resume {one.run}")
 
 

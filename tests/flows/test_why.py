@@ -32,6 +32,7 @@ KILLED = "step sft was killed by SIGKILL, as happens when the machine runs out o
 @pytest.mark.parametrize(("name", "word", "evidence"), [
     ("preemption", "brought back 1 time and is at work", dict(state="running", rows=[GONE, BACK], recoveries=1)),
     ("preemption", "nothing has taken its place", dict(state="stopped", rows=[GONE])),
+    ("preemption", "another is looked for without end", dict(state="waiting", rows=[GONE])),
     ("limit", "the limit of 1 h is near", dict(
         state="limit", rows=[pod("t1", "its work has ended: limit", "limit")],
         verdict={"state": "limit", "reason": "the limit of 1 h is near"})),
