@@ -46,7 +46,9 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
     views = [learned.with_left(view, journal, settings) for view in views]
     views = [*in_line, *(view for view in views if view.run not in {one.run for one in in_line})]
     between = {op.run for op in between_pods(journal) if is_recent(journal, op.run)}
-    views = [replace(view, state="waiting") if view.run in between else view for view in views]
+    views = [
+        replace(view, state="waiting") if view.run in between and view.state == "stopped" else view for view in views
+    ]
     of = {trial: one.name for one in results for trial in one.trials}
     return [replace(view, sweep=of.get(view.run, "")) for view in views]
 

@@ -330,7 +330,7 @@ def test_the_dollar_ends_a_run_whose_launcher_is_dead_and_more_money_goes_on_wit
     (pod,) = user.truth()["pods"]
     poll_usd = 11.04 * 60 / 3600
     assert pod["billed_micro_usd"] <= (1 + 2 * poll_usd) * 1e6  # looked at, and billed, by the minute
-    assert user.json("status", "--rehearse")[0]["state"] in ("lost", *ENDED)  # and never at work
+    assert user.json("status", "--rehearse")[0]["state"] in ("lost", "waiting", *ENDED)  # and never at work
     run = until(lambda: [row for row in user.json("status", "--rehearse") if row["state"] in ENDED], "an end")[0]
     folder = user.store / "runs" / run["run"]
     assert (folder / "logs").is_dir()

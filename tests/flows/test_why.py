@@ -8,7 +8,7 @@ from flows.history import why
 from flows.history.causes import RunEvidence, cause_of
 from flows.history.why import of_run
 from infra.agent.job import Job, Step
-from infra.ledger.journal import Journal, keeper_lease, Op
+from infra.ledger.journal import Journal, Op, keeper_lease
 from infra.records import PodView
 from infra.settings import Settings
 from serve.policy.replica_states import Facts, ProcessStatus
