@@ -28,7 +28,7 @@ from tests.hosts import sshd as sshd
 from tests.world import ROOT, World, until
 
 COLUMNS = 117
-ENDED = ("succeeded", "failed", "limit")  # for good: between two pods a run shows as stopped
+ENDED = ("succeeded", "failed", "limit")  # for good
 pytestmark = [pytest.mark.process, pytest.mark.needs("sshd", "ssh-keygen"), pytest.mark.timeout(300)]
 
 

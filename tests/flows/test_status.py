@@ -8,7 +8,8 @@ import pytest
 from flows.reading.status import due, of_run, status
 from infra.agent.job import Job, Limits, Step
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Journal
+from infra.ledger import budgets
+from infra.ledger.journal import Journal, keeper_lease
 from infra.providers import registry
 from infra.records import Request
 from infra.runs import pods
@@ -51,6 +52,18 @@ def test_status_writes_nothing_and_names_what_is_due(settings, journal):
     assert journal.ops() == before and journal.op(op.token).is_live
     with pytest.raises(UsageError, match="beaver"):
         status(journal, settings, "beaver")
+
+
+def test_a_run_between_two_pods_waits_and_one_that_was_left_for_long_is_stopped(settings, journal, monkeypatch):
+    local = registry.provider(settings, "local")
+    pods.end(local, cut_off(settings, journal, "otter-1"), journal)
+    assert [view.state for view in status(journal, settings)] == ["stopped"]
+    lease = journal.take(keeper_lease("otter-1"))
+    assert [view.state for view in status(journal, settings)] == ["waiting"]
+    journal.forsake(lease)
+    assert [view.state for view in status(journal, settings)] == ["waiting"]
+    monkeypatch.setattr(budgets, "RECENT_S", -1.0)
+    assert [view.state for view in status(journal, settings)] == ["stopped"]
 
 
 def test_a_pod_that_is_ending_is_settled_here_unless_the_supervisor_asks_its_vendor(settings, journal):
