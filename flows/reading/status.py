@@ -47,7 +47,8 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
     views = [*in_line, *(view for view in views if view.run not in {one.run for one in in_line})]
     between = {op.run for op in between_pods(journal) if is_recent(journal, op.run)}
     views = [
-        replace(view, state="waiting") if view.run in between and view.state == "stopped" else view for view in views
+        replace(view, state="waiting", ended_at=None) if view.run in between and view.state == "stopped" else view
+        for view in views
     ]
     of = {trial: one.name for one in results for trial in one.trials}
     return [replace(view, sweep=of.get(view.run, "")) for view in views]
