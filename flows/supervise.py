@@ -384,11 +384,19 @@ class Supervisor:
             self._tell_given_up(name, why)
         except Exception as error:  # started again, at the pace of its retries
             self._fail(name, error)
+            if work == self._keep and not self._goes_on(name):
+                self._tell_given_up(name, in_words(error))
         if why and work != self._carry:
             with Journal.open(self.settings.state_file) as journal:
                 row = next(iter(journal.ops(run=name)[-1:]), None)
         if row is not None:
             care.key, care.given_up, care.is_done = (row.token, row.epoch), why, not why
+
+    def _goes_on(self, run: str) -> bool:
+        """Return whether a run whose keeper has failed is kept again, or was ended by somebody."""
+        with Journal.open(self.settings.state_file) as journal:
+            is_over = pods.is_over(journal.ops(run=run)[-1])
+            return is_over or run in [op.run for op in runs_to_keep(journal, self.settings)]
 
     def _tell_given_up(self, name: str, why: str) -> None:
         with Journal.open(self.settings.state_file) as journal:

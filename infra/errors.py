@@ -2,7 +2,6 @@
 
     SlipwayError            1  something failed
     ├── Ambiguous           1  a vendor's answer was lost: what was asked for may exist, and cost
-    ├── Unanswered          1  vendors cannot be reached, or do not answer
     ├── UsageError          2  a wrong word, a missing file, a failed preflight
     │   └── OutOfMoney      2  the account cannot pay for it
     ├── NoOffer             3  nothing matches
@@ -20,10 +19,6 @@ class SlipwayError(Exception):
 
 
 class Ambiguous(SlipwayError):
-    pass
-
-
-class Unanswered(SlipwayError):
     pass
 
 

@@ -25,7 +25,7 @@ import httpx
 import msgspec
 
 from infra.agent.limits import boottime_s
-from infra.errors import Ambiguous, AuthError, SlipwayError, Unanswered, UsageError
+from infra.errors import Ambiguous, AuthError, SlipwayError, UsageError
 from store.backoff import Backoff
 
 DEFINITE = {400, 401, 402, 403, 404, 422, 429}  # 429: all three vendors count before they act
@@ -96,7 +96,7 @@ class Exchange:
     reply: Reply
 
 
-class Unsent(Unanswered):
+class Unsent(SlipwayError):
     """No connection could be made: nothing was asked."""
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from infra.errors import AuthError, MissingKey, NoOffer, SlipwayError, Unanswered, UsageError
+from infra.errors import AuthError, MissingKey, NoOffer, SlipwayError, UsageError
 from infra.machines.host_memory import at_once
 from infra.market import gpus
 from infra.market.filters import explain, satisfying
@@ -162,14 +162,14 @@ def require(found: Survey, request: Request) -> Survey:
     """Return `found` itself when something matches.
 
     NoOffer: nothing does, why not, and what to ask instead. Where nobody answered: AuthError when every key was
-    refused, else Unanswered.
+    refused, else SlipwayError.
     """
     if found.offers:
         return found
     said = "\n".join(f"{one.provider}: {one.error}" for one in found.silent)
     failed = [one.error for one in found.silent if not isinstance(one.error, NoOffer)]
     if failed and not found.considered:
-        kind = AuthError if all(isinstance(error, AuthError) for error in failed) else Unanswered
+        kind = AuthError if all(isinstance(error, AuthError) for error in failed) else SlipwayError
         raise kind(f"no vendor answered with offers\n{said}")
     raise NoOffer("\n".join(filter(None, (explain(request, found.considered), said))))
 

@@ -25,11 +25,12 @@ from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
 from infra.agent.process import myself, send
 from infra.agent.state import NODE_LOST
-from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError, Unanswered
+from infra.errors import AuthError, LimitHit, NoOffer, OutOfMoney, SlipwayError, UsageError
 from infra.interrupts import finishing
+from infra.journal_file import JournalError
 from infra.ledger import spend
 from infra.ledger.journal import SUPERVISOR, Fenced, Held, Journal, Lease, Op, keeper_lease
-from infra.ledger.life_cycle import ASKED, LOST, READY
+from infra.ledger.life_cycle import ASKED, LOST, READY, TERMINATING
 from infra.machines.host_memory import at_once
 from infra.notices.tell import tell_back, tell_end
 from infra.providers import Vendors, clock_scale, market, registry
@@ -53,8 +54,8 @@ MOST_LOOKS = 3  # for a machine in place of a silent one, which may also come ba
 LOOK_S = 300.0  # at all nodes; every question has a shorter limit of its own
 TELL_AFTER_S = 60.0  # silence after which it says that a pod does not answer
 RETRY_S = 2.0
-AGAIN = Backoff(first_s=5.0, longest_s=300.0)  # between two looks for a machine, of which there was none
-WAITS = "; no other machine could be had: "  # in the reason of a pod in whose place there is none yet
+AGAIN = Backoff(first_s=5.0, longest_s=300.0)  # between two looks for what a run waits for, such as a machine
+WAITS = "; it could not go on at once: "  # in the reason of a pod whose run waits for something
 POLL_S = 0.25
 LEAVE_S = 10.0
 
@@ -81,11 +82,15 @@ K = TypeVar("K", bound="Keeper")
 
 
 class GivenUp(SlipwayError):
-    """The run was begun again as often as is tried."""
+    """The run was begun again as often as is tried, or cannot be."""
 
 
 class NoReplacement(NoOffer):
     """No machine can replace one that is silent; nothing was changed."""
+
+
+FINAL = (AuthError, GivenUp, JournalError, LimitHit, UsageError, launch.EndedMeanwhile)
+"""Errors after which a run is not begun again: the user has to act, or another process does."""
 
 
 @dataclass
@@ -200,12 +205,17 @@ class Keeper:
         provider = self.vendors(op.vendor)
         if not provider.fleeting or op.is_live and self.look_at(op, Asks.PROVIDER).is_there is not False:
             return {}
-        try:
-            verdict = mirror.last_words(op, self.folder)
-        except StoreError as error:
-            raise SlipwayError(
-                f"{op.run}: its pod is gone, and it is not known whether its work is done: {error}"
-            ) from error
+        tries, verdict = 0, None
+        while verdict is None:
+            try:
+                verdict = mirror.last_words(op, self.folder)
+            except StoreError as error:
+                tries += 1
+                problem = f"its pod is gone, and it is not known whether its work is done: {error}"
+                self.wait_for_success(op, problem, tries)
+                op = self.journal.ops(run=op.run)[-1]
+                if pods.is_over(op):
+                    return {}
         if verdict.get("state") in ("", None, NODE_LOST):
             return {}
         if op.is_live:
@@ -230,7 +240,7 @@ class Keeper:
             if self.lease is None:  # another keeper is active
                 self.rest(op, RETRY_S)
                 return self.journal.ops(run=op.run)[-1]
-            begun_at = [at for at in self.journal.recovered_at(op.run) if at >= self.since]
+            begun_at = self._begun_at(op)
             try:
                 provider = self.vendors(op.vendor)
                 if op.is_live and op.slot == 0 and op.state not in (READY, LOST):
@@ -253,18 +263,28 @@ class Keeper:
                         self.say(f"{op.run} has stopped; waiting for {words}. To end it: inv down {op.run}")
                     self.rest(op, RETRY_S)
                     continue
-                if not self.rest(op, course.wait_s):
-                    tried_at.append(time.time())
-                    self.lease = self.journal.renew(self.lease)
-                    if course.do is Do.RESUME:
-                        return self._resume(op, course, sights[0])
-                    return self._begin_anew(op, rows, course)
-            except (Lost, TimedOut, Unreachable, Unanswered, NoOffer, pods.StillBills) as error:
+            except (Lost, TimedOut, Unreachable, pods.StillBills) as error:
+                self.say(f"{op.run}: {error}")
+                self.rest(op, RETRY_S)
+                continue
+            if self.rest(op, course.wait_s):
+                continue
+            tried_at.append(time.time())
+            self.lease = self.journal.renew(self.lease)
+            try:
+                if course.do is Do.RESUME:
+                    return self._resume(op, course, sights[0])
+                return self._begin_anew(op, rows, course)
+            except FINAL:
+                raise
+            except SlipwayError as error:
                 now = self.journal.ops(run=op.run)[-1]
-                if now.token == op.token and not now.is_live:  # nothing was rented: that does not count as a try
+                is_in_vain = now.token == op.token and not now.is_live  # nothing was rented
+                if is_in_vain or len(self._begun_at(op)) > len(begun_at):  # it does not count, or the journal counts it
                     tried_at.pop()
+                if is_in_vain:
                     looks += 1
-                    self.wait_for_machine(now, error, looks)
+                    self.wait_for_success(now, str(error), looks)
                     continue
                 self.say(f"{op.run}: {error}")
                 tries = len(tried_at)
@@ -272,15 +292,18 @@ class Keeper:
                     raise
                 self.rest(op, RETRY_S)
 
-    def wait_for_machine(self, op: Op, error: SlipwayError, looks: int) -> None:
-        """Wait before a machine is looked for again in place of `op`, which has ended; `inv status` says why."""
-        if looks == 1:
-            self.say(f"{op.run}: {error}; this is tried again until it succeeds; to end it: inv down {op.run}")
-        if not op.is_live:
+    def _begun_at(self, op: Op) -> list[float]:
+        return [at for at in self.journal.recovered_at(op.run) if at >= self.since]
+
+    def wait_for_success(self, op: Op, problem: str, tries: int) -> None:
+        """Wait before something is tried again that `op` cannot go on without; `inv status` says why."""
+        if tries == 1:
+            self.say(f"{op.run}: {problem}; this is tried again until it succeeds; to end it: inv down {op.run}")
+        if op.state != TERMINATING and self.lease is not None:
             with contextlib.suppress(Fenced):  # somebody changes it now
-                why = str(error).partition("\n")[0]
+                why = problem.partition("\n")[0]
                 op = self.journal.note(op, reason=f"{op.reason.partition(WAITS)[0]}{WAITS}{why}")
-        self.rest(op, AGAIN.wait_s(looks))
+        self.rest(op, AGAIN.wait_s(tries))
 
     def recoveries(self, op: Op) -> int:
         return max(row.recoveries for row in self.journal.ops(run=op.run))
@@ -415,7 +438,7 @@ class Keeper:
         """
         code = self.folder / "code"
         if not code.is_dir():
-            raise SlipwayError(f"{op.run}: its pod is gone, and no snapshot of its code was kept; run: inv launch")
+            raise GivenUp(f"{op.run}: its pod is gone, and no snapshot of its code was kept; run: inv launch")
         request = request_of(op)
         for other in pods.nodes_of(op, self.journal)[1:]:  # they cannot go on without node 0: all begin anew together
             if other.is_live:

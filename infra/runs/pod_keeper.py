@@ -12,18 +12,17 @@ from collections.abc import Iterator
 
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
-from infra.errors import LimitHit, NoOffer, Unanswered
+from infra.errors import LimitHit, SlipwayError
 from infra.interrupts import finishing
 from infra.ledger import spend
 from infra.ledger.journal import Fenced, Held, Op
 from infra.ledger.life_cycle import LOST, READY
 from infra.providers import clock_scale
 from infra.runs import launch, pods
-from infra.runs.keeper import RETRY_S, WAITS, GivenUp, Keeper, request_of
+from infra.runs.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper, request_of
 from infra.runs.pod_set import set_lease
 from infra.runs.recovery import POD, Do, decide
 from infra.runs.sight import GONE, Asks, Sight
-from infra.transport.protocol import Lost, TimedOut, Unreachable
 from infra.units import duration
 
 LOOK_EVERY_S = 30.0  # on the vendor's clock
@@ -53,9 +52,11 @@ class PodKeeper(Keeper):
                 tries = 0
             except (Fenced, Held):  # another process changes the pod or its set: look at what it makes
                 self.rest(op, RETRY_S)
-            except (Unanswered, NoOffer, Lost, TimedOut, Unreachable, pods.StillBills) as error:
+            except FINAL:
+                raise
+            except SlipwayError as error:
                 tries += 1
-                self.wait_for_machine(self.journal.ops(run=op.run)[-1], error, tries)
+                self.wait_for_success(self.journal.ops(run=op.run)[-1], str(error), tries)
         return op
 
     def _watch(self, op: Op) -> None:

@@ -248,7 +248,7 @@ def test_a_run_that_is_taken_away_waits_for_a_machine_when_all_are_sold_out(user
     try:
         user.world.tell("/preempt", {"id": first["id"]})
         row = until(lambda: (row := user.status()["patient"])["state"] == "waiting" and row, "that it waits")
-        assert "no other machine could be had: " in row["note"] and row["recoveries"] == 0, row
+        assert "it could not go on at once: " in row["note"] and row["recoveries"] == 0, row
         assert user.truth()["billing"] == 0
         os.kill(user.json("supervisor", "--rehearse")["pid"], signal.SIGKILL)
         assert user.status()["patient"]["state"] == "waiting"  # and whoever looks begins another supervisor

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -11,12 +12,14 @@ from flows.sweeps import carry
 from flows.sweeps import results as kept_sweeps
 from flows.sweeps.carry import SweepCommand
 from flows.sweeps.results import SweepResult, TrialResult
-from infra.errors import OutOfMoney, UsageError
+from infra.errors import OutOfMoney, SlipwayError, UsageError
 from infra.journal_file import JournalFull
 from infra.ledger import budgets
 from infra.ledger.journal import SUPERVISOR, Journal
 from infra.runs.keeper import lease_name
+from infra.runs.recovery import RUN
 from infra.settings import Settings
+from store.backoff import Backoff
 from tests.world import ROOT
 
 
@@ -152,6 +155,26 @@ def test_what_only_the_user_can_mend_is_given_up_at_once_and_told(journal, setti
         supervisor.cares[lease_name("far-1")].thread.join()
     assert supervisor.look() is False and told == [("given up", "the balance is 0.10 USD")]
     assert supervise.last_state(settings).given_up == {"far-1": "the balance is 0.10 USD"}
+
+
+def test_a_run_that_nobody_keeps_any_more_is_told_of(journal, settings, supervisor_of, monkeypatch):
+    op = begun(journal, "far-1")
+    supervisor, told = supervisor_of(), []
+    monkeypatch.setattr(supervise, "tell", lambda notice, *_: told.append((notice.event, notice.note)))
+
+    def fails(run):
+        if journal.op(op.token).is_live and supervisor.cares[lease_name(run)].begun_at[1:]:  # not the first time
+            journal.advance(journal.op(op.token), "gone", reason="taken away")
+            journal.release(journal.take(lease_name(run)))
+        raise SlipwayError("it cannot go on")
+
+    monkeypatch.setattr(supervisor, "_keep", fails)
+    monkeypatch.setattr(supervise, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
+    for number in range(2):
+        assert supervisor.look() and told == []
+        supervisor.cares[lease_name("far-1")].thread.join()
+        assert told == [("given up", "it cannot go on")] * number
+    assert supervisor.look() is False
 
 
 def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last_week(tmp_path):

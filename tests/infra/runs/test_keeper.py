@@ -14,7 +14,7 @@ import pytest
 
 from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.process import Identity, end_all, send
-from infra.errors import NoOffer, SlipwayError, Unanswered, UsageError
+from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.ledger.journal import Held, Journal, Leased, Op, Taken
 from infra.machines.host_memory import HostMemory
 from infra.machines.inventory import Host as Machine
@@ -27,9 +27,10 @@ from infra.runs import keeper as keep
 from infra.runs import launch, pods, sight
 from infra.runs.keeper import Keeper
 from infra.runs.recovery import RUN
-from infra.runs.sync import snapshot
+from infra.runs.sync import mirror, snapshot
 from infra.selection.choose import of_machines
 from infra.transport.ssh import Ssh
+from store import StoreError
 from store.backoff import Backoff
 from tests.loopback import loopback
 from tests.programs import source
@@ -209,7 +210,7 @@ def test_who_is_interrupted_leaves_the_run_to_the_next_one_as_if_killed(journal,
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("error", [NoOffer("all are taken\nsee: inv offers"), Unanswered("nobody answers")])
+@pytest.mark.parametrize("error", [NoOffer("all are taken\nsee: inv offers"), SlipwayError("nobody answers")])
 def test_a_run_whose_pod_is_gone_waits_for_a_machine_until_somebody_ends_it(journal, tmp_path, monkeypatch, error):
     op = pods.rent(Local(tmp_path), Request(run="a-1"), Local(tmp_path).offers(Request(run="a-1"))[0], Job("", "", ()),
                    journal)  # fmt: skip
@@ -231,6 +232,50 @@ def test_a_run_whose_pod_is_gone_waits_for_a_machine_until_somebody_ends_it(jour
     assert len(looks) == 2 * RUN.retries.most + 1 and looks[-1].reason == f"{sight.GONE}{keep.WAITS}{why}"
     assert len(said) == 1 and "tried again until it succeeds; to end it: inv down a-1" in said[0]
     assert journal.recovered_at("a-1") == []
+
+
+def test_machines_that_are_rented_and_fail_count_and_the_run_is_given_up(journal, tmp_path, monkeypatch):
+    def gone(recoveries: int) -> Op:
+        op = journal.plan(token=f"sw1-{recoveries}", run="a-1", vendor="local", recoveries=recoveries)
+        for event in ("sending", "created", "armed", "gone"):
+            op = journal.advance(op, event)
+        return op
+
+    first, tried = gone(0), list[Op]()
+
+    def fails(*_):
+        tried.append(gone(len(tried) + 1))
+        raise SlipwayError("the hand-over failed")
+
+    keeper = keeper_of(journal, Local(tmp_path), tmp_path / "home")
+    monkeypatch.setattr(keep, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
+    monkeypatch.setattr(keep, "RETRY_S", 0.001)
+    monkeypatch.setattr(keeper, "_begin_anew", fails)
+    with keeper.keeping("a-1"), pytest.raises(keep.GivenUp, match="it was gone; it was begun again 5 times"):
+        keeper._bring_back(first, SlipwayError("it was gone"))
+    assert len(tried) == RUN.retries.most
+
+
+def test_whether_a_pod_that_is_gone_was_done_is_asked_until_its_store_answers(journal, tmp_path, monkeypatch):
+    op = journal.plan(token="sw1-a", run="a-1", vendor="lium", rate=790_000)
+    for event in ("sending", "created", "armed", "gone"):
+        op = journal.advance(op, event)
+    said, answers = list[str](), [StoreError("nobody answers"), StoreError("nobody answers"), {"state": "succeeded"}]
+    keeper = replace(keeper_of(journal, Local(tmp_path), tmp_path / "home"), say=said.append)
+
+    def words(op, folder):
+        answer = answers.pop(0)
+        if isinstance(answer, StoreError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(keep, "AGAIN", Backoff(first_s=0.001, longest_s=0.002))
+    monkeypatch.setattr(mirror, "last_words", words)
+    monkeypatch.setattr(Local, "fleeting", True)
+    with keeper.keeping("a-1"):
+        assert keeper._last_words(op) == {"state": "succeeded"}
+    assert len(said) == 1 and "it is not known whether its work is done: nobody answers; this is tried" in said[0]
+    assert journal.ops()[-1].outcome == "succeeded"
 
 
 def wipe(op: Op, home: Path) -> None:
