@@ -227,7 +227,8 @@ class Keeper:
     def _bring_back(self, op: Op, failure: SlipwayError) -> Op:
         """Return the row to follow next: the run is recovered, here or elsewhere. Raises `failure` when it is over.
 
-        While its pod is gone and there is no other, nothing of it bills, and it waits for one without end.
+        While its pod is gone and there is no other, nothing of it bills, and it waits for one without end; where it has
+        to be on one machine, it does not.
         """
         tried_at, looks, told = list[float](), 0, ""
         while True:
@@ -279,7 +280,8 @@ class Keeper:
                 raise
             except SlipwayError as error:
                 now = self.journal.ops(run=op.run)[-1]
-                is_in_vain = now.token == op.token and not now.is_live  # nothing was rented
+                # Nothing was rented, and more will be on offer; a sweep gives a run that wants one machine another one.
+                is_in_vain = now.token == op.token and not now.is_live and not request_of(op).host
                 if is_in_vain or len(self._begun_at(op)) > len(begun_at):  # it does not count, or the journal counts it
                     tried_at.pop()
                 if is_in_vain:

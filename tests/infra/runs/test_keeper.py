@@ -234,6 +234,22 @@ def test_a_run_whose_pod_is_gone_waits_for_a_machine_until_somebody_ends_it(jour
     assert journal.recovered_at("a-1") == []
 
 
+def test_a_run_that_wants_one_machine_does_not_wait_for_long(journal, tmp_path, monkeypatch):
+    op = journal.plan(token="sw1-a", run="a-1", vendor="local", request=json.dumps({"run": "a-1", "host": "desk"}))
+    for event in ("sending", "created", "armed", "gone"):
+        op = journal.advance(op, event)
+
+    def looks_in_vain(*_):
+        raise NoOffer("no pod desk is held")
+
+    keeper = keeper_of(journal, Local(tmp_path), tmp_path / "home")
+    monkeypatch.setattr(keep, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
+    monkeypatch.setattr(keep, "RETRY_S", 0.001)
+    monkeypatch.setattr(keeper, "_begin_anew", looks_in_vain)
+    with keeper.keeping("a-1"), pytest.raises(NoOffer, match="no pod desk is held"):
+        keeper._bring_back(op, SlipwayError("it was gone"))
+
+
 def test_machines_that_are_rented_and_fail_count_and_the_run_is_given_up(journal, tmp_path, monkeypatch):
     def gone(recoveries: int) -> Op:
         op = journal.plan(token=f"sw1-{recoveries}", run="a-1", vendor="local", recoveries=recoveries)
