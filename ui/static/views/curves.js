@@ -100,7 +100,7 @@ function tiles(run) {
   const said = [run.note, ...run.ends, run.upload_problem].filter(Boolean);
   return [
     h("div", { class: "tiles" }, facts.filter(([, value]) => value).map(([words, value]) => h("div", { class: "card" }, h("span", { class: "soft small" }, words), h("b", {}, value)))),
-    h("section", { class: "card" }, bars(run.steps), said.map((one) => h("div", { class: "small soft" }, one)), h("div", { class: "small" }, h("a", { href: `#/logs?run=${encodeURIComponent(run.run)}` }, "Logs"), " · ", h("a", { href: `#/report?run=${encodeURIComponent(run.run)}` }, "Report"), " ", run.is_live ? actButton("End", { act: "down", name: run.run }, true) : run.state !== "succeeded" && actButton("Resume", { act: "resume", name: run.run }))),
+    h("section", { class: "card" }, bars(run.steps), said.map((one) => h("div", { class: "small soft" }, one)), h("div", { class: "small" }, h("a", { href: `#/logs?run=${encodeURIComponent(run.run)}` }, "Logs"), " · ", h("a", { href: `#/report?run=${encodeURIComponent(run.run)}` }, "Report"), " ", run.is_live || run.state === "waiting" ? actButton("End", { act: "down", name: run.run }, true) : run.state !== "succeeded" && actButton("Resume", { act: "resume", name: run.run }))),
   ];
 }
 
