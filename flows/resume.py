@@ -113,7 +113,7 @@ def again(
     if vendor.fleeting and not op.is_live:
         keeper = Keeper.of(op, journal, settings, tell)
         keeper.terms = replace(keeper.terms, asked=asked)
-        return keeper.elsewhere(op, limits=limits)
+        return keeper.elsewhere(op, limits=limits, is_asked=True)
     return street.resume(op, vendor, journal, job_environment.secrets_for(Job.from_json(op.job).secrets, settings))
 
 

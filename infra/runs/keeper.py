@@ -432,10 +432,11 @@ class Keeper:
             self.say(f"{_named(op)} is unreachable; it is detached from the run, and ended when it comes back: {error}")
             pods.stand_aside(self.journal.op(op.token), self.journal, reason)
 
-    def elsewhere(self, op: Op, recoveries: int = 0, limits: Limits | None = None) -> Op:
+    def elsewhere(self, op: Op, recoveries: int = 0, limits: Limits | None = None, is_asked: bool = False) -> Op:
         """Restart the run of a pod that has ended on the next offer, with the code that it began with.
 
         `limits`: time from now on, and money for the whole run from its beginning; None where what is left counts.
+        `is_asked`: somebody asks for it, also of a run that was ended before.
         Raises LimitHit when nothing is left.
         """
         code = self.folder / "code"
@@ -454,7 +455,7 @@ class Keeper:
             snapshot.restore(new, transport, self.folder, Store(op.store))
 
         is_kept_here = bool(self.vendors(op.vendor).pod_store)  # a rented pod fetches it from the store
-        terms = replace(self.terms_after(op, recoveries, budget, may_be_over=limits is not None),
+        terms = replace(self.terms_after(op, recoveries, budget, may_be_over=is_asked),
                         prepare=prepare if is_kept_here else None, asked=self.terms.asked or op.asked)  # fmt: skip
         offers = self.find(request)
         return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)

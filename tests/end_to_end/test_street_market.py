@@ -239,7 +239,7 @@ def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(us
 
 
 def test_a_run_that_is_taken_away_waits_for_a_machine_when_all_are_sold_out(user):
-    """Neither the end of its launch nor that of its supervisor ends the wait; nothing is paid meanwhile."""
+    """Neither the end of its launch nor that of its supervisor ends the wait; `inv down` does, and `inv resume` goes on."""
     more = ("--run-name", "patient", "--steps", "400", "--use-spot", "--spend-limit", "20", "--yes", "--detach")
     user.inv(*line("runpod", *more), "--rehearse")
     until(lambda: user.status()["patient"]["in_store"], "a checkpoint in the store")
@@ -255,8 +255,11 @@ def test_a_run_that_is_taken_away_waits_for_a_machine_when_all_are_sold_out(user
         until(lambda: user.json("supervisor", "--rehearse")["runs"] == ["patient"], "that it is kept")
     finally:
         user.world.tell("/sold-out", {"is": False})
-    done = until(lambda: (row := user.status()["patient"])["state"] == "succeeded" and row, "its end", 300)
-    assert done["recoveries"] == 1
+    until(lambda: (row := user.status()["patient"])["state"] == "running" and row["recoveries"] == 1, "it at work")
+    user.inv("down", "patient", "--rehearse")
+    assert user.status()["patient"]["state"] == "stopped"
+    user.inv("resume", "patient", "--rehearse")
+    assert user.status()["patient"]["state"] == "succeeded"
 
 
 def test_work_that_failed_ends_its_pod_or_leaves_it_as_was_asked(user):

@@ -66,7 +66,7 @@ def bring_back(journal, keeper, limits=None):
 
     keeper.terms = Terms(accept=accept)
     with pytest.raises(SlipwayError, match="enough was seen"):
-        keeper.elsewhere(journal.ops(run="otter")[-1], limits=limits)
+        keeper.elsewhere(journal.ops(run="otter")[-1], limits=limits, is_asked=True)
     new = [op for op in rows(journal) if op.token not in before]
     assert len(new) == NODES and not any(op.is_live for op in new)
     return [Job.from_json(op.job).limits for op in new], used
@@ -102,7 +102,7 @@ def test_time_alone_is_no_way_around_the_money_and_money_none_around_the_time(be
     journal.note(first, lived_s=2 * HOURS * 3600 / SPEED)
     limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "900000", "", print)
     with pytest.raises(LimitHit, match="inv resume otter --ttl TIME, above"):
-        keeper.elsewhere(journal.ops(run="otter")[-1], limits=limits)
+        keeper.elsewhere(journal.ops(run="otter")[-1], limits=limits, is_asked=True)
 
 
 def test_what_all_nodes_have_cost_counts_when_a_limit_is_refused(begun):
