@@ -239,7 +239,7 @@ def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(us
 
 
 def test_a_run_that_is_taken_away_waits_for_a_machine_when_all_are_sold_out(user):
-    """Neither the end of its launch nor that of its supervisor ends the wait; `inv down` does, and `inv resume` goes on."""
+    """Neither the end of its launch nor that of its supervisor ends the wait; `inv resume` goes on after `inv down`."""
     more = ("--run-name", "patient", "--steps", "400", "--use-spot", "--spend-limit", "20", "--yes", "--detach")
     user.inv(*line("runpod", *more), "--rehearse")
     until(lambda: user.status()["patient"]["in_store"], "a checkpoint in the store")
