@@ -4,6 +4,7 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.ledger import turns
+from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal, Op, keeper_lease
 from infra.names import match
 from infra.providers import registry
@@ -59,3 +60,8 @@ def between_pods(journal: Journal) -> list[Op]:
     """Return the last pods of runs that their keepers continue on other ones, or were about to when they died."""
     kept, newest = journal.held() | journal.abandoned(), {op.run: op for op in journal.ops() if op.slot == 0}
     return [op for op in newest.values() if keeper_lease(op.run) in kept and not (op.is_live or pods.is_over(op))]
+
+
+def waits(op: Op, journal: Journal) -> bool:
+    """Return whether the run of this last pod goes on by itself on another one."""
+    return op.token in [one.token for one in between_pods(journal)] and is_recent(journal, op.run)

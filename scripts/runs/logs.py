@@ -20,7 +20,7 @@ from infra.providers import registry
 from infra.runs import keeper, pods
 from infra.runs.follow import RETRY_S
 from infra.runs.follow import follow as follow_run
-from infra.runs.lookup import find_run
+from infra.runs.lookup import find_run, waits
 from infra.runs.settle import keep_last_words
 from infra.runs.sight import Seen, words_of
 from infra.settings import Settings
@@ -99,18 +99,24 @@ def tell_steps(progress: Mapping[str, Any], told: dict[str, tuple[str, float]], 
 
 def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[Op, Seen]]:
     """Look at the run, over all pods on which its keeper lets it go on. Raises SlipwayError when nobody does."""
+    told = ""
     while True:
         try:
-            if is_gone(op, settings):
+            if waits(op, journal):
+                if op.token != told:
+                    told = op.token
+                    say(f"{op.run} waits for another machine: {op.reason}; to end it: inv down {op.run}")
+            elif is_gone(op, settings):
                 yield op, ({}, keep_last_words(op, settings, render.tell))
                 return
-            transport = registry.provider(settings, op.vendor).reach(pods.pod_of(op))
-            for seen in follow_run(op, journal, transport) if op.is_live else [over(op, transport, settings)]:
-                if seen[1].get("state") == NODE_LOST and journal.holder(keeper.lease_name(op.run)):
-                    break  # the log was started anew
-                yield op, seen
             else:
-                return
+                transport = registry.provider(settings, op.vendor).reach(pods.pod_of(op))
+                for seen in follow_run(op, journal, transport) if op.is_live else [over(op, transport, settings)]:
+                    if seen[1].get("state") == NODE_LOST and journal.holder(keeper.lease_name(op.run)):
+                        break  # the log was started anew
+                    yield op, seen
+                else:
+                    return
         except SlipwayError:
             if journal.holder(keeper.lease_name(op.run)) is None and not is_gone(journal.op(op.token), settings):
                 raise

@@ -244,6 +244,7 @@ def test_a_run_that_is_taken_away_waits_for_a_machine_when_all_are_sold_out(user
     user.inv(*line("runpod", *more), "--rehearse")
     until(lambda: user.status()["patient"]["in_store"], "a checkpoint in the store")
     (first,) = user.machines("patient")
+    follower = user.begin("logs", "patient", "--rehearse", "--follow")
     user.world.tell("/sold-out", {"is": True})
     try:
         user.world.tell("/preempt", {"id": first["id"]})
@@ -258,6 +259,8 @@ def test_a_run_that_is_taken_away_waits_for_a_machine_when_all_are_sold_out(user
     until(lambda: (row := user.status()["patient"])["state"] == "running" and row["recoveries"] == 1, "it at work")
     user.inv("down", "patient", "--rehearse")
     assert user.status()["patient"]["state"] == "stopped"
+    _, said = follower.communicate(timeout=60)
+    assert "patient waits for another machine: " in said and "patient stopped asked to stop" in said, said
     user.inv("resume", "patient", "--rehearse")
     assert user.status()["patient"]["state"] == "succeeded"
 
