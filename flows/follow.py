@@ -9,7 +9,7 @@ from infra.providers import registry
 from infra.runs import pods
 from infra.runs.follow import Seen
 from infra.runs.follow import follow as watch
-from infra.runs.keeper import Keeper
+from infra.runs.keeper import Keeper, asked_at
 from infra.runs.settle import end_others, settle
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say
@@ -19,16 +19,21 @@ DETACHED = 130  # exit code of a command that no longer follows its run
 
 
 @contextlib.contextmanager
-def keeping(op: Op, journal: Journal, settings: Settings, tell: Say) -> Iterator[Iterator[Seen]]:
+def keeping(
+    op: Op, journal: Journal, settings: Settings, tell: Say, is_asked: bool = True
+) -> Iterator[Iterator[Seen]]:  # fmt: skip
     """Yield the progress and the verdict of a run, again and again, to its end; this process keeps it meanwhile.
 
-    A run of an engine is only watched: the engine keeps it.
+    A run of an engine is only watched: the engine keeps it. `is_asked`: somebody wants the run to go on, so that its
+    earlier recoveries do not count.
     """
     vendor = registry.provider(settings, op.vendor)
     if vendor.manages:
         yield watch(op, journal, vendor.reach(pods.pod_of(op)))
         return
     keeper = Keeper.of(op, journal, settings, tell)
+    if not is_asked:
+        keeper.since = asked_at(op.run, journal)
     run_leases.renew(op, journal.installation, tell)
     with keeper.keeping(op.run):
         yield keeper.keep(op)

@@ -432,7 +432,7 @@ class Supervisor:
         tell = self._log_of(run, settings)
         with Journal.open(settings.state_file) as journal:
             op, verdict = journal.ops(run=run)[-1], dict[str, object]()
-            with follow.keeping(op, journal, settings, tell) as seen:
+            with follow.keeping(op, journal, settings, tell, is_asked=False) as seen:
                 for _, verdict in seen:
                     if pods.is_over(journal.ops(run=run)[-1]) and not verdict:
                         self.tell(f"{run}: it was ended")

@@ -234,6 +234,17 @@ def test_a_run_whose_pod_is_gone_waits_for_a_machine_until_somebody_ends_it(jour
     assert journal.recovered_at("a-1") == []
 
 
+def test_recoveries_count_from_the_last_pod_that_somebody_asked_for(journal):
+    for number, recoveries in enumerate((0, 1, 2, 0, 3)):
+        op = journal.plan(token=f"sw1-{number}", run="a-1", vendor="local", recoveries=recoveries)
+        for event in ("sending", "created", "armed", "gone"):
+            op = journal.advance(op, event)
+        journal.note(op, intent_at=1000 + number)
+    assert keep.asked_at("a-1", journal) == 1003.0 and keep.asked_at("b-2", journal) == 0.0
+    recovered = [at for at in journal.recovered_at("a-1") if at >= keep.asked_at("a-1", journal)]
+    assert recovered == [1004.0]
+
+
 def test_a_run_that_wants_one_machine_does_not_wait_for_long(journal, tmp_path, monkeypatch):
     op = journal.plan(token="sw1-a", run="a-1", vendor="local", request=json.dumps({"run": "a-1", "host": "desk"}))
     for event in ("sending", "created", "armed", "gone"):
