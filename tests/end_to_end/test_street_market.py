@@ -238,31 +238,48 @@ def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(us
     assert (kept / "metrics.jsonl").is_file()
 
 
-def test_a_run_that_is_taken_away_waits_for_a_machine_when_all_are_sold_out(user):
-    """Neither the end of its launch nor that of its supervisor ends the wait; `inv resume` goes on after `inv down`."""
-    more = ("--run-name", "patient", "--steps", "400", "--use-spot", "--spend-limit", "20", "--yes", "--detach")
+@pytest.fixture
+def waiting(user, request):
+    """A run whose machine was taken away when nothing was on offer, and the logs that are followed meanwhile."""
+    run = request.node.name.rpartition("_")[2]
+    more = ("--run-name", run, "--steps", "400", "--use-spot", "--spend-limit", "20", "--yes", "--detach")
     user.inv(*line("runpod", *more), "--rehearse")
-    until(lambda: user.status()["patient"]["in_store"], "a checkpoint in the store")
-    (first,) = user.machines("patient")
-    follower = user.begin("logs", "patient", "--rehearse", "--follow")
+    until(lambda: user.status()[run]["in_store"], "a checkpoint in the store")
+    (first,) = user.machines(run)
+    follower = user.begin("logs", run, "--rehearse", "--follow")
     user.world.tell("/sold-out", {"is": True})
     try:
         user.world.tell("/preempt", {"id": first["id"]})
-        row = until(lambda: (row := user.status()["patient"])["state"] == "waiting" and row, "that it waits")
+        row = until(lambda: (row := user.status()[run])["state"] == "waiting" and row, "that it waits")
         assert "it could not go on at once: " in row["note"] and row["recoveries"] == 0, row
         assert user.truth()["billing"] == 0
-        os.kill(user.json("supervisor", "--rehearse")["pid"], signal.SIGKILL)
-        assert user.status()["patient"]["state"] == "waiting"  # and whoever looks begins another supervisor
-        until(lambda: user.json("supervisor", "--rehearse")["runs"] == ["patient"], "that it is kept")
+        yield run, follower
     finally:
         user.world.tell("/sold-out", {"is": False})
-    until(lambda: (row := user.status()["patient"])["state"] == "running" and row["recoveries"] == 1, "it at work")
-    user.inv("down", "patient", "--rehearse")
-    assert user.status()["patient"]["state"] == "stopped"
+        user.inv("down", run, "--rehearse")
+        follower.communicate(timeout=60)
+
+
+def test_a_run_that_waits_for_a_machine_is_ended_and_resumed(user, waiting):
+    run, follower = waiting
+    user.inv("down", run, "--rehearse")
+    assert user.status()[run]["state"] == "stopped"
     _, said = follower.communicate(timeout=60)
-    assert "patient waits for another machine: " in said and "patient stopped asked to stop" in said, said
-    user.inv("resume", "patient", "--rehearse")
-    assert user.status()["patient"]["state"] == "succeeded"
+    assert f"{run} waits for another machine: " in said and f"{run} stopped" in said, said
+    user.world.tell("/sold-out", {"is": False})
+    user.inv("resume", run, "--rehearse", "--detach")
+    assert user.status()[run]["state"] in ("running", "succeeded")
+
+
+@pytest.mark.nightly
+def test_a_run_that_waits_goes_on_with_the_first_machine_though_its_supervisor_was_killed(user, waiting):
+    run, _ = waiting
+    os.kill(user.json("supervisor", "--rehearse")["pid"], signal.SIGKILL)
+    assert user.status()[run]["state"] == "waiting"  # and whoever looks begins another supervisor
+    until(lambda: user.json("supervisor", "--rehearse")["runs"] == [run], "that it is kept")
+    user.world.tell("/sold-out", {"is": False})
+    done = until(lambda: (row := user.status()[run])["state"] == "succeeded" and row, "its end", 300)
+    assert done["recoveries"] == 1
 
 
 def test_work_that_failed_ends_its_pod_or_leaves_it_as_was_asked(user):
