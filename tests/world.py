@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.processes import environ, pids
+
 ROOT = Path(__file__).parents[1]
 # Of a world all of whose work is done here: of two trainings that share the cores, each waits for the threads of the
 # other. With another number of threads a training has other bits, so that nothing done elsewhere is compared with it.
@@ -80,15 +82,7 @@ class World:
     def processes(self) -> list[int]:
         """Every process whose environment names this world."""
         mine = f"SLIPWAY_STATE_FILE={self.folder}/".encode()
-        found = []
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit() and int(folder.name) != os.getpid():
-                try:
-                    if mine in (folder / "environ").read_bytes():
-                        found.append(int(folder.name))
-                except OSError:
-                    continue  # it has ended meanwhile
-        return found
+        return [pid for pid in pids() if pid != os.getpid() and mine in environ(pid)]
 
     def kill(self) -> None:
         """End all of them by SIGKILL, those included that one of them begins anew meanwhile."""

@@ -1,7 +1,6 @@
 """An installation whose services a test starts, asks and disturbs, with scripted engines in place of a model."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -21,6 +20,7 @@ from serve.policy.replica_states import State
 from serve.policy.service_state import ServiceRecord, seen_of
 from serve.processes import gateway_orders
 from serve.processes.places import Places
+from tests.processes import command_line
 from tests.world import World, until
 
 GUARD_S = 180.0  # against a test that hangs; nothing is measured by it
@@ -77,9 +77,8 @@ class Place:
         found = {}
         for op in rows:
             for one in find(op.token):
-                with contextlib.suppress(OSError):
-                    if word in Path(f"/proc/{one.pid}/cmdline").read_bytes():
-                        found[op.run] = one
+                if word in command_line(one.pid):
+                    found[op.run] = one
         return found
 
     def workers(self, name: str) -> dict[str, Identity]:

@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 
 from tests.hosts import Hosts
 from tests.needs import PRIVILEGE, needs
+from tests.processes import command_lines
 from tests.world import ROOT, World, until
 
 pytestmark = pytest.mark.process
@@ -58,8 +58,7 @@ def outcomes(world, *words, code):
 
 def processes(mark):
     """Return the command lines that hold that word as an argument."""
-    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    return [line for line in lines if mark.encode() in line.split(b"\0")]
+    return [line for line in command_lines() if mark.encode() in line.split(b"\0")]
 
 
 @pytest.mark.timeout(300)

@@ -1,5 +1,6 @@
 """A control host: a real sshd with a home of its own, and laptops whose commands all run there."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -25,6 +26,7 @@ from infra.rehearsal import attach
 from tests.end_to_end.test_street_nodes import share
 from tests.hosts import hosts as hosts
 from tests.hosts import sshd as sshd
+from tests.processes import environ, in_network, pids
 from tests.world import ROOT, World, until
 
 COLUMNS = 117
@@ -77,24 +79,18 @@ def places_of(sshd):
 def end_all(sshd):
     """End every process that works for the control host."""
     mine = f"HOME={sshd.folder}".encode()
-    for path in [one for one in os.scandir("/proc") if one.name.isdigit()]:
-        try:
-            with open(f"/proc/{path.name}/environ", "rb") as file:
-                if mine in file.read().split(b"\0"):
-                    os.kill(int(path.name), signal.SIGKILL)
-        except OSError:
-            continue
+    kill(pid for pid in pids() if mine in environ(pid).split(b"\0"))
 
 
 def end_network(host):
     """End whatever runs in the network of a host: what its sessions have left behind, too."""
-    space = Path(f"/run/netns/{host.network}").stat().st_ino
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and (folder / "ns" / "net").stat().st_ino == space:
-                os.kill(int(folder.name), signal.SIGKILL)
-        except OSError:
-            continue  # it has ended meanwhile
+    kill(in_network(host.network))
+
+
+def kill(victims):
+    for pid in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def on_terminal(world, *words, press, within_s=180.0):

@@ -14,6 +14,7 @@ from infra.agent.process import find
 from infra.agent.state import living
 from tests.hosts import HOME, Host
 from tests.hosts import hosts as hosts
+from tests.processes import command_line, in_network
 from tests.world import ONE_THREAD, World, until
 
 pytestmark = pytest.mark.process
@@ -58,7 +59,7 @@ def victims(folder: PodFolder, what: str) -> list[int]:
         return [found.pid] if found else []
     wanted = {"worker": b"trainer\0base", "torchrun": b"trainer.spread"}[what]
     token = json.loads(folder.marker.read_text())["token"]
-    lines = {one.pid: Path(f"/proc/{one.pid}/cmdline").read_bytes() for one in find(token)}
+    lines = {one.pid: command_line(one.pid) for one in find(token)}
     return [
         pid for pid, line in lines.items() if wanted in line and (what == "torchrun") == (b"trainer.spread" in line)
     ]
@@ -174,13 +175,7 @@ def notes(host: Host) -> list[str]:
 
 def processes_on(host: Host) -> list[bytes]:
     """Return the command lines of all processes in its network namespace, without its sshd."""
-    space, found = Path(f"/run/netns/{host.network}").stat().st_ino, []
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and (folder / "ns" / "net").stat().st_ino == space:
-                found.append((folder / "cmdline").read_bytes())
-        except OSError:
-            continue  # it has ended meanwhile
+    found = map(command_line, in_network(host.network))
     return [words for words in found if words and b"sshd" not in words]
 
 

@@ -20,6 +20,7 @@ from infra.agent.process import is_alive
 from serve.gateway.http.certificate import Tls
 from serve.load import LoadTest
 from tests.end_to_end.services import GUARD_S, Place, Traffic, say, serving
+from tests.processes import command_line, command_lines, is_running
 from tests.serve.certificates import Authority
 from tests.world import until
 
@@ -41,7 +42,7 @@ def test_a_service_from_its_first_request_to_its_end(place):
     assert Counter(who for _, who in answers) == {"demo-0": 10, "demo-1": 10}
     urllib.request.urlopen(f"{url}/health", timeout=GUARD_S).close()
     keys = [key_of(one.port) for one in place.seen("demo").members]
-    assert len(set(keys)) == 2 and not [key for key in keys if key.encode() in commands()]
+    assert len(set(keys)) == 2 and not [key for key in keys if key.encode() in b"".join(command_lines())]
 
     shown = place.world.inv("serve.status", "demo", "--all", "--metrics")
     for line in ("Service: demo", f"Endpoint: {url}", "Replicas: 2/2 ready", r"qps +0\.\d", r"latency_s\.p99 +[\d.]+"):
@@ -96,15 +97,6 @@ def key_of(port: int) -> str:
         scheme, _, key = json.load(reply)["headers"]["authorization"].partition(" ")
     assert scheme == "Bearer" and len(key) == 64
     return key
-
-
-def commands() -> bytes:
-    """Return the command lines of all processes, which everybody on this machine can read."""
-    found = b""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            found += path.read_bytes()
-    return found
 
 
 def refused(url: str) -> bool:
@@ -216,7 +208,7 @@ def test_a_dead_controller_leaves_its_replicas_and_the_next_one_takes_them_over(
     place.kill_supervisor()
     engines, first = place.engines("demo"), place.controller("demo")
     os.kill(first, signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{first}").exists() or stopped(first), "its end")
+    until(lambda: not is_running(first), "its end")
     assert place.engines("demo") == engines
     rivals = [place.world.begin("serve.status", "demo", "--json") for _ in range(3)]
     seen = [json.loads(one.communicate(timeout=GUARD_S)[0]) for one in rivals]
@@ -227,7 +219,7 @@ def test_a_dead_controller_leaves_its_replicas_and_the_next_one_takes_them_over(
     until(lambda: len(controllers(place)) == 1, "the end of those that came too late", GUARD_S)
     second = place.controller("demo")  # the next one is to end it, where its port is somebody else's by now
     os.kill(second, signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{second}").exists() or stopped(second), "its end")
+    until(lambda: not is_running(second), "its end")
     place.kill_gateway("demo")
     port = int(up["endpoint"].rpartition(":")[2])
     with until(lambda: taken(port), "its port, which its last thread lets go of", GUARD_S):
@@ -240,7 +232,7 @@ def test_an_address_that_somebody_else_has_taken_meanwhile_is_given_up_for_anoth
     place.kill_supervisor()
     engines, first = place.engines("demo"), place.controller("demo")
     os.kill(first, signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{first}").exists() or stopped(first), "its end")
+    until(lambda: not is_running(first), "its end")
     place.kill_gateway("demo")
     port = int(up["endpoint"].rpartition(":")[2])
     with until(lambda: taken(port), "its port, which its last thread lets go of", GUARD_S):
@@ -250,12 +242,7 @@ def test_an_address_that_somebody_else_has_taken_meanwhile_is_given_up_for_anoth
 
 
 def controllers(place: Place) -> list[int]:
-    found = []
-    for pid in place.world.processes():
-        with contextlib.suppress(OSError):
-            if b"serve.controller" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
+    return [pid for pid in place.world.processes() if b"serve.controller" in command_line(pid)]
 
 
 def taken(port: int) -> socket.socket | None:
@@ -263,11 +250,6 @@ def taken(port: int) -> socket.socket | None:
         return socket.create_server(("127.0.0.1", port))
     except OSError:
         return None
-
-
-def stopped(pid: int) -> bool:
-    """A zombie, which nobody has waited for."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_what_cannot_be_served_is_refused_in_one_message_and_leaves_nothing(place):

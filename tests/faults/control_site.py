@@ -24,6 +24,7 @@ from infra.rehearsal import attach
 from tests.end_to_end.test_street_control import CRONTAB, Laptop, laptop_of
 from tests.faults.rented import Wrong
 from tests.hosts import Host, Hosts, loopback
+from tests.processes import command_line, environ, pids
 from tests.world import ROOT
 
 BRIDGE = "10.77.0.1"  # where the control host is reached; see tests/hosts.py
@@ -127,18 +128,13 @@ class Site:
         """The processes of this site whose command lines have all of these words, but for the market and sshd."""
         ours, home = str(self.folder).encode(), f"HOME={self.host.folder}".encode()
         found = []
-        for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit() or int(folder.name) == os.getpid():
+        for pid in pids():
+            line = f" {command_line(pid).replace(bytes(1), b' ').decode(errors='replace')} "
+            if pid == os.getpid() or not all(word in line for word in words) or any(word in line for word in SPARED):
                 continue
-            with contextlib.suppress(OSError):
-                line = f" {(folder / 'cmdline').read_bytes().replace(bytes(1), b' ').decode(errors='replace')} "
-                if all(word in line for word in words) and not any(word in line for word in SPARED):
-                    environ = (folder / "environ").read_bytes()
-                    is_ours = (
-                        home in environ.split(b"\0") if is_on_host else ours in environ or str(self.folder) in line
-                    )
-                    if is_ours:
-                        found.append(int(folder.name))
+            told = environ(pid)
+            if home in told.split(b"\0") if is_on_host else ours in told or str(self.folder) in line:
+                found.append(pid)
         return found
 
     def switch_off(self) -> None:

@@ -31,6 +31,7 @@ from infra.rehearsal import attach
 from tests import seeds
 from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.faults.rented import Wrong
+from tests.processes import command_line, environ, pids
 
 GPU = {"lium": "RTX4090,L40S", "runpod": "L40S", "shadeform": "L40S,A6000"}
 SPEED = 10.0  # simulated seconds per second: a trial takes minutes of them
@@ -118,12 +119,11 @@ class Rig:
         """The processes of one kind that belong to this installation."""
         world = str(self.user.folder).encode()
         found = []
-        for folder in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                line = f" {(folder / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()} "
-                ours = world.decode() in line or world in (folder / "environ").read_bytes()
-                if ours and all(word in line for word in WORDS[kind]):
-                    found.append(int(folder.name))
+        for pid in pids():
+            line = f" {command_line(pid).replace(bytes(1), b' ').decode(errors='replace')} "
+            ours = world.decode() in line or world in environ(pid)
+            if ours and all(word in line for word in WORDS[kind]):
+                found.append(pid)
         return found
 
     def kill(self) -> str:

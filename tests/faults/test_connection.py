@@ -22,6 +22,7 @@ from infra.runs.follow import follow
 from infra.transport.ssh import Ssh
 from tests.faults.trial import COUNT, SMALL, Counted, checkout, counted, environ, plan, provider_of, rounds
 from tests.hosts import Host, descendants, hosts, until  # noqa: F401 (a fixture)
+from tests.processes import command_line
 from tests.street import launch_on
 
 pytestmark = pytest.mark.process
@@ -104,10 +105,7 @@ class Breaking(Ssh):
 
 
 def is_start(pid: int) -> bool:
-    try:
-        return b"infra.agent\0start" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):  # it ended while being looked at
-        return False
+    return b"infra.agent\0start" in command_line(pid)
 
 
 @rounds(1, 7)

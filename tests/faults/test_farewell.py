@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from tests.faults.test_secrets import files, forms
 from tests.faults.trial import checkout, rounds
 from tests.hosts import first_process, until
 from tests.infra.rehearsal.worlds import Running, world
+from tests.processes import command_lines
 from tests.programs import source
 from tests.world import ROOT
 
@@ -178,12 +179,3 @@ def holding(key: str, folder: Path) -> list[Path]:
 def first_process_of(running: Running, pod_id: str) -> int:
     (token,) = (path.read_text() for path in Path(running.about["state"]).glob(f"pods/{pod_id}-*/token"))
     return first_process(token)
-
-
-def command_lines() -> Iterator[bytes]:
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                yield Path(f"/proc/{entry}/cmdline").read_bytes()
-            except OSError:
-                continue  # it ended

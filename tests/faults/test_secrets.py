@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import random
 import shutil
 import socket
@@ -18,6 +17,7 @@ from urllib.parse import quote
 import pytest
 
 from infra.agent.process import end_all
+from tests import processes
 from tests.faults.trial import RUN, checkout, counted, rounds
 from tests.hosts import Host, hosts, make_key, until  # noqa: F401 (a fixture)
 from tests.programs import source
@@ -104,12 +104,8 @@ def check_arrival(pod: Path, canaries: Mapping[str, str]) -> None:
 
 
 def environments() -> Iterator[list[str]]:
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                yield Path(f"/proc/{entry}/environ").read_text(errors="replace").split("\0")
-            except OSError:
-                continue  # it ended
+    for pid in processes.pids():
+        yield processes.environ(pid).decode(errors="replace").split("\0")
 
 
 @contextmanager
@@ -120,12 +116,7 @@ def command_lines() -> Iterator[bytearray]:
 
     def poll() -> None:
         while not stop.is_set():
-            for entry in os.listdir("/proc"):
-                if entry.isdigit():
-                    try:
-                        seen.add(Path(f"/proc/{entry}/cmdline").read_bytes())
-                    except OSError:
-                        continue  # it ended
+            seen.update(processes.command_lines())
 
     thread = threading.Thread(target=poll)
     thread.start()

@@ -1,7 +1,6 @@
 """Pods whose guards were given a key end themselves at vendors that give pods none; whoever rented them is gone."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from tests.faults.test_farewell import LIMIT_S, LONG_S, Rented, environ_of, hold
 from tests.faults.trial import checkout
 from tests.hosts import until
 from tests.infra.rehearsal.worlds import Running, world
+from tests.processes import command_line, environ, pids
 from tests.world import ROOT
 
 pytestmark = pytest.mark.process
@@ -41,17 +41,9 @@ def guard_of(one: Rented) -> dict:
     return json.loads((one.pod.state / "guard.json").read_text())
 
 
-def processes_with(text: bytes) -> list[str]:
+def processes_with(text: bytes) -> list[int]:
     """Return the processes with this text in their environment or command line."""
-    found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        for part in ("environ", "cmdline"):
-            try:
-                if text in Path(f"/proc/{entry}/{part}").read_bytes():
-                    found.append(f"{entry} {part}")
-            except OSError:
-                continue  # it has ended meanwhile
-    return found
+    return [pid for pid in pids() if text in environ(pid) or text in command_line(pid)]
 
 
 @pytest.mark.timeout(300)

@@ -22,6 +22,7 @@ from data.shards.pipeline import shard as shard_alone
 from data.text.inputs import Share
 from tests.data.conftest import ROOT
 from tests.data.engines import ray_cluster, slurm
+from tests.processes import command_line, pids
 from tests.world import World
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
@@ -76,16 +77,8 @@ def held(stack, out):
 
 def processes(out, name):
     """Ids of what runs a task of `out`."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if words[-3:-1] == [str(out / HOME).encode(), name.encode()]:
-                found.append(int(folder.name))
-    return found
+    meant = [str(out / HOME).encode(), name.encode()]
+    return [pid for pid in pids() if command_line(pid).split(b"\0")[-3:-1] == meant]
 
 
 def parent(pid):

@@ -21,6 +21,7 @@ from data.manifest import MANIFEST, PARTIAL, read_manifest
 from data.single_writer import alone_in
 from data.verify import verify
 from tests.data.conftest import ROOT, run_step
+from tests.processes import is_running
 from tests.programs import source
 
 pytestmark = pytest.mark.process
@@ -113,19 +114,13 @@ def test_processes_that_read_leave_when_nobody_listens(corpus, tmp_path):
     process.wait()
     try:
         deadline = time.monotonic() + 30
-        while any(is_running(child) for child in children):
+        while any(is_running(int(child)) for child in children):
             assert time.monotonic() < deadline
             time.sleep(0.01)  # between two looks
     finally:
         for child in filter(is_running, children):
             os.kill(int(child), signal.SIGKILL)
         process.stderr.close()
-
-
-def is_running(pid):
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def test_a_second_writer_waits_for_the_first_and_then_says_who_that_is(corpus, expected, tmp_path):

@@ -21,6 +21,7 @@ from infra.transport.host_keys import StrangeHost
 from infra.transport.protocol import SILENT_S, Lost, Unreachable
 from infra.transport.ssh import Ssh
 from tests.hosts import Host, hosts, make_key, sshd, until  # noqa: F401
+from tests.processes import command_lines
 
 pytestmark = pytest.mark.process
 
@@ -35,13 +36,6 @@ def pod(sshd, tmp_path):  # noqa: F811
 
 def connections(host: Host) -> int:
     return (host.folder / "sshd.log").read_text().count("Accepted publickey")
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 # addresses
@@ -77,13 +71,8 @@ def test_no_secret_is_on_a_command_line(pod, tmp_path):
 
     def poll() -> None:
         while not stop.is_set():
-            for entry in os.listdir("/proc"):
-                if entry.isdigit():
-                    try:
-                        text = Path(f"/proc/{entry}/cmdline").read_bytes()
-                    except (FileNotFoundError, ProcessLookupError):  # it ended
-                        continue
-                    seen.update(word for word in ("canary", "visible") if word.encode() in text)
+            text = b"".join(command_lines())
+            seen.update(word for word in ("canary", "visible") if word.encode() in text)
 
     watcher = threading.Thread(target=poll)
     watcher.start()

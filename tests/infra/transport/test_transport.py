@@ -13,6 +13,7 @@ from infra.transport.push import Pushed, push
 from infra.transport.shipment import pack
 from infra.transport.ssh import Ssh
 from tests.hosts import sshd  # noqa: F401
+from tests.processes import is_running
 from tests.world import ROOT, until
 
 pytestmark = pytest.mark.process
@@ -85,13 +86,6 @@ def test_a_program_that_takes_too_long_is_ended_with_its_children(way, tmp_path)
     while is_running(child) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_running(child)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_program_that_is_not_there_is_named():

@@ -20,6 +20,7 @@ import pytest
 from data.tokens import tokenizer
 from infra.agent.process import find
 from tests.end_to_end.services import Place
+from tests.processes import command_line
 from tests.programs import source
 from tests.serve import real
 from tests.serve.real import START_S
@@ -153,8 +154,7 @@ def workers(place: Place) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for op in rows:
         for one in find(op.token):
-            name = Path(f"/proc/{one.pid}/cmdline")
-            if name.exists() and name.read_bytes().startswith(b"VLLM::Worker"):
+            if command_line(one.pid).startswith(b"VLLM::Worker"):
                 found.setdefault(op.run, []).append(one.pid)
     return found
 
