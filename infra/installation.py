@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,16 +66,16 @@ def read(file: Path) -> str:
 def others(file: Path) -> list[JournalClaim]:
     """Return whatever else the configuration knows of; what cannot be read there tells nothing."""
     found = []
-    for path in sorted(file.parent.glob("installation_id*")):
+    for path in sorted(file.parent.glob("installation_id*"), key=os.fspath):
         with contextlib.suppress(OSError):
             found.append(_claim(path))
     return [one for one in found if one and one.file != file]
 
 
-def rivals(id: str, file: Path) -> list[JournalClaim]:
+def rivals(id: str, known: Iterable[JournalClaim]) -> list[JournalClaim]:
     """Return the journals of other machines that have that id."""
     me = this_machine().key
-    return [one for one in others(file) if one.id == id and me and one.machine.key not in ("", me)]
+    return [one for one in known if one.id == id and me and one.machine.key not in ("", me)]
 
 
 def remember(id: str, path: Path, default: Path, environ: Mapping[str, str]) -> None:
@@ -89,7 +89,8 @@ def remember(id: str, path: Path, default: Path, environ: Mapping[str, str]) -> 
 
 def folder(environ: Mapping[str, str], variable: str, otherwise: str) -> Path:
     base = environ.get(variable, "")
-    return Path(base if os.path.isabs(base) else Path.home() / otherwise) / "slipway"
+    home = Path(environ.get("HOME") or Path.home())
+    return Path(base if os.path.isabs(base) else home / otherwise) / "slipway"
 
 
 def make_folder(folder: Path, is_ours: bool) -> None:

@@ -265,7 +265,7 @@ def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
 
 def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
     kept, usual = installation_file(path, environ), default_path(environ)
-    remembered = installation.read(kept)
+    remembered, others = installation.read(kept), tuple(installation.others(kept))
     # Any thread may come to close it: the garbage collector chooses.
     db = sqlite3.connect(path, isolation_level=None, timeout=10, check_same_thread=False)
     try:
@@ -278,7 +278,7 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
             raise _Damaged(said)
         if db.execute("PRAGMA user_version").fetchone() == (0,) and _remembered_changes(lock):
             raise _Damaged(f"it is empty, and had {_remembered_changes(lock)} changes")
-        is_new = _migrate(db, path, "" if installation.rivals(remembered, kept) else remembered)
+        is_new = _migrate(db, path, "" if installation.rivals(remembered, others) else remembered)
         if _layout(db) != _made_layout():
             raise _Damaged("its tables are not as they were made")
         changes = _check_rows(db)
@@ -305,14 +305,13 @@ def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
     except JournalError:
         db.close()
         raise
-    rivals = installation.rivals(found, kept)
+    rivals = installation.rivals(found, others)
     if rivals or remembered not in ("", found) and not is_new:
         db.close()
         raise JournalError(_two(path, found, remembered, kept, rivals))
     if remembered != found:
         installation.remember(found, path, usual, environ)
-    return Opened(db, found, is_replacement=is_new and found == remembered, replaced=replaced,
-                  others=tuple(installation.others(kept)))  # fmt: skip
+    return Opened(db, found, is_replacement=is_new and found == remembered, replaced=replaced, others=others)
 
 
 def _two(path: Path, found: str, remembered: str, kept: Path, rivals: Sequence[JournalClaim]) -> str:

@@ -3,9 +3,11 @@
 What needs a GPU, an account or a night is deselected by marker.
 """
 
+import itertools
 import os
 import signal
 import sys
+import tempfile
 from collections import Counter
 
 import pytest
@@ -25,6 +27,9 @@ sys.dont_write_bytecode = False
 # the tests which send them Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+CONFIGURATIONS = tempfile.TemporaryDirectory(prefix="slipway-tests-")  # no test writes to the user's own
+NUMBERS = itertools.count()
 
 SKIPPED: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()
 
@@ -62,7 +67,9 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda one: not (one.path.name.startswith(long) or folders & set(one.path.parts)))
 
 
+@pytest.hookimpl(tryfirst=True)  # before any fixture
 def pytest_runtest_setup(item):
+    os.environ["XDG_CONFIG_HOME"] = os.path.join(CONFIGURATIONS.name, str(next(NUMBERS)))
     for mark in item.iter_markers("needs"):
         needs(*mark.args)
 
