@@ -9,7 +9,8 @@ from infra.providers import registry
 from infra.runs import pods
 from infra.runs.follow import Seen
 from infra.runs.follow import follow as watch
-from infra.runs.keeper import Keeper, asked_at
+from infra.runs.keepers.keeper import asked_at
+from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.settle import end_others, settle
 from infra.runs.sync import snapshot
 from infra.runs.timing import Say
@@ -31,7 +32,7 @@ def keeping(
     if vendor.manages:
         yield watch(op, journal, vendor.reach(pods.pod_of(op)))
         return
-    keeper = Keeper.of(op, journal, settings, tell)
+    keeper = RunKeeper.of(op, journal, settings, tell)
     if not is_asked:
         keeper.since = asked_at(op.run, journal)
     run_leases.renew(op, journal.installation, tell)

@@ -18,7 +18,7 @@ from infra.money import in_usd
 from infra.providers import registry
 from infra.runs import hand_over, pods, sight
 from infra.runs import launch as street
-from infra.runs.keeper import Keeper
+from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.lookup import find_run, last_verdict, way
 from infra.runs.timing import Say
 from infra.selection.machine_spec import LimitSpec
@@ -111,7 +111,7 @@ def again(
     if op.state == READY and not vendor.manages and not last_verdict(op, settings):
         op = journal.advance(op, "unreachable")  # so that `inv why` tells of it later
     if vendor.fleeting and not op.is_live:
-        keeper = Keeper.of(op, journal, settings, tell)
+        keeper = RunKeeper.of(op, journal, settings, tell)
         keeper.terms = replace(keeper.terms, asked=asked)
         return keeper.elsewhere(op, limits=limits, is_asked=True)
     return street.resume(op, vendor, journal, job_environment.secrets_for(Job.from_json(op.job).secrets, settings))

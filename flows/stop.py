@@ -9,8 +9,8 @@ from infra.ledger.held_pods import guests_of
 from infra.ledger.journal import Journal, Op
 from infra.ledger.reconcile import RENTING
 from infra.providers import Provider, registry
-from infra.runs import keeper as keep
 from infra.runs import pods
+from infra.runs.keepers import keeper as keep
 from infra.runs.lookup import between_pods, find_run
 from infra.runs.settle import bring_home
 from infra.runs.timing import Say

@@ -5,7 +5,7 @@
     act       a keeper for each such run and pod, in a thread of this process; a process for each service and sweep;
               deletes each pod until the vendor proves that it is gone; sends notices
 
-In: the journal. Out: runs brought home and back, by the same `infra.runs.keeper` that a launch runs in its terminal;
+In: the journal. Out: runs brought home and back, by the same `infra.runs.keepers` that a launch runs in its terminal;
 controllers begun again. Whoever leaves something behind calls `ensure`; it ends by itself when nothing is left. The
 lease `supervisor` lets one live at a time. What it sees last it writes beside the journal, for `inv supervisor`.
 A full disk leaves threads that could not release what they held. From then on the process begins nothing, waits until
@@ -36,7 +36,7 @@ from infra.errors import AuthError, LimitHit, OutOfMoney, SlipwayError, in_words
 from infra.journal_file import JournalFull
 from infra.ledger import service_rows
 from infra.ledger.budgets import is_recent
-from infra.ledger.journal import SUPERVISOR, Held, Journal, Op
+from infra.ledger.journal import SUPERVISOR, Held, Journal, Op, keeper_lease
 from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.service_rows import service_lease
 from infra.notices.outbox import Notice
@@ -45,10 +45,10 @@ from infra.providers import registry
 from infra.providers.local import Local
 from infra.rehearsal import attach
 from infra.runs import pods, sight
-from infra.runs.keeper import GivenUp, lease_name
+from infra.runs.keepers.keeper import GivenUp
+from infra.runs.keepers.pod_keeper import PodKeeper, recovers
+from infra.runs.keepers.recovery import RUN
 from infra.runs.lookup import way
-from infra.runs.pod_keeper import PodKeeper, recovers
-from infra.runs.recovery import RUN
 from infra.runs.settle import settle_rows, to_end
 from infra.runs.timing import Say
 from infra.settings import SKYPILOT, Settings, is_rented
@@ -116,7 +116,7 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
             continue
         if op.vendor == SKYPILOT or op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
             continue
-        was_kept = lease_name(op.run) in left
+        was_kept = keeper_lease(op.run) in left
         if op.stays and not op.target and not recovers(op):
             continue  # an idle pod is held by its guard
         if op.vendor == Local.name and not (was_kept and _is_dead(op, settings)):
@@ -124,7 +124,7 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
         is_at_work = op.state in (READY, LOST)
         if not (is_at_work or was_kept and (op.is_live or is_recent(journal, op.run))):
             continue
-        if lease_name(op.run) not in held:
+        if keeper_lease(op.run) not in held:
             found.append(op)
     return found
 
@@ -157,10 +157,10 @@ def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
     """
     with Journal.open(settings.state_file) as journal:
         here = [op for op in journal.ops(live=True) if op.vendor == Local.name and not op.service]
-        dead = {lease_name(op.run) for op in here if _is_dead(op, settings)}
-        for lease in dead.union(one for one in also if one.startswith(lease_name(""))):
+        dead = {keeper_lease(op.run) for op in here if _is_dead(op, settings)}
+        for lease in dead.union(one for one in also if one.startswith(keeper_lease(""))):
             journal.abandon(lease)
-        due = [lease_name(op.run) for op in runs_to_keep(journal, settings)]
+        due = [keeper_lease(op.run) for op in runs_to_keep(journal, settings)]
         due += [
             one for one in (service_lease(row.name) for row in service_rows.every(journal)) if not journal.holder(one)
         ]
@@ -204,7 +204,7 @@ def hand_on(op: Op, settings: Settings) -> str:
         return f"{vendor.name}'s controller keeps it running; no other process is needed"
     with Journal.open(settings.state_file) as journal:
         # if its pod fails before the supervisor has seen it, the run must still be continued
-        journal.abandon(lease_name(op.run))
+        journal.abandon(keeper_lease(op.run))
     pid = ensure(settings)
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
     log = settings.homes / op.run / "keep.log"
@@ -291,7 +291,7 @@ class Supervisor:
 
     def look(self) -> bool:
         """Look once, and begin what is missing; tell whether anything is left."""
-        runs = {lease_name(op.run): op for op in runs_to_keep(self.journal, self.settings)}
+        runs = {keeper_lease(op.run): op for op in runs_to_keep(self.journal, self.settings)}
         services = {service_lease(one.name): one for one in service_rows.every(self.journal)}
         held = self.journal.held()
         for lease, op in runs.items():

@@ -29,7 +29,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger import budgets, service_rows, spend
 from infra.ledger.journal import Fenced, Journal, Lease
 from infra.ledger.service_rows import service_lease
-from infra.runs.recovery import REPLICA
+from infra.runs.keepers.recovery import REPLICA
 from infra.settings import Settings
 from serve import leases
 from serve.budget import ServiceBudget, limit_of

@@ -347,7 +347,7 @@ def test_no_function_has_more_parameters_than_ten():
         ("flows.launch", "from scripts.cli import render"),
         ("flows.launch", "from trainer import loop"),
         ("serve.revision", "from flows import planning"),
-        ("infra.runs.keeper", "from flows.planning import plan_for"),
+        ("infra.runs.keepers.keeper", "from flows.planning import plan_for"),
     ],
 )
 def test_an_import_that_goes_up_is_seen(module, text):

@@ -7,10 +7,10 @@ from flows import supervise
 from infra.errors import SlipwayError
 from infra.ledger import service_rows
 from infra.ledger import upgrade as handing_over
-from infra.ledger.journal import Journal
+from infra.ledger.journal import Journal, keeper_lease
 from infra.ledger.service_rows import service_lease
 from infra.providers import registry
-from infra.runs import keeper, pods
+from infra.runs import pods
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import duration
@@ -54,4 +54,4 @@ def _wanted(journal: Journal, settings: Settings) -> Iterator[str]:
     for op in journal.ops(live=True):
         is_ours_alone = op.service or registry.provider(settings, op.vendor).is_here
         if not is_ours_alone and not pods.is_over(op):
-            yield keeper.lease_name(op.run)
+            yield keeper_lease(op.run)

@@ -16,13 +16,12 @@ from typing import Any
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import in_words
 from infra.ledger import service_rows, spend
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal, Op, keeper_lease
 from infra.notices import hooks, outbox
 from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
 from infra.providers import registry
 from infra.runs import sight
-from infra.runs.keeper import lease_name
 from infra.runs.settle import settle
 from infra.runs.sight import Sight
 from infra.runs.timing import Say
@@ -80,7 +79,7 @@ class NoticeWatch:
         vendor = registry.provider(settings, op.vendor)
         seen = sight.look(op, vendor)
         if seen.verdict and not vendor.is_rented and not op.stays:
-            if not self.journal.holder(lease_name(op.run)):  # otherwise the process that follows the run settles it
+            if not self.journal.holder(keeper_lease(op.run)):  # otherwise the process that follows the run settles it
                 settle(self.journal, settings, self.say, [op.token])
             return
         now = time.time()

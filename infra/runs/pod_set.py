@@ -21,8 +21,8 @@ from infra.flags import flags_of
 from infra.ledger.journal import Op
 from infra.ledger.life_cycle import TERMINATING, UNKNOWN
 from infra.names import check_name
-from infra.runs import recovery
-from infra.runs.recovery import Do
+from infra.runs.keepers import recovery
+from infra.runs.keepers.recovery import Do
 from infra.runs.sight import GONE, Sight
 from infra.selection.machine_spec import MachineSpec, PlaceSpec
 

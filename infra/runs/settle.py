@@ -11,7 +11,7 @@ from typing import Any
 from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, in_words
-from infra.ledger.journal import Fenced, Journal, Op
+from infra.ledger.journal import Fenced, Journal, Op, keeper_lease
 from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile_in_turn
 from infra.ledger.service_rows import service_lease
@@ -19,7 +19,6 @@ from infra.notices.tell import tell_end
 from infra.providers import Provider, registry
 from infra.providers.offers import own_names
 from infra.runs import pods, sight
-from infra.runs.keeper import lease_name
 from infra.runs.lookup import way
 from infra.runs.sync import mirror
 from infra.runs.timing import Say
@@ -74,7 +73,7 @@ def to_end(journal: Journal) -> list[Op]:
     """
     held, found = journal.held(), []
     for op in journal.ops(live=True):
-        owners = {lease_name(pods.run_of(op)), service_lease(op.service)}
+        owners = {keeper_lease(pods.run_of(op)), service_lease(op.service)}
         if op.state != TERMINATING:  # which may be asked for by several
             owners.add(pods.lease(op.token))
         if op.state in TO_END and is_rented(op.vendor) and op.vendor != SKYPILOT and not owners & held:
@@ -113,7 +112,7 @@ def ended_how(op: Op) -> str:
 
 
 def is_kept_by_another(op: Op, journal: Journal) -> bool:
-    holder = journal.holder(lease_name(pods.run_of(op)))
+    holder = journal.holder(keeper_lease(pods.run_of(op)))
     return holder is not None and holder != myself()
 
 

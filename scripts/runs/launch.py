@@ -35,12 +35,11 @@ from infra.errors import UsageError
 from infra.flags import given
 from infra.jobs.job_file import JobFile
 from infra.ledger import service_rows, spend
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal, Op, keeper_lease
 from infra.ledger.service_rows import service_lease
 from infra.records import Plan
 from infra.runs import pods
 from infra.runs.follow import Seen
-from infra.runs.keeper import lease_name
 from infra.runs.lookup import find_run
 from infra.runs.settle import settle
 from infra.settings import Settings
@@ -318,7 +317,7 @@ def keep_(spec: KeepFlags) -> None:
             look_after(run, settings, journal, spec.json)
             return
         op = find_run(journal, run)
-        holder = journal.holder(lease_name(op.run))
+        holder = journal.holder(keeper_lease(op.run))
         if holder:
             state, said = "kept", f"{op.run} is kept by process {holder.pid}"
         elif resuming.is_idle(op, settings):

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from infra.runs.recovery import REPLICA
+from infra.runs.keepers.recovery import REPLICA
 from serve.policy.replica_states import LIVE, State
 from serve.service import Service
 

@@ -20,7 +20,7 @@ import aiohttp
 from infra.errors import NoOffer, OutOfMoney, SlipwayError
 from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import LOST, READY
-from infra.runs.recovery import REPLICA, Do, decide
+from infra.runs.keepers.recovery import REPLICA, Do, decide
 from infra.runs.sight import Asks, Kind, Sight
 from serve.gateway.routing import Target
 from serve.policy import replica_states

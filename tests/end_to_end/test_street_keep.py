@@ -12,8 +12,7 @@ import threading
 import pytest
 
 from infra.agent.process import Identity, send
-from infra.ledger.journal import Journal
-from infra.runs.keeper import lease_name
+from infra.ledger.journal import Journal, keeper_lease
 from tests.end_to_end.test_street_ssh import world as world
 from tests.hosts import Host
 from tests.hosts import sshd as sshd
@@ -35,7 +34,7 @@ def begin(world: World, sshd: Host, *flags: str) -> str:
 
 def keeper(world: World, run: str) -> Identity | None:
     with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
-        return journal.holder(lease_name(run))
+        return journal.holder(keeper_lease(run))
 
 
 def losses(pod) -> dict[int, float]:

@@ -29,12 +29,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from infra.errors import SlipwayError
-from infra.ledger.journal import Held, Journal, Lease, Op
+from infra.ledger.journal import Held, Journal, Lease, Op, keeper_lease
 from infra.ledger.reconcile import reconcile
 from infra.providers import Market
-from infra.runs import keeper as keep
 from infra.runs import pods
-from infra.runs.keeper import Keeper, lease_name
+from infra.runs.keepers import keeper as keep
+from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.launch import Terms
 from tests import seeds
 from tests.faults.crash import Renting
@@ -247,8 +247,8 @@ class Trial:
 
     def _keep(self, vendor: Market, journal: Any) -> None:
         (self.folder / "home" / "code").mkdir(parents=True)
-        keeper = Keeper(journal, lambda _: vendor, lambda request: vendor.offers(request)[:2], self.folder / "home", {},
-                        lambda _: None, Terms(boot_s=20.0))  # fmt: skip
+        keeper = RunKeeper(journal, lambda _: vendor, lambda request: vendor.offers(request)[:2], self.folder / "home",
+                           {}, lambda _: None, Terms(boot_s=20.0))  # fmt: skip
         with keeper.keeping(RUN):
             for _ in keeper.keep(journal.ops(run=RUN)[-1]):
                 pass
@@ -259,7 +259,7 @@ class Trial:
         vendor, ended = self.vendor(), set[str]()
         self.here.move(self.chance.choice(HOURS_S))
         if what.startswith("ended"):
-            self.was_told = journal.holder(lease_name(RUN)) is not None
+            self.was_told = journal.holder(keeper_lease(RUN)) is not None
             keep.end_keeper(RUN, journal, patience_s=-1.0)
             for op in journal.ops(live=True):
                 ended.add(op.token)
@@ -267,7 +267,7 @@ class Trial:
                     pods.end(vendor, op, journal, patience_s=0.0)
         if what == "taken over":
             for name in journal.held():
-                if name == lease_name(RUN):
+                if name == keeper_lease(RUN):
                     self.known = {op.token for op in journal.ops()}
                     journal.renew(Lease(name, journal._lease(name)[0]))
                 else:  # whoever is only stopped lives

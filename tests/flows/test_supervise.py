@@ -15,9 +15,8 @@ from flows.sweeps.results import SweepResult, TrialResult
 from infra.errors import OutOfMoney, SlipwayError, UsageError
 from infra.journal_file import JournalFull
 from infra.ledger import budgets
-from infra.ledger.journal import SUPERVISOR, Journal
-from infra.runs.keeper import lease_name
-from infra.runs.recovery import RUN
+from infra.ledger.journal import SUPERVISOR, Journal, keeper_lease
+from infra.runs.keepers.recovery import RUN
 from infra.settings import Settings
 from store.backoff import Backoff
 from tests.world import ROOT
@@ -79,7 +78,7 @@ def test_a_run_elsewhere_is_kept_once_and_one_here_keeps_itself(journal, setting
     begun(journal, "demo-0", role="serve:demo")
     begun(journal, "far-5.1", slot=1)
     assert kept(journal, settings) == ["far-1", "busy-4"]
-    lease = journal.take(lease_name("far-1"))
+    lease = journal.take(keeper_lease("far-1"))
     assert kept(journal, settings) == ["busy-4"]
     journal.release(lease)
     assert kept(journal, settings) == ["far-1", "busy-4"]
@@ -89,10 +88,10 @@ def test_a_run_that_is_over_stays_so_and_one_whose_keeper_died_in_between_goes_o
     asked = journal.advance(begun(journal, "asked-1"), "end", reason="asked for", outcome="asked")
     lost = journal.advance(begun(journal, "lost-2", rate=790_000), "gone")
     assert kept(journal, settings) == ["lost-2"]  # its launch died before it could follow it
-    journal.release(journal.take(lease_name("lost-2")))
+    journal.release(journal.take(keeper_lease("lost-2")))
     assert kept(journal, settings) == []  # whoever kept it has given it up, and whoever wants it back resumes it
     for op in (asked, lost):
-        die(journal, lease_name(op.run))
+        die(journal, keeper_lease(op.run))
     assert kept(journal, settings) == ["lost-2"]
     monkeypatch.setattr(budgets, "RECENT_S", -1.0)
     assert kept(journal, settings) == []  # a laptop that was off for a week rents nothing by itself
@@ -106,7 +105,7 @@ def test_a_run_that_is_left_to_the_supervisor_goes_on_though_its_pod_is_gone_bef
     monkeypatch.setattr(supervise, "ensure", lambda _: None)
     with Journal.open(settings.state_file) as journal:
         op = begun(journal, "far-1", vendor="lium")
-        journal.release(journal.take(lease_name("far-1")))  # as whoever followed it does
+        journal.release(journal.take(keeper_lease("far-1")))  # as whoever followed it does
         supervise.hand_on(op, settings)
         journal.advance(op, "gone")
         assert kept(journal, settings) == ["far-1"]
@@ -131,8 +130,8 @@ def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal
     monkeypatch.setattr(supervisor, "_keep", fails)
     monkeypatch.setattr(supervise.time, "time", lambda: now[0])
     for _ in range(600):
-        assert supervisor.look() or supervisor.cares[lease_name("far-1")].given_up
-        supervisor.cares[lease_name("far-1")].thread.join()
+        assert supervisor.look() or supervisor.cares[keeper_lease("far-1")].given_up
+        supervisor.cares[keeper_lease("far-1")].thread.join()
         now[0] += 1.0
     assert len(tried) == 5 and [b - a for a, b in zip(tried, tried[1:], strict=False)] == [1.0, 2.0, 4.0, 8.0]
     assert supervisor.look() is False and "5 times" in supervise.last_state(settings).given_up["far-1"]
@@ -152,7 +151,7 @@ def test_what_only_the_user_can_mend_is_given_up_at_once_and_told(journal, setti
     monkeypatch.setattr(supervisor, "_keep", fails)
     for _ in range(3):
         supervisor.look()
-        supervisor.cares[lease_name("far-1")].thread.join()
+        supervisor.cares[keeper_lease("far-1")].thread.join()
     assert supervisor.look() is False and told == [("given up", "the balance is 0.10 USD")]
     assert supervise.last_state(settings).given_up == {"far-1": "the balance is 0.10 USD"}
 
@@ -163,16 +162,16 @@ def test_a_run_that_nobody_keeps_any_more_is_told_of(journal, settings, supervis
     monkeypatch.setattr(supervise, "tell", lambda notice, *_: told.append((notice.event, notice.note)))
 
     def fails(run):
-        if journal.op(op.token).is_live and supervisor.cares[lease_name(run)].begun_at[1:]:  # not the first time
+        if journal.op(op.token).is_live and supervisor.cares[keeper_lease(run)].begun_at[1:]:  # not the first time
             journal.advance(journal.op(op.token), "gone", reason="taken away")
-            journal.release(journal.take(lease_name(run)))
+            journal.release(journal.take(keeper_lease(run)))
         raise SlipwayError("it cannot go on")
 
     monkeypatch.setattr(supervisor, "_keep", fails)
     monkeypatch.setattr(supervise, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
     for number in range(2):
         assert supervisor.look() and told == []
-        supervisor.cares[lease_name("far-1")].thread.join()
+        supervisor.cares[keeper_lease("far-1")].thread.join()
         assert told == [("given up", "it cannot go on")] * number
     assert supervisor.look() is False
 
@@ -229,7 +228,7 @@ def test_a_supervisor_that_could_not_write_begins_nothing_more_and_waits_for_roo
 
     monkeypatch.setattr(supervisor, "_keep", fails)
     supervisor.run()
-    care = supervisor.cares[lease_name("far-1")]
+    care = supervisor.cares[keeper_lease("far-1")]
     assert supervisor.is_disk_full.is_set() and not supervisor.is_leaving.is_set()
     assert len(care.begun_at) == 1 and not care.given_up
     said, waits, left = [], [], [JournalFull("full"), JournalFull("full")]

@@ -10,8 +10,8 @@ from infra.ledger import spend
 from infra.ledger.journal import Journal
 from infra.providers.offers import open_market
 from infra.records import Plan, Request
-from infra.runs import keeper as keep
 from infra.runs import launch, pods, sight
+from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.launch import Terms
 from tests.infra.market.test_boot import SPEED, settings_of
 from tests.infra.rehearsal.worlds import world
@@ -41,7 +41,7 @@ def begun(tmp_path, monkeypatch):
         for op, hours in zip(ops, (1, 9), strict=True):
             op = journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - hours * 3600 / SPEED)
             pods.end(vendor, op, journal, sight.GONE)
-        keeper = keep.Keeper(journal, lambda _: vendor, vendor.offers, tmp_path / "home", {}, print)
+        keeper = RunKeeper(journal, lambda _: vendor, vendor.offers, tmp_path / "home", {}, print)
         (tmp_path / "home" / "code").mkdir(parents=True)
         yield journal, keeper, settings, vendor
 

@@ -10,8 +10,8 @@ from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import TERMINATING
 from infra.providers.offers import open_market
 from infra.records import Request
-from infra.runs import keeper as keep
 from infra.runs import pods, sight
+from infra.runs.keepers.run_keeper import RunKeeper
 from tests.infra.market.test_boot import SPEED, settings_of
 from tests.infra.rehearsal.worlds import world
 
@@ -46,7 +46,7 @@ def test_a_run_whose_next_machine_was_asked_for_by_a_process_that_died_is_contin
         now = journal.ops(run="otter")[-1]
         assert now.state == TERMINATING and not pods.is_over(now)
         said: list[str] = []
-        keeper = keep.Keeper(journal, lambda _: vendor, look, tmp_path / "home", {}, said.append)
+        keeper = RunKeeper(journal, lambda _: vendor, look, tmp_path / "home", {}, said.append)
         (keeper.folder / "code").mkdir(parents=True)
         with keeper.keeping("otter"), pytest.raises(Found):
             list(keeper.keep(now))

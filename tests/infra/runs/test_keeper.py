@@ -15,7 +15,7 @@ import pytest
 from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.process import Identity, end_all, send
 from infra.errors import NoOffer, SlipwayError, UsageError
-from infra.ledger.journal import Held, Journal, Leased, Op, Taken
+from infra.ledger.journal import Held, Journal, Leased, Op, Taken, keeper_lease
 from infra.machines.host_memory import HostMemory
 from infra.machines.inventory import Host as Machine
 from infra.names import new_token
@@ -23,10 +23,11 @@ from infra.providers import Provider
 from infra.providers.local import Local
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
-from infra.runs import keeper as keep
 from infra.runs import launch, pods, sight
-from infra.runs.keeper import Keeper
-from infra.runs.recovery import RUN
+from infra.runs.keepers import keeper as keep
+from infra.runs.keepers import run_keeper
+from infra.runs.keepers.recovery import RUN
+from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.sync import mirror, snapshot
 from infra.selection.choose import of_machines
 from infra.transport.ssh import Ssh
@@ -69,11 +70,11 @@ def kill_all_of(op: Op) -> None:
     end_all(op.token, 0.0)
 
 
-def keeper_of(journal: Journal, provider: Provider, home: Path) -> Keeper:
-    return Keeper(journal, lambda _: provider, lambda request: of_machines(provider, request), home, {}, print)
+def keeper_of(journal: Journal, provider: Provider, home: Path) -> RunKeeper:
+    return RunKeeper(journal, lambda _: provider, lambda request: of_machines(provider, request), home, {}, print)
 
 
-def keeping(keeper: Keeper, op: Op) -> Iterator[tuple]:
+def keeping(keeper: RunKeeper, op: Op) -> Iterator[tuple]:
     with keeper.keeping(op.run):
         yield from keeper.keep(op)
 
@@ -99,7 +100,7 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_brought_back_on_its_machine(
         assert journal.op(op.token).recoveries == 1
         assert folder.log("count").read_text().count("from 10") == 1
         assert counted(folder.log("count").read_text()) == list(range(1, 21))
-        assert journal.holder(keep.lease_name("a-1")) is None
+        assert journal.holder(keeper_lease("a-1")) is None
     finally:
         pods.end(local, journal.op(op.token), journal)
 
@@ -182,16 +183,16 @@ with Journal.open({str(journal.path)!r}) as journal:
     try:
         assert other.stdout and other.stdout.readline() == b"ok\n"
         with pytest.raises(Held, match=str(other.pid)):
-            journal.take(keep.lease_name("a-1"))
-        holder = journal.holder(keep.lease_name("a-1"))
+            journal.take(keeper_lease("a-1"))
+        holder = journal.holder(keeper_lease("a-1"))
         assert holder and holder.pid == other.pid
         keep.end_keeper("a-1", journal, patience_s=0)  # as `inv down` does to one that is slow to leave
         assert other.wait(30) == -signal.SIGTERM
     finally:
         other.kill()
         other.communicate()
-    assert journal.holder(keep.lease_name("a-1")) is None
-    assert journal.take(keep.lease_name("a-1")).epoch == 2
+    assert journal.holder(keeper_lease("a-1")) is None
+    assert journal.take(keeper_lease("a-1")).epoch == 2
 
 
 @pytest.mark.parametrize(
@@ -199,13 +200,13 @@ with Journal.open({str(journal.path)!r}) as journal:
 )
 def test_who_is_interrupted_leaves_the_run_to_the_next_one_as_if_killed(journal, tmp_path, error, is_left):
     """A pod may go at that very moment: then only this says that its run was still to go on."""
-    keeper = Keeper(journal, lambda name: Local(tmp_path), lambda _: (), tmp_path, {}, print)
+    keeper = RunKeeper(journal, lambda name: Local(tmp_path), lambda _: (), tmp_path, {}, print)
     with pytest.raises(type(error)), keeper.keeping("a-1"):
         raise error
-    assert journal.holder(keep.lease_name("a-1")) is None
-    assert (keep.lease_name("a-1") in journal.abandoned()) == is_left
+    assert journal.holder(keeper_lease("a-1")) is None
+    assert (keeper_lease("a-1") in journal.abandoned()) == is_left
     with keeper.keeping("a-1"):
-        assert journal.holder(keep.lease_name("a-1"))
+        assert journal.holder(keeper_lease("a-1"))
     assert journal.abandoned() == set()
 
 
@@ -254,8 +255,8 @@ def test_a_run_that_wants_one_machine_does_not_wait_for_long(journal, tmp_path, 
         raise NoOffer("no pod desk is held")
 
     keeper = keeper_of(journal, Local(tmp_path), tmp_path / "home")
-    monkeypatch.setattr(keep, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
-    monkeypatch.setattr(keep, "RETRY_S", 0.001)
+    monkeypatch.setattr(run_keeper, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
+    monkeypatch.setattr(run_keeper, "RETRY_S", 0.001)
     monkeypatch.setattr(keeper, "_begin_anew", looks_in_vain)
     with keeper.keeping("a-1"), pytest.raises(NoOffer, match="no pod desk is held"):
         keeper._bring_back(op, SlipwayError("it was gone"))
@@ -275,8 +276,8 @@ def test_machines_that_are_rented_and_fail_count_and_the_run_is_given_up(journal
         raise SlipwayError("the hand-over failed")
 
     keeper = keeper_of(journal, Local(tmp_path), tmp_path / "home")
-    monkeypatch.setattr(keep, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
-    monkeypatch.setattr(keep, "RETRY_S", 0.001)
+    monkeypatch.setattr(run_keeper, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
+    monkeypatch.setattr(run_keeper, "RETRY_S", 0.001)
     monkeypatch.setattr(keeper, "_begin_anew", fails)
     with keeper.keeping("a-1"), pytest.raises(keep.GivenUp, match="it was gone; it was begun again 5 times"):
         keeper._bring_back(first, SlipwayError("it was gone"))

@@ -10,10 +10,11 @@ from infra.errors import LimitHit
 from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import ASKED
 from infra.providers.local import Local
-from infra.runs import keeper, pod_keeper, pods
-from infra.runs.pod_keeper import PodKeeper, recovers
+from infra.runs import pods
+from infra.runs.keepers import keeper, pod_keeper, run_keeper
+from infra.runs.keepers.pod_keeper import PodKeeper, recovers
+from infra.runs.keepers.recovery import POD
 from infra.runs.pod_set import set_lease
-from infra.runs.recovery import POD
 from infra.runs.sight import Sight
 
 
@@ -94,7 +95,7 @@ def test_whoever_changes_the_set_comes_first_and_what_cannot_be_had_is_looked_fo
 
     def find(request):
         looked.append((request.run, time.time()))
-        raise keeper.NoReplacement("nothing is on offer")
+        raise run_keeper.NoReplacement("nothing is on offer")
 
     monkeypatch.setattr(one, "rest", rest)
     one.find = find

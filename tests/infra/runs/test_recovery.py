@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.runs.recovery import POD, REPLICA, RUN, Course, Do, decide
+from infra.runs.keepers.recovery import POD, REPLICA, RUN, Course, Do, decide
 from infra.runs.sight import Sight
 
 LOST = {"state": "lost", "lost": 1, "reason": "node 1 (10.0.0.2) has not answered for 61 s"}

@@ -1,9 +1,9 @@
 """The keeper of a pod of a set that has no work: when its provider takes it away, it rents another in its place.
 
 In: the row of a pod whose request says `recovers`. Out: rows of the pods that took its place, under its name and within
-what is left of its limits; what was on it is lost. `infra.runs.recovery` decides, by `POD`. It leaves the pod to others
+what is left of its limits; what was on it is lost. `recovery` decides, by `POD`. It leaves the pod to others
 when somebody ends it (`inv down`, `inv apply`), when its limits are reached, or when it has work, which makes it a run
-(`infra.runs.keeper`). Whoever changes the set at the same time comes first.
+(`run_keeper`). Whoever changes the set at the same time comes first.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from infra.ledger.journal import Fenced, Held, Op
 from infra.ledger.life_cycle import LOST, READY
 from infra.providers import clock_scale
 from infra.runs import launch, pods
-from infra.runs.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper, request_of
+from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper, request_of
+from infra.runs.keepers.recovery import POD, Do, decide
 from infra.runs.pod_set import set_lease
-from infra.runs.recovery import POD, Do, decide
 from infra.runs.sight import GONE, Asks, Sight
 from infra.units import duration
 

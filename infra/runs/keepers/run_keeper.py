@@ -1,9 +1,8 @@
 """The supervisor ("keeper") of a run: it follows the run, downloads what it makes, and recovers it after a failure.
 
-In: a journal row. Out: what `follow` yields, over every pod that the run gets. One process supervises a run at a time:
-it holds the lease `keep:<run>`, which is free when that process has died, and never by age. A pod is called dead only
-by its own machine's word, gone only by its provider's, and lost only by the verdict of the other nodes of its run; one
-that merely does not answer is waited for. `infra.runs.recovery` decides:
+In: a journal row. Out: what `follow` yields, over every pod that the run gets. A pod is called dead only by its own
+machine's word, gone only by its provider's, and lost only by the verdict of the other nodes of its run; one that merely
+does not answer is waited for. `recovery` decides:
 
     dead   guard and agent have ended without a verdict   their start, on the same pods
     gone   a pod is proven absent, or its vendor says      other pods, from what was downloaded (`snapshot`), or
@@ -12,101 +11,46 @@ that merely does not answer is waited for. `infra.runs.recovery` decides:
 """
 
 import contextlib
-import json
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from infra import job_environment, own_code
-from infra.agent.job import Job, Limits
+from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
-from infra.agent.process import myself, send
 from infra.agent.state import NODE_LOST
-from infra.errors import AuthError, LimitHit, NoOffer, OutOfMoney, SlipwayError, UsageError
+from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError
 from infra.interrupts import finishing
-from infra.journal_file import JournalError
 from infra.ledger import spend
-from infra.ledger.journal import SUPERVISOR, Fenced, Held, Journal, Lease, Op, keeper_lease
-from infra.ledger.life_cycle import ASKED, LOST, READY, TERMINATING
+from infra.ledger.journal import Fenced, Op
+from infra.ledger.life_cycle import ASKED, LOST, READY
 from infra.machines.host_memory import at_once
-from infra.notices.tell import tell_back, tell_end
-from infra.providers import Vendors, clock_scale, market, registry
-from infra.records import Offer, Plan, Request
+from infra.providers import market
+from infra.records import Plan
 from infra.runs import launch, pods, sight
-from infra.runs.acceptance_policy import terms_for
 from infra.runs.follow import Seen, follow
-from infra.runs.launch import Terms
-from infra.runs.recovery import RUN, Course, Do, decide
+from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper, request_of
+from infra.runs.keepers.recovery import RUN, Course, Do, decide
 from infra.runs.sight import Asks, Kind, Sight
 from infra.runs.sync import mirror, snapshot
 from infra.runs.sync.downloads import Downloads
 from infra.runs.timing import Say
-from infra.selection.choose import find_payable
-from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 from store import Store, StoreError
-from store.backoff import Backoff
 
 MOST_LOOKS = 3  # for a machine in place of a silent one, which may also come back meanwhile; then the run is given up
 LOOK_S = 300.0  # at all nodes; every question has a shorter limit of its own
 TELL_AFTER_S = 60.0  # silence after which it says that a pod does not answer
-RETRY_S = 2.0
-AGAIN = Backoff(first_s=5.0, longest_s=300.0)  # between two looks for what a run waits for, such as a machine
-WAITS = "; it could not go on at once: "  # in the reason of a pod whose run waits for something
-POLL_S = 0.25
-LEAVE_S = 10.0
-
-
-lease_name = keeper_lease
-
-
-def end_keeper(run: str, journal: Journal, patience_s: float = LEAVE_S) -> None:
-    """End the keeper of a run that was ended: it sees that by itself, and is told when it is slow to.
-
-    Not this process; nor the supervisor, which keeps others as well.
-    """
-    deadline = time.monotonic() + patience_s
-    while (holder := journal.holder(lease_name(run))) and holder != myself():
-        if time.monotonic() > deadline:
-            if holder != journal.holder(SUPERVISOR):
-                send(holder, signal.SIGTERM)
-            return
-        time.sleep(POLL_S)
-
-
-Find = Callable[[Request], Sequence[Offer]]
-K = TypeVar("K", bound="Keeper")
-
-
-class GivenUp(SlipwayError):
-    """The run was begun again as often as is tried, or cannot be."""
 
 
 class NoReplacement(NoOffer):
     """No machine can replace one that is silent; nothing was changed."""
 
 
-FINAL = (AuthError, GivenUp, JournalError, LimitHit, UsageError, launch.EndedMeanwhile)
-"""Errors after which a run is not begun again: the user has to act, or another process does."""
-
-
 @dataclass
-class Keeper:
-    """The supervisor of a run; `folder` holds what is downloaded of it."""
+class RunKeeper(Keeper):
+    """The supervisor of a run."""
 
-    journal: Journal
-    vendors: Vendors
-    find: Find  # offers that satisfy a request, in the order in which they are tried; raises NoOffer
-    folder: Path
-    secrets: Mapping[str, str]
-    say: Say
-    terms: Terms = launch.PLAIN
-    lost: Callable[[Op], None] = lambda _: None  # gets every pod that is gone
-    back: Callable[[Op], None] = lambda _: None  # gets the run each time it was brought back
-    lease: Lease | None = None  # None: another process has it, and this one only follows
     tell_after_s: float = TELL_AFTER_S
     since: float = field(default_factory=lambda: float(int(time.time())))
     """Recoveries before this time, in UTC epoch seconds, do not count, as the user wanted the run to go on."""
@@ -114,37 +58,6 @@ class Keeper:
 
     def __post_init__(self) -> None:
         self.downloads = Downloads(self.folder, self.say)
-
-    @classmethod
-    def of(cls: type[K], op: Op, journal: Journal, settings: Settings, say: Say) -> K:
-        """Return the keeper of this run, which looks for other machines as a launch does, and reports lost pods."""
-        return cls(
-            journal,
-            registry.vendors(settings),
-            find=lambda request: find_payable(request, settings, say),
-            folder=settings.homes / op.run,
-            secrets=job_environment.secrets_for(Job.from_json(op.job).secrets if op.job else (), settings),
-            say=say,
-            terms=terms_for(settings, registry.provider(settings, op.vendor)),
-            lost=lambda gone: tell_end(gone, "preempted", journal, settings, say, aside=True),
-            back=lambda op: tell_back(op, settings, say),
-        )
-
-    @contextlib.contextmanager
-    def keeping(self, run: str) -> Iterator[None]:
-        """Hold the lease meanwhile, if nobody else does. A signal, or a fault of ours, leaves the run to the next."""
-        self._take(run)
-        let_go = self.journal.forsake
-        try:
-            yield
-            let_go = self.journal.release
-        except SlipwayError:
-            let_go = self.journal.release
-            raise
-        finally:
-            if self.lease is not None:
-                let_go(self.lease)
-                self.lease = None
 
     def keep(self, op: Op) -> Iterator[Seen]:
         """Yield at every look until the verdict of the run's last pod.
@@ -297,19 +210,6 @@ class Keeper:
     def _begun_at(self, op: Op) -> list[float]:
         return [at for at in self.journal.recovered_at(op.run) if at >= self.since]
 
-    def wait_for_success(self, op: Op, problem: str, tries: int) -> None:
-        """Wait before something is tried again that `op` cannot go on without; `inv status` says why."""
-        if tries == 1:
-            self.say(f"{op.run}: {problem}; this is tried again until it succeeds; to end it: inv down {op.run}")
-        if op.state != TERMINATING and self.lease is not None:
-            with contextlib.suppress(Fenced):  # somebody changes it now
-                why = problem.partition("\n")[0]
-                op = self.journal.note(op, reason=f"{op.reason.partition(WAITS)[0]}{WAITS}{why}")
-        self.rest(op, AGAIN.wait_s(tries))
-
-    def recoveries(self, op: Op) -> int:
-        return max(row.recoveries for row in self.journal.ops(run=op.run))
-
     def _said_elsewhere(self, op: Op) -> dict[str, Any]:
         """Return the verdict of another node of a run whose node 0 does not answer; {} while there is none.
 
@@ -361,12 +261,6 @@ class Keeper:
         if sights[0].is_there and sights[0].kind is Kind.SILENT:
             raise SlipwayError(f"{_named(rows[0])}: {sights[0].why}")
         return sights
-
-    def look_at(self, op: Op | None, asks: Asks = Asks.ALL) -> Sight:
-        """Look at one node; one that was given up, or detached, is gone for this run."""
-        if op is None or not op.is_live or op.slot < 0:
-            return Sight(False)
-        return sight.look(op, self.vendors(op.vendor), asks)
 
     def _resume(self, op: Op, course: Course, seen: Sight) -> Op:
         """Resume the run on its pods.
@@ -460,80 +354,12 @@ class Keeper:
         offers = self.find(request)
         return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)
 
-    def terms_after(self, op: Op, recoveries: int, budget: int | None, may_be_over: bool = False) -> Terms:
-        """Return the terms of the pod in place of this one; `may_be_over`: also when somebody has ended it."""
-
-        def admit(rows: list[Op], new: Op) -> None:
-            if not may_be_over and pods.is_over(next(row for row in rows if row.token == op.token)):
-                raise launch.EndedMeanwhile(f"{op.run}: somebody ended it (inv down); nothing was rented")
-            self._admit(rows, new)
-
-        return replace(self.terms, recoveries=recoveries, role=op.role, spec_hash=op.spec_hash, admit=admit,
-                       budget=budget, budget_name=op.budget_name)  # fmt: skip
-
-    def _admit(self, rows: list[Op], new: Op) -> None:
-        """Check a new pod in the transaction that writes it down: another keeper's run is not ours to recover."""
-        if self.lease is not None and not self.journal.is_ours(self.lease):
-            raise Fenced(f"{new.run}: another process has taken it over; nothing was rented; run: inv status")
-        if self.terms.admit:
-            self.terms.admit(rows, new)
-
-    def rest_of(self, op: Op, given: Limits) -> tuple[Job, int | None]:
-        """Return the job with what is left of its time and money, and what all pods of the run may cost.
-
-        Raises LimitHit.
-        """
-        job, provider = Job.from_json(op.job), self.vendors(op.vendor)
-        if provider.is_rented:
-            now, scale = read_clocks(), clock_scale(provider)
-            used_s, used_micro_usd = spend.age_s(op, now, scale), spend.spent(op, now, scale)
-        else:  # as its guard reported last
-            guard = mirror.words_at_home(op, self.folder).get("guard", {})
-            if guard.get("token") != op.token:  # the cost of an earlier pod was taken off when this one was rented
-                guard = {}
-            used_s, used_micro_usd = guard.get("elapsed_s", 0.0), guard.get("spent_micro_usd", 0)
-        limits = spend.less(job.limits, used_s, used_micro_usd)
-        if given.time_s is not None:
-            limits = replace(limits, time_s=given.time_s)
-        budget, nodes = op.budget if given.spend_micro_usd is None else given.spend_micro_usd, pods.size_of(op)
-        if budget is not None:  # one amount for all nodes, some of which may have cost more than others
-            rows = pods.rows_of(op.run, nodes, self.journal)
-            used_micro_usd = sum(spend.reserved(row, read_clocks(), clock_scale(provider)) for row in rows)
-            limits = replace(limits, spend_micro_usd=(budget - used_micro_usd) // nodes)
-        if spend.is_used_up(limits):
-            flags = {"--ttl TIME": limits.time_s, "--spend-limit USD": limits.spend_micro_usd}
-            more = " ".join(flag for flag, left in flags.items() if left is not None and left <= 0)
-            more = f"inv resume {op.run} {more}, above what it has used" if provider.is_rented else "inv launch"
-            raise LimitHit(f"{op.run}: its pod is gone, and its limit is reached; resume it with a higher one: {more}")
-        return replace(job, limits=limits), budget
-
-    def _take(self, run: str) -> None:
-        if self.lease is None:
-            with contextlib.suppress(Held):  # another process keeps the run, and this one only follows
-                self.lease = self.journal.take(lease_name(run), own_code.stamp())
-
-    def rest(self, op: Op, seconds: float) -> bool:
-        """Wait; True at once when somebody changes the run meanwhile."""
-        deadline = time.monotonic() + seconds
-        while (is_same := self.journal.ops(run=op.run)[-1] == op) and time.monotonic() < deadline:
-            time.sleep(min(POLL_S, seconds))
-        return not is_same
-
     def _downloading(self, op: Op, transport: Transport) -> contextlib.AbstractContextManager[None]:
         """Download meanwhile what grows on another machine."""
         provider = self.vendors(op.vendor)
         if provider.is_here or self.lease is None:
             return contextlib.nullcontext()
         return self.downloads.meanwhile(op, transport, provider.pod_store)
-
-
-def asked_at(run: str, journal: Journal) -> float:
-    """Return when somebody last had a pod rented for the run, in UTC epoch seconds; 0: that is not on record."""
-    return max((float(op.intent_at) for op in journal.ops(run=run) if not op.recoveries), default=0.0)
-
-
-def request_of(op: Op) -> Request:
-    return Request(**json.loads(op.request)) if op.request else Request(run=op.run, provider=op.vendor)
 
 
 @dataclass
