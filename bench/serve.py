@@ -26,7 +26,7 @@ from typing import cast
 
 from aiohttp import web
 
-from serve.loops import run
+from serve.loops import run, timeout
 from tests.serve.scripted_engine import CHAT, ROOT, chat, port_of, program
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -202,7 +202,8 @@ async def until_served(arm: Arm) -> None:
     while True:
         try:
             (client,) = await arm.clients(1)
-            await asyncio.wait_for(client.ask(SHORT), 5)
+            async with timeout(5):
+                await client.ask(SHORT)
             _close([client])
             return
         except (OSError, RuntimeError, asyncio.TimeoutError) as error:

@@ -36,7 +36,7 @@ from serve.budget import ServiceBudget, limit_of
 from serve.gateway import keys
 from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.http.open_files import raise_limit
-from serve.loops import run
+from serve.loops import run, timeout
 from serve.policy import autoscaler, fleet, replica_states
 from serve.policy.replica_states import Facts, State
 from serve.policy.service_state import Member, WantedService, seen_of, wanted_of, write
@@ -135,7 +135,8 @@ class Controller:
                     if self.wanted.is_ending and not replicas.kept:
                         break
                     with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(replicas.changed.wait(), POLL_S)
+                        async with timeout(POLL_S):
+                            await replicas.changed.wait()
             finally:
                 await self.gateway.leave()
         if self.wanted.is_ending and not self.is_leaving:
@@ -196,7 +197,8 @@ class Controller:
     async def _ask_store(self, what: Callable[..., None], *words: Any) -> None:
         """Run an action on a store in a thread; a failure is reported, and the service goes on."""
         try:
-            await asyncio.wait_for(asyncio.to_thread(what, *words), STORE_S)
+            async with timeout(STORE_S):
+                await asyncio.to_thread(what, *words)
         except (StoreError, asyncio.TimeoutError) as error:
             self.say(f"{self.name}: its lease in the store: {error or f'no answer in {STORE_S:g} s'}")
 

@@ -357,7 +357,7 @@ def _run(answer: Coroutine[Any, Any, T], limit_s: float) -> T:
     """
     loop = asyncio.new_event_loop()
     try:
-        return loop.run_until_complete(asyncio.wait_for(answer, limit_s))
+        return loop.run_until_complete(asyncio.wait_for(answer, limit_s))  # noqa: TID251 - nothing cancels it
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()

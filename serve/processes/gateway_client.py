@@ -22,6 +22,7 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from serve.gateway.http.certificate import Tls
 from serve.gateway.http.limits import GatewayLimits
+from serve.loops import timeout
 from serve.processes import gateway_orders
 from serve.processes.controller_process import tail
 from serve.processes.gateway_orders import LONGEST_LINE, GatewayReport, Order, ReplicaEndpoint
@@ -165,7 +166,8 @@ class GatewayClient:
             self.report, self._obeyed, limit_s = found, order, REPLY_S
             self._heard.set()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), HEAR_S)
+                async with timeout(HEAR_S):
+                    await self._changed.wait()
 
     async def _ask(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, order: Order, limit_s: float
@@ -173,7 +175,8 @@ class GatewayClient:
         """Send an order; return the report. Raises _Gone."""
         writer.write(msgspec.json.encode(order) + b"\n")
         try:
-            line = await asyncio.wait_for(reader.readline(), limit_s)
+            async with timeout(limit_s):
+                line = await reader.readline()
         except asyncio.TimeoutError:
             gateway = gateway_orders.living(self.places)
             if gateway is not None:

@@ -29,6 +29,7 @@ from serve.gateway.http.limits import GatewayLimits
 from serve.gateway.keys import Keys
 from serve.gateway.routing import Target
 from serve.gateway.server import Gateway
+from serve.loops import timeout
 from serve.replicas.probe import counters
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +75,8 @@ class Routed(Gateway):
         self._told.clear()
         self._keeper = asyncio.create_task(self._keep())
         try:
-            await asyncio.wait_for(self._told.wait(), START_S)
+            async with timeout(START_S):
+                await self._told.wait()
         except asyncio.TimeoutError:
             await self.stop(0)
             raise SlipwayError(f"{NAME} did not come up in {duration(START_S)}; its log: {self._log}") from None
@@ -136,7 +138,8 @@ class Routed(Gateway):
                     await self._tell(session, url)
                 await self._look_at_leaving(session)
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), LOOK_S)
+                    async with timeout(LOOK_S):
+                        await self._changed.wait()
 
     async def _tell(self, session: aiohttp.ClientSession, url: str) -> None:
         """Tell it what it does not know yet. It is asked for answers only while it knows a worker."""
@@ -180,7 +183,8 @@ async def _is_gone(url: str) -> bool:
     """Return whether nothing listens there any more."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), ASK_S)
+        async with timeout(ASK_S):
+            _, writer = await asyncio.open_connection(host, int(port))
     except asyncio.TimeoutError:
         return False
     except OSError as error:

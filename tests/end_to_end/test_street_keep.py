@@ -65,7 +65,8 @@ def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world,
     until(lambda: keeper(world, run), "another keeper")
     second.send_signal(signal.SIGINT)
     _, said = second.communicate(timeout=60)
-    assert second.returncode == 130 and "the supervisor" in said and "inv supervisor" in said
+    # CPython dies of the signal itself where that came during exec() of a text, as in the making of a dataclass.
+    assert second.returncode in (130, -signal.SIGINT) and "the supervisor" in said and "inv supervisor" in said
     third = until(lambda: keeper(world, run), "the supervisor")
     assert third.pid != second.pid
     assert send(third, signal.SIGKILL)
