@@ -439,6 +439,7 @@ def test_what_a_killed_launch_has_rented_is_ended_by_the_supervisor(user):
     assert user.status()["halfway"]["state"] == "stopped"
 
 
+@pytest.mark.nightly  # a minute: tests/infra/runs/test_pod_keeper.py has what is decided
 def test_a_pod_of_a_set_that_is_taken_away_comes_back_until_it_is_ended(user, tmp_path):
     """The supervisor that was killed is begun by whoever looks; a change of that key is no reason for another pod."""
     file = tmp_path / "desk.yaml"

@@ -287,6 +287,7 @@ def test_a_model_that_is_never_healthy_is_given_up_and_leaves_nothing(place):
     assert place.world.json("serve.status") == [] and place.world.processes() == []
 
 
+@pytest.mark.nightly  # its engine is made anew: tests/serve/policy has what is decided
 def test_the_making_of_its_environment_takes_nothing_of_a_replica_s_initial_delay(place):
     """Another process makes that environment, so that the replica waits for it for longer than its initial delay."""
     place.world.extra["SLIPWAY_ENVIRONMENTS"] = str(place.folder / "environments")
