@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from infra.agent.job import Job
+from infra.agent.job import Job, Limits
 from infra.errors import LimitHit
 from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import ASKED
@@ -69,6 +69,11 @@ def test_a_pod_that_is_gone_when_its_limits_are_used_up_is_not_rented_again(jour
     with pytest.raises(LimitHit, match="lium has it no more, and its limits leave no time for another pod"):
         kept[0].hold(op)
     assert (journal.op("sw1-a").state, journal.op("sw1-a").outcome) == ("TERMINATED", "limit")
+
+
+def test_a_pod_without_work_goes_on_after_its_limit_by_the_file_of_its_set(journal, kept):
+    with pytest.raises(LimitHit, match="its limit is reached; go on with a higher one: inv apply"):
+        kept[0].rest_of(pod(journal), Limits(time_s=0.0))
 
 
 def test_a_pod_that_is_taken_away_again_and_again_is_given_up(journal, kept):
