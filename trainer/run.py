@@ -109,15 +109,17 @@ class PhaseRun:
         The first process alone fills it; the others hear from it: of one that learns, as training begins.
         """
         dtype, device = self.machine.dtype(self.config), self.machine.device
-        model = unfilled(shape, dtype)
-        if is_frozen:
+        is_whole = self.parallel == "ddp"
+        first_home = torch.device("cpu") if self.ranks.is_first else device
+        model = unfilled(shape, dtype, first_home if is_whole and not is_frozen else "meta")
+        if is_frozen:  # in its dtype before it takes memory
             model.to(dtype).eval().requires_grad_(False)
-        if self.parallel == "ddp":
+        if is_whole:
+            if is_frozen:
+                model.to_empty(device=first_home)
             if self.ranks.is_first:
-                fill(model.to_empty(device="cpu"))
+                fill(model)
                 model.to(device)
-            else:
-                model.to_empty(device=device)
             if is_frozen:
                 self.ranks.spread(model.state_dict().values())
             return model, shared(model, self.ranks) if self.ranks.size > 1 and not is_frozen else WHOLE
@@ -127,7 +129,7 @@ class PhaseRun:
         model.to_empty(device=device)
         first: Mapping[str, Tensor] = {}
         if self.ranks.is_first:
-            whole = unfilled(shape, dtype).to_empty(device="cpu")
+            whole = unfilled(shape, dtype, "cpu")
             fill(whole)
             first = whole.state_dict()
         part.deal(parts_of(model.state_dict()), first, self.ranks)
@@ -186,7 +188,7 @@ class PhaseRun:
         if final is None:
             return None
         if not self.cut.is_whole:  # the other parts are in processes that have ended
-            model = unfilled(self.config.model, self.machine.dtype(self.config)).to_empty(device=self.machine.device)
+            model = unfilled(self.config.model, self.machine.dtype(self.config), self.machine.device)
             model.load_state_dict(final.tensors("model"))
         return model, final
 
@@ -209,7 +211,7 @@ class PhaseRun:
             raise Refused(
                 f"{self.config.phase} cannot go on from {self.making.inputs[self.before].name}: its shape is {given}"
             )
-        before = unfilled(given).to_empty(device="cpu")
+        before = unfilled(given, device="cpu")
         self._fill_from(before, self.before)
         model = converted(before, wanted, self.machine.dtype(self.config))
         facts = {

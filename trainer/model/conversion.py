@@ -18,7 +18,7 @@ ROWS, TOKENS = 2, 256  # drawn to measure with
 
 def converted(before: Decoder, shape: ModelConfig, dtype: torch.dtype) -> Decoder:
     """Return the model in a shape that has nothing more than its own but the norms of SubLN, and rounding."""
-    model, weights = unfilled(shape, dtype).to_empty(device="cpu"), before.state_dict()
+    model, weights = unfilled(shape, dtype, "cpu"), before.state_dict()
     if shape.sub_norm and not before.config.sub_norm:
         for name, size in read_sizes(before).items():
             block, _, matrix = name.rpartition(".")

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainer.model import float8
@@ -357,12 +358,27 @@ class Decoder(nn.Module):
         return self.positions(index, mask, is_causal=cache is None)
 
 
-def unfilled(config: ModelConfig, compute_dtype: torch.dtype = torch.float32) -> Decoder:
-    """Return a decoder on no device; `to_empty` gives it one, and whoever knows its parameters fills them.
+DRAWS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)  # by which PyTorch's modules fill parameters
 
-    PyTorch would draw random ones first, on one core, which takes a minute for some billions.
+
+class Undrawn(TorchFunctionMode):
+    """Modules made within it keep their parameters as they were allocated, and draw none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in DRAWS:
+            return kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def unfilled(
+    config: ModelConfig, compute_dtype: torch.dtype = torch.float32, device: torch.device | str = "meta"
+) -> Decoder:
+    """Return a decoder whose parameters whoever knows them fills. On no device, `to_empty` gives it one.
+
+    PyTorch would draw random ones first, on one core, which takes a minute for some billions; on no device it would
+    load its compiler for that, and `to_empty` would load sympy: 1.5 s of each process.
     """
-    with torch.device("meta"):
+    with torch.device(device), Undrawn():
         return Decoder(config, compute_dtype)
 
 

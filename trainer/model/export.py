@@ -111,7 +111,7 @@ def check_tokenizer(folder: Path) -> None:
 
 def read(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Decoder:
     """Return the model in a Hugging Face folder, with fp32 parameters. Raises Refused in words."""
-    model = unfilled(read_config(folder), compute_dtype).to_empty(device="cpu")
+    model = unfilled(read_config(folder), compute_dtype, "cpu")
     load(model, folder)
     return model
 
