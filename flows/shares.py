@@ -251,7 +251,7 @@ def offered(
                 found = choose.among(candidates, requests, is_ordered, settings, tell_new)
             except NoOffer as error:
                 if name is None:
-                    raise
+                    raise NoOffer(f"{error}\nto wait until an offer matches: {WAIT}") from None
                 why = f"{_offer_of(requests)}: {str(error).splitlines()[0]}"
             else:
                 if turn is not None:

@@ -3,7 +3,7 @@
 import pytest
 
 from flows.shares import MachineLine, offered
-from infra.errors import Busy
+from infra.errors import Busy, NoOffer
 from infra.ledger import turns
 from infra.ledger.journal import Journal
 from infra.providers import registry
@@ -40,3 +40,14 @@ def test_of_several_machines_that_would_do_a_launch_that_waits_takes_the_one_tha
         )
         assert had.request == plain and had.offers and had.turn is None and turns.waiting(journal) == []
     assert told[0].startswith("1 of 2 kinds of machine cannot be had: ")
+
+
+@pytest.mark.process  # likewise
+def test_a_launch_that_finds_no_offer_is_told_why_and_how_to_wait_for_one(tmp_path):
+    settings = Settings.load(tmp_path, environ={"SLIPWAY_PROVIDER": "local", "HOME": str(tmp_path)})
+    with Journal.open(tmp_path / "journal.db") as journal, pytest.raises(NoOffer) as error:
+        offered(
+            registry.candidates(settings), (Request(run="new", num_gpus=999),), True, None, journal, settings, print
+        )
+    *why, last = str(error.value).splitlines()
+    assert any("999" in line for line in why) and last == "to wait until an offer matches: --wait"
