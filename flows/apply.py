@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flows import pods, shares, stop, supervise
+from flows import pods, shares, stop
 from flows.shares import Offered
+from flows.supervisor import supervisor_client
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
@@ -138,7 +139,7 @@ def look_after(set_name: str, specs: Mapping[str, PodEntry], journal: Journal, s
             if said.get("recovers", False) != recovers:
                 journal.note(op, request=json.dumps({**said, "recovers": recovers}))
                 changed.append(op.run)
-    supervise.ensure(settings)
+    supervisor_client.ensure(settings)
     return changed
 
 

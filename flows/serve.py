@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows import supervise
 from flows.find_model import gguf_problem, model_folder, shape_of
 from flows.specs.service import ServeSpec
+from flows.supervisor import supervisor_client
 from infra import job_environment, train_env
 from infra.agent import host
 from infra.checkout import ROOT
@@ -156,7 +156,7 @@ def want(found: Revision, wanted: WantedService, journal: Journal, settings: Set
         service_rows.want(journal, found.name, service_state.write(wanted), found.row)
     try:
         seen = controller_client.ensure(found.name, settings, journal, tell)
-        supervise.ensure(settings)
+        supervisor_client.ensure(settings)
         return seen
     except BaseException:
         if found.old is None:  # nothing was started yet

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flows import supervise
+from flows.supervisor import due, supervisor_client
 from infra.errors import SlipwayError, as_told
 from infra.ledger.held_pods import guests_of
 from infra.ledger.journal import Journal, Op
@@ -37,7 +37,7 @@ def services(names: list[str], journal: Journal, settings: Settings, tell: Say) 
             yield Ended(name)
         except Exception as error:  # an error about one run must not keep the others from ending
             yield Ended(name, as_told(error, name))
-    supervise.leave_if_done(settings)
+    supervisor_client.leave_if_done(settings)
 
 
 def rows_of(run: str, journal: Journal) -> list[Op]:
@@ -62,9 +62,9 @@ def rows(ops: list[Op], journal: Journal, settings: Settings, tell: Say) -> Iter
             yield Ended(op.run)
         except Exception as error:  # likewise
             yield Ended(op.run, as_told(error, op.run))
-    if supervise.pods_to_end(journal, settings):
-        supervise.ensure(settings, waits=False)  # it asks again until they are gone
-    supervise.leave_if_done(settings)
+    if due.pods_to_end(journal, settings):
+        supervisor_client.ensure(settings, waits=False)  # it asks again until they are gone
+    supervisor_client.leave_if_done(settings)
 
 
 def end(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows import resume, serve, stop, supervise
+from flows import resume, serve, stop
+from flows.supervisor import supervisor_client
 from infra.errors import UsageError
 from infra.money import in_usd
 from infra.runs.lookup import find_run
@@ -101,7 +102,7 @@ class Acts:
             settings = self.desk.settings
             with self.desk.journal() as journal:
                 resume.resume(op.run, "", "", journal, settings, self.desk.tell)
-            supervise.ensure(settings)
+            supervisor_client.ensure(settings)
 
         costs = f" It may rent a machine at about {in_usd(op.rate)} an hour, within its limit." if op.rate else ""
         return _question(

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows import supervise
+from flows.supervisor import supervisor_client
 from infra import journal_moves
 from infra.checkout import ROOT
 from infra.control import archive, homes
@@ -122,7 +122,7 @@ def down(settings: Settings, tell: Say) -> CameHome:
         archive.unpack(text, settings.state_file)
         host.call(there, "forget")
     host.copy.forget()
-    return CameHome(name, tuple(supervise.look_after(settings, released["left"])))
+    return CameHome(name, tuple(supervisor_client.look_after(settings, released["left"])))
 
 
 def lost(settings: Settings, tell: Say) -> CameHome:

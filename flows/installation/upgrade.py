@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection, Iterator
 
-from flows import supervise
+from flows.supervisor import supervisor_client
 from infra.errors import SlipwayError
 from infra.ledger import service_rows
 from infra.ledger import upgrade as handing_over
@@ -36,7 +36,7 @@ def take_over(left: Collection[str], journal: Journal, settings: Settings, tell:
         kind, _, name = lease.partition(":")
         if kind == "serve":
             controller_client.ensure(name, settings, journal, tell)
-    supervise.ensure(settings)
+    supervisor_client.ensure(settings)
     deadline = time.monotonic() + TAKE_OVER_S
     while missing := set(due) - journal.held():
         if time.monotonic() > deadline:

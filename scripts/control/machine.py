@@ -1,7 +1,7 @@
 """The commands of a control host: see flows/installation/control.py."""
 
-from flows import supervise
 from flows.installation import control
+from flows.supervisor import supervisor_client
 from infra.control import host_side
 from infra.control.places import HostPlaces
 from scripts.cli import context, prompts, render
@@ -46,7 +46,7 @@ def start(spec: ControlStartFlags) -> None:
     places = HostPlaces.beside(settings.state_file)
     if places.is_control_host:
         host_side.note_start(places)
-    started = supervise.look_after(settings, spec.leases)
+    started = supervisor_client.look_after(settings, spec.leases)
     if spec.json:
         print_json({"started": started})
         return

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from flows import apply as use_case
-from flows import supervise
 from flows.apply import Change, SetLimit
+from flows.supervisor import supervisor_client
 from infra import strict_yaml
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
@@ -48,7 +48,7 @@ def apply(spec: ApplyFlags) -> None:
             prompts.confirm(spec.yes)
             if limit:
                 limit.open(journal, settings)
-            with supervise.handing_on(settings):
+            with supervisor_client.handing_on(settings):
                 for step in changes:
                     with going_on(f"inv apply {spec.file}"):
                         made = use_case.carry_out(step, set_name, specs, journal, settings, render.tell, limit)

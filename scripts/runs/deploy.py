@@ -5,7 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from flows import pods, shares, supervise
+from flows import pods, shares
+from flows.supervisor import supervisor_client
 from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.flags import given
@@ -51,7 +52,7 @@ def deploy(requests: Sequence[Request], is_ordered: bool, limits: Limits, spec: 
             if not payable:
                 render.say("nothing was rented")
                 return
-        with supervise.handing_on(settings):
+        with supervisor_client.handing_on(settings):
             op = pods.make(replace(had, offers=tuple(payable)), limits, journal, settings, render.tell,
                            unchecked=spec.no_accept, budget=spec.budget)  # fmt: skip
         session.use(op)

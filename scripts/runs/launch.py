@@ -16,7 +16,7 @@ from typing import Any
 
 from invoke import Exit
 
-from flows import follow, run_leases, shares, supervise
+from flows import follow, run_leases, shares
 from flows import launch as use_case
 from flows import resume as resuming
 from flows import stop as ending
@@ -27,6 +27,7 @@ from flows.jobs.work import JobWork
 from flows.planning import Work, node_commands
 from flows.pods import scale_of
 from flows.specs.launch import with_preset
+from flows.supervisor import supervisor_client
 from flows.sweeps import carry
 from infra.agent.job import Job
 from infra.agent.limits import read_clocks
@@ -105,11 +106,11 @@ def launch(spec: LaunchFlags) -> None:
             for warning in found.warnings:
                 render.say(warning)
                 prompts.confirm(spec.yes)
-        with supervise.handing_on(settings):
+        with supervisor_client.handing_on(settings):
             with moving_line.waiting("the run begins"):
                 op = use_case.start(found, journal, settings, render.tell)
             if watch.is_wanted(journal, settings):
-                supervise.ensure(settings)
+                supervisor_client.ensure(settings)
             if spec.detach:
                 leave(op, settings, spec.json)
                 return
@@ -149,7 +150,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         except (KeyboardInterrupt, OSError) as error:
             if isinstance(error, OSError) and not hung_up:  # else it is the terminal that is gone
                 raise
-            kept = supervise.hand_on(op, settings)  # before anything is said, which may fail
+            kept = supervisor_client.hand_on(op, settings)  # before anything is said, which may fail
             render.say(f"\ndetached; {op.run} goes on. {kept}")
             say_how(op, as_json)
             raise Exit(code=follow.DETACHED) from None
@@ -300,7 +301,7 @@ def stop(spec: StopFlags) -> None:
 
 def resume(spec: ResumeFlags) -> None:
     settings = context.settings()
-    with open_journal(settings) as journal, supervise.handing_on(settings):
+    with open_journal(settings) as journal, supervisor_client.handing_on(settings):
         settle(journal, settings, render.tell)
         op = resuming.resume(spec.run, spec.spend_limit, spec.ttl, journal, settings, render.tell)
         if spec.detach:
@@ -348,7 +349,7 @@ def look_after(name: str, settings: Settings, journal: Journal, as_json: bool) -
 
 def leave(op: Op, settings: Settings, as_json: bool) -> None:
     """Hand the run on, as nobody follows it from here on, and say how to look at it again."""
-    render.say(supervise.hand_on(op, settings))
+    render.say(supervisor_client.hand_on(op, settings))
     say_how(op, as_json)
 
 

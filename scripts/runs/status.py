@@ -3,8 +3,9 @@
 import time
 from collections.abc import Iterator
 
-from flows import shares, supervise
+from flows import shares
 from flows.reading import status as use_case
+from flows.supervisor import supervisor_client
 from flows.sweeps import carry
 from flows.sweeps import results as kept
 from flows.sweeps.results import SweepResult
@@ -89,7 +90,7 @@ def settle_due(views: list[PodView], journal: Journal, settings: Settings) -> bo
     """
     due = use_case.due(views, journal)
     ended = settle(journal, settings, render.tell, due, waits=False) if due else []
-    supervise.ensure(settings, waits=False)
+    supervisor_client.ensure(settings, waits=False)
     for op in ended:
         render.tell(f"{op.run} has been settled: {op.reason or op.outcome or 'it has ended'}")
     return bool(ended)

@@ -1,4 +1,4 @@
-"""The command `inv supervisor`, and the process that it shows: see flows/supervise.py.
+"""The command `inv supervisor`, and the process that it shows: see flows/supervisor/supervisor.py.
 
 python -m scripts.runs.supervisor        of the journal of SLIPWAY_STATE_FILE; its standard error is its log
 """
@@ -7,7 +7,8 @@ import contextlib
 import sys
 import time
 
-from flows import supervise
+from flows.supervisor import supervisor_client, supervisor_state
+from flows.supervisor.supervisor import serve
 from infra.units import duration, moment
 from scripts.cli import context, render
 from scripts.cli.flags import Output
@@ -19,15 +20,15 @@ POLL_S = 0.1
 
 def supervisor(spec: Output) -> None:
     settings = context.settings()
-    pid = supervise.ensure(settings)
-    state = supervise.last_state(settings)
+    pid = supervisor_client.ensure(settings)
+    state = supervisor_state.last_state(settings)
     deadline = time.monotonic() + MOST_S
     while pid and (state is None or state.pid != pid) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-        state = supervise.last_state(settings)
+        state = supervisor_state.last_state(settings)
     is_its = state is not None and state.pid == pid
     if spec.json:
-        known = state if is_its and state else supervise.SupervisorState(pid=pid or 0, since=0.0, looked_at=0.0)
+        known = state if is_its and state else supervisor_state.SupervisorState(pid=pid or 0, since=0.0, looked_at=0.0)
         print_json(
             {
                 "state": "running" if pid else "not needed",
@@ -37,7 +38,7 @@ def supervisor(spec: Output) -> None:
                 "runs": list(known.runs),
                 "services": list(known.services),
                 "given_up": dict(known.given_up),
-                "log": str(supervise.log_file(settings)),
+                "log": str(supervisor_state.log_file(settings)),
             }
         )
         return
@@ -45,7 +46,7 @@ def supervisor(spec: Output) -> None:
         seen = f"; the last one looked at {moment(state.looked_at)}" if state else ""
         print(f"no supervisor is needed: no run on another machine is unattended, and there is no service{seen}")
         return
-    print(f"Supervisor: process {pid}; its log: {supervise.log_file(settings)}")
+    print(f"Supervisor: process {pid}; its log: {supervisor_state.log_file(settings)}")
     if is_its and state:
         print(f"Since: {moment(state.since)}; last look {duration(max(0.0, time.time() - state.looked_at))} ago")
         print(f"Runs: {', '.join(state.runs) or 'none'}")
@@ -61,4 +62,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    supervise.serve(_say)
+    serve(_say)

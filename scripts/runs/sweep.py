@@ -11,10 +11,10 @@ from typing import Any
 
 from invoke import Exit
 
-from flows import supervise
 from flows.apply import wanted
 from flows.follow import DETACHED
 from flows.pods import scale_of
+from flows.supervisor import supervisor_client
 from flows.sweeps import answer as answers
 from flows.sweeps import carry, configurations, pods, prices
 from flows.sweeps import plan as planning
@@ -116,7 +116,7 @@ def keep_watch(command: carry.SweepCommand, settings: Settings) -> None:
     if command.is_here:
         return
     try:
-        supervise.ensure(settings)
+        supervisor_client.ensure(settings)
     except SlipwayError as error:
         render.tell(f"{error}; if this process is killed, go on: {command.typed}")
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from flows import serve as use_case
-from flows import supervise
+from flows.supervisor import supervisor_client
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.ledger import service_rows
@@ -136,7 +136,7 @@ def down(spec: ServeDownFlags) -> None:
             with moving_line.waiting(f"{one} ends"):
                 controller_client.finish(one, settings, journal, render.tell)
             render.say(f"{one}: ended, nothing of it runs")
-        supervise.leave_if_done(settings)
+        supervisor_client.leave_if_done(settings)
         if spec.json:
             print_json({"ended": names})
         elif not names:

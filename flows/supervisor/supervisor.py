@@ -16,42 +16,35 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 from flows import follow
 from flows.installation import watch
+from flows.supervisor.due import is_needed, pods_to_end, runs_to_keep
+from flows.supervisor.supervisor_client import start
+from flows.supervisor.supervisor_state import SupervisorState, state_file
 from flows.sweeps import carry
 from infra import job_environment, own_code
-from infra.agent.process import is_alive, send
 from infra.agent.shortage import is_full
 from infra.checkout import ROOT
-from infra.errors import AuthError, LimitHit, OutOfMoney, SlipwayError, in_words
+from infra.errors import AuthError, LimitHit, OutOfMoney, in_words
 from infra.journal_file import JournalFull
 from infra.ledger import service_rows
-from infra.ledger.budgets import is_recent
 from infra.ledger.journal import SUPERVISOR, Held, Journal, Op, keeper_lease
-from infra.ledger.life_cycle import LOST, READY
 from infra.ledger.service_rows import service_lease
 from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
-from infra.providers import registry
-from infra.providers.local import Local
-from infra.rehearsal import attach
-from infra.runs import pods, sight
+from infra.runs import pods
 from infra.runs.keepers.keeper import GivenUp
 from infra.runs.keepers.pod_keeper import PodKeeper, recovers
 from infra.runs.keepers.recovery import RUN
-from infra.runs.lookup import way
-from infra.runs.settle import settle_rows, to_end
+from infra.runs.settle import settle_rows
 from infra.runs.timing import Say
-from infra.settings import SKYPILOT, Settings, is_rented
+from infra.settings import Settings
 from infra.units import moment
 from serve.processes import controller_client
 from store import credentials, local_files
@@ -61,196 +54,8 @@ EVERY_S = 1.0  # between two looks
 WRITE_EVERY_S = 5.0  # where nothing has changed
 ENDS = Backoff(first_s=2.0, longest_s=60.0)  # between two requests to end what a vendor does not let go
 ROOM = Backoff(first_s=5.0, longest_s=15.0)  # between two tries to write to a full disk
-START_S = 60.0
-LEAVE_S = 30.0
-POLL_S = 0.1
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SupervisorState:
-    """The supervisor's last observations; times are UTC epoch seconds."""
-
-    pid: int
-    since: float
-    looked_at: float
-    runs: tuple[str, ...] = ()
-    """Runs that it keeps."""
-    services: tuple[str, ...] = ()
-    """Services whose controllers it starts again."""
-    given_up: Mapping[str, str] = field(default_factory=dict)
-    """Runs and services that it has given up until somebody acts, with the reason."""
-
-
-def state_file(settings: Settings) -> Path:
-    return settings.state_file.with_name(f"{settings.state_file.stem}-supervisor.json")
-
-
-def log_file(settings: Settings) -> Path:
-    return settings.state_file.with_name(f"{settings.state_file.stem}-supervisor.log")
-
-
-def last_state(settings: Settings) -> SupervisorState | None:
-    """Return the last observations of the last supervisor; None when there has been none."""
-    try:
-        said = json.loads(state_file(settings).read_bytes())
-        return SupervisorState(**{**said, "runs": tuple(said["runs"]), "services": tuple(said["services"])})
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
-
-
-# Which runs and services must go on.
-
-
-def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
-    """Return the rows of runs on other machines that are to go on and that nobody keeps, nor is about to.
-
-    Also of pods of a set that come back when they are taken away. Nothing that is rented once its rehearsal has ended.
-    """
-    held, left = journal.held(), journal.abandoned()
-    newest, has_ended = {op.run: op for op in journal.ops()}, attach.has_ended(settings.rehearsal)
-    found = []
-    for op in newest.values():
-        if has_ended and is_rented(op.vendor):
-            continue
-        if op.vendor == SKYPILOT or op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
-            continue
-        was_kept = keeper_lease(op.run) in left
-        if op.stays and not op.target and not recovers(op):
-            continue  # an idle pod is held by its guard
-        if op.vendor == Local.name and not (was_kept and _is_dead(op, settings)):
-            continue  # a run on this machine keeps itself, as long as the machine runs
-        is_at_work = op.state in (READY, LOST)
-        if not (is_at_work or was_kept and (op.is_live or is_recent(journal, op.run))):
-            continue
-        if keeper_lease(op.run) not in held:
-            found.append(op)
-    return found
-
-
-def _is_dead(op: Op, settings: Settings) -> bool:
-    """Return whether a pod of this machine has lost both its guard and its agent, as after a boot."""
-    return op.state in (READY, LOST) and not sight.is_alive(op, way(settings, op))
-
-
-def is_needed(journal: Journal, settings: Settings) -> bool:
-    """Return whether there is anything that somebody has to look after."""
-    is_left = bool(service_rows.every(journal) or runs_to_keep(journal, settings) or carry.due(journal, settings))
-    is_left = is_left or bool(pods_to_end(journal, settings))
-    return is_left or carry.is_at_work(journal) or watch.is_wanted(journal, settings)
-
-
-def pods_to_end(journal: Journal, settings: Settings) -> list[Op]:
-    """Return the rented pods that are to end and that nobody ends, none once the market of a rehearsal has ended."""
-    return [] if attach.has_ended(settings.rehearsal) else to_end(journal)
-
-
-# For commands.
-
-
-def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
-    """Make the supervisor look after whatever must go on here; return the leases that nobody had.
-
-    What has come to this machine from another one, or through a boot, is written down as left by a process that died.
-    `also`: the leases that were held where it comes from. Raises SlipwayError when the supervisor does not come up.
-    """
-    with Journal.open(settings.state_file) as journal:
-        here = [op for op in journal.ops(live=True) if op.vendor == Local.name and not op.service]
-        dead = {keeper_lease(op.run) for op in here if _is_dead(op, settings)}
-        for lease in dead.union(one for one in also if one.startswith(keeper_lease(""))):
-            journal.abandon(lease)
-        due = [keeper_lease(op.run) for op in runs_to_keep(journal, settings)]
-        due += [
-            one for one in (service_lease(row.name) for row in service_rows.every(journal)) if not journal.holder(one)
-        ]
-    ensure(settings)
-    return due
-
-
-def ensure(settings: Settings, waits: bool = True) -> int | None:
-    """Return the process id of the supervisor, started where one is needed and none lives.
-
-    None: none is needed, or the journal is damaged, so that none could do anything.
-
-    `waits`: until it has come up. Raises SlipwayError when it does not.
-    """
-    with Journal.open(settings.state_file) as journal:
-        if holder := journal.holder(SUPERVISOR):
-            return holder.pid
-        if journal.problem or not is_needed(journal, settings):
-            return None
-        process = _start(settings)
-        if not waits:
-            return process.pid
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            if holder := journal.holder(SUPERVISOR):
-                return holder.pid
-            if process.poll() is not None and journal.holder(SUPERVISOR) is None:
-                if process.returncode == 0:
-                    return None  # it has nothing left to do
-                break
-            time.sleep(POLL_S)
-    raise SlipwayError(f"the supervisor did not start; its log: {log_file(settings)}; run: inv supervisor")
-
-
-def hand_on(op: Op, settings: Settings) -> str:
-    """Leave a run: the supervisor keeps another machine's, what is here keeps itself. Return which, in words."""
-    vendor = registry.provider(settings, op.vendor)
-    if vendor.is_here:
-        return "its own guard and agent keep it running on this machine; no other process is needed"
-    if vendor.manages:
-        return f"{vendor.name}'s controller keeps it running; no other process is needed"
-    with Journal.open(settings.state_file) as journal:
-        # if its pod fails before the supervisor has seen it, the run must still be continued
-        journal.abandon(keeper_lease(op.run))
-    pid = ensure(settings)
-    who = f"the supervisor (process {pid})" if pid else "the supervisor"
-    log = settings.homes / op.run / "keep.log"
-    return f"{who} copies its results here, and continues it if its machine fails; its log: {log}; see: inv supervisor"
-
-
-@contextlib.contextmanager
-def handing_on(settings: Settings) -> Iterator[None]:
-    """Leave what is at work, and what is to end, to the supervisor when an error or a signal ends this block."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(SlipwayError, OSError):  # the error that led here must be shown
-            ensure(settings, waits=False)
-        raise
-
-
-def leave_if_done(settings: Settings) -> None:
-    """End the supervisor now where nothing is left for it; it would see that by itself a moment later."""
-    with Journal.open(settings.state_file) as journal:
-        holder = journal.holder(SUPERVISOR)
-        if holder is None or is_needed(journal, settings) or any(one.startswith("keep:") for one in journal.held()):
-            return
-        send(holder, signal.SIGTERM)
-        deadline = time.monotonic() + LEAVE_S
-        while is_alive(holder) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-
-
-def _start(settings: Settings) -> "subprocess.Popen[bytes]":
-    log = log_file(settings)
-    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_STATE_FILE": str(settings.state_file)}
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "scripts.runs.supervisor"],
-            cwd=ROOT,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-
-
-# The life of the supervisor.
 
 
 @dataclass
@@ -509,7 +314,7 @@ def serve(tell: Say) -> None:
             _when_there_is_room(lambda: journal.release(lease), tell)  # noqa: B023
             if is_handing_on:
                 tell("it exits, for something could not be written; another process takes over")
-                _start(settings)
+                start(settings)
                 return
             # A process that has just left work behind saw this lease held, and so started no other supervisor.
             if supervisor.is_leaving.is_set() or not is_needed(journal, settings):

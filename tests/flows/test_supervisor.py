@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from flows import supervise
+from flows.supervisor import due, supervisor_client, supervisor_state
+from flows.supervisor import supervisor as supervisor_module
 from flows.sweeps import carry
 from flows.sweeps import results as kept_sweeps
 from flows.sweeps.carry import SweepCommand
@@ -37,11 +38,11 @@ def journal(settings):
 @pytest.fixture
 def supervisor_of(settings, journal, monkeypatch):
     """Supervisors whose threads end with the test: they would lend what the next one has in its environment."""
-    monkeypatch.setattr(supervise, "load", lambda: settings)
+    monkeypatch.setattr(supervisor_module, "load", lambda: settings)
     made = []
 
     def make(tell=print):
-        made.append(supervise.Supervisor(settings, journal, 0.0, tell))
+        made.append(supervisor_module.Supervisor(settings, journal, 0.0, tell))
         return made[-1]
 
     yield make
@@ -61,7 +62,7 @@ def begun(journal, run, vendor="ssh", **more):
 
 
 def kept(journal, settings):
-    return [op.run for op in supervise.runs_to_keep(journal, settings)]
+    return [op.run for op in due.runs_to_keep(journal, settings)]
 
 
 def die(journal, lease):
@@ -102,20 +103,20 @@ def test_a_run_that_is_left_to_the_supervisor_goes_on_though_its_pod_is_gone_bef
 ):
     environ = {"SLIPWAY_STATE_FILE": str(tmp_path / "journal.db"), "HOME": str(tmp_path), "LIUM_API_KEY": "a-key"}
     settings = Settings.load(ROOT, environ=environ)
-    monkeypatch.setattr(supervise, "ensure", lambda _: None)
+    monkeypatch.setattr(supervisor_client, "ensure", lambda _: None)
     with Journal.open(settings.state_file) as journal:
         op = begun(journal, "far-1", vendor="lium")
         journal.release(journal.take(keeper_lease("far-1")))  # as whoever followed it does
-        supervise.hand_on(op, settings)
+        supervisor_client.hand_on(op, settings)
         journal.advance(op, "gone")
         assert kept(journal, settings) == ["far-1"]
 
 
 def test_none_is_started_where_nothing_needs_one(journal, settings):
-    assert supervise.ensure(settings) is None and journal.holder(SUPERVISOR) is None
-    assert supervise.last_state(settings) is None
-    supervise.state_file(settings).write_text(json.dumps({"pid": 7}))
-    assert supervise.last_state(settings) is None  # another Slipway wrote it
+    assert supervisor_client.ensure(settings) is None and journal.holder(SUPERVISOR) is None
+    assert supervisor_state.last_state(settings) is None
+    supervisor_state.state_file(settings).write_text(json.dumps({"pid": 7}))
+    assert supervisor_state.last_state(settings) is None  # another Slipway wrote it
 
 
 def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal, settings, supervisor_of, monkeypatch):
@@ -128,13 +129,13 @@ def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal
         raise OSError("no file")
 
     monkeypatch.setattr(supervisor, "_keep", fails)
-    monkeypatch.setattr(supervise.time, "time", lambda: now[0])
+    monkeypatch.setattr(supervisor_module.time, "time", lambda: now[0])
     for _ in range(600):
         assert supervisor.look() or supervisor.cares[keeper_lease("far-1")].given_up
         supervisor.cares[keeper_lease("far-1")].thread.join()
         now[0] += 1.0
     assert len(tried) == 5 and [b - a for a, b in zip(tried, tried[1:], strict=False)] == [1.0, 2.0, 4.0, 8.0]
-    assert supervisor.look() is False and "5 times" in supervise.last_state(settings).given_up["far-1"]
+    assert supervisor.look() is False and "5 times" in supervisor_state.last_state(settings).given_up["far-1"]
     journal.note(journal.op(op.token), reason="somebody has done something")
     supervisor.look()
     assert len(tried) == 6
@@ -143,7 +144,7 @@ def test_what_does_not_last_is_begun_again_at_its_pace_and_then_given_up(journal
 def test_what_only_the_user_can_mend_is_given_up_at_once_and_told(journal, settings, supervisor_of, monkeypatch):
     begun(journal, "far-1")
     supervisor, told = supervisor_of(), []
-    monkeypatch.setattr(supervise, "tell", lambda notice, *_: told.append((notice.event, notice.note)))
+    monkeypatch.setattr(supervisor_module, "tell", lambda notice, *_: told.append((notice.event, notice.note)))
 
     def fails(run):
         raise OutOfMoney("the balance is 0.10 USD")
@@ -153,13 +154,13 @@ def test_what_only_the_user_can_mend_is_given_up_at_once_and_told(journal, setti
         supervisor.look()
         supervisor.cares[keeper_lease("far-1")].thread.join()
     assert supervisor.look() is False and told == [("given up", "the balance is 0.10 USD")]
-    assert supervise.last_state(settings).given_up == {"far-1": "the balance is 0.10 USD"}
+    assert supervisor_state.last_state(settings).given_up == {"far-1": "the balance is 0.10 USD"}
 
 
 def test_a_run_that_nobody_keeps_any_more_is_told_of(journal, settings, supervisor_of, monkeypatch):
     op = begun(journal, "far-1")
     supervisor, told = supervisor_of(), []
-    monkeypatch.setattr(supervise, "tell", lambda notice, *_: told.append((notice.event, notice.note)))
+    monkeypatch.setattr(supervisor_module, "tell", lambda notice, *_: told.append((notice.event, notice.note)))
 
     def fails(run):
         if journal.op(op.token).is_live and supervisor.cares[keeper_lease(run)].begun_at[1:]:  # not the first time
@@ -168,7 +169,7 @@ def test_a_run_that_nobody_keeps_any_more_is_told_of(journal, settings, supervis
         raise SlipwayError("it cannot go on")
 
     monkeypatch.setattr(supervisor, "_keep", fails)
-    monkeypatch.setattr(supervise, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
+    monkeypatch.setattr(supervisor_module, "RUN", replace(RUN, retries=replace(RUN.retries, backoff=Backoff(0.0, 0.0))))
     for number in range(2):
         assert supervisor.look()
         supervisor.cares[keeper_lease("far-1")].thread.join()
@@ -186,13 +187,13 @@ def test_a_sweep_whose_process_died_goes_on_unless_it_is_over_or_here_or_of_last
     command = SweepCommand("rates", ("sweep", "rates.yaml"), "./inv sweep rates.yaml", False)
     with Journal.open(settings.state_file) as journal:
         with carry.at_work(command, journal, settings):
-            assert supervise.is_needed(journal, settings) and carry.due(journal, settings) == {}
+            assert due.is_needed(journal, settings) and carry.due(journal, settings) == {}
             with pytest.raises(UsageError, match="already running"), carry.at_work(command, journal, settings):
                 pass
         result.write()
-        assert not supervise.is_needed(journal, settings)  # it has left by itself
+        assert not due.is_needed(journal, settings)  # it has left by itself
         die(journal, "sweep:rates")
-        assert list(carry.due(journal, settings)) == ["rates"] and supervise.is_needed(journal, settings)
+        assert list(carry.due(journal, settings)) == ["rates"] and due.is_needed(journal, settings)
         a_week_ago = time.time() - 7 * 86400
         os.utime(folder / "sweep.json", (a_week_ago, a_week_ago))
         told = {"rates": "./inv sweep rates.yaml"}
@@ -232,11 +233,11 @@ def test_a_supervisor_that_could_not_write_begins_nothing_more_and_waits_for_roo
     assert supervisor.is_disk_full.is_set() and not supervisor.is_leaving.is_set()
     assert len(care.begun_at) == 1 and not care.given_up
     said, waits, left = [], [], [JournalFull("full"), JournalFull("full")]
-    monkeypatch.setattr(supervise.time, "sleep", waits.append)
-    assert supervise._when_there_is_room(lambda: fails("") if left and left.pop() else "written", said.append)
+    monkeypatch.setattr(supervisor_module.time, "sleep", waits.append)
+    assert supervisor_module._when_there_is_room(lambda: fails("") if left and left.pop() else "written", said.append)
     assert len(waits) == 2 and len(said) == 1
     with pytest.raises(UsageError, match="held"):
-        supervise._when_there_is_room(lambda: [journal.take("a"), journal.take("a")], said.append)
+        supervisor_module._when_there_is_room(lambda: [journal.take("a"), journal.take("a")], said.append)
 
 
 def test_a_disk_that_fills_is_told_from_a_journal_that_is_wrong(journal, settings):

@@ -1,0 +1,62 @@
+"""Work that the supervisor is to look after, as the journal tells it.
+
+In: the journal. Out: runs that are to go on and that nobody keeps, pods that are to end and that nobody ends; whether
+there is anything at all, which is when a supervisor is needed.
+"""
+
+from flows.installation import watch
+from flows.sweeps import carry
+from infra.ledger import service_rows
+from infra.ledger.budgets import is_recent
+from infra.ledger.journal import Journal, Op, keeper_lease
+from infra.ledger.life_cycle import LOST, READY
+from infra.providers.local import Local
+from infra.rehearsal import attach
+from infra.runs import pods, sight
+from infra.runs.keepers.pod_keeper import recovers
+from infra.runs.lookup import way
+from infra.runs.settle import to_end
+from infra.settings import SKYPILOT, Settings, is_rented
+
+
+def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
+    """Return the rows of runs on other machines that are to go on and that nobody keeps, nor is about to.
+
+    Also of pods of a set that come back when they are taken away. Nothing that is rented once its rehearsal has ended.
+    """
+    held, left = journal.held(), journal.abandoned()
+    newest, has_ended = {op.run: op for op in journal.ops()}, attach.has_ended(settings.rehearsal)
+    found = []
+    for op in newest.values():
+        if has_ended and is_rented(op.vendor):
+            continue
+        if op.vendor == SKYPILOT or op.service or op.slot != 0 or pods.run_of(op) != op.run or pods.is_over(op):
+            continue
+        was_kept = keeper_lease(op.run) in left
+        if op.stays and not op.target and not recovers(op):
+            continue  # an idle pod is held by its guard
+        if op.vendor == Local.name and not (was_kept and is_dead(op, settings)):
+            continue  # a run on this machine keeps itself, as long as the machine runs
+        is_at_work = op.state in (READY, LOST)
+        if not (is_at_work or was_kept and (op.is_live or is_recent(journal, op.run))):
+            continue
+        if keeper_lease(op.run) not in held:
+            found.append(op)
+    return found
+
+
+def is_dead(op: Op, settings: Settings) -> bool:
+    """Return whether a pod of this machine has lost both its guard and its agent, as after a boot."""
+    return op.state in (READY, LOST) and not sight.is_alive(op, way(settings, op))
+
+
+def is_needed(journal: Journal, settings: Settings) -> bool:
+    """Return whether there is anything that somebody has to look after."""
+    is_left = bool(service_rows.every(journal) or runs_to_keep(journal, settings) or carry.due(journal, settings))
+    is_left = is_left or bool(pods_to_end(journal, settings))
+    return is_left or carry.is_at_work(journal) or watch.is_wanted(journal, settings)
+
+
+def pods_to_end(journal: Journal, settings: Settings) -> list[Op]:
+    """Return the rented pods that are to end and that nobody ends, none once the market of a rehearsal has ended."""
+    return [] if attach.has_ended(settings.rehearsal) else to_end(journal)

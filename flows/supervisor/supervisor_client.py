@@ -1,0 +1,129 @@
+"""The supervisor as commands ask for it: to live, to take a run over, to leave when nothing is left.
+
+In: the journal, and what a command leaves behind in it. Out: the supervisor's process.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+
+from flows.supervisor.due import is_dead, is_needed, runs_to_keep
+from flows.supervisor.supervisor_state import log_file
+from infra.agent.process import is_alive, send
+from infra.checkout import ROOT
+from infra.errors import SlipwayError
+from infra.ledger import service_rows
+from infra.ledger.journal import SUPERVISOR, Journal, Op, keeper_lease
+from infra.ledger.service_rows import service_lease
+from infra.providers import registry
+from infra.providers.local import Local
+from infra.settings import Settings
+
+START_S = 60.0
+LEAVE_S = 30.0
+POLL_S = 0.1
+
+
+def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
+    """Make the supervisor look after whatever must go on here; return the leases that nobody had.
+
+    What has come to this machine from another one, or through a boot, is written down as left by a process that died.
+    `also`: the leases that were held where it comes from. Raises SlipwayError when the supervisor does not come up.
+    """
+    with Journal.open(settings.state_file) as journal:
+        here = [op for op in journal.ops(live=True) if op.vendor == Local.name and not op.service]
+        dead = {keeper_lease(op.run) for op in here if is_dead(op, settings)}
+        for lease in dead.union(one for one in also if one.startswith(keeper_lease(""))):
+            journal.abandon(lease)
+        due = [keeper_lease(op.run) for op in runs_to_keep(journal, settings)]
+        due += [
+            one for one in (service_lease(row.name) for row in service_rows.every(journal)) if not journal.holder(one)
+        ]
+    ensure(settings)
+    return due
+
+
+def ensure(settings: Settings, waits: bool = True) -> int | None:
+    """Return the process id of the supervisor, started where one is needed and none lives.
+
+    None: none is needed, or the journal is damaged, so that none could do anything.
+
+    `waits`: until it has come up. Raises SlipwayError when it does not.
+    """
+    with Journal.open(settings.state_file) as journal:
+        if holder := journal.holder(SUPERVISOR):
+            return holder.pid
+        if journal.problem or not is_needed(journal, settings):
+            return None
+        process = start(settings)
+        if not waits:
+            return process.pid
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if holder := journal.holder(SUPERVISOR):
+                return holder.pid
+            if process.poll() is not None and journal.holder(SUPERVISOR) is None:
+                if process.returncode == 0:
+                    return None  # it has nothing left to do
+                break
+            time.sleep(POLL_S)
+    raise SlipwayError(f"the supervisor did not start; its log: {log_file(settings)}; run: inv supervisor")
+
+
+def hand_on(op: Op, settings: Settings) -> str:
+    """Leave a run: the supervisor keeps another machine's, what is here keeps itself. Return which, in words."""
+    vendor = registry.provider(settings, op.vendor)
+    if vendor.is_here:
+        return "its own guard and agent keep it running on this machine; no other process is needed"
+    if vendor.manages:
+        return f"{vendor.name}'s controller keeps it running; no other process is needed"
+    with Journal.open(settings.state_file) as journal:
+        # if its pod fails before the supervisor has seen it, the run must still be continued
+        journal.abandon(keeper_lease(op.run))
+    pid = ensure(settings)
+    who = f"the supervisor (process {pid})" if pid else "the supervisor"
+    log = settings.homes / op.run / "keep.log"
+    return f"{who} copies its results here, and continues it if its machine fails; its log: {log}; see: inv supervisor"
+
+
+@contextlib.contextmanager
+def handing_on(settings: Settings) -> Iterator[None]:
+    """Leave what is at work, and what is to end, to the supervisor when an error or a signal ends this block."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(SlipwayError, OSError):  # the error that led here must be shown
+            ensure(settings, waits=False)
+        raise
+
+
+def leave_if_done(settings: Settings) -> None:
+    """End the supervisor now where nothing is left for it; it would see that by itself a moment later."""
+    with Journal.open(settings.state_file) as journal:
+        holder = journal.holder(SUPERVISOR)
+        if holder is None or is_needed(journal, settings) or any(one.startswith("keep:") for one in journal.held()):
+            return
+        send(holder, signal.SIGTERM)
+        deadline = time.monotonic() + LEAVE_S
+        while is_alive(holder) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+
+def start(settings: Settings) -> "subprocess.Popen[bytes]":
+    log = log_file(settings)
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_STATE_FILE": str(settings.state_file)}
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "scripts.runs.supervisor"],
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
