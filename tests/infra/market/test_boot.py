@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -63,6 +64,23 @@ def test_what_never_boots_is_given_back_by_its_deadline(tmp_path, trait, rounds)
             assert set(threads.map(trial, range(3 * rounds))) == {"TERMINATED"}
         truth = running.truth()
         assert (truth["billing"], truth["running"], len(truth["pods"])) == (0, 0, 3 * rounds)
+
+
+def test_a_machine_whose_address_comes_only_at_the_deadline_is_tried_once(tmp_path, monkeypatch):
+    address = boot._address
+
+    def at_the_deadline(op, provider, deadline, scale):
+        pod = address(op, provider, deadline + 60, scale)
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+        return pod
+
+    monkeypatch.setattr(boot, "_address", at_the_deadline)
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        vendor = market(open_market("lium", settings_of(running, tmp_path)))
+        op = boot.boot(rent(vendor, journal, "otter"), vendor, journal, BOOT_S)
+        assert op.address
+        pods.end(vendor, op, journal)
 
 
 def test_bad_machines_are_passed_over_and_the_next_offer_is_taken(tmp_path):
