@@ -21,9 +21,9 @@ from flows.same_request import TypedLaunch
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
 from infra.agent.job import Job, Limits
+from infra.agent.shell import is_setup
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
-from infra.jobs import job_steps
 from infra.ledger import turns
 from infra.ledger.journal import Journal, Op, Taken
 from infra.ledger.turns import Turn
@@ -190,7 +190,7 @@ def _kept(plan: Plan, meant: Meant) -> Plan:
     end = meant.spec.on_failure or "end"
     job = replace(plan.job, on_failure=end, self_end=meant.spec.self_end)
     if meant.spec.no_setup:
-        steps = tuple(step for step in job.steps if not job_steps.is_setup(step))
+        steps = tuple(step for step in job.steps if not is_setup(step))
         job = replace(job, steps=steps, no_setup=True)
     return replace(plan, job=job)
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from flows.history import causes
 from flows.history.causes import Cause, RunEvidence
-from flows.installation import watch
 from flows.reading import status
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
@@ -28,7 +27,7 @@ from infra.runs.pods import folder_of
 from infra.settings import Settings
 from infra.units import count, duration, moment
 from serve.policy import service_state
-from serve.policy.replica_states import State
+from serve.policy.replica_states import ILL, State
 from serve.policy.service_state import Member, ServiceRecord
 
 MOST_LINES = 10
@@ -94,7 +93,7 @@ def _stops(rows: Sequence[Op], events: Sequence[JournalEvent]) -> list[str]:
 
 def _of_service(name: str, seen: ServiceRecord, journal: Journal, settings: Settings) -> WhyStory:
     """Return the story of a service: that of its newest replica in trouble, else how it is."""
-    ill = [one for one in seen.members if one.state in watch.ILL or one.state == State.SHUTTING_DOWN]
+    ill = [one for one in seen.members if one.state in ILL or one.state == State.SHUTTING_DOWN]
     lines = [f"replica {one.number}: {_member(one)}" for one in seen.members[-MOST_LINES + 3 :]]
     if seen.problem:
         return WhyStory(name, Cause("controller", seen.problem, f"inv serve.status {name}"), tuple(lines))

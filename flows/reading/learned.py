@@ -29,10 +29,10 @@ from infra.ledger.accuracy import ForecastError, compared
 from infra.ledger.journal import Journal, Op
 from infra.ledger.timings import RunTimes, Timings
 from infra.market import gpus
-from infra.market.expected import AROUND, StepTime, elapsed_s, expect, left, words
+from infra.market.expected import AROUND, StepTime, elapsed_s, expect
 from infra.market.forecast import SETUP_S
 from infra.providers import Provider, registry
-from infra.records import Offer, Plan, PodView, Request, StepWork
+from infra.records import Offer, Plan, Request, StepWork
 from infra.runs import sight
 from infra.runs.lookup import find_run, way
 from infra.runs.sync import mirror
@@ -159,21 +159,6 @@ def remember(op: Op, plan: Plan, asked_at: float, settings: Settings, offer: Off
 
 
 # During a run: what is left.
-
-
-def with_left(view: PodView, journal: Journal, settings: Settings) -> PodView:
-    """Return the row of a run at work with what is left of it, as far as anything is known of that."""
-    steps, now = view.progress.get("steps") or (), view.progress.get("updated_at")
-    if view.state != "running" or not steps or not now:
-        return view
-    timings = Timings.beside(settings.state_file)
-    # a step that was started again takes as long as was forecast
-    rows = [op for op in journal.ops(run=view.run) if op.slot >= 0]
-    told = next((one for op in reversed(rows) if (one := timings.of(op.token)) and one.expected), None)
-    if told is None:
-        return view
-    since_s = max(0.0, now - told.asked_at) if told.token == rows[-1].token else 0.0
-    return replace(view, left_s=left(told.expected, steps, now, since_s), left_from=words(told.expected))
 
 
 # After a run: what it really took.

@@ -11,13 +11,14 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from flows.reading import learned
 from flows.sweeps import results as kept
 from flows.sweeps.results import SweepResult
 from infra.errors import UsageError
 from infra.ledger import turns
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal
+from infra.ledger.timings import Timings
+from infra.market.expected import left, words
 from infra.providers import registry
 from infra.records import PodView
 from infra.runs import observe
@@ -43,7 +44,7 @@ def status(journal: Journal, settings: Settings, run: str = "", ended: int = 10)
     known = {one.run for one in in_line} | {one.name for one in results}
     name = find_run(journal, run).run if run and run not in known else run
     views = observe.snapshot(journal, vendors, settings.homes, ended=ended, named=name)[::-1]
-    views = [learned.with_left(view, journal, settings) for view in views]
+    views = [with_left(view, journal, settings) for view in views]
     views = [*in_line, *(view for view in views if view.run not in {one.run for one in in_line})]
     between = {op.run for op in between_pods(journal) if is_recent(journal, op.run)}
     views = [
@@ -140,3 +141,18 @@ def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
         if step.get("record") and step["state"] != "waiting":
             return step["record"]
     return {}
+
+
+def with_left(view: PodView, journal: Journal, settings: Settings) -> PodView:
+    """Return the row of a run at work with what is left of it, as far as anything is known of that."""
+    steps, now = view.progress.get("steps") or (), view.progress.get("updated_at")
+    if view.state != "running" or not steps or not now:
+        return view
+    timings = Timings.beside(settings.state_file)
+    # a step that was started again takes as long as was forecast
+    rows = [op for op in journal.ops(run=view.run) if op.slot >= 0]
+    told = next((one for op in reversed(rows) if (one := timings.of(op.token)) and one.expected), None)
+    if told is None:
+        return view
+    since_s = max(0.0, now - told.asked_at) if told.token == rows[-1].token else 0.0
+    return replace(view, left_s=left(told.expected, steps, now, since_s), left_from=words(told.expected))

@@ -4,12 +4,13 @@ In: the journal. Out: runs that are to go on and that nobody keeps, pods that ar
 there is anything at all, which is when a supervisor is needed.
 """
 
-from flows.installation import watch
 from flows.sweeps import carry
 from infra.ledger import service_rows
 from infra.ledger.budgets import is_recent
 from infra.ledger.journal import Journal, Op, keeper_lease
 from infra.ledger.life_cycle import LOST, READY
+from infra.notices import outbox
+from infra.notices.tell import names_of
 from infra.providers.local import Local
 from infra.rehearsal import attach
 from infra.runs import pods, sight
@@ -54,9 +55,19 @@ def is_needed(journal: Journal, settings: Settings) -> bool:
     """Return whether there is anything that somebody has to look after."""
     is_left = bool(service_rows.every(journal) or runs_to_keep(journal, settings) or carry.due(journal, settings))
     is_left = is_left or bool(pods_to_end(journal, settings))
-    return is_left or carry.is_at_work(journal) or watch.is_wanted(journal, settings)
+    return is_left or carry.is_at_work(journal) or is_watch_wanted(journal, settings)
 
 
 def pods_to_end(journal: Journal, settings: Settings) -> list[Op]:
     """Return the rented pods that are to end and that nobody ends, none once the market of a rehearsal has ended."""
     return [] if attach.has_ended(settings.rehearsal) else to_end(journal)
+
+
+def runs_to_watch(journal: Journal, settings: Settings) -> list[Op]:
+    """Return the rows of what lives and of which somebody wants to be told."""
+    return [op for op in journal.ops(live=True) if op.slot == 0 and not op.service and names_of(op, settings)]
+
+
+def is_watch_wanted(journal: Journal, settings: Settings) -> bool:
+    """Return whether anybody wants to be told of something that lives, or a notice waits to be sent."""
+    return bool(runs_to_watch(journal, settings)) or outbox.waits(settings)

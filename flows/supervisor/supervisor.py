@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 from flows import follow
-from flows.installation import watch
-from flows.supervisor.due import is_needed, pods_to_end, runs_to_keep
+from flows.supervisor.due import is_needed, is_watch_wanted, pods_to_end, runs_to_keep
+from flows.supervisor.notice_watch import NoticeWatch
 from flows.supervisor.supervisor_client import start
 from flows.supervisor.supervisor_state import SupervisorState, state_file
 from flows.sweeps import carry
@@ -116,7 +116,7 @@ class Supervisor:
         at_work = [lease for lease, care in self.cares.items() if care.thread and care.thread.is_alive()]
         cares = [self.cares[lease] for lease in (*runs, *(f"{carry.LEASE}{name}" for name in sweeps))]
         waits = [one for one in cares if not (one.is_done or one.given_up)]
-        is_wanted = carry.is_at_work(self.journal) or watch.is_wanted(self.journal, self.settings)
+        is_wanted = carry.is_at_work(self.journal) or is_watch_wanted(self.journal, self.settings)
         return bool(at_work or services or waits or ends) or is_wanted
 
     def _in_thread(self, work: Callable[[], None]) -> None:
@@ -155,7 +155,7 @@ class Supervisor:
 
     def _watch_on(self) -> None:
         with Journal.open(self.settings.state_file) as journal:
-            one = watch.NoticeWatch(journal, self.tell)
+            one = NoticeWatch(journal, self.tell)
             while not self.is_leaving.wait(EVERY_S):
                 one.look(load())
 

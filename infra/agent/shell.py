@@ -22,7 +22,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
 from infra.agent.execution.steps import RESUME_ME
+from infra.agent.job import Step
 
+SETUP = "setup"
+WORDS = ("-m", "infra.agent.shell")
 POLL_S = 0.05
 BIN = "bin"
 NOT_HANDED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED", "VIRTUAL_ENV")  # ours, and not the job's
@@ -56,6 +59,16 @@ class Script:
     """Digest of the files that it reads, and of its launch: its mark is only valid for these."""
     withheld: Sequence[str] = ()
     """Variables that other steps of the job need, and that it did not ask for."""
+
+
+def is_own_text(step: Step) -> bool:
+    """Return whether a step carries out somebody's own text, so that its mark is good on the pod that has made it."""
+    return step.words == WORDS
+
+
+def is_setup(step: Step) -> bool:
+    """Return whether a step sets up what the run of somebody's own text needs."""
+    return is_own_text(step) and (step.name == SETUP or step.name.endswith(f"-{SETUP}"))
 
 
 def main(words: Sequence[str]) -> int:

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from infra.agent.job import Step
-from infra.agent.shell import Script
+from infra.agent.shell import SETUP, WORDS, Script
 from infra.errors import UsageError
 from infra.jobs.job_file import JobFile, JobTask, Mount
 from infra.jobs.machines import recovery_of
 from infra.records import Carried
 from infra.transport import shipment
 
-SETUP, RUN = "setup", "run"
-WORDS = ("-m", "infra.agent.shell")
+RUN = "run"
 ALONE = ("-u",)  # in front of the words of a step that all nodes do together: nothing but Python's own buffering
 ALWAYS = 1000  # restarts, where the file sets no limit of its own: time and money do
 
@@ -125,16 +124,6 @@ def steps_of(
             found.append(Step(f"{prefix}{RUN}", WORDS, task.environment, config, max_restarts=most, together=ALONE,
                               everywhere=True))  # fmt: skip
     return tuple(found)
-
-
-def is_own_text(step: Step) -> bool:
-    """Return whether a step carries out somebody's own text, so that its mark is good on the pod that has made it."""
-    return step.words == WORDS
-
-
-def is_setup(step: Step) -> bool:
-    """Return whether a step sets up what the run of somebody's own text needs."""
-    return is_own_text(step) and (step.name == SETUP or step.name.endswith(f"-{SETUP}"))
 
 
 def stamps(one: Carried) -> list[Any]:

@@ -28,7 +28,7 @@ from invoke import Executor, Exit, ParseError, Program
 from invoke.parser import ParserContext
 from invoke.parser.parser import ParseResult
 
-from data.config import ConfigError
+from data.errors import ConfigError
 from infra.agent import denied
 from infra.agent.process import leave_no_core
 from infra.errors import SlipwayError

@@ -20,14 +20,13 @@ from flows import follow, run_leases, shares
 from flows import launch as use_case
 from flows import resume as resuming
 from flows import stop as ending
-from flows.installation import watch
 from flows.jobs import request as jobs
 from flows.jobs import training
 from flows.jobs.work import JobWork
 from flows.planning import Work, node_commands
 from flows.pods import scale_of
 from flows.specs.launch import with_preset
-from flows.supervisor import supervisor_client
+from flows.supervisor import due, supervisor_client
 from flows.sweeps import carry
 from infra.agent.job import Job
 from infra.agent.limits import read_clocks
@@ -109,7 +108,7 @@ def launch(spec: LaunchFlags) -> None:
         with supervisor_client.handing_on(settings):
             with moving_line.waiting("the run begins"):
                 op = use_case.start(found, journal, settings, render.tell)
-            if watch.is_wanted(journal, settings):
+            if due.is_watch_wanted(journal, settings):
                 supervisor_client.ensure(settings)
             if spec.detach:
                 leave(op, settings, spec.json)

@@ -54,6 +54,9 @@ class State(Enum):
         return self.value.startswith("FAILED") or self is State.UNKNOWN
 
 
+ILL = tuple(one for one in State if one.value.startswith("FAILED")) + (State.NOT_READY, State.PREEMPTED)
+
+
 # Also the order in which replicas are given up.
 LIVE = (State.PENDING, State.PROVISIONING, State.STARTING, State.NOT_READY, State.READY)
 

@@ -9,6 +9,7 @@ import pytest
 
 from flows.planning import Work, plan_for
 from flows.reading import learned
+from flows.reading.status import with_left
 from flows.specs.work import WorkSpec
 from infra.agent.environments import environment
 from infra.agent.job import Job, Limits, PodFolder
@@ -181,13 +182,13 @@ def test_a_run_at_work_says_what_is_left_of_it(settings, journal):
              {"name": "base", "state": "running", "started_at": ASKED_AT + 7, "marks": [[4.0, 1 / 12]],
               "record": {"done": 3, "total": 12, "at": now}}]  # fmt: skip
     view = PodView(run=op.run, provider="local", state="running", progress={"steps": steps, "updated_at": now})
-    found = learned.with_left(view, journal, settings)
+    found = with_left(view, journal, settings)
     low, expected, high = found.left_s
     assert low <= 27.0 <= high and 20.0 < expected < 40.0  # by its pace: 3 s a step, 9 steps
     assert found.left_from == "estimated"
-    assert learned.with_left(replace(view, state="succeeded"), journal, settings).left_s is None
+    assert with_left(replace(view, state="succeeded"), journal, settings).left_s is None
     Timings.beside(settings.state_file)._path(op.token).write_text("{")
-    assert learned.with_left(view, journal, settings).left_s is None
+    assert with_left(view, journal, settings).left_s is None
 
 
 def test_an_environment_whose_packages_are_here_is_built_in_seconds(settings, tmp_path, monkeypatch):

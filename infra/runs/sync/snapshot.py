@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from infra.agent.job import Job, write_durably
+from infra.agent.shell import is_own_text
 from infra.errors import SlipwayError
-from infra.jobs.job_steps import is_own_text
 from infra.ledger.journal import Op
 from infra.records import Carried
 from infra.runs.pods import folder_of

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from infra.agent.job import Job, Step
-from infra.jobs.job_steps import is_own_text
+from infra.agent.shell import is_own_text
 
 TRAIN, STORE = "train", "store"
 FETCH, CARRY = "fetch", "carry"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flows.installation.watch import of_run, of_service
+from flows.supervisor.notice_watch import of_run, of_service
 from infra.agent.limits import Clocks
 from infra.ledger.journal import Op
 from infra.runs.sight import Sight

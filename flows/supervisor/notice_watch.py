@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flows.supervisor.due import runs_to_watch
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import in_words
 from infra.ledger import service_rows, spend
@@ -28,23 +29,13 @@ from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import duration
 from serve.policy import service_state
-from serve.policy.replica_states import State
+from serve.policy.replica_states import ILL
 from serve.policy.service_state import ServiceRecord
 
 EVERY_S = 10.0
 NEAR = 0.8  # share of a limit
 IDLE_S = 600.0  # by the run's clock, for all its GPUs
 IDLE_PERCENT = 5.0  # utilization that a driver shows for a GPU on which nothing runs
-ILL = tuple(one for one in State if one.value.startswith("FAILED")) + (State.NOT_READY, State.PREEMPTED)
-
-
-def is_wanted(journal: Journal, settings: Settings) -> bool:
-    """Return whether anybody wants to be told of something that lives, or a notice waits to be sent."""
-    return bool(_watched(journal, settings)) or outbox.waits(settings)
-
-
-def _watched(journal: Journal, settings: Settings) -> list[Op]:
-    return [op for op in journal.ops(live=True) if op.slot == 0 and not op.service and names_of(op, settings)]
 
 
 @dataclass
@@ -60,7 +51,7 @@ class NoticeWatch:
         """Look at everything, and send what is due; what cannot be asked now is asked the next time."""
         if time.monotonic() - self.looked_at < EVERY_S:
             return
-        for op in _watched(self.journal, settings):
+        for op in runs_to_watch(self.journal, settings):
             try:
                 self._look_at(op, settings)
             except Exception as error:  # an error about one run must not keep the others from being looked at
