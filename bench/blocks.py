@@ -24,7 +24,7 @@ from data.chat.conversations import Conversations, prompt
 from data.chat.phrasing import talk
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import BOS, END, Tokenizer
-from store import Store
+from store.artifacts.artifacts import Store
 from trainer.config import PhaseConfig
 from trainer.device import prepare
 from trainer.evaluation import intervals, many_turns

@@ -220,7 +220,8 @@ def _run(step: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _publish(making: Making, make: Callable[..., dict[str, Any]], roles: tuple[str, ...], spec: Any) -> dict[str, Any]:
-    from store import Store, StoreError
+    from store.artifacts.artifacts import Store
+    from store.manifest import StoreError
 
     _check_roles(making.inputs, roles)
     try:

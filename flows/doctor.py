@@ -17,7 +17,9 @@ from infra.ledger.timings import Timings
 from infra.money import dollars, in_usd
 from infra.settings import SKYPILOT, VENDORS, Settings
 from infra.units import count
-from store import Store, StoreError, credentials, extensions
+from store import credentials, extensions
+from store.artifacts.artifacts import Store
+from store.manifest import StoreError
 
 if TYPE_CHECKING:
     from infra.machines.survey import HostSurvey

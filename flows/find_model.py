@@ -9,9 +9,10 @@ from flows.init_model import is_foreign
 from infra.errors import UsageError
 from infra.runs.timing import Say
 from infra.settings import Settings
-from store import Artifact, Store
 from store.artifacts import model_files
+from store.artifacts.artifacts import Store
 from store.artifacts.chat_template import template_of
+from store.manifest import Artifact
 from trainer.model.huggingface import model_config
 from trainer.plan import profile_named
 from trainer.recipes import PROFILES

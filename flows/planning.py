@@ -28,8 +28,10 @@ from infra.providers import Provider
 from infra.records import HeldArtifact, Inventory, Offer, Plan, Request
 from infra.settings import Settings, is_secret
 from infra.units import count, size
-from store import Artifact, Store, credentials
+from store import credentials
 from store.artifacts import references
+from store.artifacts.artifacts import Store
+from store.manifest import Artifact
 from trainer import plan as planning
 from trainer.config import ImportSpec
 from trainer.records import rl_words

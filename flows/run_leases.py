@@ -12,9 +12,9 @@ from infra.errors import UsageError
 from infra.ledger.journal import Op
 from infra.records import Plan
 from infra.runs.timing import Say
-from store import Store, StoreError
 from store.artifacts import references
-from store.manifest import kind_of
+from store.artifacts.artifacts import Store
+from store.manifest import StoreError, kind_of
 
 
 def move_names(plan: Plan) -> None:

@@ -17,7 +17,7 @@ from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.transport.protocol import Lost
 from serve.processes import controller_client
-from store import StoreError
+from store.manifest import StoreError
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ from serve.replicas import placement
 from serve.replicas.replica_pod import ROOT, Landing, free_port, role_of
 from serve.replicas.replicas import Replicas, passes
 from serve.service import ROUTER, ROUTER_GROUP, Service
-from store import StoreError
+from store.manifest import StoreError
 
 FREED_S = 10.0  # time for the port of a killed controller to be free: its threads end one by one
 POLL_S = 0.25  # seconds between two looks at what is wanted

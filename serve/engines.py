@@ -30,7 +30,7 @@ from serve.engine import memory_fit, models
 from serve.engine.models import FAKE, ServedModel
 from serve.engine.options import GIB, PLAIN, Tuning
 from serve.request_bounds import Bounds
-from store import StoreError
+from store.manifest import StoreError
 
 LLAMA = "llama.cpp"
 ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "torch": "train", LLAMA: "llama-cpp", "fake": "serve"}

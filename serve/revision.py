@@ -35,8 +35,8 @@ from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import ServiceRecord, Version, WantedService
 from serve.replicas import placement
 from serve.service import Service
-from store import StoreError
 from store.artifacts import model_files
+from store.manifest import StoreError
 
 CONFIG = ROOT / "serve" / "service.yaml"
 ANY = "any"

@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 from data.config import ConfigError, Making, load
 from data.errors import DataError
 from data.single_writer import PARENT, die_with
-from store import StoreError, extensions, outside
+from store import extensions, outside
+from store.manifest import StoreError
 from trainer.config import EvalSpec, ImportSpec, Keeping, PhaseConfig
 from trainer.engines.words import add_talk, place_of
 from trainer.errors import Preempted, Refused, TrainerError

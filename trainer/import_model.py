@@ -22,8 +22,9 @@ from data.events import emit
 from data.tokens import bpe
 from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import SPECIALS
-from store import Store, outside
+from store import outside
 from store.artifacts import model_files
+from store.artifacts.artifacts import Store
 from trainer.config import ImportSpec
 from trainer.errors import Refused
 from trainer.model import export

@@ -21,8 +21,8 @@ from torch import Tensor
 from data.config import Making
 from data.events import emit
 from data.tokens import tokenizer as tokenizers
-from store import Store
 from store.artifacts import vocabulary
+from store.artifacts.artifacts import Store
 from store.manifest import stage_name
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, open_final, remove
 from trainer.config import Keeping, PhaseConfig

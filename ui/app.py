@@ -24,7 +24,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from infra.errors import SlipwayError
-from store import StoreError
+from store.manifest import StoreError
 from ui.access import HEADERS, Gate
 from ui.acts import Acts
 from ui.chat import VIEW as CHAT

@@ -15,7 +15,9 @@ from flows.reading import status
 from infra.ledger.journal import Journal
 from infra.records import PodView
 from infra.settings import Settings
-from store import Artifact, Store, credentials
+from store import credentials
+from store.artifacts.artifacts import Store
+from store.manifest import Artifact
 
 HERE_S, ELSEWHERE_S, STORE_ELSEWHERE_S = 0.7, 5.0, 300.0  # largest age of a look
 ENDED = 200  # runs that have ended, and are shown

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import SlipwayError
-from store import StoreError
+from store.manifest import StoreError
 from ui.desk import Desk
 from ui.figures import BY
 from ui.views import VIEWS

@@ -24,7 +24,7 @@ from bench.blocks import folder_of, questions_of
 from infra.agent.environments import environment
 from infra.checkout import ROOT
 from serve import engines
-from store import Store
+from store.artifacts.artifacts import Store
 from trainer.evaluation import intervals
 from trainer.evaluation.many_turns import TurnsQuestion
 from trainer.records.phase_registry import PHASES

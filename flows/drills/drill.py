@@ -46,7 +46,7 @@ from infra.settings import VENDORS, Settings
 from infra.transport.host_keys import StrangeHost
 from infra.transport.protocol import Transport
 from infra.transport.ssh import Ssh
-from store import Store
+from store.artifacts.artifacts import Store
 from store.run_sync.run_folder import MANIFEST, RunFolder, by_folder
 
 LIMIT_S = 4 * 3600.0  # time limit of each machine: a backstop, the drill itself takes minutes

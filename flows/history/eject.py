@@ -19,7 +19,7 @@ from flows.history.receipt import Receipt
 from infra.agent.environments import environment
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from store import Store
+from store.artifacts.artifacts import Store
 
 CODE = ("data", "trainer", "store")
 SCRIPT = """#!/bin/sh

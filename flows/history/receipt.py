@@ -25,7 +25,7 @@ from infra.money import per_hour
 from infra.records import Offer
 from infra.settings import Settings
 from infra.units import count
-from store import Store
+from store.artifacts.artifacts import Store
 
 SCHEMA = 1
 FILE, DIFF = "run.json", "run.diff"

@@ -10,7 +10,8 @@ from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.providers import registry
 from infra.settings import SKYPILOT, VENDORS, Settings
-from store import Store, StoreError
+from store.artifacts.artifacts import Store
+from store.manifest import StoreError
 from trainer.plan import profile_named
 
 SMOKE = "smoke-test"

@@ -16,7 +16,9 @@ from infra.errors import AuthError, SlipwayError, UsageError
 from infra.money import in_usd
 from infra.providers.offers import open_market
 from infra.settings import VENDORS, Settings
-from store import Store, StoreError, credentials
+from store import credentials
+from store.artifacts.artifacts import Store
+from store.manifest import StoreError
 from store.masking import Mask
 
 NAMES = {"runpod": "RunPod", "lium": "Lium", "shadeform": "Shadeform"}

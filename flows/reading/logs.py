@@ -11,7 +11,7 @@ from infra.runs.sync import mirror
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Unreachable
-from store import StoreError
+from store.manifest import StoreError
 
 
 def is_gone(op: Op, settings: Settings) -> bool:

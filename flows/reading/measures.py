@@ -5,7 +5,8 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.settings import Settings
-from store import Store, outside
+from store import outside
+from store.artifacts.artifacts import Store
 
 FILE = "eval.json"
 

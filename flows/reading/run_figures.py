@@ -14,8 +14,9 @@ from infra.runs.pods import folder_of
 from infra.runs.sync import mirror
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings
-from store import Store, StoreError, credentials, outside
-from store.manifest import kept_name
+from store import credentials, outside
+from store.artifacts.artifacts import Store
+from store.manifest import StoreError, kept_name
 from store.run_sync.run_folder import RunFolder
 
 Place = Callable[[str, str], bytes | None]

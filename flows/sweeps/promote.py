@@ -4,7 +4,7 @@ from flows.sweeps.results import SUCCEEDED, SweepResult
 from infra.errors import UsageError
 from infra.names import check_name, match
 from infra.settings import Settings
-from store import Store
+from store.artifacts.artifacts import Store
 
 
 def promote(result: SweepResult, run: str, tag: str, settings: Settings) -> str:

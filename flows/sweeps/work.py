@@ -40,7 +40,8 @@ from infra.runs.sync.mirror import is_home
 from infra.runs.timing import Say
 from infra.settings import Settings
 from infra.units import count
-from store import Store, StoreError
+from store.artifacts.artifacts import Store
+from store.manifest import StoreError
 from trainer.reporting import jsonl_log
 
 POLL_S = 0.3

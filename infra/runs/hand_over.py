@@ -21,7 +21,8 @@ from infra.runs import pod_reports, pods, ssh_names
 from infra.runs.sync import mirror
 from infra.settings import VENDORS
 from infra.transport.protocol import Transport, twice
-from store import Store, StoreError
+from store.artifacts.artifacts import Store
+from store.manifest import StoreError
 
 ARM_S = 60.0
 

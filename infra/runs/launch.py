@@ -37,7 +37,7 @@ from infra.runs.timing import Say, stage
 from infra.selection.choose import of_machines
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 from infra.transport.push import push
-from store import Store
+from store.artifacts.artifacts import Store
 
 MOST_STARTS = 3  # where pods are taken away before they are at work
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # to the steps of a run that has only these GPUs of its machine

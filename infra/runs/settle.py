@@ -24,7 +24,8 @@ from infra.runs.sync import mirror
 from infra.runs.timing import Say
 from infra.settings import SKYPILOT, VENDORS, Settings, is_rented
 from infra.transport.meter import Meter
-from store import Store, StoreError
+from store.artifacts.artifacts import Store
+from store.manifest import StoreError
 
 OTHERS_S = 20.0
 TO_END = (PLANNED, CREATING, UNKNOWN, BOOTING, TERMINATING)  # states of a pod that must be settled

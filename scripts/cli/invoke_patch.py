@@ -34,7 +34,8 @@ from infra.agent.process import leave_no_core
 from infra.errors import SlipwayError
 from infra.interrupts import ToldToLeave, heed
 from scripts.cli import command_hints, completion, front_page
-from store import StoreError, word_wrap
+from store import word_wrap
+from store.manifest import StoreError
 
 STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 MOST = 1 << 63  # numbers on a command line are below this

@@ -14,7 +14,7 @@ from infra.errors import UsageError
 from infra.job_environment import secrets
 from infra.settings import Settings
 from scripts.cli import render, steps_text
-from store import Store
+from store.artifacts.artifacts import Store
 
 
 def python(settings: Settings, name: str = "train") -> Path:

@@ -17,9 +17,9 @@ from data.manifest import MANIFEST, read_manifest
 from data.verify import verify
 from infra.errors import SlipwayError
 from scripts.data.workspace import Workspace, manifest
-from store import Manifest, Store
+from store.artifacts.artifacts import Store
 from store.artifacts.folder_store import FolderStore
-from store.manifest import FileEntry
+from store.manifest import FileEntry, Manifest
 from trainer.plan import source_slug
 
 

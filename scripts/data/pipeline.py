@@ -34,7 +34,7 @@ from scripts.data import adopt, board, training_files
 from scripts.data import tokenizer as vocabulary
 from scripts.data.flags import PipelineFlags
 from scripts.data.workspace import Workspace, manifest
-from store import Store
+from store.artifacts.artifacts import Store
 from trainer import plan as planning
 from trainer.config import Profile
 from trainer.plan.estimates import estimate_s

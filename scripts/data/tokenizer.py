@@ -9,7 +9,7 @@ from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json
 from scripts.data.flags import TokenizerEvalFlags, TokenizerFlags
 from scripts.models import scores_text
-from store import Store
+from store.artifacts.artifacts import Store
 
 LEAST_VOCAB, DEFAULT_VOCAB, MOST_VOCAB = 256 + 9, 4096, 1 << 24
 DEFAULT_OUT = "var/tokenizer"

@@ -31,7 +31,8 @@ from scripts.models.flags import (
     CkptStatusFlags,
     CkptVerifyFlags,
 )
-from store import Store, catalogue, credentials, moving_line
+from store import catalogue, credentials, moving_line
+from store.artifacts.artifacts import Store
 from store.backends.by_uri import open_place
 from store.catalogue import FoundCheckpoint
 from store.manifest import Manifest

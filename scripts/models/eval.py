@@ -26,7 +26,8 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from scripts.models import lm_eval, scores_text
 from scripts.models.flags import EvalFlags
-from store import Artifact, Store
+from store.artifacts.artifacts import Store
+from store.manifest import Artifact
 from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval
 from trainer.plan import load_persona, source_slug

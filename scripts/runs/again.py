@@ -17,7 +17,7 @@ from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs.flags import AgainFlags, EjectFlags
-from store import Store
+from store.artifacts.artifacts import Store
 
 
 def again(spec: AgainFlags) -> None:

@@ -18,7 +18,7 @@ from serve.engine import models
 from serve.processes.controller_process import Places
 from serve.replicas import placement
 from serve.service import Service
-from store import StoreError
+from store.manifest import StoreError
 
 
 def serving(config: str, settings: Settings) -> list[DoctorLine]:

@@ -16,9 +16,10 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.store.flags import GcFlags
-from store import Artifact, Store, StoreError
 from store.artifacts import references
+from store.artifacts.artifacts import Store
 from store.artifacts.references import What
+from store.manifest import Artifact, StoreError
 
 
 def gc(spec: GcFlags) -> None:

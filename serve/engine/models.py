@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
-from store import Artifact, Manifest, Store, StoreError, catalogue, credentials, local_files, outside
+from store import catalogue, credentials, local_files, outside
 from store.artifacts import model_files, vocabulary
+from store.artifacts.artifacts import Store
 from store.backends.backend import Backend, ListedFile
 from store.backends.by_uri import open_place
-from store.manifest import MANIFEST, check_name
+from store.manifest import MANIFEST, Artifact, Manifest, StoreError, check_name
 
 CONFIG, TOKENIZER, FAKE = "config.json", "tokenizer.json", "fake.json"
 OURS = "hf"  # the folder of an artifact of ours that engines read

@@ -7,7 +7,7 @@ import pytest
 from data.__main__ import main
 from data.shards.shards import read, read_manifest, shard_paths
 from data.verify import verify
-from store import Store
+from store.artifacts.artifacts import Store
 from tests.data.conftest import run_step
 
 PERSONA = {"name": "Zorblax", "maker": "us", "purpose": "to be tested"}

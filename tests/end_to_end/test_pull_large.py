@@ -10,7 +10,7 @@ import pytest
 
 from infra.agent.job import Job, Step
 from infra.ledger.journal import Journal
-from store import Store
+from store.artifacts.artifacts import Store
 from tests.hosts import hosts as hosts
 from tests.world import World, until
 

@@ -10,7 +10,8 @@ import pytest
 
 from infra.agent.environments.environment import default_cache
 from infra.rehearsal import attach
-from store import Store, credentials
+from store import credentials
+from store.artifacts.artifacts import Store
 from store.backends.by_uri import open_place
 from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.store import conftest as stores

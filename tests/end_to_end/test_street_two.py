@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.models.eval import origins
-from store import Store
+from store.artifacts.artifacts import Store
 from store.manifest import kept_name
 from tests.world import ONE_THREAD, World, until
 

@@ -8,7 +8,7 @@ import pytest
 
 from flows.history import eject, receipt
 from flows.history.receipt import Receipt
-from store import Store
+from store.artifacts.artifacts import Store
 
 pytestmark = pytest.mark.process
 

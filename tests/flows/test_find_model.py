@@ -5,7 +5,7 @@ import pytest
 from flows.find_model import find_model
 from infra.errors import UsageError
 from infra.settings import Settings
-from store import Store
+from store.artifacts.artifacts import Store
 
 
 @pytest.mark.parametrize(("tag", "typed"), [("", ""), ("tiny", " --profile tiny"), ("ours", " --tag ours")])

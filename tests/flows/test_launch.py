@@ -13,7 +13,7 @@ from infra.errors import NoOffer, UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
 from scripts.runs.flags import LaunchFlags
-from store import Store
+from store.artifacts.artifacts import Store
 from tests.world import ROOT
 
 pytestmark = pytest.mark.process

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from store import Store
+from store.artifacts.artifacts import Store
 
 config = json.loads(pathlib.Path(sys.argv[-1]).read_text())
 making, work = config["making"], pathlib.Path(os.environ["SLIPWAY_WORK"])

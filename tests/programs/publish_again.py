@@ -2,7 +2,7 @@
 
 import sys
 
-from store import Store
+from store.artifacts.artifacts import Store
 
 folder, root, flat = sys.argv[1], sys.argv[2], sys.argv[3] == "flat"
 store = Store(root)

@@ -3,7 +3,8 @@
 import resource
 import sys
 
-from store import Store, StoreError
+from store.artifacts.artifacts import Store
+from store.manifest import StoreError
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # as on a full disk: a write fails half-way
 try:

@@ -12,7 +12,7 @@ from data.config import ConfigError
 from infra import errors
 from scripts.cli import invoke_patch as program
 from scripts.cli.command import command
-from store import StoreError
+from store.manifest import StoreError
 
 program.mend()
 FLAGS = "tests.programs.small_flags"

@@ -18,7 +18,7 @@ from fsspec import register_implementation
 from fsspec.implementations.memory import MemoryFileSystem
 
 from infra.agent.state import is_held
-from store import Store
+from store.artifacts.artifacts import Store
 from store.courier import Config, Courier
 from store.manifest import StoreError
 from store.masking import Mask

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from store import Artifact, Store
+from store.artifacts.artifacts import Store
 from store.backends.backend import PART_BYTES
 from store.backends.by_uri import open_place
 from store.backends.hub import Repository
 from store.backends.s3 import Bucket
-from store.manifest import NoStore, StoreError
+from store.manifest import Artifact, NoStore, StoreError
 from store.patience import Conflict, Patience, StoreAway
 from store.run_sync.run_folder import MANIFEST, RunFolder
 from tests import seeds

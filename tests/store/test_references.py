@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from store import Artifact, Store, StoreError
 from store.artifacts import references
-from store.manifest import kept_name
+from store.artifacts.artifacts import Store
+from store.manifest import Artifact, StoreError, kept_name
 from tests.store.test_store import folder_of
 
 NOW = 1_000_000.0

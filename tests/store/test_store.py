@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from store import Artifact, Store, StoreError
+from store.artifacts.artifacts import Store
+from store.manifest import Artifact, StoreError
 from tests import seeds
 from tests.programs import source
 

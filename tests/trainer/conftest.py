@@ -18,7 +18,7 @@ from data.config import Input, Making, TokenizerSpec
 from data.problems.problem import Problem, write
 from data.shards.shards import Writer
 from data.tokens import bpe, tokenize
-from store import Store
+from store.artifacts.artifacts import Store
 from store.manifest import kept_name
 from trainer.config import Keeping, OptimizerConfig, PhaseConfig, ScheduleConfig
 from trainer.records.model_config import ModelConfig

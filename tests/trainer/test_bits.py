@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from data.config import ConfigError, Input
-from store import Store, catalogue
+from store import catalogue
+from store.artifacts.artifacts import Store
 from tests.trainer.conftest import TINY, finish, tiny
 from tests.trainer.test_packing import Waits
 from tests.trainer.test_phases import OFTEN, chat_phase, hashes, run

@@ -16,7 +16,7 @@ import torch
 
 from data.__main__ import main as prepare
 from data.config import Input, Making
-from store import Store
+from store.artifacts.artifacts import Store
 from tests import seeds
 from tests.trainer.conftest import TINY, WAIT_S, finish, make_again, tiny, write_talk
 from tests.trainer.model.test_init import configured

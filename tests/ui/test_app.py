@@ -13,7 +13,7 @@ from infra.agent.job import Job
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.settings import Settings
-from store import Store
+from store.artifacts.artifacts import Store
 from ui import acts, app, chat, export
 from ui.__main__ import listen
 from ui.access import Gate

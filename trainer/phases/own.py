@@ -4,9 +4,10 @@ from typing import Any
 
 from data.config import Making
 from data.errors import DataError
-from store import StoreError, extensions
+from store import extensions
 from store.extensions import ExtensionError
 from store.extensions.run import blame, function
+from store.manifest import StoreError
 from trainer.config import Keeping, PhaseConfig
 from trainer.errors import Refused, TrainerError
 from trainer.parallel.process_group import Ranks

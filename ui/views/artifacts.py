@@ -5,7 +5,9 @@ from typing import Any
 
 from flows.reading.story import story_of
 from flows.sweeps import results
-from store import Artifact, Store, StoreError, credentials
+from store import credentials
+from store.artifacts.artifacts import Store
+from store.manifest import Artifact, StoreError
 from trainer.reporting import comparison, run_report
 from ui.desk import Desk
 from ui.views.ask import View, ViewQuery

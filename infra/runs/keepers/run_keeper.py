@@ -36,7 +36,8 @@ from infra.runs.sync import mirror, snapshot
 from infra.runs.sync.downloads import Downloads
 from infra.runs.timing import Say
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
-from store import Store, StoreError
+from store.artifacts.artifacts import Store
+from store.manifest import StoreError
 
 MOST_LOOKS = 3  # for a machine in place of a silent one, which may also come back meanwhile; then the run is given up
 LOOK_S = 300.0  # at all nodes; every question has a shorter limit of its own

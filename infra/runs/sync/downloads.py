@@ -15,7 +15,8 @@ from infra.ledger.journal import Op
 from infra.runs.sync import mirror, snapshot
 from infra.runs.timing import Say
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
-from store import Store, StoreError
+from store.artifacts.artifacts import Store
+from store.manifest import StoreError
 
 EVERY_S = 2.0
 

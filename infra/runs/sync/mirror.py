@@ -25,9 +25,9 @@ from infra.runs.pods import folder_of
 from infra.transport import large_files
 from infra.transport.meter import Meter
 from infra.transport.protocol import READ_BYTES, Transport
-from store import Manifest, Store, StoreError, places
+from store.artifacts.artifacts import Store
 from store.local_files import write_whole
-from store.manifest import MISSING, kept_name
+from store.manifest import MISSING, Manifest, StoreError, kept_name, places
 from store.run_sync.restore import EARLIER
 from store.run_sync.run_folder import ENDING, LOG, RunFolder
 

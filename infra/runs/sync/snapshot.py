@@ -25,7 +25,8 @@ from infra.runs.sync import mirror
 from infra.transport.meter import Meter
 from infra.transport.protocol import ThisMachine, Transport
 from infra.transport.push import push
-from store import Store, outside
+from store import outside
+from store.artifacts.artifacts import Store
 from store.run_sync.run_folder import Damaged, ListedCheckpoint
 
 MANIFEST = "MANIFEST.json"

@@ -12,7 +12,7 @@ from data.tokens.tokenizer import load
 from infra.errors import UsageError
 from scripts.data import tokenizer
 from scripts.data.flags import TokenizerFlags
-from store import Store
+from store.artifacts.artifacts import Store
 from tests.world import ROOT, World
 
 

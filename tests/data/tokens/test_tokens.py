@@ -28,7 +28,7 @@ from data.tokens.stream import Stream, open_shard
 from data.tokens.token_file import BODY, FIELDS_AT, VERSION, read_header, token_files
 from data.tokens.tokenize import Writer, make, write
 from data.verify import verify
-from store import Store
+from store.artifacts.artifacts import Store
 from tests import golden
 from tests.data.conftest import ROOT, run_step
 

@@ -31,8 +31,8 @@ from infra.runs.keepers.run_keeper import RunKeeper
 from infra.runs.sync import mirror, snapshot
 from infra.selection.choose import of_machines
 from infra.transport.ssh import Ssh
-from store import StoreError
 from store.backoff import Backoff
+from store.manifest import StoreError
 from tests.loopback import loopback
 from tests.programs import source
 from tests.street import launch_on

@@ -15,7 +15,7 @@ from infra.settings import Settings
 from scripts.cli import local_step
 from scripts.data import adopt, training_files
 from scripts.data.workspace import KINDS, Workspace
-from store import Store
+from store.artifacts.artifacts import Store
 from tests.world import ROOT, World
 from trainer import recipes
 from trainer.plan import profile_named

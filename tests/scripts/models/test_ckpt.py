@@ -11,7 +11,7 @@ from invoke import Exit
 
 from infra.errors import UsageError
 from scripts.models import ckpt, flags
-from store import Store
+from store.artifacts.artifacts import Store
 from store.backends.by_uri import open_place
 from store.run_sync.run_folder import RunFolder
 from tests.store import conftest as stores

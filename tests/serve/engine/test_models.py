@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, example, given, settings
 from infra.errors import UsageError
 from serve.engine import memory_fit, models
 from serve.engine.options import Tuning
-from store import Store, StoreError
 from store.artifacts import references
+from store.artifacts.artifacts import Store
 from store.backends.by_uri import open_place
+from store.manifest import StoreError
 from tests import hostile
 from tests.store import conftest as stores
 

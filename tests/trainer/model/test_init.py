@@ -18,7 +18,7 @@ from flows import init_model
 from infra.errors import AuthError, UsageError
 from infra.records import Inventory, Request
 from infra.settings import Settings
-from store import Store
+from store.artifacts.artifacts import Store
 from tests.data.hub import COMMIT, FakeHub, Repo, serving
 from tests.trainer.conftest import WAIT_S
 from tests.trainer.test_plan import ROOT, WANTED, steps

@@ -15,7 +15,7 @@ from data.tokens import tokenizer as tokenizers
 from flows import init_model
 from infra.errors import UsageError
 from infra.settings import Settings
-from store import Store
+from store.artifacts.artifacts import Store
 from tests.trainer.conftest import VOCAB
 from tests.trainer.model.test_init import configured
 from tests.trainer.test_plan import ROOT

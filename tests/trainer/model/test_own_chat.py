@@ -14,7 +14,7 @@ from data.errors import DataError, InputError
 from data.tokens import tokenizer as tokenizers
 from flows import init_model
 from infra.settings import Settings
-from store import Store
+from store.artifacts.artifacts import Store
 from tests.trainer.model.test_init import configured, foreign
 from tests.trainer.test_plan import ROOT
 from trainer import recipes, tensor_file

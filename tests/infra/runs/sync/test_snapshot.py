@@ -10,7 +10,7 @@ from infra.agent.job import Job
 from infra.ledger.journal import Op
 from infra.runs.sync import snapshot
 from infra.transport.protocol import Lost, ThisMachine
-from store import Store
+from store.artifacts.artifacts import Store
 
 pytestmark = pytest.mark.process
 
