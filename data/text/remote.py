@@ -11,6 +11,7 @@ import os
 import random
 import re
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -134,8 +135,8 @@ class Ranges(io.RawIOBase):
     def __init__(self) -> None:
         self._at = 0
 
-    def _fetch(self, start: int, stop: int, into: bytearray) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _fetch(self, start: int, stop: int, into: bytearray) -> int: ...
 
     def readable(self) -> bool:
         return True
