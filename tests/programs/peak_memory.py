@@ -62,9 +62,12 @@ watch.start()
 
 config, machine = load(PhaseConfig, json.loads(sys.argv[1])), prepare()
 ranks = joined().__enter__()
-model = unfilled(config.model, machine.dtype(config))
-part = cut(model, "fsdp", ranks) if ranks.size > 1 and sys.argv[2] == "fsdp" else WHOLE
-model.to_empty(device=machine.device)
+is_cut = ranks.size > 1 and sys.argv[2] == "fsdp"
+model = unfilled(config.model, machine.dtype(config), "meta" if is_cut else machine.device)  # as a run does
+part = WHOLE
+if is_cut:
+    part = cut(model, "fsdp", ranks)
+    model.to_empty(device=machine.device)
 for one in parts_of(model.state_dict()).values():
     one.normal_(std=0.02)
 if ranks.size > 1 and part is WHOLE:
