@@ -34,7 +34,11 @@ HOST_KEYS = ("ip", "user", "identity_file", "password", *OURS)
 KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,254}")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}")
-_REACH = re.compile(r"(?:([A-Za-z_][A-Za-z0-9._-]{0,63})@)?([A-Za-z0-9][A-Za-z0-9._-]{0,254})(?::([0-9]{1,5}))?")
+_REACH = re.compile(
+    r"(?:(?P<user>[A-Za-z_][A-Za-z0-9._-]{0,63})@)?"
+    r"(?:(?P<host>[A-Za-z0-9][A-Za-z0-9._-]{0,254})|\[(?P<ipv6>[0-9A-Fa-f:.]{2,45})\])"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+)
 _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(GB|GiB)?")
 
 
@@ -104,14 +108,14 @@ def select(hosts: Sequence[Host], word: str) -> tuple[Host, ...]:
 def reach(word: str, pools: Path, home: Path | None = None) -> Host:
     """Return the machine that a word means: one of the inventory, an alias of the ssh config, or [user@]host[:port].
 
-    Raises UsageError.
+    An IPv6 address stands in brackets: [2001:db8::7]:22. Raises UsageError.
     """
     with contextlib.suppress(UsageError):  # no inventory, or no such machine in it
         return find(load(pools, home), word)
     found = _REACH.fullmatch(word)
     if found is None:
         raise UsageError(f"{word!r} names no machine; expected an alias of ~/.ssh/config, or [user@]host[:port]")
-    user, host, port = found.groups()
+    user, port, host = found["user"], found["port"], found["host"] or found["ipv6"]
     ssh = (home or Path.home()) / ".ssh"
     said = {"ip": host, "user": user, "port": int(port) if port else None}
     try:

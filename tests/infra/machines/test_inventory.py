@@ -161,6 +161,27 @@ def test_a_machine_is_found_by_its_place_or_its_name_and_a_pool_by_its_own(home)
         inventory.select(hosts, "1.1.1.3")
 
 
+@pytest.mark.parametrize(
+    ("word", "where"),
+    [
+        ("1.2.3.4", (getpass.getuser(), "1.2.3.4", 22)),
+        ("mike@pod.example.com:2222", ("mike", "pod.example.com", 2222)),
+        pytest.param("box", ("boxer", "9.9.9.9", 77), marks=[pytest.mark.process, pytest.mark.needs("ssh")]),
+        ("[2001:db8::7]", (getpass.getuser(), "2001:db8::7", 22)),
+        ("root@[::1]:2222", ("root", "::1", 2222)),
+    ],
+)
+def test_a_word_names_a_machine_without_an_inventory(home, word, where):
+    address = inventory.reach(word, home / "no.yaml", home).address
+    assert (address.user, address.host, address.port) == where
+
+
+@pytest.mark.parametrize("word", ["::1", "[::1", "[box]:22", "a b", "-oProxyCommand=x", "root@[::1]:x"])
+def test_a_word_that_is_no_address_is_refused(home, word):
+    with pytest.raises(UsageError, match="names no machine"):
+        inventory.reach(word, home / "no.yaml", home)
+
+
 def test_the_checkouts_file_goes_before_skypilots_own(tmp_path):
     checkout, home = tmp_path / "checkout", tmp_path / "home"
     checkout.mkdir()
