@@ -14,10 +14,10 @@ from scripts.models import tasks as models  # noqa: E402
 from scripts.pods import tasks as pods  # noqa: E402
 from scripts.pools import tasks as pools  # noqa: E402
 from scripts.project import tasks as project  # noqa: E402
-from scripts.runs import sweep_tasks  # noqa: E402
 from scripts.runs import tasks as runs  # noqa: E402
 from scripts.services import tasks as services  # noqa: E402
 from scripts.store import tasks as store  # noqa: E402
+from scripts.sweeps import tasks as sweeps  # noqa: E402
 
 invoke_patch.mend()
 namespace = Collection(
@@ -34,7 +34,7 @@ namespace = Collection(
         runs.rehearse,
     ),
     *(runs.again, runs.eject, runs.supervisor, runs.upgrade, runs.ui),
-    sweep_tasks.sweep,
+    sweeps.sweep,
     *(data.shard, data.pipeline, data.tree),
     *(models.train, models.fit, models.eval, models.chat, models.export),
     Collection(

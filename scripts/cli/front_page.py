@@ -29,6 +29,7 @@ Read on: docs/quickstart.md (five minutes), docs/concepts.md, docs/money.md (wha
 Tab completion: source <(./inv --print-completion-script bash), or zsh"""
 ROOMS = {  # folders of scripts/, as the list names and orders them; those with one title are one group
     "runs": "Runs",
+    "sweeps": "Runs",
     "models": "Models and data",
     "data": "Models and data",
     "market": "Market and money",

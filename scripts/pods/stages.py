@@ -21,6 +21,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.pods.flags import CreateFlags, OnPodFlags, RunFlags
+from scripts.runs import down as ending
 from scripts.runs import launch
 from scripts.runs.deploy import about, deploy
 from scripts.runs.flags import DownFlags
@@ -75,7 +76,7 @@ def down(spec: OnPodFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
         name = find_run(journal, spec.run).run if spec.run else find_pod(journal).run
-    launch.down(DownFlags(run=name, json=spec.json))
+    ending.down(DownFlags(run=name, json=spec.json))
     session.forget(name)
 
 

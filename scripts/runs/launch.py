@@ -1,4 +1,4 @@
-"""The commands launch, down, resume and keep: the plan, the run at work on it, following it to the end.
+"""The commands launch, resume and keep: the plan, the run at work on it, following it to the end.
 
 Each gets the flags as they are declared there.
 """
@@ -10,16 +10,15 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from invoke import Exit
 
-from flows import follow, run_leases, shares
+from flows import follow, run_leases
 from flows import launch as use_case
 from flows import resume as resuming
-from flows import stop as ending
 from flows.jobs import request as jobs
 from flows.jobs import training
 from flows.jobs.work import JobWork
@@ -27,11 +26,9 @@ from flows.planning import Work, node_commands
 from flows.pods import scale_of
 from flows.specs.launch import with_preset
 from flows.supervisor import due, supervisor_client
-from flows.sweeps import carry
 from infra.agent.job import Job
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
-from infra.errors import UsageError
 from infra.flags import given
 from infra.jobs.job_file import JobFile
 from infra.ledger import service_rows, spend
@@ -48,7 +45,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
 from scripts.runs.deploy import deploy
-from scripts.runs.flags import NOT_OF_THE_PLAN, DownFlags, KeepFlags, LaunchFlags, ResumeFlags, StopFlags
+from scripts.runs.flags import NOT_OF_THE_PLAN, KeepFlags, LaunchFlags, ResumeFlags
 from scripts.runs.logs import tell_steps
 from serve.processes import controller_client, controller_process
 from store import moving_line
@@ -247,55 +244,6 @@ def _lines(seen: Iterator[Any], scale: float) -> Iterator[Any]:
     for progress, verdict in seen:
         tell_steps(progress, told, scale)
         yield progress, verdict
-
-
-def down(spec: DownFlags) -> None:
-    run = spec.run
-    settings = context.settings()
-    with open_journal(settings) as journal:
-        known = [one.name for one in service_rows.every(journal)]
-        is_service = bool(run) and not spec.all and run in known
-        services = known if spec.all else [run] if is_service else []  # otherwise they would replace what is ended
-        with moving_line.waiting(f"{', '.join(services)}: ended, with all replicas"):
-            done = list(ending.services(services, journal, settings, render.tell))
-        if is_service:
-            raise_worst(done)
-            if spec.json:
-                print_json({"ended": [run]})
-            return
-        # first, so that none of them takes what becomes free
-        waited = shares.end_waiting("" if spec.all else run, journal, render.tell) if run or spec.all else []
-        sweeps = [one for one in carry.known(journal, settings) if spec.all or one == run]
-        rows = [op for name in sweeps for op in carry.stop(name, journal, settings, render.tell)]
-        if spec.all:
-            rows = ending.all_rows(journal)
-        elif not (sweeps or waited and run not in journal.runs()):
-            rows = ending.rows_of(run, journal)
-        with moving_line.waiting(f"{', '.join(one.run for one in rows)}: saved and ended"):
-            ended = list(ending.rows(rows, journal, settings, render.tell))
-    raise_worst([*done, *ended])
-    if spec.json:
-        print_json({"ended": [*waited, *(one.name for one in ended if not one.problem)]})
-    elif not (rows or waited):
-        render.say("nothing is running")
-
-
-def raise_worst(done: Sequence[ending.Ended]) -> None:
-    """Tell all problems; the one with the highest exit code is raised."""
-    problems = [one.problem for one in done if one.problem]
-    ordered = sorted(problems, key=lambda one: one.exit_code)
-    for one in ordered[:-1]:
-        render.say(render.clean(str(one)))
-    if ordered:
-        raise ordered[-1]
-
-
-def stop(spec: StopFlags) -> None:
-    name = spec.run or "RUN"
-    raise UsageError(
-        "no pod is stopped: the one vendor that can would bill its disk at twice the rate, and may have no GPU for it "
-        f"later. End it: inv down {name}; go on from its checkpoints: inv resume {name}"
-    )
 
 
 def resume(spec: ResumeFlags) -> None:

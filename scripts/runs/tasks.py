@@ -2,7 +2,7 @@
 
 from scripts.cli.command import APART, BEGIN, command
 
-LAUNCH, FLAGS = "scripts.runs.launch", "scripts.runs.flags"
+LAUNCH, DOWN, FLAGS = "scripts.runs.launch", "scripts.runs.down", "scripts.runs.flags"
 
 
 @command(
@@ -81,7 +81,7 @@ def keep_(c, spec):
     """
 
 
-@command(LAUNCH, f"{FLAGS}:DownFlags", example="inv down brave-otter-3")
+@command(DOWN, f"{FLAGS}:DownFlags", example="inv down brave-otter-3")
 def down(c, spec):
     """End a run; return when nothing of it is left or bills.
 
@@ -97,7 +97,7 @@ def resume(c, spec):
     """
 
 
-@command(LAUNCH, f"{FLAGS}:StopFlags", example="inv down brave-otter-3")
+@command(DOWN, f"{FLAGS}:StopFlags", example="inv down brave-otter-3")
 def stop(c, spec):
     """Refuse: a stopped pod goes on billing. See `down`.
 

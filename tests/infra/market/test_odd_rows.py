@@ -24,7 +24,7 @@ from infra.providers.shadeform import Shadeform
 from infra.records import Request
 from infra.runs import pods
 from scripts.cli import context
-from scripts.runs import launch
+from scripts.runs import down
 from scripts.runs.flags import DownFlags
 from tests.infra.market import poison, test_lium, test_runpod, test_shadeform
 from tests.infra.market.rehearsed import KINDS
@@ -292,7 +292,7 @@ def test_reap_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumb
 def test_down_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumbling):
     _, journal, ops = stumbling
     with pytest.raises(SlipwayError, match="ZeroDivisionError: somebody's mistake"):
-        launch.down(DownFlags(all=True))
+        down.down(DownFlags(all=True))
     assert rehearsal.running() == {ops[0].remote_id}
     assert [op.run for op in journal.ops(live=True)] == [ops[0].run]
 

@@ -4,8 +4,8 @@ from scripts.cli.command import BEGIN, command
 
 
 @command(
-    "scripts.runs.sweep",
-    "scripts.runs.flags:SweepFlags",
+    "scripts.sweeps.sweep",
+    "scripts.sweeps.flags:SweepFlags",
     env=True,
     world=BEGIN,
     example="inv sweep examples/sweeps/rates.yaml --provider local",

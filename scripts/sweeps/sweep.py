@@ -37,9 +37,9 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.market import offers_table
-from scripts.runs import sweep_text
 from scripts.runs.deploy import about
-from scripts.runs.flags import SweepFlags
+from scripts.sweeps import sweep_text
+from scripts.sweeps.flags import SweepFlags
 
 
 def sweep(spec: SweepFlags) -> None:

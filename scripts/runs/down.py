@@ -1,0 +1,63 @@
+"""The commands that end what runs: down, and stop, which says why there is none."""
+
+from collections.abc import Sequence
+
+from flows import shares
+from flows import stop as ending
+from flows.sweeps import carry
+from infra.errors import UsageError
+from infra.ledger import service_rows
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
+from scripts.runs.flags import DownFlags, StopFlags
+from store import moving_line
+
+
+def down(spec: DownFlags) -> None:
+    run = spec.run
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        known = [one.name for one in service_rows.every(journal)]
+        is_service = bool(run) and not spec.all and run in known
+        services = known if spec.all else [run] if is_service else []  # otherwise they would replace what is ended
+        with moving_line.waiting(f"{', '.join(services)}: ended, with all replicas"):
+            done = list(ending.services(services, journal, settings, render.tell))
+        if is_service:
+            raise_worst(done)
+            if spec.json:
+                print_json({"ended": [run]})
+            return
+        # first, so that none of them takes what becomes free
+        waited = shares.end_waiting("" if spec.all else run, journal, render.tell) if run or spec.all else []
+        sweeps = [one for one in carry.known(journal, settings) if spec.all or one == run]
+        rows = [op for name in sweeps for op in carry.stop(name, journal, settings, render.tell)]
+        if spec.all:
+            rows = ending.all_rows(journal)
+        elif not (sweeps or waited and run not in journal.runs()):
+            rows = ending.rows_of(run, journal)
+        with moving_line.waiting(f"{', '.join(one.run for one in rows)}: saved and ended"):
+            ended = list(ending.rows(rows, journal, settings, render.tell))
+    raise_worst([*done, *ended])
+    if spec.json:
+        print_json({"ended": [*waited, *(one.name for one in ended if not one.problem)]})
+    elif not (rows or waited):
+        render.say("nothing is running")
+
+
+def raise_worst(done: Sequence[ending.Ended]) -> None:
+    """Tell all problems; the one with the highest exit code is raised."""
+    problems = [one.problem for one in done if one.problem]
+    ordered = sorted(problems, key=lambda one: one.exit_code)
+    for one in ordered[:-1]:
+        render.say(render.clean(str(one)))
+    if ordered:
+        raise ordered[-1]
+
+
+def stop(spec: StopFlags) -> None:
+    name = spec.run or "RUN"
+    raise UsageError(
+        "no pod is stopped: the one vendor that can would bill its disk at twice the rate, and may have no GPU for it "
+        f"later. End it: inv down {name}; go on from its checkpoints: inv resume {name}"
+    )
