@@ -18,7 +18,7 @@ SPARE = 0.85  # share of a GPU's memory to use after one was full: the estimate 
 USABLE = 0.92  # share of a GPU's memory; the rest goes to fragments
 SQUARES = 1 << 24  # scores of all heads and rows at most, where a CPU makes them in parts: trainer.model.attention
 FRAMEWORK_BYTES = {
-    "cpu": 352 << 20,
+    "cpu": 320 << 20,
     "cuda": 1 << 30,
 }  # PyTorch itself, its kernels' code and workspaces, what threads keep
 TALK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}  # buffers of several processes for communication, such as NCCL's

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,11 +80,18 @@ def fork(work: Callable[[Tell], None]) -> Child:
         return Child(pid, ear)
     try:
         os.close(ear)
+        forget_threads()
         work(lambda what, about: _say(mouth, what, about))
         os._exit(0)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
+
+
+def forget_threads() -> None:
+    """Forget the threads of PyTorch's compiler, which do not live through a fork; it forgets its processes alone."""
+    if (compiler := sys.modules.get("torch._inductor.async_compile")) is not None:
+        compiler.AsyncCompile.pool.cache_clear()
 
 
 def live(work: Callable[[Points, Tell], None], blow: Blow) -> Life:

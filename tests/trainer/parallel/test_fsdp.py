@@ -145,6 +145,8 @@ def test_two_processes_that_share_an_optimizer_go_on_as_one_and_back(tmp_path, a
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_compiled_processes_have_the_losses_of_one_that_is_not(tmp_path, alone, parallel):
     def work(ranks: Ranks, tell: Tell) -> None:
+        torch._dynamo.reset()  # what other tests have compiled before this process was forked
+        torch._dynamo.utils.counters.clear()
         one = training(tmp_path, config(compile="always"), ranks, parallel)
         with equipped(one.model, one.config, Machine(torch.device("cpu"), torch.float32, 1)):
             one.run()
