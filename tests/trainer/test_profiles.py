@@ -259,7 +259,7 @@ def test_the_estimate_is_near_what_each_of_several_processes_takes_that_share_a_
     spreads = [{"parts": 1}, {"sharers": 2}, {"parts": 2}, {"parts": 4}]
     found = [measured(config, max(one.values()), "ddp" if "sharers" in one else "fsdp") for one in spreads]
     expected = [memory.estimate(config, "cpu", **one).total for one in spreads]
-    whole, sharing, halved, quartered = found  # what cuts a model is some 60 MB of code, as is what half of it spares
+    whole, sharing, halved, quartered = found  # the code that cuts a model weighs here what a half of it spares
     assert whole > max(sharing, halved) and halved > quartered, found
     assert all(one <= told <= MOST_OVER * one for one, told in zip(found, expected, strict=True)), (found, expected)
     wide = replace(config, rows=8, micro_rows=8)
