@@ -110,11 +110,12 @@ def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> 
 
     Whoever has this key is let in by nobody but the pod that got it.
     """
-    said, marker = "", json.dumps({"token": op.token, "run": op.run})
+    said, marker = "nothing", json.dumps({"token": op.token, "run": op.run})
     volume = json.loads(op.request).get("volume", "") if op.request else ""
     places = " ".join(provider.can.volumes) if volume else ""
-    refused_since = 0.0
-    while not said or time.monotonic() < deadline:  # once at least: it has an address, perhaps only just in time
+    refused_since, is_tried = 0.0, False
+    while not is_tried or time.monotonic() < deadline:  # once at least: it has an address, perhaps only just in time
+        is_tried = True
         try:
             words = ["sh", "-c", MARK, "sh", check_name(op.run), marker, places]
             done = provider.reach(pod).run(words, timeout_s=COMMAND_S)
