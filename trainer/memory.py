@@ -109,9 +109,9 @@ def estimate(
     per_token = width * block + small
     blocks = model.num_hidden_layers
     if config.recompute and config.keep_products:
-        kept = blocks * (width * (products + (0 if compiled else 2 * d)) + 4 * model.num_attention_heads) + per_token
+        kept = blocks * (width * (products + (0 if compiled else 2 * d)) + 4 * model.num_attention_heads)
     else:
-        kept = blocks * d * width + per_token if config.recompute else blocks * per_token
+        kept = blocks * (d * width if config.recompute else per_token)
     ends = 3 * d * width  # embedded, normed for the head, and the gradient of that
     copies = 0 if width == 4 and not model.ternary else width * in_blocks  # each matrix as it was multiplied
     if config.recompute:
@@ -127,6 +127,8 @@ def estimate(
     if device == "cpu" and config.micro_rows * model.num_attention_heads * config.sequence_len**2 <= SQUARES:
         # four tensors of a quarter of the scores, where attention is in parts: before an MLP's turn, or after it
         passing = max(passing, width * config.micro_rows * model.num_attention_heads * config.sequence_len**2)
+    if config.recompute:  # one block's inner tensors, made again then
+        passing += tokens * per_token
     activations = tokens * (kept + ends) + max(0, passing - slices)
     if model.tie_word_embeddings:
         waiting += 4 * head  # the embedding's share of the same gradient is dense too

@@ -375,7 +375,7 @@ def test_the_plan_says_how_a_model_is_spread_over_several_gpus():
 
     one, eight, two = asked(num_gpus=1), asked(num_gpus=8), asked(num_gpus=8, nodes=2)
     assert one.notes == () and one.gpu_memory_bytes > 4 * eight.gpu_memory_bytes
-    assert "base: several GPUs: ddp with 42 GB on each GPU, else fsdp with" in eight.notes[0]
+    assert "base: several GPUs: ddp with 41 GB on each GPU, else fsdp with" in eight.notes[0]
     assert "else hybrid with" in two.notes[0] and two.gpu_memory_bytes < eight.gpu_memory_bytes
 
 
