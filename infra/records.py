@@ -109,6 +109,11 @@ class Pod:
     spent_micro_usd: int | None = None
 
 
+def bracketed(host: str) -> str:
+    """Return a host as it stands in front of a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 @dataclass(frozen=True)
 class Address:
     """The SSH address of a pod, and its folder there. As text: ssh://user@host:port/folder?key=/path."""
@@ -130,9 +135,13 @@ class Address:
             raise ValueError(f"{self.folder!r} is not an absolute folder")
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
         key = f"?key={quote(self.key)}" if self.key else ""
-        return f"ssh://{quote(self.user)}@{host}:{self.port}{quote(self.folder)}{key}"
+        return f"ssh://{quote(self.user)}@{bracketed(self.host)}:{self.port}{quote(self.folder)}{key}"
+
+    @property
+    def place(self) -> str:
+        """Return user@host:port, for people."""
+        return f"{self.user}@{bracketed(self.host)}:{self.port}"
 
     @staticmethod
     def parse(text: str) -> "Address":

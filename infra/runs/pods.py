@@ -224,7 +224,7 @@ def where(op: Op) -> str:
     if not (op.address or "").startswith("ssh://"):
         return op.address or "no address yet"
     to = Address.parse(op.address or "")
-    return f"{to.folder} at {to.user}@{to.host}{'' if to.port == 22 else f':{to.port}'} ({op.vendor})"
+    return f"{to.folder} at {to.place.removesuffix(':22')} ({op.vendor})"
 
 
 def ask_to_end(op: Op, journal: Journal) -> Op:

@@ -21,7 +21,7 @@ from paramiko.common import cMSG_GLOBAL_REQUEST
 from paramiko.message import Message
 
 from infra.errors import AuthError
-from infra.records import Address
+from infra.records import Address, bracketed
 from infra.transport.host_keys import PinFirst, StrangeHost, check_key, pinned
 from infra.transport.protocol import OPEN_S, SILENT_S, Unreachable
 
@@ -110,7 +110,7 @@ class PodConnection(fabric.Connection):  # type: ignore[misc]
 
     def _give_up(self, error: BaseException) -> None:
         """Raise in our words what kept the connection from being opened."""
-        where = f"ssh {self.user}@{self.host}:{self.port}"
+        where = f"ssh {self.user}@{bracketed(self.host)}:{self.port}"
         alive = self.client.get_transport() is not None and self.client.get_transport().is_active()
         self.client.close()
         if isinstance(error, BadHostKeyException):

@@ -200,7 +200,7 @@ class Ssh:
 
     @property
     def _where(self) -> str:
-        return f"ssh {self.address.user}@{self.address.host}:{self.address.port}"
+        return f"ssh {self.address.place}"
 
     def _checked(self, script: str, what: str, stdin: bytes | None = None) -> bytes:
         code, out, err = self._converse(script, what, stdin, FILE_S, {})

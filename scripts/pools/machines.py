@@ -43,7 +43,7 @@ def about(host: inventory.Host, known: Any, run: str | None) -> dict[str, Any]:
     return {
         "pool": host.pool,
         "host": host.name,
-        "address": f"{host.address.user}@{host.address.host}:{host.address.port}",
+        "address": host.address.place,
         "gpu": what.gpu or None,
         "num_gpus": what.num_gpus,
         "memory_bytes": what.memory_bytes,

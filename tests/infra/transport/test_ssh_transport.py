@@ -42,15 +42,16 @@ def connections(host: Host) -> int:
 
 
 @pytest.mark.parametrize(
-    "address",
+    ("address", "place"),
     [
-        Address("root", "10.0.0.1", 22, "/keys/a key?&", "/root/pod #1"),
-        Address("a b@c".replace(" ", "-"), "host.example", 40022, "", "/"),
-        Address("ubuntu", "fe80::1", 22, "/k", "/workspace/brave-otter-3"),
+        (Address("root", "10.0.0.1", 22, "/keys/a key?&", "/root/pod #1"), "root@10.0.0.1:22"),
+        (Address("a-b@c", "host.example", 40022, "", "/"), "a-b@c@host.example:40022"),
+        (Address("ubuntu", "fe80::1", 22, "/k", "/workspace/brave-otter-3"), "ubuntu@[fe80::1]:22"),
     ],
 )
-def test_an_address_is_read_back_from_its_text(address):
+def test_an_address_is_read_back_from_its_text_and_shown_as_a_place(address, place):
     assert Address.parse(str(address)) == address
+    assert address.place == place
 
 
 @pytest.mark.parametrize(
