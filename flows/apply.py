@@ -16,8 +16,10 @@ from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import budgets, spend
-from infra.ledger.journal import Held, Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.leases import Held
 from infra.ledger.life_cycle import LOST, READY
+from infra.ledger.op import Op
 from infra.machines.host_memory import at_once
 from infra.money import dollars, in_usd, micro_usd
 from infra.providers import Provider, registry
@@ -86,13 +88,13 @@ class SetLimit:
 def only_one(set_name: str, journal: Journal) -> Iterator[None]:
     """Hold the right to change this set. Raises UsageError while another process has it."""
     try:
-        lease = journal.take(pod_set.set_lease(set_name))
+        lease = journal.leases.take(pod_set.set_lease(set_name))
     except Held as error:
         raise UsageError(f"another process is changing the set {set_name} ({error}); wait for it") from None
     try:
         yield
     finally:
-        journal.release(lease)
+        journal.leases.release(lease)
 
 
 def changes(

@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Collection, Iterator
 
 from flows import run_leases
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.providers import registry
 from infra.runs import pods
 from infra.runs.follow import Seen

@@ -25,7 +25,8 @@ from infra.agent.shell import is_setup
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import turns
-from infra.ledger.journal import Journal, Op, Taken
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op, Taken
 from infra.ledger.turns import Turn
 from infra.names import check_name
 from infra.notices import hooks

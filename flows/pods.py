@@ -17,7 +17,8 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import turns
 from infra.ledger.held_pods import guests_of
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.providers import registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street

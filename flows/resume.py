@@ -12,8 +12,9 @@ from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
 from infra.errors import UsageError
 from infra.ledger import spend
-from infra.ledger.journal import Journal, Op, Taken
+from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import READY
+from infra.ledger.op import Op, Taken
 from infra.money import in_usd
 from infra.providers import registry
 from infra.runs import hand_over, pods, sight

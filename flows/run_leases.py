@@ -9,7 +9,7 @@ from typing import Any
 
 from infra.agent.job import Job
 from infra.errors import UsageError
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.records import Plan
 from infra.runs.timing import Say
 from store.artifacts import references

@@ -13,7 +13,7 @@ from typing import Any
 from flows.specs.launch import LaunchSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.market import gpus
 from infra.records import Request
 from infra.settings import is_secret

@@ -18,7 +18,8 @@ from infra.agent.job import Limits
 from infra.errors import Busy, NoOffer, OutOfMoney, UsageError
 from infra.ledger import budgets, turns
 from infra.ledger.budgets import BudgetState, SharedBudget
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.ledger.turns import Turn
 from infra.names import run_name
 from infra.providers import Provider, clock_scale

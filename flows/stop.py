@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from flows.supervisor import due, supervisor_client
 from infra.errors import SlipwayError, as_told
 from infra.ledger.held_pods import guests_of
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.ledger.reconcile import RENTING
 from infra.providers import Provider, registry
 from infra.runs import pods

@@ -152,6 +152,10 @@ class JournalError(SlipwayError):
     """The journal cannot be used, or not for writing."""
 
 
+class Fenced(JournalError):
+    """The row was changed by somebody else since it was read."""
+
+
 class JournalFull(JournalError):
     """Nothing can be written to the journal for now; what was to be written is not in it."""
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.machines import inventory
 from infra.providers.ssh import connections
 from infra.runs import pods

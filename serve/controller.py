@@ -26,8 +26,10 @@ from typing import Any
 from infra import own_code, train_env
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
+from infra.journal_file import Fenced
 from infra.ledger import budgets, service_rows, spend
-from infra.ledger.journal import Fenced, Journal, Lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import Lease
 from infra.ledger.service_rows import service_lease
 from infra.runs.keepers.recovery import REPLICA
 from infra.settings import Settings
@@ -365,7 +367,7 @@ async def keep(name: str) -> None:
     settings = Settings.load(ROOT)
     with Journal.open(settings.state_file) as journal:
         # Until this process is gone: a process that waits for the lease waits for the end of this one.
-        lease = journal.take(service_lease(name), own_code.stamp())
+        lease = journal.leases.take(service_lease(name), own_code.stamp())
         controller = None
         try:
             controller = Controller(name, settings, journal, lease, say)

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.providers import Provider
 from infra.records import Plan
 from infra.runs import launch

@@ -28,8 +28,9 @@ from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.interrupts import finishing
 from infra.jobs import job_file
 from infra.ledger import spend
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import FAILED, TERMINATED
+from infra.ledger.op import Op
 from infra.ledger.reconcile import reconcile
 from infra.machines.survey import same_gpu
 from infra.names import random_word, run_name

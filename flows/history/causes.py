@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.agent.job import Job
-from infra.ledger.journal import Op
 from infra.ledger.life_cycle import ASKED, TERMINATED
+from infra.ledger.op import Op
 from infra.runs import sight
 from infra.units import count
 

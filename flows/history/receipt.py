@@ -20,7 +20,7 @@ from infra.agent.environments import environment
 from infra.agent.job import Job, write_durably
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.money import per_hour
 from infra.records import Offer
 from infra.settings import Settings

@@ -17,8 +17,9 @@ from flows.history.causes import Cause, RunEvidence
 from flows.reading import status
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
-from infra.ledger.journal import Journal, JournalEvent, Op
+from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import FAILED
+from infra.ledger.op import JournalEvent, Op
 from infra.money import in_usd, per_hour
 from infra.records import PodView
 from infra.runs import sight

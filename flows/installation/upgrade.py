@@ -7,7 +7,8 @@ from flows.supervisor import supervisor_client
 from infra.errors import SlipwayError
 from infra.ledger import service_rows
 from infra.ledger import upgrade as handing_over
-from infra.ledger.journal import Journal, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
 from infra.ledger.service_rows import service_lease
 from infra.providers import registry
 from infra.runs import pods
@@ -38,14 +39,14 @@ def take_over(left: Collection[str], journal: Journal, settings: Settings, tell:
             controller_client.ensure(name, settings, journal, tell)
     supervisor_client.ensure(settings)
     deadline = time.monotonic() + TAKE_OVER_S
-    while missing := set(due) - journal.held():
+    while missing := set(due) - journal.leases.held():
         if time.monotonic() > deadline:
             raise SlipwayError(
                 f"no process has taken over {', '.join(sorted(missing))} after {duration(TAKE_OVER_S)}; see "
                 "keep.log and controller.log beside their logs, and run: ./inv status"
             )
         time.sleep(POLL_S)
-    return {one.lease: one.process.pid for one in journal.holders() if one.lease in due}
+    return {one.lease: one.process.pid for one in journal.leases.holders() if one.lease in due}
 
 
 def _wanted(journal: Journal, settings: Settings) -> Iterator[str]:

@@ -26,7 +26,8 @@ from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.ledger import cost
 from infra.ledger.accuracy import ForecastError, compared
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.ledger.timings import RunTimes, Timings
 from infra.market import gpus
 from infra.market.expected import AROUND, StepTime, elapsed_s, expect

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from infra.agent.job import Job
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.providers import registry
 from infra.runs import pods
 from infra.runs.sync import mirror

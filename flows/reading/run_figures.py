@@ -7,8 +7,8 @@ from pathlib import Path
 
 from infra.agent.job import Job
 from infra.errors import SlipwayError
-from infra.ledger.journal import Op
 from infra.ledger.life_cycle import TERMINATING
+from infra.ledger.op import Op
 from infra.runs.lookup import way
 from infra.runs.pods import folder_of
 from infra.runs.sync import mirror

@@ -8,7 +8,8 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.ledger import service_rows
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.money import dollars
 from infra.runs import pods
 from infra.settings import Settings

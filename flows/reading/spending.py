@@ -8,7 +8,8 @@ from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
 from infra.ledger import cost as costs
 from infra.ledger.cost import PodCost
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.machines.host_memory import at_once
 from infra.providers import Market, offers
 from infra.settings import Settings

@@ -19,7 +19,8 @@ from infra.agent.job import Job
 from infra.agent.limits import read_clocks
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.money import in_usd, per_hour
 from infra.records import PodView
 from infra.runs import pods

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from infra.agent.limits import Clocks
 from infra.ledger import spend
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import FAILED
+from infra.ledger.op import Op
 from infra.records import PodView
 from infra.runs.pods import folder_of
 

@@ -7,8 +7,10 @@ there is anything at all, which is when a supervisor is needed.
 from flows.sweeps import carry
 from infra.ledger import service_rows
 from infra.ledger.budgets import is_recent
-from infra.ledger.journal import Journal, Op, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
 from infra.ledger.life_cycle import LOST, READY
+from infra.ledger.op import Op
 from infra.notices import outbox
 from infra.notices.tell import names_of
 from infra.providers.local import Local
@@ -25,7 +27,7 @@ def runs_to_keep(journal: Journal, settings: Settings) -> list[Op]:
 
     Also of pods of a set that come back when they are taken away. Nothing that is rented once its rehearsal has ended.
     """
-    held, left = journal.held(), journal.abandoned()
+    held, left = journal.leases.held(), journal.leases.abandoned()
     newest, has_ended = {op.run: op for op in journal.ops()}, attach.has_ended(settings.rehearsal)
     found = []
     for op in newest.values():

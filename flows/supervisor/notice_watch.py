@@ -17,7 +17,9 @@ from flows.supervisor.due import runs_to_watch
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import in_words
 from infra.ledger import service_rows, spend
-from infra.ledger.journal import Journal, Op, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
+from infra.ledger.op import Op
 from infra.notices import hooks, outbox
 from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
@@ -70,7 +72,9 @@ class NoticeWatch:
         vendor = registry.provider(settings, op.vendor)
         seen = sight.look(op, vendor)
         if seen.verdict and not vendor.is_rented and not op.stays:
-            if not self.journal.holder(keeper_lease(op.run)):  # otherwise the process that follows the run settles it
+            if not self.journal.leases.holder(
+                keeper_lease(op.run)
+            ):  # otherwise the process that follows the run settles it
                 settle(self.journal, settings, self.say, [op.token])
             return
         now = time.time()

@@ -34,7 +34,9 @@ from infra.checkout import ROOT
 from infra.errors import AuthError, LimitHit, OutOfMoney, in_words
 from infra.journal_file import JournalFull
 from infra.ledger import service_rows
-from infra.ledger.journal import SUPERVISOR, Held, Journal, Op, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import SUPERVISOR, Held, keeper_lease
+from infra.ledger.op import Op
 from infra.ledger.service_rows import service_lease
 from infra.notices.outbox import Notice
 from infra.notices.tell import names_of, tell
@@ -98,7 +100,7 @@ class Supervisor:
         """Look once, and begin what is missing; tell whether anything is left."""
         runs = {keeper_lease(op.run): op for op in runs_to_keep(self.journal, self.settings)}
         services = {service_lease(one.name): one for one in service_rows.every(self.journal)}
-        held = self.journal.held()
+        held = self.journal.leases.held()
         for lease, op in runs.items():
             self._begin(lease, (op.token, op.epoch), self._hold if recovers(op) else self._keep, op.run)
         for lease, service in services.items():
@@ -297,7 +299,7 @@ def serve(tell: Say) -> None:
     with _when_there_is_room(lambda: Journal.open(settings.state_file), tell) as journal:
         while True:
             try:
-                lease = _when_there_is_room(lambda: journal.take(SUPERVISOR, own_code.stamp()), tell)
+                lease = _when_there_is_room(lambda: journal.leases.take(SUPERVISOR, own_code.stamp()), tell)
             except Held as error:
                 tell(str(error))
                 return
@@ -311,7 +313,7 @@ def serve(tell: Say) -> None:
             is_handing_on = supervisor.is_disk_full.is_set() and not supervisor.is_leaving.is_set()
             if is_handing_on:
                 time.sleep(ROOM.first_s)  # or, while only another disk is full, one process would follow the other
-            _when_there_is_room(lambda: journal.release(lease), tell)  # noqa: B023
+            _when_there_is_room(lambda: journal.leases.release(lease), tell)  # noqa: B023
             if is_handing_on:
                 tell("it exits, for something could not be written; another process takes over")
                 start(settings)

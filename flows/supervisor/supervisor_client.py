@@ -17,7 +17,9 @@ from infra.agent.process import is_alive, send
 from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.ledger import service_rows
-from infra.ledger.journal import SUPERVISOR, Journal, Op, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import SUPERVISOR, keeper_lease
+from infra.ledger.op import Op
 from infra.ledger.service_rows import service_lease
 from infra.providers import registry
 from infra.providers.local import Local
@@ -38,10 +40,12 @@ def look_after(settings: Settings, also: Iterable[str] = ()) -> list[str]:
         here = [op for op in journal.ops(live=True) if op.vendor == Local.name and not op.service]
         dead = {keeper_lease(op.run) for op in here if is_dead(op, settings)}
         for lease in dead.union(one for one in also if one.startswith(keeper_lease(""))):
-            journal.abandon(lease)
+            journal.leases.abandon(lease)
         due = [keeper_lease(op.run) for op in runs_to_keep(journal, settings)]
         due += [
-            one for one in (service_lease(row.name) for row in service_rows.every(journal)) if not journal.holder(one)
+            one
+            for one in (service_lease(row.name) for row in service_rows.every(journal))
+            if not journal.leases.holder(one)
         ]
     ensure(settings)
     return due
@@ -55,7 +59,7 @@ def ensure(settings: Settings, waits: bool = True) -> int | None:
     `waits`: until it has come up. Raises SlipwayError when it does not.
     """
     with Journal.open(settings.state_file) as journal:
-        if holder := journal.holder(SUPERVISOR):
+        if holder := journal.leases.holder(SUPERVISOR):
             return holder.pid
         if journal.problem or not is_needed(journal, settings):
             return None
@@ -64,9 +68,9 @@ def ensure(settings: Settings, waits: bool = True) -> int | None:
             return process.pid
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            if holder := journal.holder(SUPERVISOR):
+            if holder := journal.leases.holder(SUPERVISOR):
                 return holder.pid
-            if process.poll() is not None and journal.holder(SUPERVISOR) is None:
+            if process.poll() is not None and journal.leases.holder(SUPERVISOR) is None:
                 if process.returncode == 0:
                     return None  # it has nothing left to do
                 break
@@ -83,7 +87,7 @@ def hand_on(op: Op, settings: Settings) -> str:
         return f"{vendor.name}'s controller keeps it running; no other process is needed"
     with Journal.open(settings.state_file) as journal:
         # if its pod fails before the supervisor has seen it, the run must still be continued
-        journal.abandon(keeper_lease(op.run))
+        journal.leases.abandon(keeper_lease(op.run))
     pid = ensure(settings)
     who = f"the supervisor (process {pid})" if pid else "the supervisor"
     log = settings.homes / op.run / "keep.log"
@@ -104,8 +108,12 @@ def handing_on(settings: Settings) -> Iterator[None]:
 def leave_if_done(settings: Settings) -> None:
     """End the supervisor now where nothing is left for it; it would see that by itself a moment later."""
     with Journal.open(settings.state_file) as journal:
-        holder = journal.holder(SUPERVISOR)
-        if holder is None or is_needed(journal, settings) or any(one.startswith("keep:") for one in journal.held()):
+        holder = journal.leases.holder(SUPERVISOR)
+        if (
+            holder is None
+            or is_needed(journal, settings)
+            or any(one.startswith("keep:") for one in journal.leases.held())
+        ):
             return
         send(holder, signal.SIGTERM)
         deadline = time.monotonic() + LEAVE_S

@@ -23,7 +23,9 @@ from flows.sweeps.results import SweepResult
 from infra.agent.process import send
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.ledger.journal import Held, Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.leases import Held
+from infra.ledger.op import Op
 from infra.runs.timing import Say
 from infra.settings import Settings
 from store import local_files, outside
@@ -58,9 +60,9 @@ class SweepCommand:
 def at_work(command: SweepCommand, journal: Journal, settings: Settings) -> Iterator[None]:
     """Hold the lease of the process at work on a sweep. Raises UsageError while another process has it."""
     try:
-        lease = journal.take(f"{LEASE}{command.name}")
+        lease = journal.leases.take(f"{LEASE}{command.name}")
     except Held:
-        holder = journal.holder(f"{LEASE}{command.name}")
+        holder = journal.leases.holder(f"{LEASE}{command.name}")
         by = f"process {holder.pid}" if holder else "another process"
         raise UsageError(f"the sweep {command.name} is already running, by {by}; watch it: inv status "
                          f"{command.name}; its table so far: inv sweep {command.name} --report") from None  # fmt: skip
@@ -68,13 +70,13 @@ def at_work(command: SweepCommand, journal: Journal, settings: Settings) -> Iter
     try:
         yield
     finally:  # a sweep that stops by itself has said how to resume it
-        journal.release(lease)
+        journal.leases.release(lease)
 
 
 def left(journal: Journal, settings: Settings) -> dict[str, SweepCommand]:
     """Return by name the sweeps whose process has died, with the commands that go on with them."""
     found = {}
-    for lease in sorted(journal.abandoned()):
+    for lease in sorted(journal.leases.abandoned()):
         if lease.startswith(LEASE) and (command := _read(lease.removeprefix(LEASE), settings)):
             found[command.name] = command
     return found
@@ -113,7 +115,7 @@ def go_on(name: str, journal: Journal, settings: Settings, tell: Say) -> None:
 
 def known(journal: Journal, settings: Settings) -> list[str]:
     """Return the names of the sweeps that a process is at work on, or was when it died."""
-    held = [one.removeprefix(LEASE) for one in journal.held() if one.startswith(LEASE)]
+    held = [one.removeprefix(LEASE) for one in journal.leases.held() if one.startswith(LEASE)]
     return sorted({*held, *left(journal, settings)})
 
 
@@ -121,17 +123,17 @@ def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]
     """End the process at work on a sweep, for good; return the live rows of its runs and its pods."""
     lease = f"{LEASE}{name}"
     deadline = time.monotonic() + STOP_S
-    if holder := journal.holder(lease):
+    if holder := journal.leases.holder(lease):
         tell(f"{name}: its process {holder.pid} is asked to exit")
         send(holder, signal.SIGINT)
-    while (holder := journal.holder(lease)) and time.monotonic() < deadline:
+    while (holder := journal.leases.holder(lease)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     if holder:
         send(holder, signal.SIGKILL)
-        while journal.holder(lease):
+        while journal.leases.holder(lease):
             time.sleep(POLL_S)
-    if lease in journal.abandoned():
-        journal.release(journal.take(lease))
+    if lease in journal.leases.abandoned():
+        journal.leases.release(journal.leases.take(lease))
     result = _result(name, settings)
     runs = result.trials if result else {}
     return [op for op in journal.ops(live=True) if op.run in runs or op.pod_set == name]
@@ -139,7 +141,7 @@ def stop(name: str, journal: Journal, settings: Settings, tell: Say) -> list[Op]
 
 def is_at_work(journal: Journal) -> bool:
     """Return whether a living process is at work on a sweep."""
-    return any(one.startswith(LEASE) for one in journal.held())
+    return any(one.startswith(LEASE) for one in journal.leases.held())
 
 
 def how_to_go_on(journal: Journal, settings: Settings, results: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,8 @@ from infra.checkout import ROOT
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.job_environment import secrets
 from infra.jobs.schedule import Berth, Lane, pack, split
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.market.expected import total
 from infra.money import dollars
 from infra.providers import Provider, registry

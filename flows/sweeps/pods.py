@@ -27,8 +27,9 @@ from infra.flags import flags_of
 from infra.jobs.schedule import Lane
 from infra.ledger import budgets, spend
 from infra.ledger.held_pods import is_held
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import READY
+from infra.ledger.op import Op
 from infra.market import gpus
 from infra.money import dollars, in_usd, micro_usd
 from infra.records import Offer

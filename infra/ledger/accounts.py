@@ -8,7 +8,7 @@ import hashlib
 
 from infra.agent.limits import Clocks
 from infra.ledger import spend
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.money import per_hour
 from infra.providers import Provider, clock_scale
 

@@ -18,8 +18,11 @@ from infra.agent.limits import Clocks, read_clocks
 from infra.agent.process import Identity, is_alive, myself
 from infra.agent.state import NODE_LOST
 from infra.errors import OutOfMoney, UsageError
+from infra.journal_file import Fenced
 from infra.ledger import spend
-from infra.ledger.journal import Fenced, Journal, Op, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
+from infra.ledger.op import Op
 from infra.money import in_usd
 
 RECENT_S = 900.0  # time since it was written about in which a run whose keeper died may be taken up by another one
@@ -207,7 +210,7 @@ def _in_force(journal: Journal, name: str, rows: Mapping[str, list[Op]]) -> dict
     have its next pod admitted.
     """
     found = journal.read("SELECT run, amount, boot_id, pid, pid_starttime FROM reservations WHERE budget = ?", name)
-    held, left = journal.held(), journal.abandoned()
+    held, left = journal.leases.held(), journal.leases.abandoned()
     kept = {
         run for run, *_ in found if keeper_lease(run) in held or keeper_lease(run) in left and is_recent(journal, run)
     }

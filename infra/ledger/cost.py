@@ -14,8 +14,8 @@ from datetime import datetime, timezone
 from infra.agent.limits import Clocks
 from infra.errors import UsageError
 from infra.ledger import spend
-from infra.ledger.journal import Op
 from infra.ledger.life_cycle import FAILED, PLANNED
+from infra.ledger.op import Op
 from infra.market import gpus
 from infra.records import Offer
 

@@ -18,8 +18,9 @@ from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.errors import Busy, NoOffer, SlipwayError
 from infra.ledger import accounts
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import READY
+from infra.ledger.op import Op
 from infra.machines.host_memory import HostMemory
 from infra.machines.inventory import Host
 from infra.market import gpus

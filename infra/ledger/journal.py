@@ -13,137 +13,24 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from infra import journal_file
 from infra.agent.host import may_share
 from infra.agent.job import Job
-from infra.agent.limits import Clocks, gap_s, read_clocks
-from infra.agent.process import Identity, boot_id, is_alive, myself
-from infra.errors import Busy, UsageError
-from infra.journal_file import JournalError
-from infra.ledger.life_cycle import ENDED, PLANNED, TERMINATING, after
+from infra.agent.limits import Clocks, read_clocks
+from infra.agent.process import boot_id
+from infra.journal_file import Fenced, JournalError
+from infra.ledger.leases import Leases, keeper_lease
+from infra.ledger.life_cycle import ENDED, TERMINATING, after
+from infra.ledger.op import JournalEvent, Leased, Op, Taken
 from infra.records import Pod
 
-POD, SERVE = "pod", "serve"
-SUPERVISOR = "supervisor"  # the lease of an installation's supervisor
 _STAMPS = {"sending": "sent_at", "found": "last_seen_at", "armed": "last_seen_at", "reachable": "last_seen_at",
            "end": "del_requested_at", "aside": "del_requested_at", "gone": "ended_at", "absent": "ended_at",
            "refused": "ended_at", "unsent": "ended_at"}  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Op:
-    """One billable thing, as last read. Money is micro-USD, rates per hour; times are UTC epoch seconds."""
-
-    token: str
-    run: str
-    slot: int = 0  # the rank of its node; below 0, it stands beside the run: whatever it is, it is to be ended
-    role: str = "train"  # "pod": outlives its work; "pod:NAME": of that set of pods; "serve:NAME": a service's replica
-    vendor: str
-    account_fp: str = ""
-    spec_hash: str = ""
-    target: str = ""  # the artifact it makes, and where: one live op for each pair
-    store: str = ""
-    job: str = ""  # JSON, as it is handed over
-    request: str = ""  # JSON: what kind of machine was asked for, so that another one can be found
-    recoveries: int = 0  # times that a keeper has brought the run back, on this pod and those before it
-    state: str = PLANNED
-    epoch: int = 1
-    place: str = ""  # the one machine that it wants; leased to this row while it is live
-    devices: str = ""  # GPUs of that machine, such as `0,1`: others may have the rest; "" = the whole machine
-    remote_id: str | None = None
-    address: str | None = None
-    rate: int = 0
-    storage_rate: int = 0
-    ttl_s: float | None = None
-    hard_deadline: int | None = None
-    cap: int | None = None
-    budget: int | None = None  # all pods under the names of its run may cost so much; each has a share of that as `cap`
-    budget_name: str = ""  # the budget that pays for it, of many runs (`infra.ledger.budgets`); "" = none
-    budget_run: str = ""  # the run whose reservation there it is part of
-    asked: str = ""  # JSON: the words of its launch besides those on what it makes; "" = not on record
-    intent_at: int = 0
-    sent_at: int | None = None
-    # when its vendor first listed it, or its guard answered; the answer to its creation is not enough
-    last_seen_at: int | None = None
-    first_absent_at: int | None = None
-    absent_n: int = 0
-    del_requested_at: int | None = None
-    ended_at: int | None = None  # when it was proven gone
-    billed_at: float | None = None  # when its vendor began to bill it, where that is later than the request and told
-    boot_id: str = ""  # the boot, and its own clock, when it was sent, or before that intended
-    boot_s: float | None = None
-    lived_s: float | None = None  # time until it was proven gone, by the clock that counted more
-    reason: str = ""  # reason of its end, or of what is unclear, for people
-    outcome: str = ""  # end of its run with it: ASKED, or the state of a verdict; "" = another pod may go on with it
-
-    def since_sent_s(self, now: Clocks) -> float:
-        """Return the time since it was sent, or else intended, by the clock that says more; never negative."""
-        at = float(self.intent_at if self.sent_at is None else self.sent_at)
-        if self.boot_s is None:  # a row of an older Slipway
-            return max(0.0, now.wall_s - at)
-        return gap_s(Clocks(self.boot_id, self.boot_s, at), now)
-
-    def settling_s(self, now: Clocks) -> float:
-        """Return how long ago it was sent, or else intended, at least: by the boot's own clock, which nobody sets."""
-        at = float(self.intent_at if self.sent_at is None else self.sent_at)
-        if self.boot_s is None:  # a row of an older Slipway
-            return max(0.0, now.wall_s - at)
-        return max(0.0, now.boot_s - self.boot_s if now.boot_id == self.boot_id else now.boot_s)
-
-    @property
-    def is_live(self) -> bool:
-        return self.state not in ENDED
-
-    @property
-    def stays(self) -> bool:
-        """Return whether it is there for its own sake, and not for one piece of work."""
-        return self.role.partition(":")[0] == POD
-
-    @property
-    def pod_set(self) -> str:
-        """Return the set of pods that it belongs to, "" for none."""
-        kind, _, name = self.role.partition(":")
-        return name if kind == POD else ""
-
-    @property
-    def service(self) -> str:
-        """Return the service that it is a replica of, "" for none.
-
-        Its controller looks after it; it is nobody's run.
-        """
-        kind, _, name = self.role.partition(":")
-        return name if kind == SERVE else ""
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The right to change one thing, held by one process until it dies, releases it or hands it on."""
-
-    name: str
-    epoch: int
-    code: str = ""
-    """The stamp of the code that its holder runs, which is told to others; "" = it tells none."""
-
-
-@dataclass(frozen=True)
-class JournalEvent:
-    """One change of a row, as it was written down."""
-
-    token: str
-    event: str  # an event of `infra.ledger.life_cycle`; or plan, note, claim
-    state: str  # after it
-    facts: Mapping[str, Any]
-    at: int  # UTC epoch seconds
-
-
-def keeper_lease(run: str) -> str:
-    """Return the name of the lease that the keeper of a run holds."""
-    return f"keep:{run}"
-
 
 Admit = Callable[[list[Op], Op], None]
 JournalVersion = tuple[str, int]
@@ -151,34 +38,6 @@ JournalVersion = tuple[str, int]
 _COLUMNS = tuple(one.name for one in fields(Op))
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM ops"
 _LIVE = "state NOT IN ('TERMINATED', 'FAILED')"
-
-
-class Taken(UsageError):
-    """The same thing is live already; `op` is its row."""
-
-    def __init__(self, op: Op) -> None:
-        self.op = op
-        super().__init__(
-            f"{op.run} is already running it ({op.state} on {op.vendor}); run: inv status, or inv down {op.run}"
-        )
-
-
-class Leased(Busy):
-    """The machine holds another pod; `op` is its row. It is free when that row has ended, which takes proof."""
-
-    def __init__(self, op: Op) -> None:
-        self.op = op
-        what = f"{op.place or 'this machine'}{f', device {op.devices},' if op.devices else ''}"
-        super().__init__(f"{op.vendor}: {what} is leased by {op.run} ({op.state}); stand in line for it: --wait; see: "
-                         f"inv status {op.run}")  # fmt: skip
-
-
-class Held(UsageError):
-    """A living process holds that lease."""
-
-
-class Fenced(JournalError):
-    """The row was changed by somebody else since it was read."""
 
 
 class Journal:
@@ -205,6 +64,11 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def leases(self) -> Leases:
+        """Return its leases. Made anew each time: what held on to its journal would keep that from being closed."""
+        return Leases(self._db, self.writing)
 
     # Pods.
 
@@ -336,88 +200,7 @@ class Journal:
         rows = self._db.execute("SELECT token, at, amount FROM spend WHERE source = ? ORDER BY rowid", (source,))
         return {token: (at, amount) for token, at, amount in rows.fetchall()}
 
-    # Leases.
-
-    def take(self, name: str, code: str = "") -> Lease:
-        """Acquire a lease. Raises Held while the process that has it lives.
-
-        code: the stamp of our code, for a lease that is held long.
-        """
-        with self.writing():
-            epoch, holder = self._lease(name)
-            if holder:
-                raise Held(f"{name} is held by process {holder.pid}")
-            me = myself()
-            values = (name, epoch + 1, me.boot_id, me.pid, me.started)
-            self._db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", values)
-            lease = Lease(name, epoch + 1, code)
-            self._tell_code(lease)
-        return lease
-
-    def held(self) -> set[str]:
-        """Return the names of the leases whose holders live."""
-        rows = self._db.execute("SELECT name, boot_id, pid, pid_starttime FROM leases WHERE pid IS NOT NULL")
-        return {name for name, *holder in rows.fetchall() if is_alive(Identity(*holder))}
-
-    def abandoned(self) -> set[str]:
-        """Return the names of the leases whose holders have died without releasing them."""
-        rows = self._db.execute("SELECT name, boot_id, pid, pid_starttime FROM leases WHERE pid IS NOT NULL")
-        return {name for name, *holder in rows.fetchall() if not is_alive(Identity(*holder))}
-
-    def abandon(self, name: str) -> None:
-        """Write a lease down as one whose holder has died, where none lives: whoever looks for those takes it up."""
-        with self.writing():
-            self._leave(name)
-
-    def holder(self, name: str) -> Identity | None:
-        """Return the living process that has this lease."""
-        return self._lease(name)[1]
-
-    def is_ours(self, lease: Lease) -> bool:
-        """Return whether nobody has taken it over since."""
-        return self._lease(lease.name)[0] == lease.epoch
-
-    def renew(self, lease: Lease) -> Lease:
-        """Return the same lease, held by this process from now on; what `lease` named before is void. Raises Fenced."""
-        me = myself()
-        return self._hold(lease, me.boot_id, me.pid, me.started)
-
-    def release(self, lease: Lease) -> None:
-        """Release a lease. Raises Fenced when it was no longer ours."""
-        self._hold(lease, None, None, None)
-
-    def forsake(self, lease: Lease) -> None:
-        """Release a lease as if its holder had died: whoever looks for abandoned ones takes it up. Raises Fenced."""
-        self._hold(lease, "", 0, "")
-
     # Within.
-
-    def _lease(self, name: str) -> tuple[int, Identity | None]:
-        """Return its epoch, and who has it: a dead process has nothing."""
-        row = self._db.execute("SELECT epoch, boot_id, pid, pid_starttime FROM leases WHERE name = ?", (name,))
-        epoch, *holder = row.fetchone() or (0, None, None, None)
-        found = Identity(*holder) if holder[1] is not None else None
-        return epoch, found if found and is_alive(found) else None
-
-    def _hold(self, lease: Lease, *holder: str | int | None) -> Lease:
-        with self.writing():
-            sql = "UPDATE leases SET epoch = ?, boot_id = ?, pid = ?, pid_starttime = ? WHERE name = ? AND epoch = ?"
-            done = self._db.execute(sql, (lease.epoch + 1, *holder, lease.name, lease.epoch))
-            if done.rowcount != 1:
-                raise Fenced(f"{lease.name}: another process has taken over")
-            held = replace(lease, epoch=lease.epoch + 1)
-            self._tell_code(held)
-        return held
-
-    def _tell_code(self, lease: Lease) -> None:
-        """Write down which code the holder of a lease runs; within a transaction."""
-        if lease.code:
-            pair = (journal_file.code_key(lease.name), f"{lease.epoch} {lease.code}")
-            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", pair)
-
-    def holders(self) -> list[journal_file.Holder]:
-        """Return the living processes that hold leases, each with the stamp of its code."""
-        return journal_file.holders(self._db)
 
     def _change(self, op: Op, event: str, facts: dict[str, Any]) -> Op:
         assert facts.keys() <= set(_COLUMNS), facts
@@ -430,13 +213,10 @@ class Journal:
             changed = self.op(op.token)
             self._event(changed, event, facts)
             if event == "armed" and op.rate and op.slot == 0 and not (op.stays or op.service):
-                self._leave(keeper_lease(op.run))  # its launch may die before it follows it, and its machine be taken
+                self.leases.leave(
+                    keeper_lease(op.run)
+                )  # its launch may die before it follows it, and its machine be taken
         return changed
-
-    def _leave(self, name: str) -> None:
-        epoch, holder = self._lease(name)
-        if holder is None:
-            self._db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", (name, epoch + 1, "", 0, ""))
 
     def _insert(self, op: Op, event: str) -> None:
         marks, values = ", ".join("?" * len(_COLUMNS)), [getattr(op, column) for column in _COLUMNS]

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 from infra.agent.limits import read_clocks
 from infra.errors import in_words
+from infra.journal_file import Fenced
 from infra.ledger import audit, reconcile, spend
-from infra.ledger.journal import Fenced, Held, Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.leases import Held
 from infra.ledger.life_cycle import BOOTING, TERMINATING
+from infra.ledger.op import Op
 from infra.ledger.reconcile import Action, Clock, Look
 from infra.providers import Market, Provider, market
 

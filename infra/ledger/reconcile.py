@@ -15,9 +15,12 @@ from typing import Any
 
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import in_words
+from infra.journal_file import Fenced
 from infra.ledger import accounts, spend
-from infra.ledger.journal import Fenced, Held, Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.leases import Held
 from infra.ledger.life_cycle import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
+from infra.ledger.op import Op
 from infra.money import per_hour
 from infra.providers import LAG_S, Provider, clock_scale, market
 from infra.records import Pod
@@ -190,7 +193,7 @@ def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Lo
     rows = {op.token: op for op in journal.ops() if op.vendor == provider.name}
     listing = replace(listing, pods=tuple(_known_by_id(listing.pods, rows.values())))
     # After the rows: a renter takes its lease before its row, so that of a row that was seen it is seen as well.
-    busy = frozenset(name.removeprefix("rent:") for name in journal.held())
+    busy = frozenset(name.removeprefix("rent:") for name in journal.leases.held())
     elsewhere = _elsewhere(provider, rows.values(), listing, clock(), problems)
     here = [row for token, row in rows.items() if token not in elsewhere]
     denied = _denied(provider, here, listing, problems) if listing.is_complete else frozenset()
@@ -240,7 +243,7 @@ class Reconciled:
 
 def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
     """Reconcile one vendor once. Raises Held while another process does; JournalError."""
-    lease = journal.take(f"reconcile:{provider.name}")
+    lease = journal.leases.take(f"reconcile:{provider.name}")
     try:
         seen = look(provider, journal, clock)
         rows, problems = dict(seen.rows), [*seen.problems]
@@ -254,7 +257,7 @@ def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) 
         done = [action for action in actions if _carry_out(action, provider, journal, rows, lost, problems)]
         return Reconciled(tuple(done), tuple(problems))
     finally:
-        journal.release(lease)
+        journal.leases.release(lease)
 
 
 def reconcile_in_turn(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Reconciled:
@@ -270,7 +273,7 @@ def reconcile_in_turn(provider: Provider, journal: Journal, clock: Clock = read_
             if time.monotonic() < deadline:
                 time.sleep(TURN_POLL_S)
                 continue
-            holder = journal.holder(f"reconcile:{provider.name}")
+            holder = journal.leases.holder(f"reconcile:{provider.name}")
             by = f"process {holder.pid}" if holder else "another process"
             raise Held(
                 f"not asked what it has: {by}, another inv command, has been asking it for {TURN_S:g} s; if that one "

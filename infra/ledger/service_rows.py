@@ -6,7 +6,9 @@ what is wanted over the row that its writer read, what is seen by whoever holds 
 
 from dataclasses import dataclass
 
-from infra.ledger.journal import Fenced, Journal, Lease
+from infra.journal_file import Fenced
+from infra.ledger.journal import Journal
+from infra.ledger.leases import Lease
 
 
 @dataclass(frozen=True)
@@ -65,5 +67,5 @@ def forget(journal: Journal, name: str, lease: Lease) -> None:
 
 
 def _check(journal: Journal, lease: Lease) -> None:
-    if not journal.is_ours(lease):
+    if not journal.leases.is_ours(lease):
         raise Fenced(f"{lease.name}: another process has taken over")

@@ -13,8 +13,8 @@ from dataclasses import replace
 from infra.agent.job import Limits
 from infra.agent.limits import Clocks, hard_limit_s
 from infra.errors import OutOfMoney
-from infra.ledger.journal import Op
 from infra.ledger.life_cycle import FAILED
+from infra.ledger.op import Op
 from infra.money import in_usd
 from infra.providers import TIMER_GRAIN_S
 from infra.units import duration

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from infra.agent.host import may_share
 from infra.agent.process import Identity, is_alive, myself
 from infra.errors import Busy, SlipwayError, UsageError
-from infra.ledger.journal import Journal, Leased, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Leased, Op
 
 HERE = "local"  # the provider whose pods are all on one machine, which no row names
 THIS_MACHINE = "this machine"

@@ -14,7 +14,8 @@ from typing import Any
 from infra.agent.limits import read_clocks
 from infra.errors import in_words
 from infra.ledger import cost
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.notices import hooks, outbox
 from infra.notices.outbox import Notice
 from infra.notices.send import PATIENCE_S

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from infra.agent.limits import read_clocks
 from infra.ledger import spend
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.machines.host_memory import HostMemory, known_as
 from infra.market import gpus
 from infra.money import micro_usd

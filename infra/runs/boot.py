@@ -13,7 +13,8 @@ from typing import Any
 from infra.agent.limits import read_clocks
 from infra.errors import AuthError, NoOffer, SlipwayError
 from infra.ledger import spend
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.money import in_usd, per_hour
 from infra.names import check_name
 from infra.providers import Market

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from infra.errors import SlipwayError
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.runs.sight import Seen, is_alive, words_of
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 from infra.units import duration

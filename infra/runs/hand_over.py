@@ -14,8 +14,9 @@ from infra.agent.job import Job
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
 from infra.ledger import spend
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import BOOTING, LOST, READY
+from infra.ledger.op import Op
 from infra.providers import Provider, clock_scale, market
 from infra.runs import pod_reports, pods, ssh_names
 from infra.runs.sync import mirror

@@ -21,8 +21,9 @@ from infra.agent.limits import read_clocks
 from infra.errors import Ambiguous, Busy, LimitHit, NoOffer, SlipwayError, UsageError
 from infra.interrupts import finishing
 from infra.ledger import spend
-from infra.ledger.journal import Admit, Journal, Op, Taken
+from infra.ledger.journal import Admit, Journal
 from infra.ledger.life_cycle import ASKED, BOOTING, LOST, READY
+from infra.ledger.op import Op, Taken
 from infra.ledger.turns import Turn
 from infra.machines.node_addresses import meet
 from infra.providers import Provider, Vendors, clock_scale, farewell, market

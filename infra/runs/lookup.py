@@ -5,7 +5,9 @@ from typing import Any
 from infra.errors import UsageError
 from infra.ledger import turns
 from infra.ledger.budgets import is_recent
-from infra.ledger.journal import Journal, Op, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
+from infra.ledger.op import Op
 from infra.names import match
 from infra.providers import registry
 from infra.runs import pods, sight
@@ -58,7 +60,10 @@ def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
 
 def between_pods(journal: Journal) -> list[Op]:
     """Return the last pods of runs that their keepers continue on other ones, or were about to when they died."""
-    kept, newest = journal.held() | journal.abandoned(), {op.run: op for op in journal.ops() if op.slot == 0}
+    kept, newest = (
+        journal.leases.held() | journal.leases.abandoned(),
+        {op.run: op for op in journal.ops() if op.slot == 0},
+    )
     return [op for op in newest.values() if keeper_lease(op.run) in kept and not (op.is_live or pods.is_over(op))]
 
 

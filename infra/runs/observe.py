@@ -12,8 +12,9 @@ from infra.agent.limits import Clocks, leads_s, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError
 from infra.ledger import cost, spend
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
+from infra.ledger.op import Op
 from infra.machines.host_memory import at_once
 from infra.money import in_usd
 from infra.providers import Provider, clock_scale

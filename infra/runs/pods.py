@@ -20,10 +20,12 @@ from infra.agent.limits import hard_limit_s, read_clocks
 from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
 from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
-from infra.journal_file import JournalError
+from infra.journal_file import Fenced, JournalError
 from infra.ledger import accounts, budgets, spend, turns
-from infra.ledger.journal import Admit, Fenced, Held, Journal, Op
+from infra.ledger.journal import Admit, Journal
+from infra.ledger.leases import Held
 from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, PLANNED, TERMINATING, UNKNOWN
+from infra.ledger.op import Op
 from infra.ledger.turns import Turn
 from infra.money import per_hour
 from infra.names import new_token
@@ -275,7 +277,7 @@ def end(
         except Fenced:  # another process changed the row: perhaps it has ended the pod
             return end(provider, journal.op(op.token), journal, reason, outcome, patience_s)
         except SlipwayError as error:
-            is_known = op.remote_id or not op.sent_at or journal.holder(lease(op.token)) not in (None, myself())
+            is_known = op.remote_id or not op.sent_at or journal.leases.holder(lease(op.token)) not in (None, myself())
             left_s = deadline - time.monotonic() if provider.is_rented and is_known else 0.0
             if left_s <= 0:
                 cost = f", and cost {per_hour(op.rate)}" if op.rate else ""
@@ -360,7 +362,7 @@ def settle(provider: Provider, op: Op, journal: Journal, seen: Sight | None = No
 def _cut_off(provider: Provider, op: Op, journal: Journal, patience_s: float) -> Op:
     """End a pod whose renter has died; one that is still being rented stays as it is."""
     try:
-        journal.take(lease(op.token))
+        journal.leases.take(lease(op.token))
     except Held:
         return op
     return end(provider, op, journal, "its launch was cut off", patience_s=patience_s)
@@ -392,12 +394,12 @@ def _look_for(provider: Provider, pod: str) -> Pod | None:
 @contextlib.contextmanager
 def _looked_after(journal: Journal, token: str) -> Iterator[None]:
     """Hold the lease of a pod; leave it to sweeps, too, when nothing came of it or nobody knows what."""
-    held = journal.take(lease(token))
+    held = journal.leases.take(lease(token))
     try:
         yield
     except BaseException:
         with contextlib.suppress(JournalError):  # it may be what has failed
-            journal.release(held)
+            journal.leases.release(held)
         raise
 
 

@@ -11,8 +11,11 @@ from typing import Any
 from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, in_words
-from infra.ledger.journal import Fenced, Journal, Op, keeper_lease
+from infra.journal_file import Fenced
+from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
 from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
+from infra.ledger.op import Op
 from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile_in_turn
 from infra.ledger.service_rows import service_lease
 from infra.notices.tell import tell_end
@@ -72,7 +75,7 @@ def to_end(journal: Journal) -> list[Op]:
 
     They were asked to end and are not proven gone, or their launch died before the hand-over.
     """
-    held, found = journal.held(), []
+    held, found = journal.leases.held(), []
     for op in journal.ops(live=True):
         owners = {keeper_lease(pods.run_of(op)), service_lease(op.service)}
         if op.state != TERMINATING:  # which may be asked for by several
@@ -84,7 +87,7 @@ def to_end(journal: Journal) -> list[Op]:
 
 def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
     """Return whether another process manages the pod of this row: its service's controller, or its run's keeper."""
-    if op.service and journal.holder(service_lease(op.service)):
+    if op.service and journal.leases.holder(service_lease(op.service)):
         return True
     costs = registry.provider(settings, op.vendor).is_rented
     return costs and op.slot >= 0 and is_kept_by_another(op, journal)
@@ -113,7 +116,7 @@ def ended_how(op: Op) -> str:
 
 
 def is_kept_by_another(op: Op, journal: Journal) -> bool:
-    holder = journal.holder(keeper_lease(pods.run_of(op)))
+    holder = journal.leases.holder(keeper_lease(pods.run_of(op)))
     return holder is not None and holder != myself()
 
 

@@ -23,8 +23,8 @@ from infra.agent.state import NODE_LOST
 from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.ledger import accounts
-from infra.ledger.journal import Op
 from infra.ledger.life_cycle import CREATING, PLANNED, UNKNOWN
+from infra.ledger.op import Op
 from infra.providers import LAG_S, Provider, clock_scale
 from infra.records import Address, Pod
 from infra.runs import pod_reports

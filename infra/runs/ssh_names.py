@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import SlipwayError
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.providers import Provider, Vendors
 from infra.runs.sight import pod_of
 from infra.transport import ssh_config

@@ -12,7 +12,8 @@ from typing import Any
 
 from infra.agent import meet
 from infra.agent.job import Job, Limits, NodeGroup, PodFolder, write_durably
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.market.filters import in_words
 from infra.names import random_word
 from infra.records import Offer, Plan

@@ -9,8 +9,9 @@ from infra.agent.limits import read_clocks
 from infra.agent.process import myself
 from infra.errors import LimitHit, SlipwayError
 from infra.ledger import spend
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import LOST, READY
+from infra.ledger.op import Op
 from infra.runs import pods
 from infra.runs.settle import overdue
 from infra.settings import Settings, is_rented
@@ -69,7 +70,7 @@ def tell_what_is_left() -> None:
         settings, me = context.settings(), myself()
         with Journal.open(settings.state_file) as journal:
             for op in journal.ops(live=True):
-                renter = journal.holder(pods.lease(op.token))
+                renter = journal.leases.holder(pods.lease(op.token))
                 is_at_work = op.state in (READY, LOST)
                 if not is_rented(op.vendor) or (renter != me if is_at_work else renter not in (None, me)):
                     continue

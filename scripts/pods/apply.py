@@ -11,7 +11,8 @@ from flows.apply import Change, SetLimit
 from flows.supervisor import supervisor_client
 from infra import strict_yaml
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.money import in_usd
 from infra.runs import pod_set
 from infra.runs.pod_set import PodAction, PodEntry

@@ -14,7 +14,8 @@ from invoke import Exit
 from infra.agent.job import Job
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.providers import registry
 from infra.runs import pods
 from infra.runs.lookup import find_run, way

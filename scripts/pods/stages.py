@@ -8,7 +8,8 @@ from dataclasses import replace
 from flows import pods, run_leases
 from flows.planning import Work
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.names import check_name
 from infra.providers import registry
 from infra.runs.lookup import find_run

@@ -11,7 +11,7 @@ from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.flags import given
 from infra.ledger import spend
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.providers import registry
 from infra.records import Request
 from infra.runs.settle import settle

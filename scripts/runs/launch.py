@@ -32,7 +32,9 @@ from infra.agent.state import NODE_LOST
 from infra.flags import given
 from infra.jobs.job_file import JobFile
 from infra.ledger import service_rows, spend
-from infra.ledger.journal import Journal, Op, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
+from infra.ledger.op import Op
 from infra.ledger.service_rows import service_lease
 from infra.records import Plan
 from infra.runs import pods
@@ -265,7 +267,7 @@ def keep_(spec: KeepFlags) -> None:
             look_after(run, settings, journal, spec.json)
             return
         op = find_run(journal, run)
-        holder = journal.holder(keeper_lease(op.run))
+        holder = journal.leases.holder(keeper_lease(op.run))
         if holder:
             state, said = "kept", f"{op.run} is kept by process {holder.pid}"
         elif resuming.is_idle(op, settings):
@@ -287,7 +289,7 @@ def look_after(name: str, settings: Settings, journal: Journal, as_json: bool) -
     """Look after a service: another controller takes over where one has died."""
     was_kept = controller_process.is_kept(name, journal)
     seen = controller_client.ensure(name, settings, journal, render.tell)
-    holder = journal.holder(service_lease(name))
+    holder = journal.leases.holder(service_lease(name))
     if was_kept and holder:
         render.say(f"{name} is kept by process {holder.pid} at {seen.endpoint}")
     if as_json:

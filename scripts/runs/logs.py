@@ -15,7 +15,9 @@ from flows.pods import scale_of
 from flows.reading.logs import bring, bring_from_store, choose, choose_errors, is_gone
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Journal, Op, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
+from infra.ledger.op import Op
 from infra.providers import registry
 from infra.runs import pods
 from infra.runs.follow import RETRY_S
@@ -112,13 +114,13 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
             else:
                 transport = registry.provider(settings, op.vendor).reach(pods.pod_of(op))
                 for seen in follow_run(op, journal, transport) if op.is_live else [over(op, transport, settings)]:
-                    if seen[1].get("state") == NODE_LOST and journal.holder(keeper_lease(op.run)):
+                    if seen[1].get("state") == NODE_LOST and journal.leases.holder(keeper_lease(op.run)):
                         break  # the log was started anew
                     yield op, seen
                 else:
                     return
         except SlipwayError:
-            if journal.holder(keeper_lease(op.run)) is None and not is_gone(journal.op(op.token), settings):
+            if journal.leases.holder(keeper_lease(op.run)) is None and not is_gone(journal.op(op.token), settings):
                 raise
         time.sleep(RETRY_S)
         op = journal.ops(run=op.run)[-1]

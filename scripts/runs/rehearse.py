@@ -166,8 +166,8 @@ def end(as_json: bool) -> None:
     journal_file = found.folder / attach.JOURNAL
     if journal_file.exists():
         with Journal.open(journal_file) as journal:
-            for name in journal.held():
-                keeper = journal.holder(name) if name.startswith(KEEPER) else None
+            for name in journal.leases.held():
+                keeper = journal.leases.holder(name) if name.startswith(KEEPER) else None
                 if keeper:
                     send(keeper, signal.SIGTERM)
     truth = found.truth()

@@ -17,7 +17,8 @@ from infra import train_env
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.runs import pods
 from infra.runs.lookup import way
 from infra.runs.sync import mirror

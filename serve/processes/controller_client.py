@@ -8,7 +8,8 @@ from infra import train_env
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import service_rows
-from infra.ledger.journal import Held, Journal
+from infra.ledger.journal import Journal
+from infra.ledger.leases import Held
 from infra.ledger.service_rows import service_lease
 from infra.names import match
 from infra.runs.timing import Say
@@ -50,12 +51,12 @@ def certfile(name: str, journal: Journal) -> str:
 def forget(name: str, settings: Settings, journal: Journal) -> None:
     """Undo a start that did not happen, with the gateway that may have been started for it."""
     try:
-        lease = journal.take(service_lease(name))
+        lease = journal.leases.take(service_lease(name))
     except Held:
         return
     gateway_orders.tell_to_end(Places.of(settings, name))
     service_rows.forget(journal, name, lease)
-    journal.release(lease)
+    journal.leases.release(lease)
 
 
 def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[ServiceRecord, WantedService]:

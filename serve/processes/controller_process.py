@@ -27,7 +27,7 @@ TAIL_BYTES = 4000
 
 def is_kept(name: str, journal: Journal) -> bool:
     """Return whether its controller lives."""
-    return journal.holder(service_lease(name)) is not None
+    return journal.leases.holder(service_lease(name)) is not None
 
 
 def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[], Path], root: Path) -> ServiceRecord:

@@ -23,7 +23,8 @@ from infra.agent.environments import environment
 from infra.agent.job import Job, Limits, Step
 from infra.checkout import ROOT
 from infra.errors import SlipwayError
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.providers import Provider, registry
 from infra.records import Plan
 from infra.runs import launch, pods

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 import aiohttp
 
 from infra.errors import NoOffer, OutOfMoney, SlipwayError
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import LOST, READY
+from infra.ledger.op import Op
 from infra.runs.keepers.recovery import REPLICA, Do, decide
 from infra.runs.sight import Asks, Kind, Sight
 from serve.gateway.routing import Target

@@ -14,7 +14,8 @@ import aiohttp
 
 from infra.agent.process import Identity, find, is_alive, send
 from infra.ledger import service_rows
-from infra.ledger.journal import SUPERVISOR, Journal
+from infra.ledger.journal import Journal
+from infra.ledger.leases import SUPERVISOR
 from serve.load import Heard, LoadTest, ask
 from serve.policy.replica_states import State
 from serve.policy.service_state import ServiceRecord, seen_of
@@ -101,13 +102,13 @@ class Place:
     def kill_supervisor(self) -> None:
         """Kill the supervisor, so that only who asks for it starts a controller again."""
         with self.journal() as journal:
-            supervisor = journal.holder(SUPERVISOR)
+            supervisor = journal.leases.holder(SUPERVISOR)
         assert supervisor is not None and send(supervisor, signal.SIGKILL)
         until(lambda: not is_alive(supervisor), "its end")
 
     def controller(self, name: str) -> int:
         with self.journal() as journal:
-            holder = journal.holder(f"serve:{name}")
+            holder = journal.leases.holder(f"serve:{name}")
         assert holder is not None
         return holder.pid
 

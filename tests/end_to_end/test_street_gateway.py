@@ -19,7 +19,7 @@ TOKENS = 8
 
 def another_controller(place: Place, before: int) -> bool:
     with place.journal() as journal:
-        holder = journal.holder(service_lease("demo"))
+        holder = journal.leases.holder(service_lease("demo"))
     return holder is not None and holder.pid != before
 
 

@@ -12,7 +12,8 @@ import threading
 import pytest
 
 from infra.agent.process import Identity, send
-from infra.ledger.journal import Journal, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
 from tests.end_to_end.test_street_ssh import world as world
 from tests.hosts import Host
 from tests.hosts import sshd as sshd
@@ -34,7 +35,7 @@ def begin(world: World, sshd: Host, *flags: str) -> str:
 
 def keeper(world: World, run: str) -> Identity | None:
     with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
-        return journal.holder(keeper_lease(run))
+        return journal.leases.holder(keeper_lease(run))
 
 
 def losses(pod) -> dict[int, float]:

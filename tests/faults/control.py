@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.runs import pods
 from tests import seeds
 from tests.faults.control_site import GPU, Site, Wrong, chance_of, kill, say, site, wait
@@ -65,7 +65,9 @@ class Rig:
         return rows[-1].outcome or "lost"
 
     def is_kept(self, name: str) -> bool:
-        return f"keep:{name}" in self.here.journal.held() or f"keep:{name}" in self.here.journal.abandoned()
+        return (
+            f"keep:{name}" in self.here.journal.leases.held() or f"keep:{name}" in self.here.journal.leases.abandoned()
+        )
 
     def judge(self, name: str, *allowed: str) -> None:
         """Raise Wrong where a run did not end as one that nobody disturbs, or as `allowed`."""

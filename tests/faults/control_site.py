@@ -19,7 +19,9 @@ from typing import Any
 
 from infra.agent.environments import environment
 from infra.control.places import HostPlaces
-from infra.ledger.journal import SUPERVISOR, Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.leases import SUPERVISOR
+from infra.ledger.op import Op
 from infra.rehearsal import attach
 from tests.end_to_end.test_street_control import CRONTAB, Laptop, laptop_of
 from tests.faults.rented import Wrong
@@ -122,7 +124,7 @@ class Site:
 
     def is_supervised(self) -> bool:
         """Return whether a supervisor lives."""
-        return self.journal.holder(SUPERVISOR) is not None
+        return self.journal.leases.holder(SUPERVISOR) is not None
 
     def processes(self, *words: str, is_on_host: bool = False) -> list[int]:
         """The processes of this site whose command lines have all of these words, but for the market and sshd."""

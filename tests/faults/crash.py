@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import SlipwayError
-from infra.ledger.journal import Held, Journal, JournalError, Op
+from infra.ledger.journal import Journal, JournalError
+from infra.ledger.leases import Held
+from infra.ledger.op import Op
 from infra.ledger.reconcile import Reconciled, reconcile
 from infra.names import new_token
 from infra.providers import Market

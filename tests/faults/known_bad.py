@@ -11,8 +11,10 @@ from typing import Any
 from infra import names
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import Ambiguous, SlipwayError
-from infra.ledger.journal import Held, Journal, Lease, Op, Taken
+from infra.ledger.journal import Journal
+from infra.ledger.leases import Held, Lease
 from infra.ledger.life_cycle import TERMINATING, UNKNOWN, after
+from infra.ledger.op import Op, Taken
 from infra.ledger.reconcile import Clock, Listing, Reconciled, decide, reconcile
 from infra.providers import Market
 from infra.records import Pod
@@ -27,7 +29,7 @@ class JsonJournal:
     problem, is_replacement = "", False
 
     def __init__(self, path: Path, points: Points) -> None:
-        self.path, self.points = path, points
+        self.path, self.points, self.leases = path, points, NoLeases()
         self._known: dict[str, Op] = {}  # rows as this process wrote them
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = path.with_name("installation")
@@ -89,18 +91,6 @@ class JsonJournal:
     def replaced_ago_s(self, now: Clocks) -> None:
         return None
 
-    def take(self, name: str, code: str = "") -> Lease:
-        return Lease(name, 1)
-
-    def held(self) -> set[str]:
-        return set()
-
-    def holder(self, name: str) -> None:
-        return None
-
-    def release(self, lease: Lease) -> None:
-        return None
-
     def _read(self) -> dict[str, Op]:
         try:
             return {token: Op(**row) for token, row in json.loads(self.path.read_text()).items()}
@@ -116,6 +106,22 @@ class JsonJournal:
             with open(self.path, "w") as file:  # empty from here on
                 self.points.reach(f"commit {event}")
                 json.dump({token: asdict(op) for token, op in rows.items()}, file)
+
+
+class NoLeases:
+    """Everybody has every lease."""
+
+    def take(self, name: str, code: str = "") -> Lease:
+        return Lease(name, 1)
+
+    def held(self) -> set[str]:
+        return set()
+
+    def holder(self, name: str) -> None:
+        return None
+
+    def release(self, lease: Lease) -> None:
+        return None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ time.sleep = lambda seconds: select.select([], [], [], seconds) and None  # type
 from infra.agent.job import Job, Limits  # noqa: E402
 from infra.agent.limits import read_clocks  # noqa: E402
 from infra.ledger import reap, spend  # noqa: E402
-from infra.ledger.journal import Journal, Op  # noqa: E402
+from infra.ledger.journal import Journal  # noqa: E402
+from infra.ledger.op import Op  # noqa: E402
 from infra.providers.json_api import JsonApi  # noqa: E402
 from infra.providers.lium import Lium  # noqa: E402
 from infra.providers.pod_keys import PodKeys  # noqa: E402

@@ -19,7 +19,9 @@ from typing import Any
 import httpx
 
 from infra import journal_file
-from infra.ledger.journal import Journal, Lease, Op
+from infra.ledger.journal import Journal
+from infra.ledger.leases import Lease, Leases
+from infra.ledger.op import Op
 
 CALLS = (
     ("create", "POST", r"/instances/create$|/rent$|/v2/pods$"),
@@ -117,12 +119,24 @@ class WatchedJournal(Journal):
         with self._event_named("note"):
             return super().note(op, **facts)
 
+    @property
+    def leases(self) -> "WatchedLeases":
+        return WatchedLeases(self)
+
+
+class WatchedLeases(Leases):
+    """The same for what is taken and released."""
+
+    def __init__(self, journal: WatchedJournal) -> None:
+        super().__init__(journal._db, journal.writing)
+        self._journal = journal
+
     def take(self, name: str, code: str = "") -> Lease:
-        with self._event_named("take"):
+        with self._journal._event_named("take"):
             return super().take(name, code)
 
     def release(self, lease: Lease) -> None:
-        with self._event_named("release"):
+        with self._journal._event_named("release"):
             super().release(lease)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import SlipwayError
-from infra.ledger.journal import Taken
+from infra.ledger.op import Taken
 from infra.providers import Market
 from infra.records import Offer
 from infra.runs import pods

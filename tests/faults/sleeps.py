@@ -29,7 +29,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from infra.errors import SlipwayError
-from infra.ledger.journal import Held, Journal, Lease, Op, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import Held, Lease, keeper_lease
+from infra.ledger.op import Op
 from infra.ledger.reconcile import reconcile
 from infra.providers import Market
 from infra.runs import pods
@@ -39,7 +41,7 @@ from infra.runs.launch import Terms
 from tests import seeds
 from tests.faults.crash import Renting
 from tests.faults.lives import Tell, fork
-from tests.faults.points import Points, WatchedJournal, watch_requests
+from tests.faults.points import Points, WatchedJournal, WatchedLeases, watch_requests
 from tests.faults.rented import (
     VENDORS,
     Judge,
@@ -86,6 +88,14 @@ class Timed(WatchedJournal):
         made = WatchedJournal.at(path, environ, points)
         made.__class__ = Timed
         return made
+
+    @property
+    def leases(self) -> WatchedLeases:
+        return Believed(self)
+
+
+class Believed(WatchedLeases):
+    """Leases that nobody else can take over."""
 
     def renew(self, lease: Lease) -> Lease:
         return Lease(lease.name, self._lease(lease.name)[0])
@@ -259,20 +269,20 @@ class Trial:
         vendor, ended = self.vendor(), set[str]()
         self.here.move(self.chance.choice(HOURS_S))
         if what.startswith("ended"):
-            self.was_told = journal.holder(keeper_lease(RUN)) is not None
+            self.was_told = journal.leases.holder(keeper_lease(RUN)) is not None
             keep.end_keeper(RUN, journal, patience_s=-1.0)
             for op in journal.ops(live=True):
                 ended.add(op.token)
                 with contextlib.suppress(SlipwayError):  # the sweeps go on with it
                     pods.end(vendor, op, journal, patience_s=0.0)
         if what == "taken over":
-            for name in journal.held():
+            for name in journal.leases.held():
                 if name == keeper_lease(RUN):
                     self.known = {op.token for op in journal.ops()}
-                    journal.renew(Lease(name, journal._lease(name)[0]))
+                    journal.leases.renew(Lease(name, journal.leases._lease(name)[0]))
                 else:  # whoever is only stopped lives
                     with contextlib.suppress(Held):
-                        journal.take(name)
+                        journal.leases.take(name)
                         raise Wrong(f"{name} was taken from a process that lives")
         if what.endswith(("sweeps", "swept")):
             for _ in range(4):

@@ -15,7 +15,8 @@ from infra.agent.job import PodFolder, Step
 from infra.agent.process import find
 from infra.agent.state import hold, lock
 from infra.errors import SlipwayError
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.providers.ssh import SshPools
 from infra.runs import pods
 from infra.runs.follow import follow

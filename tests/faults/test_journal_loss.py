@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from infra.errors import SlipwayError
-from infra.ledger.journal import Journal, JournalError, Lease
+from infra.ledger.journal import Journal, JournalError
+from infra.ledger.leases import Lease
 from infra.ledger.life_cycle import LOST
 from infra.ledger.reconcile import reconcile
 from infra.runs import pods
@@ -72,7 +73,7 @@ def open_as_told(path, environ) -> Journal:
             return opened
         said = opened.problem
         with pytest.raises(JournalError, match="is damaged"):
-            opened.take("anything")
+            opened.leases.take("anything")
         opened.close()
         assert f"mv {path} {path}.damaged" in said
     except JournalError as error:
@@ -85,8 +86,8 @@ def open_as_told(path, environ) -> Journal:
 
 def gone(journal) -> None:
     """Release all leases, as if their holders had died."""
-    for name in journal.held():
-        journal.release(Lease(name, journal._lease(name)[0]))
+    for name in journal.leases.held():
+        journal.leases.release(Lease(name, journal.leases._lease(name)[0]))
 
 
 def rest(here, vendor, journal, judge, sweep) -> None:

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from infra.errors import SlipwayError
-from infra.ledger.journal import Op
 from infra.ledger.life_cycle import TERMINATED, TERMINATING
+from infra.ledger.op import Op
 from infra.ledger.reconcile import reconcile
 from infra.runs import pods
 from tests import seeds

@@ -205,7 +205,9 @@ class Rig:
 
     def is_kept(self, name: str) -> bool:
         """Return whether it is still brought back: a row that ended without an outcome stands between two machines."""
-        return f"keep:{name}" in self.site.journal.held() or f"keep:{name}" in self.site.journal.abandoned()
+        return (
+            f"keep:{name}" in self.site.journal.leases.held() or f"keep:{name}" in self.site.journal.leases.abandoned()
+        )
 
     def judge(self, name: str) -> None:
         """Raise Wrong for a run that was lost, or done by two at the same time."""

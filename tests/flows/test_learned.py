@@ -13,7 +13,8 @@ from flows.reading.status import with_left
 from flows.specs.work import WorkSpec
 from infra.agent.environments import environment
 from infra.agent.job import Job, Limits, PodFolder
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.ledger.timings import Timings
 from infra.market.expected import AROUND, SAME, StepTime
 from infra.providers import registry

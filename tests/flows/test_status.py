@@ -9,7 +9,8 @@ from flows.reading.status import due, of_run, status
 from infra.agent.job import Job, Limits, Step
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import budgets
-from infra.ledger.journal import Journal, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
 from infra.providers import registry
 from infra.records import Request
 from infra.runs import pods
@@ -58,9 +59,9 @@ def test_a_run_between_two_pods_waits_and_one_that_was_left_for_long_is_stopped(
     local = registry.provider(settings, "local")
     pods.end(local, cut_off(settings, journal, "otter-1"), journal)
     assert [view.state for view in status(journal, settings)] == ["stopped"]
-    lease = journal.take(keeper_lease("otter-1"))
+    lease = journal.leases.take(keeper_lease("otter-1"))
     assert [view.state for view in status(journal, settings)] == ["waiting"]
-    journal.forsake(lease)
+    journal.leases.forsake(lease)
     assert [view.state for view in status(journal, settings)] == ["waiting"]
     monkeypatch.setattr(budgets, "RECENT_S", -1.0)
     assert [view.state for view in status(journal, settings)] == ["stopped"]

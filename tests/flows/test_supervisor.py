@@ -16,7 +16,8 @@ from flows.sweeps.results import SweepResult, TrialResult
 from infra.errors import OutOfMoney, SlipwayError, UsageError
 from infra.journal_file import JournalFull
 from infra.ledger import budgets
-from infra.ledger.journal import SUPERVISOR, Journal, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import SUPERVISOR, keeper_lease
 from infra.runs.keepers.recovery import RUN
 from infra.settings import Settings
 from store.backoff import Backoff
@@ -67,8 +68,8 @@ def kept(journal, settings):
 
 def die(journal, lease):
     """Make its holder a dead process: none has this pid and this start."""
-    held = journal.take(lease)
-    journal._hold(held, "another boot", 1, "0")
+    held = journal.leases.take(lease)
+    journal.leases._hold(held, "another boot", 1, "0")
 
 
 def test_a_run_elsewhere_is_kept_once_and_one_here_keeps_itself(journal, settings):
@@ -79,9 +80,9 @@ def test_a_run_elsewhere_is_kept_once_and_one_here_keeps_itself(journal, setting
     begun(journal, "demo-0", role="serve:demo")
     begun(journal, "far-5.1", slot=1)
     assert kept(journal, settings) == ["far-1", "busy-4"]
-    lease = journal.take(keeper_lease("far-1"))
+    lease = journal.leases.take(keeper_lease("far-1"))
     assert kept(journal, settings) == ["busy-4"]
-    journal.release(lease)
+    journal.leases.release(lease)
     assert kept(journal, settings) == ["far-1", "busy-4"]
 
 
@@ -89,7 +90,7 @@ def test_a_run_that_is_over_stays_so_and_one_whose_keeper_died_in_between_goes_o
     asked = journal.advance(begun(journal, "asked-1"), "end", reason="asked for", outcome="asked")
     lost = journal.advance(begun(journal, "lost-2", rate=790_000), "gone")
     assert kept(journal, settings) == ["lost-2"]  # its launch died before it could follow it
-    journal.release(journal.take(keeper_lease("lost-2")))
+    journal.leases.release(journal.leases.take(keeper_lease("lost-2")))
     assert kept(journal, settings) == []  # whoever kept it has given it up, and whoever wants it back resumes it
     for op in (asked, lost):
         die(journal, keeper_lease(op.run))
@@ -106,14 +107,14 @@ def test_a_run_that_is_left_to_the_supervisor_goes_on_though_its_pod_is_gone_bef
     monkeypatch.setattr(supervisor_client, "ensure", lambda _: None)
     with Journal.open(settings.state_file) as journal:
         op = begun(journal, "far-1", vendor="lium")
-        journal.release(journal.take(keeper_lease("far-1")))  # as whoever followed it does
+        journal.leases.release(journal.leases.take(keeper_lease("far-1")))  # as whoever followed it does
         supervisor_client.hand_on(op, settings)
         journal.advance(op, "gone")
         assert kept(journal, settings) == ["far-1"]
 
 
 def test_none_is_started_where_nothing_needs_one(journal, settings):
-    assert supervisor_client.ensure(settings) is None and journal.holder(SUPERVISOR) is None
+    assert supervisor_client.ensure(settings) is None and journal.leases.holder(SUPERVISOR) is None
     assert supervisor_state.last_state(settings) is None
     supervisor_state.state_file(settings).write_text(json.dumps({"pid": 7}))
     assert supervisor_state.last_state(settings) is None  # another Slipway wrote it
@@ -165,7 +166,7 @@ def test_a_run_that_nobody_keeps_any_more_is_told_of(journal, settings, supervis
     def fails(run):
         if journal.op(op.token).is_live and supervisor.cares[keeper_lease(run)].begun_at[1:]:  # not the first time
             journal.advance(journal.op(op.token), "gone", reason="taken away")
-            journal.release(journal.take(keeper_lease(run)))
+            journal.leases.release(journal.leases.take(keeper_lease(run)))
         raise SlipwayError("it cannot go on")
 
     monkeypatch.setattr(supervisor, "_keep", fails)
@@ -237,7 +238,7 @@ def test_a_supervisor_that_could_not_write_begins_nothing_more_and_waits_for_roo
     assert supervisor_module._when_there_is_room(lambda: fails("") if left and left.pop() else "written", said.append)
     assert len(waits) == 2 and len(said) == 1
     with pytest.raises(UsageError, match="held"):
-        supervisor_module._when_there_is_room(lambda: [journal.take("a"), journal.take("a")], said.append)
+        supervisor_module._when_there_is_room(lambda: [journal.leases.take("a"), journal.leases.take("a")], said.append)
 
 
 def test_a_disk_that_fills_is_told_from_a_journal_that_is_wrong(journal, settings):

@@ -2,7 +2,7 @@
 
 from flows.reading.timeline import cost_curve
 from infra.agent.limits import Clocks
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 
 HOUR = 3600
 

@@ -8,7 +8,9 @@ from flows.history import why
 from flows.history.causes import RunEvidence, cause_of
 from flows.history.why import of_run
 from infra.agent.job import Job, Step
-from infra.ledger.journal import Journal, Op, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
+from infra.ledger.op import Op
 from infra.records import PodView
 from infra.settings import Settings
 from serve.policy.replica_states import Facts, ProcessStatus
@@ -89,7 +91,7 @@ def test_the_story_of_a_run_is_ten_lines_at_most_of_what_the_journal_has(tmp_pat
             for event in ("sending", "created", "armed"):
                 op = journal.advance(op, event, **({"remote_id": f"p{number}"} if event == "created" else {}))
             op = journal.advance(op, "gone", reason="runpod says it is EXITED")
-        journal.release(journal.take(keeper_lease("calm-1")))  # whoever kept it has given it up
+        journal.leases.release(journal.leases.take(keeper_lease("calm-1")))  # whoever kept it has given it up
         story = of_run(op, journal, settings)
     assert len(story.text) <= 10
     assert "pods 2 to 4: gone: runpod says it is EXITED (3)" in story.text

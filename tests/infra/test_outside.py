@@ -9,7 +9,7 @@ from infra.agent import outside as agents
 from infra.agent.execution.progress import Tail
 from infra.agent.job import Job, Limits, Step
 from infra.errors import SlipwayError
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.records import PodView
 from infra.runs import pod_reports
 from infra.runs.observe import read_clocks, view

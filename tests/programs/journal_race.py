@@ -2,7 +2,8 @@
 
 import sys
 
-from infra.ledger.journal import Journal, Taken
+from infra.ledger.journal import Journal
+from infra.ledger.op import Taken
 from infra.names import new_token
 
 with Journal.open() as journal:

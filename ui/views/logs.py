@@ -7,7 +7,8 @@ from typing import Any
 from flows.reading import logs
 from infra.errors import UsageError
 from infra.ledger import service_rows
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
+from infra.ledger.op import Op
 from infra.runs.lookup import find_run, names_of_runs
 from serve.processes import controller_process
 from ui.desk import ELSEWHERE_S, Desk, Fresh

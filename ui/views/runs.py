@@ -13,7 +13,8 @@ from flows.reading import run_figures, story, timeline
 from flows.reading.status import current_record
 from infra.agent.job import Job
 from infra.errors import SlipwayError
-from infra.ledger.journal import Journal, JournalVersion, Op
+from infra.ledger.journal import Journal, JournalVersion
+from infra.ledger.op import Op
 from infra.money import dollars
 from infra.records import PodView
 from infra.runs.lookup import find_run, way

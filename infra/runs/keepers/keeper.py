@@ -19,10 +19,12 @@ from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
 from infra.agent.process import myself, send
 from infra.errors import AuthError, LimitHit, SlipwayError, UsageError
-from infra.journal_file import JournalError
+from infra.journal_file import Fenced, JournalError
 from infra.ledger import spend
-from infra.ledger.journal import SUPERVISOR, Fenced, Held, Journal, Lease, Op, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import SUPERVISOR, Held, Lease, keeper_lease
 from infra.ledger.life_cycle import TERMINATING
+from infra.ledger.op import Op
 from infra.notices.tell import tell_back, tell_end
 from infra.providers import Vendors, clock_scale, registry
 from infra.records import Offer, Request
@@ -49,9 +51,9 @@ def end_keeper(run: str, journal: Journal, patience_s: float = LEAVE_S) -> None:
     Not this process; nor the supervisor, which keeps others as well.
     """
     deadline = time.monotonic() + patience_s
-    while (holder := journal.holder(keeper_lease(run))) and holder != myself():
+    while (holder := journal.leases.holder(keeper_lease(run))) and holder != myself():
         if time.monotonic() > deadline:
-            if holder != journal.holder(SUPERVISOR):
+            if holder != journal.leases.holder(SUPERVISOR):
                 send(holder, signal.SIGTERM)
             return
         time.sleep(POLL_S)
@@ -103,12 +105,12 @@ class Keeper:
     def keeping(self, run: str) -> Iterator[None]:
         """Hold the lease meanwhile, if nobody else does. A signal, or a fault of ours, leaves the run to the next."""
         self._take(run)
-        let_go = self.journal.forsake
+        let_go = self.journal.leases.forsake
         try:
             yield
-            let_go = self.journal.release
+            let_go = self.journal.leases.release
         except SlipwayError:
-            let_go = self.journal.release
+            let_go = self.journal.leases.release
             raise
         finally:
             if self.lease is not None:
@@ -118,7 +120,7 @@ class Keeper:
     def _take(self, run: str) -> None:
         if self.lease is None:
             with contextlib.suppress(Held):  # another process keeps the run, and this one only follows
-                self.lease = self.journal.take(keeper_lease(run), own_code.stamp())
+                self.lease = self.journal.leases.take(keeper_lease(run), own_code.stamp())
 
     def rest(self, op: Op, seconds: float) -> bool:
         """Wait; True at once when somebody changes the run meanwhile."""
@@ -159,7 +161,7 @@ class Keeper:
 
     def _admit(self, rows: list[Op], new: Op) -> None:
         """Check a new pod in the transaction that writes it down: another keeper's run is not ours to recover."""
-        if self.lease is not None and not self.journal.is_ours(self.lease):
+        if self.lease is not None and not self.journal.leases.is_ours(self.lease):
             raise Fenced(f"{new.run}: another process has taken it over; nothing was rented; run: inv status")
         if self.terms.admit:
             self.terms.admit(rows, new)

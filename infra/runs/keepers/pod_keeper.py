@@ -14,9 +14,11 @@ from infra.agent.job import Limits
 from infra.agent.limits import read_clocks
 from infra.errors import LimitHit, SlipwayError
 from infra.interrupts import finishing
+from infra.journal_file import Fenced
 from infra.ledger import spend
-from infra.ledger.journal import Fenced, Held, Op
+from infra.ledger.leases import Held
 from infra.ledger.life_cycle import LOST, READY
+from infra.ledger.op import Op
 from infra.providers import clock_scale
 from infra.runs import launch, pods
 from infra.runs.keepers.keeper import FINAL, RETRY_S, WAITS, GivenUp, Keeper, request_of
@@ -101,8 +103,8 @@ class PodKeeper(Keeper):
     @contextlib.contextmanager
     def _changing(self, set_name: str) -> Iterator[None]:
         """Hold the right to change the pods of the set. Raises Held."""
-        lease = self.journal.take(set_lease(set_name))
+        lease = self.journal.leases.take(set_lease(set_name))
         try:
             yield
         finally:
-            self.journal.release(lease)
+            self.journal.leases.release(lease)

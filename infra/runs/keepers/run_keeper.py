@@ -21,9 +21,10 @@ from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError
 from infra.interrupts import finishing
+from infra.journal_file import Fenced
 from infra.ledger import spend
-from infra.ledger.journal import Fenced, Op
 from infra.ledger.life_cycle import ASKED, LOST, READY
+from infra.ledger.op import Op
 from infra.machines.host_memory import at_once
 from infra.providers import market
 from infra.records import Plan
@@ -185,7 +186,7 @@ class RunKeeper(Keeper):
             if self.rest(op, course.wait_s):
                 continue
             tried_at.append(time.time())
-            self.lease = self.journal.renew(self.lease)
+            self.lease = self.journal.leases.renew(self.lease)
             try:
                 if course.do is Do.RESUME:
                     return self._resume(op, course, sights[0])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.errors import SlipwayError
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.runs.sync import mirror, snapshot
 from infra.runs.timing import Say
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable

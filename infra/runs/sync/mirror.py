@@ -19,7 +19,7 @@ from typing import Any
 
 from infra.agent.job import Job, PodFolder, write_durably
 from infra.errors import SlipwayError
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.runs.pod_reports import parse
 from infra.runs.pods import folder_of
 from infra.transport import large_files

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infra.errors import UsageError
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.providers import Provider, clock_scale
 from infra.records import Plan
 from infra.runs import pods

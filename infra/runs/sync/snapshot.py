@@ -18,7 +18,7 @@ from typing import Any
 from infra.agent.job import Job, write_durably
 from infra.agent.shell import is_own_text
 from infra.errors import SlipwayError
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.records import Carried
 from infra.runs.pods import folder_of
 from infra.runs.sync import mirror

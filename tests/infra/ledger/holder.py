@@ -13,7 +13,7 @@ if manner == "stays":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with Journal.open() as journal:
     for lease in leases:
-        journal.take(lease, code)
+        journal.leases.take(lease, code)
     print("held", flush=True)
     while True:
         signal.pause()

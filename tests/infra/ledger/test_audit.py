@@ -4,7 +4,7 @@ import pytest
 
 from infra.agent.limits import Clocks
 from infra.ledger.audit import findings
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.ledger.reap import CUT_OFF, due
 from infra.ledger.reconcile import Listing, Look
 from infra.records import Pod

@@ -12,8 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from infra.agent.limits import read_clocks
 from infra.agent.process import Identity
 from infra.errors import OutOfMoney, UsageError
+from infra.journal_file import Fenced
 from infra.ledger import budgets, spend
-from infra.ledger.journal import Fenced, Journal, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import keeper_lease
 from infra.names import new_token
 from tests import seeds
 
@@ -59,7 +61,7 @@ class Purse(RuleBasedStateMachine):
         self.environ = {"XDG_STATE_HOME": self.folder.name, "XDG_CONFIG_HOME": self.folder.name}
         self.lives = dict.fromkeys(PROCESSES, 0)  # how often each has died
         self.me = PROCESSES[0]
-        names = ("infra.ledger.budgets", "infra.ledger.journal")
+        names = ("infra.ledger.budgets", "infra.ledger.leases")
         self.patches = [mock.patch(f"{name}.myself", self.identity) for name in names]
         self.patches += [mock.patch(f"{name}.is_alive", self.is_alive) for name in names]
         for one in self.patches:
@@ -151,13 +153,13 @@ class Purse(RuleBasedStateMachine):
         self.me = process
         _, holder = self.keepers.get(run, (None, None))
         if holder is None or not self.is_alive(holder):
-            self.keepers[run] = self.journal.take(keeper_lease(run)), self.identity()
+            self.keepers[run] = self.journal.leases.take(keeper_lease(run)), self.identity()
 
     @rule(run=st.sampled_from(RUNS))
     def leave(self, run):
         lease, holder = self.keepers.get(run, (None, None))
         if holder is not None and self.is_alive(holder):
-            self.journal.release(lease)
+            self.journal.leases.release(lease)
             del self.keepers[run]
 
     @rule(process=st.sampled_from(PROCESSES))

@@ -6,7 +6,7 @@ import pytest
 
 from infra.errors import UsageError
 from infra.ledger.cost import Estimate, Measured, hours_of, ledger, months, prices_of, span
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.ledger.spend import due, left_s, spent
 from infra.records import Offer
 

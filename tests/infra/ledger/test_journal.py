@@ -19,8 +19,11 @@ from infra import journal_file
 from infra.agent.job import Job
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import SlipwayError
+from infra.journal_file import Fenced
 from infra.ledger import life_cycle
-from infra.ledger.journal import Fenced, Held, Journal, JournalError, Taken
+from infra.ledger.journal import Journal, JournalError
+from infra.ledger.leases import Held
+from infra.ledger.op import Taken
 from infra.names import new_token
 from infra.records import Pod
 from tests import seeds
@@ -374,7 +377,7 @@ def test_a_lease_is_one_process_s_until_it_dies_or_releases(journal, environ):
     script = """
 import sys
 from infra.ledger.journal import Journal
-Journal.open().take("run:a")
+Journal.open().leases.take("run:a")
 print("up", flush=True)
 sys.stdin.read()
 """
@@ -382,19 +385,19 @@ sys.stdin.read()
     try:
         assert holder.stdout.readline() == "up\n"
         with pytest.raises(Held, match=f"run:a is held by process {holder.pid}"):
-            journal.take("run:a")
+            journal.leases.take("run:a")
     finally:
         holder.kill()
         holder.communicate()
-    lease = journal.take("run:a")
+    lease = journal.leases.take("run:a")
     assert lease.epoch == 2
     with pytest.raises(Held):
-        journal.take("run:a")
-    renewed = journal.renew(lease)
+        journal.leases.take("run:a")
+    renewed = journal.leases.renew(lease)
     with pytest.raises(Fenced, match="another process has taken over"):
-        journal.release(lease)
-    journal.release(renewed)
-    assert journal.take("run:a").epoch == 5
+        journal.leases.release(lease)
+    journal.leases.release(renewed)
+    assert journal.leases.take("run:a").epoch == 5
 
 
 # The table.

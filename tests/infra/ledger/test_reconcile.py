@@ -17,8 +17,10 @@ from infra import providers
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import SlipwayError
 from infra.ledger import accounts, audit, reap, reconcile
-from infra.ledger.journal import Held, Journal, JournalError, Op
+from infra.ledger.journal import Journal, JournalError
+from infra.ledger.leases import Held
 from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
+from infra.ledger.op import Op
 from infra.ledger.reconcile import APART_S, Claim, Delete, Listing, Move, decide
 from infra.names import new_token
 from infra.providers.local import Local
@@ -232,11 +234,11 @@ def test_what_cannot_be_written_down_is_not_done(tmp_path, monkeypatch):
 def test_whoever_asks_the_same_vendor_just_now_is_waited_for_and_one_that_hangs_is_named(tmp_path, monkeypatch):
     provider = Local(tmp_path / "pods")
     with Journal.open(tmp_path / "journal.db") as journal:
-        held = [journal.take("reconcile:local")]
-        monkeypatch.setattr(reconcile.time, "sleep", lambda _: journal.release(held.pop()))
+        held = [journal.leases.take("reconcile:local")]
+        monkeypatch.setattr(reconcile.time, "sleep", lambda _: journal.leases.release(held.pop()))
         assert reconcile.reconcile_in_turn(provider, journal) == reconcile.Reconciled((), ())
         assert not held
-        held.append(journal.take("reconcile:local"))
+        held.append(journal.leases.take("reconcile:local"))
         monkeypatch.setattr(reconcile, "TURN_S", 0.0)
         said = f"process {os.getpid()}, another inv command, has been asking it .* end it, and look again: inv status"
         with pytest.raises(Held, match=said):

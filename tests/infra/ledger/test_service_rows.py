@@ -1,7 +1,8 @@
 import pytest
 
+from infra.journal_file import Fenced
 from infra.ledger import service_rows
-from infra.ledger.journal import Fenced, Journal
+from infra.ledger.journal import Journal
 from infra.ledger.service_rows import service_lease
 
 
@@ -11,13 +12,13 @@ def test_a_service_is_wanted_by_one_command_at_a_time_and_seen_by_whoever_holds_
         first = service_rows.want(journal, "demo", "one", None)
         with pytest.raises(Fenced):
             service_rows.want(other, "demo", "also one", None)
-        lease = journal.take(service_lease("demo"))
+        lease = journal.leases.take(service_lease("demo"))
         service_rows.saw(journal, "demo", "two replicas", lease)
         second = service_rows.want(other, "demo", "two", first)
         assert (second.wanted, second.seen, second.epoch) == ("two", "two replicas", first.epoch + 1)
         with pytest.raises(Fenced):
             service_rows.want(journal, "demo", "three", first)
-        newer = journal.renew(lease)
+        newer = journal.leases.renew(lease)
         for write in (
             lambda: service_rows.saw(journal, "demo", "late", lease),
             lambda: service_rows.forget(journal, "demo", lease),

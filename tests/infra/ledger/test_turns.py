@@ -7,7 +7,8 @@ import pytest
 from infra.agent.process import Identity
 from infra.errors import UsageError
 from infra.ledger import turns
-from infra.ledger.journal import Journal, Leased
+from infra.ledger.journal import Journal
+from infra.ledger.op import Leased
 from infra.names import new_token
 from infra.runs.pods import name_of
 

@@ -77,7 +77,7 @@ def test_a_journal_is_not_migrated_while_a_process_of_the_older_layout_holds_a_l
     holder.kill()
     holder.wait()
     with Journal.open() as opened:
-        assert opened.held() == set()
+        assert opened.leases.held() == set()
     assert version_of(journal) == len(journal_file.MIGRATIONS)
 
 
@@ -100,7 +100,7 @@ def test_what_stays_is_named_and_goes_on(journal, begin):
 
 def test_a_lease_that_was_taken_over_by_code_that_tells_nothing_is_of_older_code(journal, begin):
     with Journal.open() as opened:
-        opened.release(opened.take("keep:brave-otter-1", own_code.stamp()))
+        opened.leases.release(opened.leases.take("keep:brave-otter-1", own_code.stamp()))
     holder = begin("", "keep:brave-otter-1")
     (one,) = upgrade.older(journal)
     assert (one.process.pid, one.code) == (holder.pid, "")

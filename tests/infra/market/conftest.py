@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from infra.agent.process import is_alive, send
-from infra.ledger.journal import SUPERVISOR
+from infra.ledger.leases import SUPERVISOR
 from infra.names import new_token
 from infra.providers.offers import open_market
 from infra.providers.pod_keys import PodKeys
@@ -49,7 +49,7 @@ def rehearsal(shared):
             market.delete(pod.pod_id)
     until(lambda: not shared.running(), "a world at rest")
     with shared.journal() as journal:
-        supervisor = journal.holder(SUPERVISOR)
+        supervisor = journal.leases.holder(SUPERVISOR)
     if supervisor:  # whom a command has begun, and who would look after the next test's pods as well
         send(supervisor, signal.SIGTERM)
         until(lambda: not is_alive(supervisor), "the end of the supervisor")

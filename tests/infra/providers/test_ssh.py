@@ -12,7 +12,8 @@ import pytest
 from infra.agent.job import Job, Limits, PodFolder, Step
 from infra.agent.process import find
 from infra.errors import Busy, NoOffer, SlipwayError
-from infra.ledger.journal import Journal, Leased
+from infra.ledger.journal import Journal
+from infra.ledger.op import Leased
 from infra.machines import inventory as pools
 from infra.machines import survey
 from infra.machines.acceptance import Thresholds, examine
@@ -214,7 +215,7 @@ from infra.ledger.journal import Journal
 from infra.names import new_token
 journal = Journal.open()
 token = new_token(journal.installation)
-journal.take(f"rent:{token}")
+journal.leases.take(f"rent:{token}")
 op = journal.plan(token=token, run="a-1", vendor="ssh", place=sys.argv[1], remote_id=f"{token}@{sys.argv[1]}")
 journal.advance(op, "sending")
 os.kill(os.getpid(), signal.SIGKILL)

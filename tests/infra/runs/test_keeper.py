@@ -15,7 +15,9 @@ import pytest
 from infra.agent.job import Job, Limits, NodeGroup, Step
 from infra.agent.process import Identity, end_all, send
 from infra.errors import NoOffer, SlipwayError, UsageError
-from infra.ledger.journal import Held, Journal, Leased, Op, Taken, keeper_lease
+from infra.ledger.journal import Journal
+from infra.ledger.leases import Held, keeper_lease
+from infra.ledger.op import Leased, Op, Taken
 from infra.machines.host_memory import HostMemory
 from infra.machines.inventory import Host as Machine
 from infra.names import new_token
@@ -100,7 +102,7 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_brought_back_on_its_machine(
         assert journal.op(op.token).recoveries == 1
         assert folder.log("count").read_text().count("from 10") == 1
         assert counted(folder.log("count").read_text()) == list(range(1, 21))
-        assert journal.holder(keeper_lease("a-1")) is None
+        assert journal.leases.holder(keeper_lease("a-1")) is None
     finally:
         pods.end(local, journal.op(op.token), journal)
 
@@ -175,7 +177,7 @@ def test_a_lease_is_one_s_who_lives_and_free_when_he_is_dead(journal, tmp_path):
 import time
 from infra.ledger.journal import Journal
 with Journal.open({str(journal.path)!r}) as journal:
-    journal.take("keep:a-1")
+    journal.leases.take("keep:a-1")
     print("ok", flush=True)
     time.sleep(60)
 """
@@ -183,16 +185,16 @@ with Journal.open({str(journal.path)!r}) as journal:
     try:
         assert other.stdout and other.stdout.readline() == b"ok\n"
         with pytest.raises(Held, match=str(other.pid)):
-            journal.take(keeper_lease("a-1"))
-        holder = journal.holder(keeper_lease("a-1"))
+            journal.leases.take(keeper_lease("a-1"))
+        holder = journal.leases.holder(keeper_lease("a-1"))
         assert holder and holder.pid == other.pid
         keep.end_keeper("a-1", journal, patience_s=0)  # as `inv down` does to one that is slow to leave
         assert other.wait(30) == -signal.SIGTERM
     finally:
         other.kill()
         other.communicate()
-    assert journal.holder(keeper_lease("a-1")) is None
-    assert journal.take(keeper_lease("a-1")).epoch == 2
+    assert journal.leases.holder(keeper_lease("a-1")) is None
+    assert journal.leases.take(keeper_lease("a-1")).epoch == 2
 
 
 @pytest.mark.parametrize(
@@ -203,11 +205,11 @@ def test_who_is_interrupted_leaves_the_run_to_the_next_one_as_if_killed(journal,
     keeper = RunKeeper(journal, lambda name: Local(tmp_path), lambda _: (), tmp_path, {}, print)
     with pytest.raises(type(error)), keeper.keeping("a-1"):
         raise error
-    assert journal.holder(keeper_lease("a-1")) is None
-    assert (keeper_lease("a-1") in journal.abandoned()) == is_left
+    assert journal.leases.holder(keeper_lease("a-1")) is None
+    assert (keeper_lease("a-1") in journal.leases.abandoned()) == is_left
     with keeper.keeping("a-1"):
-        assert journal.holder(keeper_lease("a-1"))
-    assert journal.abandoned() == set()
+        assert journal.leases.holder(keeper_lease("a-1"))
+    assert journal.leases.abandoned() == set()
 
 
 @pytest.mark.process

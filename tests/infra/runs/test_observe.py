@@ -14,8 +14,9 @@ from infra.agent.limits import Clocks
 from infra.agent.process import Identity, send
 from infra.errors import UsageError
 from infra.ledger import cost
-from infra.ledger.journal import Journal, Op
+from infra.ledger.journal import Journal
 from infra.ledger.life_cycle import STATES
+from infra.ledger.op import Op
 from infra.providers.local import Local
 from infra.records import Pod, Request
 from infra.runs import lookup, observe, pods, settle, sight
@@ -161,10 +162,10 @@ def test_a_replica_that_has_ended_is_left_to_its_controller_while_one_lives(jour
     while not sight.verdict_of(journal.op(replica.token), ThisMachine()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    controller = journal.take("serve:demo")
+    controller = journal.leases.take("serve:demo")
     assert settle.settle(journal, settings, print) == []
     assert journal.op(replica.token).is_live
-    journal.release(controller)
+    journal.leases.release(controller)
     assert [op.token for op in settle.settle(journal, settings, print)] == [replica.token]
     assert not journal.op(replica.token).is_live
 

@@ -87,13 +87,13 @@ def test_a_pod_that_is_taken_away_again_and_again_is_given_up(journal, kept):
 def test_whoever_changes_the_set_comes_first_and_what_cannot_be_had_is_looked_for_again(journal, kept, monkeypatch):
     one, said = kept
     op, looked, waits = pod(journal), [], []
-    lease = journal.take(set_lease("lab"))
+    lease = journal.leases.take(set_lease("lab"))
 
     def rest(op, seconds):
         waits.append(seconds)
         assert journal.op("sw1-a").is_live is (len(waits) == 1)
         if len(waits) == 1:
-            journal.release(lease)
+            journal.leases.release(lease)
         elif len(waits) > 3:
             pods.ask_to_end(journal.ops(run="desk")[-1], journal)
         return False

@@ -8,7 +8,8 @@ import pytest
 
 from infra.agent.job import Job, Limits, PodFolder, Step
 from infra.errors import Ambiguous, NoOffer, SlipwayError
-from infra.ledger.journal import Journal, Taken
+from infra.ledger.journal import Journal
+from infra.ledger.op import Taken
 from infra.providers.local import Local
 from infra.records import Request
 from infra.runs import pods
@@ -169,9 +170,9 @@ def test_a_fresh_pod_that_its_provider_denies_is_not_gone_yet(local, journal):
 def test_what_nobody_knows_is_left_to_sweeps_at_once_and_what_was_rented_to_its_renter(local, journal):
     with pytest.raises(Ambiguous):
         rent(LosesQuestions(local.pods), journal)
-    assert journal.held() == set()
+    assert journal.leases.held() == set()
     op = rent(local, journal, run="b-2")
-    assert journal.held() == {f"rent:{op.token}"}
+    assert journal.leases.held() == {f"rent:{op.token}"}
 
 
 def test_ctrl_c_while_asking_leaves_a_row_that_finds_its_pod_and_ends_it(local, journal):

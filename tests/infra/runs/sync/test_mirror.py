@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.runs.sync import mirror
 from infra.transport.protocol import ThisMachine
 

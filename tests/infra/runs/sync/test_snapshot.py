@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.agent.job import Job
-from infra.ledger.journal import Op
+from infra.ledger.op import Op
 from infra.runs.sync import snapshot
 from infra.transport.protocol import Lost, ThisMachine
 from store.artifacts.artifacts import Store
